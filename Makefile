@@ -1,0 +1,46 @@
+# `make chat` and `make test` do everything; `make help` lists the rest.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+ARGS ?=
+
+BIN = $(VENV)/bin
+INSTALL = command -v "$(PYTHON)" >/dev/null || { \
+	echo "minichat needs Python 3.11 or newer, and there is no $(PYTHON): install it, or name yours with 'make PYTHON=...'" >&2; \
+	exit 2; }; "$(PYTHON)" install.py --venv "$(VENV)"
+RECIPE_OF_ENVIRONMENT = pyproject.toml constraints.txt install.py
+
+.PHONY: help chat test lint format bench clean
+
+help:  ## list these commands
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
+
+chat: $(VENV)/.for-chat  ## install what is missing and chat; ARGS="--model ..." goes to minichat
+	@"$(BIN)/python" -m minichat $(ARGS)
+
+test: lint  ## install what is missing, then lint, types and the whole suite; ARGS goes to pytest
+	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+lint: $(VENV)/.for-test  ## ruff and mypy
+	@"$(BIN)/ruff" check .
+	@"$(BIN)/ruff" format --check .
+	@"$(BIN)/mypy"
+
+format: $(VENV)/.for-test  ## rewrite the code as ruff wants it
+	@"$(BIN)/ruff" check --fix-only .
+	@"$(BIN)/ruff" format .
+
+bench: $(VENV)/.for-chat  ## list the benchmarks; ARGS="NAME ..." runs one
+	@"$(BIN)/python" -m benchmarks $(ARGS)
+
+clean:  ## remove the environment, the caches and what was built
+	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.for-chat: $(RECIPE_OF_ENVIRONMENT)
+	@$(INSTALL)
+	@touch "$@"
+
+$(VENV)/.for-test: $(RECIPE_OF_ENVIRONMENT)
+	@$(INSTALL) --extra test
+	@touch "$(VENV)/.for-chat" "$@"

@@ -1,0 +1,1 @@
+"""One file a question. `python -m benchmarks` lists them; results/ keeps the figures that were measured."""

@@ -1,0 +1,138 @@
+"""Measure honestly on a noisy machine: warm up, repeat, take medians, alternate what is compared."""
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.progress import Progress
+
+Call = Callable[[], float | None]  # says how many units it did; None is one
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    wall: float  # seconds
+    cpu: float  # seconds of all threads of this process
+    units: float
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number: the median of its samples, with the quartiles around it."""
+
+    name: str
+    unit: str
+    median: float
+    low: float
+    high: float
+    samples: int
+    wall_s: float | None = None  # a whole call's median; None where no call was timed
+    cpu_s: float | None = None
+
+
+@dataclass
+class Bench:
+    """What a benchmark's run() is given: it measures, and hands every figure on at once."""
+
+    warmup: int
+    repeats: int
+    progress: Progress
+    keep: Callable[[Figure], None]
+    figures: list[Figure] = field(default_factory=list)
+
+    def measure(
+        self, name: str, call: Call, *, unit: str = "s", before: Callable[[], object] | None = None
+    ) -> Figure:
+        """Time one call. `tok/s` is units a second, `s` or `s/step` seconds a unit; `before` is not timed."""
+        rounds = self._rounds({name: call}, before)
+        return self._timed_figure(name, unit, [one[name] for one in rounds])
+
+    def compare(
+        self, calls: Mapping[str, Call], *, unit: str = "s", before: Callable[[], object] | None = None
+    ) -> dict[str, Figure]:
+        """Time several calls in turns. Returns how many times as fast as the first each of the others is.
+
+        A ratio is taken within a round, where the machine was in one mood; the median is over the rounds.
+        """
+        rounds = self._rounds(calls, before)
+        for name in calls:
+            self._timed_figure(name, unit, [one[name] for one in rounds])
+        first, *others = calls
+        speed = [{name: timing.units / timing.wall for name, timing in one.items()} for one in rounds]
+        return {
+            name: self.note(f"{name} / {first}", [one[name] / one[first] for one in speed], "x")
+            for name in others
+        }
+
+    def note(self, name: str, samples: float | Sequence[float], unit: str) -> Figure:
+        """Keep a number that the benchmark found itself: a latency of each request, a peak of memory."""
+        values = [samples] if isinstance(samples, int | float) else list(samples)
+        return self._keep(Figure(name, unit, *spread(values), len(values)))
+
+    def _rounds(
+        self, calls: Mapping[str, Call], before: Callable[[], object] | None
+    ) -> list[dict[str, Timing]]:
+        """One timing of each call a round; every other round runs backwards, so that drift favours nobody."""
+        rounds = []
+        label = " / ".join(calls)
+        task = self.progress.add_task(label, total=(self.warmup + self.repeats) * len(calls))
+        for index in range(self.warmup + self.repeats):
+            order = list(calls) if index % 2 == 0 else list(calls)[::-1]
+            one = {}
+            for name in order:
+                if before is not None:
+                    before()
+                one[name] = timed(name, calls[name])
+                self.progress.update(task, advance=1, refresh=True)
+            rounds.append(one)
+        self.progress.remove_task(task)
+        return rounds[self.warmup :]
+
+    def _timed_figure(self, name: str, unit: str, timings: Sequence[Timing]) -> Figure:
+        median, low, high = spread([in_unit(timing, unit) for timing in timings])
+        wall = statistics.median(timing.wall for timing in timings)
+        cpu = statistics.median(timing.cpu for timing in timings)
+        return self._keep(Figure(name, unit, median, low, high, len(timings), wall, cpu))
+
+    def _keep(self, figure: Figure) -> Figure:
+        self.figures.append(figure)
+        self.keep(figure)
+        return figure
+
+
+def timed(name: str, call: Call) -> Timing:
+    settle()
+    cpu, wall = time.process_time(), time.perf_counter()
+    done = call()
+    settle()
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    if done is not None and not isinstance(done, int | float):
+        raise TypeError(f"{name} returned a {type(done).__name__}: return its number of units, or None for 1")
+    return Timing(wall, cpu, 1.0 if done is None else float(done))
+
+
+def settle() -> None:
+    """Wait for a GPU's queue to run dry, so that a clock reads work that is done."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+def in_unit(timing: Timing, unit: str) -> float:
+    if unit == "s" or unit.startswith("s/"):
+        return timing.wall / timing.units
+    if unit.endswith("/s"):
+        return timing.units / timing.wall
+    raise ValueError(f"unit {unit!r}: a timed figure is in 's', 's/THING' or 'THING/s'")
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median and the quartiles below and above it."""
+    if not values:
+        raise ValueError("a figure needs at least one sample")
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return median, low, high

@@ -1,0 +1,66 @@
+"""Where a figure was measured: the machine, the versions, the commit."""
+
+import os
+import platform
+import subprocess
+import sys
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "numpy",
+    "bitsandbytes",
+    "flash-attn",
+    "flashinfer-python",
+)
+
+
+def machine() -> dict[str, str | int | float | None]:
+    torch = sys.modules.get("torch")
+    gpu = torch is not None and torch.cuda.is_available()
+    return {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads() if torch is not None else None,
+        "gpu": torch.cuda.get_device_name() if torch is not None and gpu else None,
+        "load": round(os.getloadavg()[0], 2),  # of the last minute: who else was busy
+    }
+
+
+@cache
+def cpu_model() -> str:
+    listing = Path("/proc/cpuinfo")
+    if listing.exists():
+        for line in listing.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that a figure may hang on, those that are installed."""
+    installed = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            installed[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return installed
+
+
+@cache
+def commit() -> str | None:
+    """The commit that was measured, marked where files were changed since; None outside a checkout."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        said = subprocess.run(git, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
+    return said.stdout.strip() if said.returncode == 0 else None

@@ -1,0 +1,72 @@
+"""Show figures to a person as a table, and keep them as one JSON line each."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from benchmarks.harness import Figure
+from benchmarks.machine import commit, machine, versions
+
+RESULTS = Path(__file__).resolve().parent / "results"
+SCALES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+
+
+def append(benchmark: str, options: Mapping[str, Any], figure: Figure, folder: Path = RESULTS) -> None:
+    line = {
+        "benchmark": benchmark,
+        "figure": figure.name,
+        "unit": figure.unit,
+        "median": figure.median,
+        "low": figure.low,
+        "high": figure.high,
+        "samples": figure.samples,
+        "wall_s": figure.wall_s,
+        "cpu_s": figure.cpu_s,
+        "options": dict(options),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "machine": machine(),
+        "versions": versions(),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{benchmark}.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def table(title: str, figures: Sequence[Figure]) -> Table:
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown.add_column("figure")
+    for heading in ("median", "quartiles", "cpu/wall", "samples"):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for figure in figures:
+        shown.add_row(*row(figure))
+    return shown
+
+
+def row(figure: Figure) -> tuple[str, ...]:
+    scale, unit = scaled(figure.median, figure.unit)
+    quartiles = f"{digits(figure.low / scale)} .. {digits(figure.high / scale)}"
+    busy = f"{figure.cpu_s / figure.wall_s:.2f}" if figure.wall_s and figure.cpu_s is not None else ""
+    return figure.name, f"{digits(figure.median / scale)} {unit}", quartiles, busy, str(figure.samples)
+
+
+def scaled(value: float, unit: str) -> tuple[float, str]:
+    """Seconds in the unit that a person would say; any other unit as it is."""
+    if unit != "s" and not unit.startswith("s/"):
+        return 1.0, unit
+    for scale, name in SCALES:
+        if abs(value) >= scale:
+            return scale, name + unit[1:]
+    return 1.0, unit
+
+
+def digits(value: float) -> str:
+    """Three figures, and every one before the point."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

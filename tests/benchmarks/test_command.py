@@ -1,0 +1,102 @@
+"""`python -m benchmarks` finds, explains, runs and records."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import benchmarks
+from benchmarks.__main__ import discovered, main
+
+FAKE = '''"""How long it takes to add.
+
+More of it.
+"""
+
+
+def run(bench, *, upto: int = 10, widths=(1, 2), model: str | None = None, fast: bool = False):
+    bench.measure("sum", lambda: float(sum(range(upto))), unit="sums/s")
+    bench.note("seen", [*widths, int(fast)], model or "none")
+'''
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fake benchmark beside the real ones; the folder where its figures go."""
+    folder = tmp_path / "more"
+    folder.mkdir()
+    (folder / "adding.py").write_text(FAKE)
+    (folder / "helper.py").write_text('"""No benchmark: nothing to run."""\n')
+    monkeypatch.setattr(benchmarks, "__path__", [*benchmarks.__path__, str(folder)])
+    monkeypatch.delitem(sys.modules, "benchmarks.adding", raising=False)
+    return tmp_path / "results"
+
+
+def test_lists_what_can_run_with_its_line(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert "adding           How long it takes to add.\n" in listed
+    assert "helper" not in listed
+    assert "harness" not in listed
+
+
+def test_runs_one_and_keeps_its_figures(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--repeats", "3", "--upto", "100", "--widths", "4", "8", "--model", "pocket", "--fast"]
+    for _ in range(2):
+        assert main(["adding", "--results", str(results), *options]) == 0
+    shown = capsys.readouterr()
+    assert "sums/s" in shown.out
+    lines = [json.loads(line) for line in (results / "adding.jsonl").read_text().splitlines()]
+    assert [line["figure"] for line in lines] == ["sum", "seen"] * 2
+    first, second = lines[:2]
+    assert first["low"] <= first["median"] <= first["high"]
+    assert first["wall_s"] > 0
+    assert first["cpu_s"] is not None
+    assert first["options"] == {
+        "warmup": 2,
+        "repeats": 3,
+        "upto": 100,
+        "widths": [4, 8],
+        "model": "pocket",
+        "fast": True,
+    }
+    assert first["machine"]["cpu"]
+    assert first["machine"]["cores"] >= 1
+    assert first["versions"]["python"] == sys.version.split()[0]
+    assert (second["unit"], second["median"], second["samples"]) == ("pocket", 4, 3)
+
+
+def test_keeps_nothing_when_told(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["adding", "--results", str(results), "--repeats", "1", "--no-save"]) == 0
+    assert "sum" in capsys.readouterr().out
+    assert not results.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["subtracting"], "no benchmark 'subtracting'"),
+        (["--fast"], "--fast"),
+        (["adding", "--upto", "many"], "--upto"),
+        (["adding", "--repeats", "0"], "--repeats 0"),
+    ],
+)
+def test_bad_usage_is_named(
+    results: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_every_benchmark_says_what_it_answers() -> None:
+    assert [name for name, line in discovered().items() if not line] == []
+
+
+def test_listing_runs_no_benchmark(root: Path) -> None:
+    """So it answers at once, and where torch is missing."""
+    program = "import sys; from benchmarks.__main__ import main; main([]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True).returncode == 0

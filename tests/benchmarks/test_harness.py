@@ -1,0 +1,105 @@
+"""The arithmetic of the harness, on clocks that the tests turn themselves."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.progress import Progress
+
+from benchmarks import harness
+from benchmarks.harness import Bench, Figure, Timing, in_unit, spread
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench(warmup=1, repeats=3, progress=Progress(disable=True), keep=lambda _: None)
+
+
+@pytest.fixture
+def lasting(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
+    """Makes time pass: seconds on the clock, and of the processor."""
+    now = {"wall": 0.0, "cpu": 0.0}
+    monkeypatch.setattr(harness.time, "perf_counter", lambda: now["wall"])
+    monkeypatch.setattr(harness.time, "process_time", lambda: now["cpu"])
+
+    def last(wall: float, cpu: float) -> None:
+        now["wall"] += wall
+        now["cpu"] += cpu
+
+    return last
+
+
+def test_warm_up_is_not_counted(bench: Bench, lasting: Callable[[float, float], None]) -> None:
+    lengths = iter([100.0, 1.0, 2.0, 3.0])
+    figure = bench.measure("call", lambda: lasting(next(lengths), 0.5))
+    assert figure == Figure("call", "s", 2.0, 1.5, 2.5, 3, wall_s=2.0, cpu_s=0.5)
+
+
+def test_units_give_a_rate_or_a_time_for_each(bench: Bench, lasting: Callable[[float, float], None]) -> None:
+    def tokens() -> float:
+        lasting(2.0, 2.0)
+        return 8
+
+    assert bench.measure("rate", tokens, unit="tok/s").median == 4.0
+    assert bench.measure("time", tokens, unit="s/tok").median == 0.25
+
+
+def test_preparation_is_not_timed(bench: Bench, lasting: Callable[[float, float], None]) -> None:
+    figure = bench.measure("call", lambda: lasting(1.0, 1.0), before=lambda: lasting(50.0, 50.0))
+    assert (figure.median, figure.cpu_s) == (1.0, 1.0)
+
+
+def test_contenders_run_in_turns_and_are_set_against_the_first(
+    bench: Bench, lasting: Callable[[float, float], None]
+) -> None:
+    order: list[str] = []
+    mood = iter([1.0, 1.0, 2.0, 2.0, 8.0, 8.0, 4.0, 4.0])  # the same within a round, other in each
+
+    def contender(name: str, seconds: float) -> Callable[[], None]:
+        def call() -> None:
+            order.append(name)
+            lasting(seconds * next(mood), 0.0)
+
+        return call
+
+    ratios = bench.compare({"slow": contender("slow", 3.0), "fast": contender("fast", 1.0)})
+    assert order == ["slow", "fast", "fast", "slow"] * 2
+    assert ratios == {"fast": Figure("fast / slow", "x", 3.0, 3.0, 3.0, 3)}
+    assert [figure.name for figure in bench.figures] == ["slow", "fast", "fast / slow"]
+
+
+def test_every_figure_is_handed_on_when_it_is_there() -> None:
+    kept: list[Figure] = []
+    bench = Bench(warmup=0, repeats=1, progress=Progress(disable=True), keep=kept.append)
+    bench.note("peak", 12, "blocks")
+    bench.note("first token", [1.0, 2.0, 3.0], "s")
+    assert kept == bench.figures
+    assert [(figure.median, figure.samples) for figure in kept] == [(12, 1), (2.0, 3)]
+
+
+def test_a_call_that_returns_something_else_is_named(bench: Bench) -> None:
+    with pytest.raises(TypeError, match="generate returned a str"):
+        bench.measure("generate", lambda: "text")  # type: ignore[arg-type, return-value]
+
+
+def test_a_unit_without_meaning_is_named() -> None:
+    with pytest.raises(ValueError, match="unit 'tokens'"):
+        in_unit(Timing(1.0, 1.0, 1.0), "tokens")
+
+
+def test_no_samples_make_no_figure(bench: Bench) -> None:
+    with pytest.raises(ValueError, match="at least one sample"):
+        bench.note("latency", [], "s")
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40))
+def test_quartiles_lie_around_the_median(values: list[float]) -> None:
+    median, low, high = spread(values)
+    assert min(values) <= low <= median <= high <= max(values)
+    assert spread(values[::-1]) == (median, low, high)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "settle", lambda: None)

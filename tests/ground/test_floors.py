@@ -1,0 +1,112 @@
+"""The engine is built in floors: a file imports from its own or below, and the lowest two know no tensors."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FLOORS: dict[str, int] = {
+    **dict.fromkeys(("config", "params", "request", "events", "snapshot", "errors"), 0),
+    **dict.fromkeys(("cache", "scheduling", "text"), 1),
+    **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices"), 2),
+    "runner": 3,
+    **dict.fromkeys(("core", "meters", "observe", "reply"), 4),
+    **dict.fromkeys(("host", "start"), 5),
+    "server": 6,
+}
+TENSORS_ON_FLOOR_1 = "engine.cache.store"
+HEAVY = ("torch", "transformers")
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def floor(module: str) -> int:
+    """The floor of a module of the engine; the package itself lies lowest, since every import runs it."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return 0
+    assert parts[1] in FLOORS, f"engine.{parts[1]} stands on no floor: give it one here and in the docs"
+    return FLOORS[parts[1]]
+
+
+def imports(source: str, module: str, is_package: bool = False) -> Iterator[str]:
+    """Every module that the source imports, wherever in the file, by its full name."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*above, *([node.module] if node.module else [])])
+            # `from engine import params` names a module, `from engine.params import Params` what is in one.
+            yield from (f"{origin}.{alias.name}" for alias in node.names) if origin == "engine" else (origin,)
+
+
+def complaints(module: str, source: str, is_package: bool = False) -> list[str]:
+    """What the module's imports break, in words."""
+    own = floor(module)
+    broken = []
+    for imported in imports(source, module, is_package):
+        top = imported.split(".")[0]
+        if top == "minichat":
+            broken.append(f"{module} imports {imported}: the engine knows nothing of the program")
+        elif top == "engine" and floor(imported) > own:
+            broken.append(f"{module} on floor {own} imports {imported} on floor {floor(imported)}")
+        elif top in HEAVY and own <= 1 and module != TENSORS_ON_FLOOR_1:
+            broken.append(f"{module} on floor {own} imports {top}")
+    return broken
+
+
+def engine_files() -> list[Path]:
+    return sorted((ROOT / "engine").rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", engine_files(), ids=lambda file: module_name(file))
+def test_imports_go_down(file: Path) -> None:
+    assert complaints(module_name(file), file.read_text(), file.name == "__init__.py") == []
+
+
+def test_low_floors_load_no_tensors() -> None:
+    modules = map(module_name, engine_files())
+    low = [module for module in modules if floor(module) <= 1 and module != TENSORS_ON_FLOOR_1]
+    program = (
+        f"import sys\nimport {', '.join(low)}\nprint(*(name for name in {HEAVY} if name in sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "word"),
+    [
+        ("engine.params", "from engine.cache.pool import BlockPool", "floor 1"),
+        ("engine.params", "from engine import core", "floor 4"),
+        ("engine.params", "from . import host", "floor 5"),
+        ("engine.cache.pool", "from ..runner.graphs import Graph", "floor 3"),
+        ("engine.cache.pool", "def late():\n    import torch.nn", "torch"),
+        ("engine.scheduling.queue", "from transformers import AutoModel", "transformers"),
+        ("engine.server.app", "import minichat.settings", "program"),
+    ],
+)
+def test_a_wrong_import_is_seen(module: str, source: str, word: str) -> None:
+    assert [word in complaint for complaint in complaints(module, source)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("engine.cache.store", "import torch"),
+        ("engine.cache.pool", "from .prefix import Chain\nfrom engine.params import SamplingParams"),
+        ("engine.host.thread", "from engine.core import Engine\nimport asyncio"),
+    ],
+)
+def test_a_right_import_passes(module: str, source: str) -> None:
+    assert complaints(module, source) == []
