@@ -1,0 +1,1 @@
+"""Where keys and values live: blocks, who holds them, and what they can be found by."""

@@ -1,0 +1,118 @@
+"""The block pool. Each block is exactly one of free, cached (findable, held by nobody) and in use."""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+
+class BlockPool:
+    """Counts who holds each block and remembers published ones until their room is needed."""
+
+    def __init__(self, size: int, block_size: int) -> None:
+        self.size, self.block_size = size, block_size
+        # Columns, so that a snapshot is a few copies.
+        self.refs = np.zeros(size, np.int32)
+        self.owner = np.full(size, -1, np.int64)  # the request that took it, kept while it is cached
+        self.used_at = np.zeros(size, np.int64)  # the clock when it was last given back or shared
+        self.clock = 0  # the step, set by whoever drives
+        self.evictions = 0
+        self._free: deque[int] = deque(range(size))
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, the longest unused first
+        self._by_key: dict[bytes, int] = {}
+        self._key_of: dict[int, bytes] = {}
+
+    @property
+    def available(self) -> int:
+        """Blocks that can be taken: the free, and the cached that would be evicted."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def cached(self) -> int:
+        return len(self._idle)
+
+    @property
+    def in_use(self) -> int:
+        return self.size - self.available
+
+    def can_take(self, count: int) -> bool:
+        return count <= len(self._free) + len(self._idle)
+
+    def take(self, count: int, owner: int) -> list[int]:
+        """That many blocks for `owner`, free ones first, then the longest unused of the cached."""
+        if not self.can_take(count):
+            raise ValueError(f"{count} blocks wanted, {self.available} of {self.size} are free")
+        taken = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
+        for block in taken:
+            self.refs[block] = 1
+            self.owner[block] = owner
+        return taken
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """One more holder for each; a cached block comes back into use."""
+        for block in blocks:
+            if self.refs[block] == 0:
+                del self._idle[block]
+            self.refs[block] += 1
+            self.used_at[block] = self.clock
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """One holder less for each. The end of a chain goes first, so that it is evicted before its root."""
+        for block in reversed(blocks):
+            self.refs[block] -= 1
+            if self.refs[block] == 0:
+                self.used_at[block] = self.clock
+                if block in self._key_of:
+                    self._idle[block] = None
+                else:
+                    self.owner[block] = -1
+                    self._free.append(block)
+
+    def is_shared(self, block: int) -> bool:
+        return bool(self.refs[block] > 1)
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Makes a full block findable. The first block of a key stays; later twins are ordinary blocks."""
+        if key not in self._by_key and block not in self._key_of:
+            self._by_key[key] = block
+            self._key_of[block] = key
+
+    def find(self, key: bytes) -> int | None:
+        return self._by_key.get(key)
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Makes blocks unfindable: what they hold is not to be trusted any more."""
+        for block in blocks:
+            key = self._key_of.pop(block, None)
+            if key is not None:
+                del self._by_key[key]
+                if self.refs[block] == 0:
+                    del self._idle[block]
+                    self.owner[block] = -1
+                    self._free.append(block)
+
+    def forget_all(self) -> None:
+        self.forget(list(self._key_of))
+
+    def _evict(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        del self._by_key[self._key_of.pop(block)]
+        self.evictions += 1
+        return block
+
+    def check(self, tables: Mapping[int, Sequence[int]]) -> None:
+        """Proves the invariants against the tables of all requests; raises AssertionError with the block."""
+        held = np.zeros(self.size, np.int32)
+        for owner, blocks in tables.items():
+            assert len(set(blocks)) == len(blocks), f"request {owner} holds a block twice: {blocks}"
+            np.add.at(held, blocks, 1)
+        wrong = np.flatnonzero(held != self.refs)
+        assert not wrong.size, f"block {wrong[0]}: {held[wrong[0]]} tables hold it, {self.refs[wrong[0]]} counted"
+        free, idle = set(self._free), set(self._idle)
+        used = set(np.flatnonzero(self.refs).tolist())
+        assert len(free) == len(self._free), "a block is free twice"
+        assert not free & idle and not free & used and not idle & used, "a block is two things at once"
+        assert len(free) + len(idle) + len(used) == self.size, "a block is lost"
+        assert self._by_key == {key: block for block, key in self._key_of.items()}, "keys and blocks disagree"
+        assert idle <= set(self._key_of), "a cached block cannot be found"
+        assert not free & set(self._key_of), "a free block can be found"

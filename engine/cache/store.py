@@ -1,0 +1,76 @@
+"""The tensors behind the blocks, on the device and, for swapped requests, in host memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from engine.config import LayerSpec
+
+
+@dataclass(slots=True)
+class KVLayer:
+    """One layer's share of the cache: [blocks, block_size, kv_heads, dim] each."""
+
+    spec: LayerSpec
+    keys: Tensor
+    values: Tensor
+    sinks: Tensor | None = None  # [heads]: a learned score beside the keys, for models that have one
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[1]
+
+
+class KVStore:
+    """A pair of tensors a layer: [blocks, block_size, kv_heads, dim]."""
+
+    def __init__(
+        self,
+        specs: Sequence[LayerSpec],
+        *,
+        blocks: int,
+        block_size: int,
+        host_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        sinks: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> None:
+        def layer(spec: LayerSpec, count: int, **where: object) -> KVLayer:
+            keys = torch.zeros(count, block_size, spec.kv_heads, spec.key_dim, dtype=dtype, **where)  # type: ignore[call-overload]
+            values = torch.zeros(count, block_size, spec.kv_heads, spec.value_dim, dtype=dtype, **where)  # type: ignore[call-overload]
+            return KVLayer(spec, keys, values)
+
+        pinned = device.type == "cuda"
+        self.layers = [layer(spec, blocks, device=device) for spec in specs]
+        for index, scores in sinks.items():
+            self.layers[index].sinks = scores
+        self.host = [layer(spec, host_blocks, pin_memory=pinned) for spec in specs] if host_blocks else []
+
+    @staticmethod
+    def block_bytes(specs: Sequence[LayerSpec], block_size: int, dtype: torch.dtype) -> int:
+        width = sum(spec.kv_heads * (spec.key_dim + spec.value_dim) for spec in specs)
+        return width * block_size * dtype.itemsize
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copies whole blocks on the device, each (from, to)."""
+        self._move(self.layers, self.layers, pairs)
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Device blocks to host blocks."""
+        self._move(self.layers, self.host, pairs)
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Host blocks to device blocks."""
+        self._move(self.host, self.layers, pairs)
+
+    @staticmethod
+    def _move(source: list[KVLayer], target: list[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:
+        if not pairs:
+            return
+        froms, tos = (torch.tensor(side) for side in zip(*pairs, strict=True))
+        for a, b in zip(source, target, strict=True):
+            for old, new in ((a.keys, b.keys), (a.values, b.values)):
+                new[tos.to(new.device)] = old[froms.to(old.device)].to(new.device)

@@ -1,0 +1,29 @@
+"""Block tables as one grid of numbers, a row a running request, so that a step reads them at once."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class BlockTables:
+    """Row `slot` lists the blocks of the request that runs there. Beyond its end a row holds old numbers."""
+
+    def __init__(self, slots: int, width: int) -> None:
+        self.grid = np.zeros((slots, width), np.int32)
+        self._free = list(reversed(range(slots)))
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def open(self, blocks: Sequence[int]) -> int:
+        """A slot for a request that starts to run with these blocks."""
+        slot = self._free.pop()
+        self.write(slot, 0, blocks)
+        return slot
+
+    def write(self, slot: int, at: int, blocks: Sequence[int]) -> None:
+        self.grid[slot, at : at + len(blocks)] = blocks
+
+    def close(self, slot: int) -> None:
+        self._free.append(slot)

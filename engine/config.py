@@ -1,0 +1,119 @@
+"""What an engine is made with, and what a model is made of. Plain values, no tensors."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from engine.errors import BadInput
+
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
+PreemptionName = Literal["auto", "recompute", "swap"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The choices made when an engine starts; a sensible one stands where nothing is said."""
+
+    model: str
+    dtype: DTypeName = "auto"  # auto: the checkpoint's
+    device: str = "auto"
+    dummy_weights: bool = False  # random weights of the model's shape
+    attention: str = "auto"
+    policy: str = "fcfs"
+    block_size: int = 16
+    blocks: int | None = None  # None: from the memory that is free
+    host_blocks: int | None = None  # room for swapped requests; None: as many as blocks, within host memory
+    max_context: int | None = None  # None: the model's
+    max_running: int = 256  # rows in one step
+    max_step_tokens: int = 8192  # the token budget of one step
+    max_waiting: int = 100_000
+    prefix_cache: bool = True
+    chunked_prefill: bool = True
+    preemption: PreemptionName = "auto"
+    depth: Literal[0, 1] | None = None  # steps launched ahead of the one committed; None: 1 on a GPU
+    seed: int | None = None  # of the seeds drawn for requests that bring none
+
+    def __post_init__(self) -> None:
+        if self.block_size not in BLOCK_SIZES:
+            raise BadInput(f"block_size must be one of {BLOCK_SIZES}, not {self.block_size!r}")
+        if self.depth not in (None, 0, 1):
+            raise BadInput(f"depth must be 0 or 1, not {self.depth!r}")
+        if self.preemption not in ("auto", "recompute", "swap"):
+            raise BadInput(f"preemption must be auto, recompute or swap, not {self.preemption!r}")
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise BadInput(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}")
+        for name in ("max_running", "max_step_tokens", "max_waiting", "blocks", "max_context"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise BadInput(f"{name} must be a whole number above 0, not {value!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """What attention must know of a layer; the cache sizes its tensors by it."""
+
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    scale: float
+    window: int | None = None  # a token sees itself and the window - 1 before it
+    softcap: float | None = None  # scores pass through cap * tanh(score / cap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary positions: the plain base, and how long contexts are scaled into it."""
+
+    theta: float
+    kind: Literal["default", "linear", "llama3", "yarn"] = "default"
+    factor: float = 1.0
+    original_context: int = 0
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 4.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    attention_factor: float = 1.0  # yarn: multiplies cos and sin
+    truncate: bool = True  # yarn: whether the correction range is rounded to whole dimensions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """What the engine relies on, of any model."""
+
+    family: str  # the checkpoint's model_type
+    dtype: str  # the checkpoint's, as torch names it: float32, bfloat16, float16
+    hidden: int
+    layers: tuple[LayerSpec, ...]
+    vocab: int
+    max_context: int
+    start_id: int | None = None
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig(ModelConfig):
+    """A model of the Llama family, in the engine's own words."""
+
+    mlp: int
+    norm_eps: float
+    rope: RopeSpec
+    tied: bool
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    unrotated: tuple[int, ...] = ()  # layers without rotary positions
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlace:
+    """Where a model's files lie, and what a person calls it."""
+
+    name: str
+    folder: Path
+
+
+FIELDS = tuple(field.name for field in fields(EngineConfig))

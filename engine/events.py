@@ -1,0 +1,142 @@
+"""What the engine says as it works. The bus is synchronous: a handler only hands off, never works."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from engine.request import Finish
+
+log = logging.getLogger("minichat.engine")
+
+
+class TokenLogprob(NamedTuple):
+    """How likely the chosen token was, and its strongest rivals."""
+
+    token: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+class Delta(NamedTuple):
+    """What one step added to one reply. The last one of a request has a finish."""
+
+    request: int
+    tokens: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Finish | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened. `kind` is the class's name in small letters."""
+
+    step: int
+    at: float  # on the engine's clock
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__.lower()
+
+    def record(self) -> dict[str, Any]:
+        return {"kind": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Queued(Event):
+    request: int
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted(Event):
+    request: int
+    cached: int  # tokens that the prefix cache had
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted(Event):
+    request: int
+    swapped: bool
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed(Event):
+    request: int
+    swapped: bool
+    cached: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copied(Event):
+    request: int
+    block: int
+    to: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forked(Event):
+    request: int
+    parent: int
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstToken(Event):
+    request: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Updated(Event):
+    request: int
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished(Event):
+    request: int
+    finish: str
+    tokens: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepBroke(Event):
+    error: str
+    requests: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Died(Event):
+    error: str
+
+
+Handler = Callable[[Event], None]
+
+
+class Bus:
+    """Handlers run on the engine's thread. One that raises is dropped, with a line in the log."""
+
+    def __init__(self) -> None:
+        self._handlers: tuple[Handler, ...] = ()
+
+    def subscribe(self, handler: Handler) -> Callable[[], None]:
+        self._handlers = (*self._handlers, handler)
+
+        def unsubscribe() -> None:
+            self._handlers = tuple(each for each in self._handlers if each is not handler)
+
+        return unsubscribe
+
+    def emit(self, event: Event) -> None:
+        for handler in self._handlers:
+            try:
+                handler(event)
+            except Exception:
+                log.exception("a subscriber failed on %s and is dropped", event.kind)
+                self._handlers = tuple(each for each in self._handlers if each is not handler)

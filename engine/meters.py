@@ -1,0 +1,62 @@
+"""Counts and clocks of a running engine. Cheap to feed, worked out only when asked."""
+
+from collections import deque
+
+import numpy as np
+
+from engine.scheduling.plan import Plan
+from engine.snapshot import Quantiles, Rates, StepTimes
+
+_WINDOW = 1.0  # seconds that a rate looks back
+_SAMPLES = 4096
+_NEWEST = 0.1  # the weight of the newest step in a running mean
+
+
+class Meters:
+    """Fed once a step and once a token; read by snapshots."""
+
+    def __init__(self) -> None:
+        self.finished = 0
+        self._ttft: deque[float] = deque(maxlen=_SAMPLES)
+        self._itl: deque[float] = deque(maxlen=_SAMPLES)
+        self._steps: deque[tuple[float, int, int, int]] = deque(maxlen=_SAMPLES)  # when, rows, prefill, decode
+        self._means = [0.0, 0.0, 0.0, 0.0]
+        self.first_token = self._ttft.append
+        self.next_token = self._itl.append
+
+    def step(self, at: float, plan: Plan, prefill: int, spent: tuple[float, float, float, float]) -> None:
+        """One step is committed: its rows, its prompt tokens, and its seconds for plan, launch, wait, commit."""
+        self._steps.append((at, len(plan.rows), prefill, plan.tokens - prefill))
+        for i, seconds in enumerate(spent):
+            old = self._means[i]
+            self._means[i] = old + _NEWEST * (seconds - old) if old else seconds
+
+    def times(self) -> StepTimes:
+        return StepTimes(*self._means)
+
+    def rates(self, now: float) -> Rates:
+        recent = [each for each in self._steps if each[0] > now - _WINDOW]
+        if not recent:
+            return Rates()
+        rows, prefill, decode = (sum(each[i] for each in recent) for i in (1, 2, 3))
+        count = len(recent)
+        return Rates(
+            prefill=prefill / _WINDOW,
+            decode=decode / _WINDOW,
+            steps=count / _WINDOW,
+            batch=rows / count,
+            step_tokens=(prefill + decode) / count,
+        )
+
+    def ttft(self) -> Quantiles:
+        return _quantiles(self._ttft)
+
+    def itl(self) -> Quantiles:
+        return _quantiles(self._itl)
+
+
+def _quantiles(samples: deque[float]) -> Quantiles:
+    if not samples:
+        return Quantiles()
+    p50, p90, p99 = np.percentile(np.fromiter(samples, float), (50, 90, 99)).tolist()
+    return Quantiles(p50, p90, p99, len(samples))

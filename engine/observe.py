@@ -1,0 +1,105 @@
+"""Takes the engine's picture between two steps."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.request import Request
+from engine.snapshot import BlockView, RequestView, Snapshot
+
+if TYPE_CHECKING:
+    from engine.core import Engine
+    from engine.scheduling.scheduler import Scheduler
+
+_SHOWN_WAITING = 64  # of the line; the rest is a number
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What stays the same while an engine lives."""
+
+    model: str
+    dtype: str
+    device: str
+    attention: str
+    policy: str
+    quantization: str = "none"
+
+
+def snapshot(engine: Engine) -> Snapshot:
+    scheduler, facts, meters = engine.scheduler, engine.facts, engine.meters
+    now = engine.clock()
+    shown = itertools.chain(scheduler.running, itertools.islice(scheduler.waiting, _SHOWN_WAITING))
+    return Snapshot(
+        at=now,
+        step=scheduler.step,
+        state="dead" if engine.error else "ready",
+        error=engine.error,
+        model=facts.model,
+        dtype=facts.dtype,
+        device=facts.device,
+        attention=facts.attention,
+        policy=facts.policy,
+        quantization=facts.quantization,
+        depth=engine.depth,
+        block_size=scheduler.pool.block_size,
+        max_context=engine.limits.context,
+        blocks=_blocks(scheduler),
+        host_in_use=scheduler.host.in_use,
+        host_size=scheduler.host.size,
+        requests=tuple(_request(each) for each in shown),
+        waiting=len(scheduler.waiting),
+        running=len(scheduler.running),
+        preemptions=scheduler.preemptions,
+        prefix_hit_rate=scheduler.cached_tokens / max(1, scheduler.prompt_tokens),
+        rates=meters.rates(now),
+        step_times=meters.times(),
+        ttft=meters.ttft(),
+        itl=meters.itl(),
+        finished=meters.finished,
+        memory=engine.runner.memory(),
+    )
+
+
+def _request(request: Request) -> RequestView:
+    return RequestView(
+        id=request.id,
+        phase=request.phase.value,
+        why=request.why,
+        prompt=request.prompt_len,
+        generated=request.generated,
+        launched=request.launched,
+        max_len=request.max_len,
+        cached_tokens=request.cached_tokens,
+        priority=request.priority,
+        preemptions=request.preemptions,
+        blocks=tuple(request.blocks),
+        host_blocks=tuple(request.host_blocks),
+    )
+
+
+def _blocks(scheduler: Scheduler) -> BlockView:
+    pool = scheduler.pool
+    owner = pool.owner.copy()
+    # Only the last blocks of what runs are not full; all others that hold anything are.
+    filled = np.where(owner >= 0, pool.block_size, 0).astype(np.int32)
+    for request in scheduler.running:
+        full = request.launched // pool.block_size
+        for block in request.blocks[full + 1 :]:
+            filled[block] = 0
+        if full < len(request.blocks):
+            filled[request.blocks[full]] = request.launched % pool.block_size
+    return BlockView(
+        size=pool.size,
+        refs=pool.refs.copy(),
+        owner=owner,
+        filled=filled,
+        used_at=pool.used_at.copy(),
+        in_use=pool.in_use,
+        cached=pool.cached,
+        evictions=pool.evictions,
+    )

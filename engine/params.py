@@ -1,0 +1,119 @@
+"""How one request is sampled. Frozen: a person who turns a knob gets a new one."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from engine.errors import BadParams
+
+MAX_STOPS = 16
+MAX_BIASED = 1024
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Every field is checked when it is made; an error names the field."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and reply
+    presence_penalty: float = 0.0  # over the reply
+    frequency_penalty: float = 0.0  # over the reply
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None  # None: the engine draws one
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    max_tokens: int | None = None  # None: as many as fit
+    logprobs: int | None = None  # None: none; n: the chosen token's and the n likeliest
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _whole("top_k", self.top_k, 0, 2**31 - 1)
+        _number("top_p", self.top_p, 0.0, 1.0, above=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.seed is not None:
+            _whole("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
+            if self.min_tokens > self.max_tokens:
+                raise BadParams("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens})")
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.ignore_eos, bool):
+            raise BadParams("ignore_eos", f"must be true or false, not {self.ignore_eos!r}")
+        object.__setattr__(self, "stop", _stops(self.stop))
+        object.__setattr__(self, "stop_ids", _ids("stop_ids", self.stop_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def changed(self, **changes: Any) -> Self:
+        """The same with some fields replaced; an unknown one is named."""
+        if unknown := [name for name in changes if name not in FIELDS]:
+            raise BadParams(unknown[0], f"is no sampling parameter; there are {', '.join(FIELDS)}")
+        return replace(self, **changes)
+
+
+FIELDS = tuple(field.name for field in fields(SamplingParams))
+
+
+def _number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or not (low < value if above else low <= value) or value > high:
+        raise BadParams(name, f"must be a number {'above' if above else 'from'} {low:g} to {high:g}, not {value!r}")
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise BadParams(name, f"must be a whole number from {low} to {high}, not {value!r}")
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else _listed("stop", value)
+    if len(stops) > MAX_STOPS:
+        raise BadParams("stop", f"at most {MAX_STOPS} stop strings, not {len(stops)}")
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            raise BadParams("stop", f"must be strings that are not empty, not {stop!r}")
+    return stops
+
+
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    ids = _listed(name, value)
+    for token in ids:
+        _whole(name, token, 0, 2**31 - 1)
+    return ids
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    pairs = _listed("logit_bias", value.items() if isinstance(value, Mapping) else value)
+    if len(pairs) > MAX_BIASED:
+        raise BadParams("logit_bias", f"at most {MAX_BIASED} tokens, not {len(pairs)}")
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise BadParams("logit_bias", f"must map token ids to numbers, not hold {pair!r}")
+        _whole("logit_bias", pair[0], 0, 2**31 - 1)
+        _number("logit_bias", pair[1], -100.0, 100.0)
+    return tuple(sorted((token, float(bias)) for token, bias in dict(pairs).items()))
+
+
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise BadParams(name, f"must be a list, not {value!r}")
+    return tuple(value)

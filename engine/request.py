@@ -1,0 +1,66 @@
+"""One request: its tokens, where it is, and why."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from engine.params import SamplingParams
+
+
+class Phase(Enum):
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    PREEMPTED = "preempted"  # its blocks were taken; it will be computed again
+    SWAPPED = "swapped"  # its blocks lie in host memory
+    DONE = "done"
+
+
+class Finish(Enum):
+    STOP = "stop"  # an end token or a stop string
+    LENGTH = "length"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """Three numbers tell where it is: `prompt_len`, `launched` and `len(tokens) + pending`."""
+
+    id: int
+    tokens: list[int]  # the prompt, then what is committed
+    prompt_len: int
+    params: SamplingParams  # replaced whole when a person turns a knob
+    seed: int
+    max_len: int  # tokens it may hold in all
+    arrived: float = 0.0
+    priority: int = 0  # smaller runs first
+    deadline: float | None = None  # when its first token is due, on the engine's clock
+    salt: bytes = b""  # separates prefix caches of different owners
+
+    launched: int = 0  # tokens whose KV is written or being written: the next plan starts here
+    pending: int = 0  # sampled on the device, not yet committed here
+    slot: int = -1  # its row in the runner's columns while it runs
+    blocks: list[int] = field(default_factory=list)
+    shares_tail: bool = False  # its last block may be held by another request too
+    host_blocks: list[int] = field(default_factory=list)
+    chain: list[bytes] = field(default_factory=list)  # the prefix key of each full block, as far as known
+    published: int = 0  # how many of its blocks the prefix cache has been told of
+    cached_tokens: int = 0  # how much of the prompt came from the prefix cache
+
+    phase: Phase = Phase.WAITING
+    why: str = ""  # why it waits, in words: the screen shows this line
+    finish: Finish | None = None
+    error: str = ""
+    preemptions: int = 0
+    first_token_at: float | None = None
+    last_token_at: float = 0.0
+
+    @property
+    def known(self) -> int:
+        """Tokens that have been sampled, committed or not."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the reply that are committed."""
+        return len(self.tokens) - self.prompt_len

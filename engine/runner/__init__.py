@@ -1,0 +1,1 @@
+"""Turns a plan into tensors, runs the model, and brings the sampled tokens back."""

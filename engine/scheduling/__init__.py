@@ -1,0 +1,1 @@
+"""Who runs next, and who must give way. Integers only."""

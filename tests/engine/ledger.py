@@ -1,0 +1,190 @@
+"""A runner without a model, and the engine around it.
+
+It keeps, for every cell of every block, the token whose keys would lie there and everything that token could see. A
+row that reads a wrong, stale or never written cell gets other tokens than it would alone, or an assertion.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+import numpy as np
+
+from engine.cache.pool import BlockPool
+from engine.cache.tables import BlockTables
+from engine.core import Engine, Limits
+from engine.events import Bus, Delta
+from engine.observe import Facts
+from engine.request import Request
+from engine.runner.protocol import Outcome
+from engine.scheduling.plan import Plan
+from engine.scheduling.policy import choose
+from engine.scheduling.scheduler import Rules, Scheduler
+
+VOCAB = 1000
+EMPTY = -1
+
+
+class PlainTokenizer:
+    """Ids are their own text; nothing ends a reply but its length."""
+
+    stop_ids: frozenset[int] = frozenset()
+
+    def detokenizer(self, *, after: Sequence[int] = ()) -> "PlainTokenizer":
+        return self
+
+    def push(self, token: int) -> str:
+        return f"{token} "
+
+    def flush(self) -> str:
+        return ""
+
+    def copy(self) -> "PlainTokenizer":
+        return self
+
+
+def next_token(tokens: Sequence[int], seed: int) -> int:
+    """What follows these tokens: any change in any of them, or of the seed, changes it."""
+    digest = blake2b(np.asarray([seed, *tokens], np.int64).tobytes(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % VOCAB
+
+
+def alone(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
+    """The oracle: the reply to a prompt, without any engine."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens, seed))
+    return tokens[len(prompt) :]
+
+
+class LedgerRunner:
+    """Runs a plan on cells of integers, with the device's order: moves, then writes, then reads."""
+
+    def __init__(self, requests: dict[int, Request], tables: BlockTables, blocks: int, host: int, size: int) -> None:
+        self.requests, self.tables, self.size = requests, tables, size
+        self.cells = np.full((blocks, size), EMPTY, np.int64)
+        self.host = np.full((max(host, 1), size), EMPTY, np.int64)
+        self.last = np.full(len(tables.grid), EMPTY, np.int64)
+        self.fail_at: set[int] = set()  # steps that raise at launch
+        self.plans: list[Plan] = []
+
+    def launch(self, plan: Plan) -> list[int]:
+        self.plans.append(plan)
+        if plan.step in self.fail_at:
+            raise RuntimeError("told to fail")
+        for block, host in plan.swaps_out:
+            self.host[host] = self.cells[block]
+        for host, block in plan.swaps_in:
+            self.cells[block] = self.host[host]
+        if plan.copies:
+            froms, tos = map(list, zip(*plan.copies, strict=True))
+            self.cells[tos] = self.cells[froms]
+        assert [row.length == 1 for row in plan.rows] == [at < plan.single for at in range(len(plan.rows))]
+        assert plan.tokens == sum(row.length for row in plan.rows)
+        for row in plan.rows:
+            request = self.requests[row.request]
+            assert row.start + row.length < request.max_len, f"a token is computed that nobody needs: {row}"
+            tokens = request.tokens
+            for at in range(row.start, row.start + row.length):
+                token = tokens[at] if at < len(tokens) else self.last[row.slot]
+                self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = token
+        seeds = self.requests
+        return [self._sample(r.slot, r.start + r.length, seeds[r.request].seed) for r in plan.rows if r.samples]
+
+    def _sample(self, slot: int, length: int, seed: int) -> int:
+        seen = self.cells[self.tables.grid[slot, : -(-length // self.size)]].reshape(-1)[:length]
+        assert (seen != EMPTY).all(), f"slot {slot} reads cells that were never written: {seen}"
+        self.last[slot] = next_token(seen.tolist(), seed)
+        return int(self.last[slot])
+
+    def collect(self, handle: list[int]) -> Outcome:
+        return Outcome(handle, seconds=0.001, swap_seconds=0.0001)
+
+    def check_published(self, pool: BlockPool) -> None:
+        """Whatever a request published and can still be found holds that request's tokens."""
+        for request in self.requests.values():
+            for at, key in enumerate(request.chain[: request.published]):
+                if (block := pool.find(key)) is not None:
+                    expected = request.tokens[at * self.size : (at + 1) * self.size]
+                    assert self.cells[block].tolist() == expected, f"block {block} does not hold what its key says"
+
+    def ailing(self) -> str | None:
+        return None
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+
+@dataclass
+class Reply:
+    """What a sink has heard."""
+
+    tokens: list[int] = field(default_factory=list)
+    last: Delta | None = None
+
+    def __call__(self, delta: Delta) -> None:
+        assert self.last is None, "a delta after the last one"
+        self.tokens += delta.tokens
+        if delta.finish:
+            self.last = delta
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def ledger_engine(
+    *,
+    blocks: int = 64,
+    host: int = 0,
+    block_size: int = 16,
+    slots: int = 8,
+    step_tokens: int = 64,
+    context: int = 512,
+    depth: int = 0,
+    policy: str = "fcfs",
+    clock: Clock | None = None,
+    **rules: object,
+) -> Engine:
+    clock = clock or Clock()
+    bus, tables = Bus(), BlockTables(slots, blocks)
+    scheduler = Scheduler(
+        pool=BlockPool(blocks, block_size),
+        host=BlockPool(host, block_size),
+        tables=tables,
+        policy=choose(policy),
+        rules=Rules(step_tokens=step_tokens, **rules),
+        emit=bus.emit,
+        clock=clock,
+    )
+    return Engine(
+        scheduler=scheduler,
+        runner=LedgerRunner(scheduler.requests, tables, blocks, host, block_size),
+        tokenizer=PlainTokenizer(),
+        limits=Limits(context=min(context, blocks * block_size), vocab=VOCAB, waiting=100_000),
+        facts=Facts("ledger", "int", "none", "none", policy),
+        bus=bus,
+        depth=depth,
+        seed=0,
+        clock=clock,
+    )
+
+
+def drain(engine: Engine, most: int = 10_000) -> None:
+    """Steps until all is done, with a check after every step."""
+    for _ in range(most):
+        progressed = engine.step()
+        engine.scheduler.check()
+        engine.runner.check_published(engine.scheduler.pool)
+        if not engine.busy:
+            return
+        if not progressed:
+            assert engine.pause() > 0, "stuck without a reason"
+            engine.clock.now += engine.pause()
+    raise AssertionError(f"not done after {most} steps")
