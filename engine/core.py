@@ -30,6 +30,7 @@ class Limits:
     context: int  # tokens that the model, and the whole cache, can hold for one request
     vocab: int
     waiting: int
+    stop_ids: frozenset[int] = frozenset()  # end a reply, unless it ignores them
 
 
 @dataclass(slots=True)
@@ -80,8 +81,12 @@ class Engine:
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
+        continues: bool = True,
     ) -> int:
-        """A new request; its deltas go to `sink`. `deadline`: seconds from now to its first token."""
+        """A new request; its deltas go to `sink`. `deadline`: seconds from now to its first token.
+
+        `continues`: the reply's text goes on from the prompt's, instead of beginning anew.
+        """
         self._admit_only_if_alive()
         max_len = self._max_len(prompt, params)
         if len(self.scheduler.waiting) >= self.limits.waiting:
@@ -99,7 +104,9 @@ class Engine:
             deadline=None if deadline is None else now + deadline,
             salt=salt,
         )
-        self._replies[request.id] = Reply(self.tokenizer, params, prompt, sink)
+        self._replies[request.id] = Reply(
+            self.tokenizer, self.limits.stop_ids, params, prompt if continues else (), sink
+        )
         self.scheduler.add(request)
         return request.id
 
@@ -120,7 +127,9 @@ class Engine:
             salt=source.salt,
         )
         if len(child.tokens) >= child.max_len:
-            raise RequestTooLong(f"request {parent} has {len(child.tokens)} tokens; the fork may have {child.max_len}")
+            raise RequestTooLong(
+                f"request {parent} has {len(child.tokens)} tokens; the fork may have {child.max_len}"
+            )
         self._replies[child.id] = self._replies[parent].fork(params, sink)
         self.scheduler.fork(source, child)
         return child.id
@@ -135,6 +144,8 @@ class Engine:
             request.seed = params.seed % 2**64
         self._replies[id].retune(params)
         self.bus.emit(events.Updated(self.scheduler.step, self.clock(), id, tuple(changes)))
+        if len(request.tokens) >= request.max_len:
+            self._end(request, Finish.LENGTH)
 
     def abort(self, id: int) -> None:
         """Ends a request now. One that has ended already is left in peace."""
@@ -159,7 +170,9 @@ class Engine:
         """After a turn with nothing to do, though requests wait: seconds until the next one makes sense."""
         if self.scheduler.held_until is None:
             head = self.scheduler.waiting.head()
-            raise EngineDead(f"nothing runs, and request {head and head.id} cannot start: {head and head.why}")
+            raise EngineDead(
+                f"nothing runs, and request {head and head.id} cannot start: {head and head.why}"
+            )
         return max(0.0, self.scheduler.held_until - self.clock())
 
     def step(self) -> bool:
@@ -174,7 +187,7 @@ class Engine:
         if self.depth == 0 and self._ahead:
             flight, self._ahead = self._ahead, None
             self._commit(flight)
-        return plan is not None or before is not None
+        return plan is not None or before is not None or self.scheduler.gave_way
 
     def _launch(self, plan: Plan, planned: float) -> Flight | None:
         began = self.clock()
@@ -231,7 +244,9 @@ class Engine:
         """Lets the scheduler know what this step has cost."""
         begun = max(self._committed_at, now - outcome.seconds) if self.depth else now - outcome.seconds
         self.scheduler.costs.saw_step(prefill, now - begun)
-        self.scheduler.costs.saw_swap(len(flight.plan.swaps_out) + len(flight.plan.swaps_in), outcome.swap_seconds)
+        self.scheduler.costs.saw_swap(
+            len(flight.plan.swaps_out) + len(flight.plan.swaps_in), outcome.swap_seconds
+        )
         self._committed_at = now
 
     # When things end
@@ -249,7 +264,9 @@ class Engine:
         """The requests of the step end with the reason; the engine goes on, if the device still answers."""
         reason = f"the step failed: {type(error).__name__}: {error}"
         log.error("step %d failed", plan.step, exc_info=error)
-        self.bus.emit(events.StepBroke(plan.step, self.clock(), reason, tuple(row.request for row in plan.rows)))
+        self.bus.emit(
+            events.StepBroke(plan.step, self.clock(), reason, tuple(row.request for row in plan.rows))
+        )
         self.scheduler.abandon(plan)
         for row in plan.rows:
             if request := self.scheduler.requests.get(row.request):
@@ -261,8 +278,11 @@ class Engine:
         """Ends every request with the reason. Nothing runs after this."""
         self.error = reason
         self._ahead = None
-        for request in list(self.scheduler.requests.values()):
-            self._end(request, Finish.FAILED, reason)
+        for request in self.scheduler.requests.values():
+            if reply := self._replies.pop(request.id, None):  # none: it broke as that one ended
+                reply.end(request, Finish.FAILED, reason)
+                self.meters.finished += 1
+        self.scheduler.clear(reason)
         self.bus.emit(events.Died(self.scheduler.step, self.clock(), reason))
 
     # Small checks
@@ -294,7 +314,8 @@ class Engine:
             return context
         if len(prompt) + params.max_tokens > context:
             raise RequestTooLong(
-                f"the prompt has {len(prompt)} tokens and asks for {params.max_tokens} more, but {self.facts.model} "
-                f"holds {context} here; shorten it or lower max_tokens to {context - len(prompt)}"
+                f"the prompt has {len(prompt)} tokens and asks for {params.max_tokens} more, but "
+                f"{self.facts.model} holds {context} here; shorten it or lower max_tokens to "
+                f"{context - len(prompt)}"
             )
         return len(prompt) + params.max_tokens

@@ -1,6 +1,7 @@
 """What the engine says as it works. The bus is synchronous: a handler only hands off, never works."""
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -120,18 +121,16 @@ Handler = Callable[[Event], None]
 
 
 class Bus:
-    """Handlers run on the engine's thread. One that raises is dropped, with a line in the log."""
+    """Handlers come from any thread, and run on the engine's. One that raises is dropped, and logged."""
 
     def __init__(self) -> None:
         self._handlers: tuple[Handler, ...] = ()
+        self._changing = threading.Lock()
 
     def subscribe(self, handler: Handler) -> Callable[[], None]:
-        self._handlers = (*self._handlers, handler)
-
-        def unsubscribe() -> None:
-            self._handlers = tuple(each for each in self._handlers if each is not handler)
-
-        return unsubscribe
+        with self._changing:
+            self._handlers = (*self._handlers, handler)
+        return lambda: self._drop(handler)
 
     def emit(self, event: Event) -> None:
         for handler in self._handlers:
@@ -139,4 +138,8 @@ class Bus:
                 handler(event)
             except Exception:
                 log.exception("a subscriber failed on %s and is dropped", event.kind)
-                self._handlers = tuple(each for each in self._handlers if each is not handler)
+                self._drop(handler)
+
+    def _drop(self, handler: Handler) -> None:
+        with self._changing:
+            self._handlers = tuple(each for each in self._handlers if each is not handler)

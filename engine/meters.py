@@ -19,13 +19,15 @@ class Meters:
         self.finished = 0
         self._ttft: deque[float] = deque(maxlen=_SAMPLES)
         self._itl: deque[float] = deque(maxlen=_SAMPLES)
-        self._steps: deque[tuple[float, int, int, int]] = deque(maxlen=_SAMPLES)  # when, rows, prefill, decode
+        self._steps: deque[tuple[float, int, int, int]] = deque(
+            maxlen=_SAMPLES
+        )  # when, rows, prefill, decode
         self._means = [0.0, 0.0, 0.0, 0.0]
         self.first_token = self._ttft.append
         self.next_token = self._itl.append
 
     def step(self, at: float, plan: Plan, prefill: int, spent: tuple[float, float, float, float]) -> None:
-        """One step is committed: its rows, its prompt tokens, and its seconds for plan, launch, wait, commit."""
+        """One step is committed; `spent` are its seconds for plan, launch, wait and commit."""
         self._steps.append((at, len(plan.rows), prefill, plan.tokens - prefill))
         for i, seconds in enumerate(spent):
             old = self._means[i]

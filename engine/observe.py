@@ -93,12 +93,15 @@ def _blocks(scheduler: Scheduler) -> BlockView:
             filled[block] = 0
         if full < len(request.blocks):
             filled[request.blocks[full]] = request.launched % pool.block_size
+    refs, used_at = pool.refs.copy(), pool.used_at.copy()
+    for column in (refs, owner, filled, used_at):
+        column.setflags(write=False)
     return BlockView(
         size=pool.size,
-        refs=pool.refs.copy(),
+        refs=refs,
         owner=owner,
         filled=filled,
-        used_at=pool.used_at.copy(),
+        used_at=used_at,
         in_use=pool.in_use,
         cached=pool.cached,
         evictions=pool.evictions,

@@ -1,6 +1,5 @@
 """How one request is sampled. Frozen: a person who turns a knob gets a new one."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -46,7 +45,9 @@ class SamplingParams:
         if self.max_tokens is not None:
             _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
             if self.min_tokens > self.max_tokens:
-                raise BadParams("min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens})")
+                raise BadParams(
+                    "min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens})"
+                )
         if self.logprobs is not None:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not isinstance(self.ignore_eos, bool):
@@ -63,6 +64,11 @@ class SamplingParams:
     def penalised(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    def enders(self, stop_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end a reply; `stop_ids` are the model's own."""
+        own = frozenset(self.stop_ids)
+        return own if self.ignore_eos else own | stop_ids
+
     def changed(self, **changes: Any) -> Self:
         """The same with some fields replaced; an unknown one is named."""
         if unknown := [name for name in changes if name not in FIELDS]:
@@ -74,9 +80,11 @@ FIELDS = tuple(field.name for field in fields(SamplingParams))
 
 
 def _number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = isinstance(value, int | float) and not isinstance(value, bool)
     if not good or not (low < value if above else low <= value) or value > high:
-        raise BadParams(name, f"must be a number {'above' if above else 'from'} {low:g} to {high:g}, not {value!r}")
+        raise BadParams(
+            name, f"must be a number {'above' if above else 'from'} {low:g} to {high:g}, not {value!r}"
+        )
 
 
 def _whole(name: str, value: Any, low: int, high: int) -> None:

@@ -13,10 +13,15 @@ class Reply:
     """One per request. Its owner's sink gets a delta whenever something new is certain."""
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, prompt: Sequence[int], sink: Callable[[Delta], None]
+        self,
+        tokenizer: Tokenizer,
+        stop_ids: frozenset[int],
+        params: SamplingParams,
+        after: Sequence[int],
+        sink: Callable[[Delta], None],
     ) -> None:
-        self._tokenizer, self._sink = tokenizer, sink
-        self._text = tokenizer.detokenizer(after=prompt)
+        self._stop_ids, self._sink = stop_ids, sink
+        self._text = tokenizer.detokenizer(after=after)
         self._held = ""  # was held back for stop strings that have been replaced
         self._tune(params)
 
@@ -27,7 +32,7 @@ class Reply:
 
     def fork(self, params: SamplingParams, sink: Callable[[Delta], None]) -> "Reply":
         twin = object.__new__(Reply)
-        twin._tokenizer, twin._sink = self._tokenizer, sink
+        twin._stop_ids, twin._sink = self._stop_ids, sink
         twin._text, twin._stops, twin._held = self._text.copy(), self._stops.copy(), self._held
         twin.retune(params)
         return twin
@@ -44,6 +49,8 @@ class Reply:
             if self._watches and generated >= floor:
                 text, hit = self._push(text)
                 finish = Finish.STOP if hit else None
+            elif self._held:
+                text, self._held = self._held + text, ""
             if full and not finish:
                 finish, text = Finish.LENGTH, text + self._flush()
         self._sink(Delta(request.id, (token,), text, logprobs, finish))
@@ -67,5 +74,4 @@ class Reply:
     def _tune(self, params: SamplingParams) -> None:
         self._stops = StopFinder(params.stop)
         self._watches = bool(params.stop or self._held)
-        ends = frozenset[int]() if params.ignore_eos else self._tokenizer.stop_ids
-        self._enders = ends.union(params.stop_ids)
+        self._enders = params.enders(self._stop_ids)

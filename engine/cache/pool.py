@@ -107,7 +107,9 @@ class BlockPool:
             assert len(set(blocks)) == len(blocks), f"request {owner} holds a block twice: {blocks}"
             np.add.at(held, blocks, 1)
         wrong = np.flatnonzero(held != self.refs)
-        assert not wrong.size, f"block {wrong[0]}: {held[wrong[0]]} tables hold it, {self.refs[wrong[0]]} counted"
+        assert not wrong.size, (
+            f"block {wrong[0]}: {held[wrong[0]]} tables hold it, {self.refs[wrong[0]]} counted"
+        )
         free, idle = set(self._free), set(self._idle)
         used = set(np.flatnonzero(self.refs).tolist())
         assert len(free) == len(self._free), "a block is free twice"

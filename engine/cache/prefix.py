@@ -6,7 +6,7 @@ from hashlib import sha256
 
 
 def root(*parts: object) -> bytes:
-    """Where a chain starts: whatever must match for blocks to be the same (weights epoch, KV scheme, salt)."""
+    """Where a chain starts: whatever must match for blocks to be the same, such as weights and salt."""
     return sha256(repr(parts).encode()).digest()
 
 

@@ -49,6 +49,14 @@ class KVStore:
             self.layers[index].sinks = scores
         self.host = [layer(spec, host_blocks, pin_memory=pinned) for spec in specs] if host_blocks else []
 
+    @property
+    def nbytes(self) -> int:
+        return sum(each.keys.nbytes + each.values.nbytes for each in self.layers)
+
+    @property
+    def host_nbytes(self) -> int:
+        return sum(each.keys.nbytes + each.values.nbytes for each in self.host)
+
     @staticmethod
     def block_bytes(specs: Sequence[LayerSpec], block_size: int, dtype: torch.dtype) -> int:
         width = sum(spec.kv_heads * (spec.key_dim + spec.value_dim) for spec in specs)

@@ -10,7 +10,7 @@ class BlockTables:
 
     def __init__(self, slots: int, width: int) -> None:
         self.grid = np.zeros((slots, width), np.int32)
-        self._free = list(reversed(range(slots)))
+        self.clear()
 
     @property
     def free(self) -> int:
@@ -27,3 +27,6 @@ class BlockTables:
 
     def close(self, slot: int) -> None:
         self._free.append(slot)
+
+    def clear(self) -> None:
+        self._free = list(reversed(range(len(self.grid))))

@@ -1,6 +1,5 @@
 """Who goes first. A policy ranks requests, and may hold the door a moment for a fuller batch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import ClassVar, Protocol, TypeVar

@@ -1,4 +1,4 @@
-"""Continuous batching over the block pool: decodes first, prompt chunks beside them, one token budget a step."""
+"""Continuous batching: decodes first, prompt chunks beside them, one token budget a step."""
 
 import time
 from collections.abc import Callable
@@ -47,9 +47,10 @@ class Scheduler:
         self.waiting = WaitingQueue(policy.rank)
         self.running: list[Request] = []
         self._ordered_out: list[Request] = []  # to be preempted by hand
+        self.gave_way = False  # somebody did in the newest plan, so nobody was let in
         self.step = 0
         self.epoch = 0  # of the weights: a prefix computed with others is another prefix
-        self.held_until: float | None = None  # the door is held that long, if it is
+        self.held_until: float | None = None  # the door is held so long
         self.preemptions = 0
         self.prompt_tokens = self.cached_tokens = 0  # of admitted requests, for the hit rate
 
@@ -75,8 +76,23 @@ class Scheduler:
         done = events.Finished(self.step, self.clock(), request.id, finish.value, request.generated, error)
         self.emit(done)
 
+    def clear(self, error: str) -> None:
+        """Fails all there is without looking at it: what called for this may have left anything half done."""
+        for request in self.requests.values():
+            request.phase, request.finish, request.error, request.why = Phase.DONE, Finish.FAILED, error, ""
+            self.emit(
+                events.Finished(
+                    self.step, self.clock(), request.id, request.finish.value, request.generated, error
+                )
+            )
+        self.requests.clear()
+        self.running.clear()
+        self.waiting = WaitingQueue(self.policy.rank)
+        self.tables.clear()
+        self.pool, self.host = (BlockPool(each.size, each.block_size) for each in (self.pool, self.host))
+
     def fork(self, parent: Request, child: Request) -> None:
-        """A child with the parent's tokens. Where the parent runs and a row is free, it shares its blocks at once."""
+        """A child with the parent's tokens. Where the parent runs and a row is free, it shares its blocks."""
         if parent.slot < 0 or not self.tables.free:
             self.add(child)
             return
@@ -109,12 +125,15 @@ class Scheduler:
             elif request.slot < 0 or known == start or known == request.max_len:
                 continue  # preempted a moment ago for one before it, or nothing more to compute
             elif start < len(request.blocks) * size and not request.shares_tail:
-                draft.add(Row(request.id, request.slot, start, 1, True))  # the plain case, for most rows of most steps
+                draft.add(
+                    Row(request.id, request.slot, start, 1, True)
+                )  # the plain case, for most rows of most steps
             else:
                 self._schedule(draft, request, 1)
         for request in sorted(prefilling, key=self.policy.rank):
             if request.slot >= 0 and (count := self._chunk(draft, request.known - request.launched)):
                 self._schedule(draft, request, count)
+        self.gave_way = draft.preempted
         if not draft.preempted:
             self._admit_waiting(draft)
         if not draft.rows and not draft.swaps_out:
@@ -294,7 +313,11 @@ class Scheduler:
             self._ordered_out.append(request)
 
     def _swaps(self, victim: Request) -> bool:
-        if victim.shares_tail or not self.host.can_take(self._blocks_for(victim.launched)) or not victim.launched:
+        if (
+            victim.shares_tail
+            or not self.host.can_take(self._blocks_for(victim.launched))
+            or not victim.launched
+        ):
             return False
         if self.rules.preemption != "auto":
             return self.rules.preemption == "swap"
@@ -357,4 +380,3 @@ class Scheduler:
             assert len(each.blocks) >= self._blocks_for(each.launched), f"request {each.id} lacks a block"
         for each in self.waiting:
             assert each.slot < 0 and not each.blocks, f"request {each.id} waits and holds blocks"
-

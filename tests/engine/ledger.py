@@ -1,10 +1,10 @@
 """A runner without a model, and the engine around it.
 
-It keeps, for every cell of every block, the token whose keys would lie there and everything that token could see. A
-row that reads a wrong, stale or never written cell gets other tokens than it would alone, or an assertion.
+It keeps, for every cell of every block, the token whose keys would lie there. A row that reads a wrong,
+stale or never written cell gets other tokens than it would alone, or an assertion.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -60,17 +60,19 @@ def alone(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
 class LedgerRunner:
     """Runs a plan on cells of integers, with the device's order: moves, then writes, then reads."""
 
-    def __init__(self, requests: dict[int, Request], tables: BlockTables, blocks: int, host: int, size: int) -> None:
+    def __init__(
+        self, requests: dict[int, Request], tables: BlockTables, blocks: int, host: int, size: int
+    ) -> None:
         self.requests, self.tables, self.size = requests, tables, size
         self.cells = np.full((blocks, size), EMPTY, np.int64)
         self.host = np.full((max(host, 1), size), EMPTY, np.int64)
         self.last = np.full(len(tables.grid), EMPTY, np.int64)
-        self.fail_at: set[int] = set()  # steps that raise at launch
+        self.fails: Callable[[Plan], bool] = lambda plan: False  # whether a step raises at launch
         self.plans: list[Plan] = []
 
     def launch(self, plan: Plan) -> list[int]:
         self.plans.append(plan)
-        if plan.step in self.fail_at:
+        if self.fails(plan):
             raise RuntimeError("told to fail")
         for block, host in plan.swaps_out:
             self.host[host] = self.cells[block]
@@ -89,7 +91,9 @@ class LedgerRunner:
                 token = tokens[at] if at < len(tokens) else self.last[row.slot]
                 self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = token
         seeds = self.requests
-        return [self._sample(r.slot, r.start + r.length, seeds[r.request].seed) for r in plan.rows if r.samples]
+        return [
+            self._sample(r.slot, r.start + r.length, seeds[r.request].seed) for r in plan.rows if r.samples
+        ]
 
     def _sample(self, slot: int, length: int, seed: int) -> int:
         seen = self.cells[self.tables.grid[slot, : -(-length // self.size)]].reshape(-1)[:length]
@@ -106,7 +110,9 @@ class LedgerRunner:
             for at, key in enumerate(request.chain[: request.published]):
                 if (block := pool.find(key)) is not None:
                     expected = request.tokens[at * self.size : (at + 1) * self.size]
-                    assert self.cells[block].tolist() == expected, f"block {block} does not hold what its key says"
+                    assert self.cells[block].tolist() == expected, (
+                        f"block {block} does not hold what its key says"
+                    )
 
     def ailing(self) -> str | None:
         return None

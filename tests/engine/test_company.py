@@ -139,4 +139,6 @@ def test_company_changes_nothing(work: Workload) -> None:
             assert reply.last.finish is Finish.LENGTH
             assert reply.tokens == expected
     assert engine.scheduler.pool.in_use == engine.scheduler.host.in_use == 0
-    assert not engine.scheduler.requests and not engine.scheduler.running and not len(engine.scheduler.waiting)
+    assert (
+        not engine.scheduler.requests and not engine.scheduler.running and not len(engine.scheduler.waiting)
+    )

@@ -1,0 +1,1 @@
+"""How a step attends to the paged cache: one protocol, several back ends."""

@@ -1,0 +1,157 @@
+"""Plain torch: what CPUs run, and the oracle every other back end is held against."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.base import Batch, KVLayer
+from engine.attention.registry import register
+from engine.config import LayerSpec
+
+TILES = (8, 64)  # queries of one product, at least and at most
+SCORES = 2**21  # their scores should stay in the processor's cache until they are used
+PIECE = 1024  # tokens of context that one query meets at a time, so that their copy stays there too
+
+
+@dataclass(slots=True)
+class Row:
+    """One row of the batch, and where its context lies in the cache."""
+
+    start: int  # its tokens are start..stop of the batch
+    stop: int
+    context: int
+    place: int  # of its first token, where its blocks follow each other; else -1
+    table: Tensor
+
+
+@dataclass(slots=True)
+class Prepared:
+    places: Tensor
+    rows: list[Row]
+    block_size: int
+
+
+@dataclass(slots=True)
+class Cells:
+    """All places of a layer's keys or values, [places, kv_heads, dim]."""
+
+    all: Tensor
+    block_size: int
+
+    def of(self, row: Row, start: int, stop: int) -> Tensor:
+        """Those of a row's positions, in float32: a view where that can be."""
+        if row.place >= 0:
+            return self.all[row.place + start : row.place + stop].float()
+        size = self.block_size
+        skipped = start // size
+        blocks = self.all.unflatten(0, (-1, size)).index_select(0, row.table[skipped : -(-stop // size)])
+        return blocks.flatten(0, 1)[start - skipped * size : stop - skipped * size].float()
+
+
+@register
+class TorchAttention:
+    """Row by row and in float32, so a row's arithmetic is the same whatever shares the batch.
+
+    docs/attention-cpu.md has the designs that were measured, and why this one stands.
+    """
+
+    name: ClassVar[str] = "torch"
+
+    @staticmethod
+    def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
+        return None
+
+    def prepare(self, batch: Batch) -> Prepared:
+        tables, size = batch.host_tables, batch.block_size
+        used = -(-batch.host_contexts // size)
+        follows = np.diff(tables, axis=1) == 1
+        follows |= np.arange(1, tables.shape[1]) >= used[:, None]
+        places = np.where(follows.all(axis=1), tables[:, 0].astype(np.int64) * size, -1)
+        starts = batch.host_starts
+        columns = (starts[:-1].tolist(), starts[1:].tolist(), batch.host_contexts.tolist(), places.tolist())
+        rows = [Row(*row) for row in zip(*columns, batch.tables.unbind(0), strict=True)]
+        return Prepared(batch.places, rows, size)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:
+        spec = layer.spec
+        keys = Cells(layer.keys.flatten(0, 1), prepared.block_size)
+        values = Cells(layer.values.flatten(0, 1), prepared.block_size)
+        keys.all.index_copy_(0, prepared.places, k)
+        values.all.index_copy_(0, prepared.places, v)
+        queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim).float() * spec.scale
+        out = queries.new_empty(*queries.shape[:3], spec.value_dim)
+        for row in prepared.rows:
+            if row.stop - row.start == 1:
+                _attend_token(row, queries[row.start], out[row.start], keys, values, layer)
+            else:
+                chunk = slice(row.start, row.stop)
+                _attend_chunk(row, queries[chunk], out[chunk], keys, values, layer)
+        return out.flatten(1, 2).to(q.dtype)
+
+
+def _attend_token(row: Row, query: Tensor, out: Tensor, keys: Cells, values: Cells, layer: KVLayer) -> None:
+    """One token [kv_heads, group, key_dim], which sees all of its context or its window of it."""
+    spec, end = layer.spec, row.context
+    low = 0 if spec.window is None else max(0, end - spec.window)
+    if end - low <= PIECE:
+        scores = _score(query, keys.of(row, low, end).permute(1, 2, 0), spec.softcap)
+        torch.bmm(_weigh(scores, layer.sinks), values.of(row, low, end).transpose(0, 1), out=out)
+        return
+    pieces = [(at, min(at + PIECE, end)) for at in range(low, end, PIECE)]
+    parts = [_score(query, keys.of(row, *piece).permute(1, 2, 0), spec.softcap) for piece in pieces]
+    weights = _weigh(torch.cat(parts, -1), layer.sinks).split(PIECE, -1)
+    out.zero_()
+    for piece, weight in zip(pieces, weights, strict=True):
+        out.baddbmm_(weight, values.of(row, *piece).transpose(0, 1))
+
+
+def _attend_chunk(row: Row, queries: Tensor, out: Tensor, keys: Cells, values: Cells, layer: KVLayer) -> None:
+    """Tokens [count, kv_heads, group, key_dim], a tile at a time against what the tile's last one sees."""
+    spec = layer.spec
+    before = row.context - len(queries)  # tokens of the row that came with earlier chunks
+    window = spec.window or row.context
+    low = max(0, before + 1 - window)
+    seen_keys = keys.of(row, low, row.context).permute(1, 2, 0)
+    seen_values = values.of(row, low, row.context).transpose(0, 1)
+    width = min(row.context, window + TILES[1])
+    step = min(max(SCORES // (spec.heads * width), TILES[0]), TILES[1])
+    for start in range(0, len(queries), step):
+        tile = queries[start : start + step].transpose(0, 1)
+        grid = tile.shape[1:3]
+        first = before + start  # the position of the tile's first query
+        seen = slice(max(low, first + 1 - window) - low, first + grid[0] - low)
+        scores = _score(tile.flatten(1, 2), seen_keys[..., seen], spec.softcap)
+        _hide(scores.unflatten(1, grid), window)
+        product = torch.bmm(_weigh(scores, layer.sinks), seen_values[:, seen])
+        out[start : start + step] = product.unflatten(1, grid).transpose(0, 1)
+
+
+def _score(queries: Tensor, keys: Tensor, cap: float | None) -> Tensor:
+    """[kv_heads, queries, keys]; the group of heads that shares a key's head counts as so many queries."""
+    scores = torch.bmm(queries, keys)
+    return scores if cap is None else torch.tanh(scores / cap) * cap
+
+
+def _hide(scores: Tensor, window: int) -> None:
+    """Takes from each query of [kv_heads, queries, group, keys] what comes after it or before its window.
+
+    Both lie in the corners, since the first query sees the first key and the last query the last.
+    """
+    queries, keys = scores.shape[1], scores.shape[3]
+    corner = torch.ones(queries, queries, dtype=torch.bool, device=scores.device)
+    scores[..., keys - queries :].masked_fill_(corner.triu(1)[:, None], -torch.inf)
+    if keys > window:
+        scores[..., :queries].masked_fill_(corner.tril(keys - queries - window)[:, None], -torch.inf)
+
+
+def _weigh(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The softmax over keys. A sink is one more score of its head, which no value answers to."""
+    if sinks is None:
+        return scores.softmax(-1)
+    kv_heads, queries, _ = scores.shape
+    column = sinks.to(scores.dtype).view(kv_heads, 1, -1)  # [kv_heads, 1, group]
+    column = column.expand(-1, queries // column.shape[2], -1).reshape(kv_heads, queries, 1)
+    return torch.cat((scores, column), -1).softmax(-1)[..., :-1]

@@ -1,0 +1,1 @@
+"""Where an engine lives: its thread, and how others speak to it."""

@@ -1,0 +1,147 @@
+"""The engine's thread: commands in, deltas and snapshots out."""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from engine.core import Engine
+from engine.errors import EngineDead
+from engine.events import Handler
+from engine.host.prompts import Prompt, prompt_ids
+from engine.host.stream import Stream
+from engine.params import SamplingParams
+from engine.snapshot import Snapshot
+from engine.text.chat import Chat
+
+log = logging.getLogger("minichat.engine")
+
+T = TypeVar("T")
+_Command = Callable[[], None]
+
+
+class EngineThread:
+    """Owns an engine and steps it. Callers wait for the answer to a command, at most one step."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._chat = Chat(engine.tokenizer)
+        self._commands: SimpleQueue[_Command | None] = SimpleQueue()
+        self._closing = False
+        self._gate = threading.Lock()  # no command slips in behind the closing one
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    # From any thread
+
+    @property
+    def has_template(self) -> bool:
+        """Whether messages can be submitted, or only text and tokens."""
+        return self._chat.has_template
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: bytes = b"",
+    ) -> Stream:
+        """A new request. Tokenizing and templates run here, on the caller's thread."""
+        ids, continues = prompt_ids(prompt, self._chat)
+        stream = Stream(len(ids))
+
+        def begin() -> None:
+            stream.id = self._engine.submit(
+                ids,
+                params,
+                stream.put,
+                priority=priority,
+                deadline=deadline,
+                salt=salt,
+                continues=continues,
+            )
+
+        self._ask(begin)
+        return stream
+
+    def fork(self, id: int, params: SamplingParams | None = None) -> Stream:
+        stream = Stream(0)
+
+        def begin() -> None:
+            stream.id = self._engine.fork(id, stream.put, params)
+
+        self._ask(begin)
+        return stream
+
+    def update(self, id: int, **changes: Any) -> None:
+        self._ask(lambda: self._engine.update(id, **changes))
+
+    def abort(self, id: int) -> None:
+        self._ask(lambda: self._engine.abort(id))
+
+    def preempt(self, id: int) -> None:
+        self._ask(lambda: self._engine.preempt(id))
+
+    def snapshot(self) -> Snapshot:
+        return self._ask(self._engine.snapshot)
+
+    def subscribe(self, handler: Handler) -> Callable[[], None]:
+        """The handler runs on the engine's thread: it must only hand the event on."""
+        return self._engine.bus.subscribe(handler)
+
+    def close(self) -> None:
+        """Ends what runs, and the thread."""
+        with self._gate:
+            self._closing = True
+            self._commands.put(None)
+        self._thread.join()
+
+    def _ask(self, command: Callable[[], T]) -> T:
+        """Has the engine's thread run it between two steps, and waits for what it returns or raises."""
+        if threading.current_thread() is self._thread:
+            return command()
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(command())
+            except BaseException as error:  # whatever it is, it belongs to who asked
+                answer.set_exception(error)
+
+        with self._gate:
+            if self._closing:
+                raise EngineDead("the engine has been closed")
+            self._commands.put(run)
+        return answer.result()
+
+    # On the engine's thread
+
+    def _run(self) -> None:
+        engine = self._engine
+        while not self._closing:
+            try:
+                self._obey(wait=not engine.busy)
+                if not engine.error and not engine.step() and engine.busy:
+                    self._obey(wait=True, timeout=engine.pause())
+            except Exception as error:
+                log.exception("the engine has stopped")
+                engine.die(f"{type(error).__name__}: {error}")
+        if not engine.error:
+            engine.die("the engine was closed")
+        self._obey(wait=False)
+        self._chat.close()
+
+    def _obey(self, *, wait: bool, timeout: float | None = None) -> None:
+        """Runs the commands that have come; with `wait`, not before there is one."""
+        try:
+            command = self._commands.get(wait, timeout)
+            while True:
+                if command is not None:
+                    command()
+                command = self._commands.get(False)
+        except Empty:
+            return

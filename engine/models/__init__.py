@@ -1,0 +1,1 @@
+"""Models: what a config says, layers, loaders, and where a name leads."""

@@ -1,0 +1,78 @@
+"""A model of transformers behind the two calls that the engine makes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from engine.attention.base import Attend
+from engine.config import ModelConfig
+
+NAME = "minichat"  # what transformers knows our attention by; as it has no mask function, no masks are built
+
+# (attention module, queries [T, heads, dim], keys, values, what else the model says) -> [T, heads, value_dim]
+Visit = Callable[[Any, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
+_visit: ContextVar[Visit] = ContextVar("visit")
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **said: Any
+) -> tuple[Tensor, None]:
+    """What every attention layer calls, with [1, heads, T, dim] each."""
+    q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return _visit.get()(module, q, k, v, said).unsqueeze(0), None
+
+
+transformers.AttentionInterface.register(NAME, _attention)
+transformers.utils.logging.set_verbosity_error()  # its warnings and bars would land on the screen
+transformers.utils.logging.disable_progress_bar()
+
+
+@contextmanager
+def visited_by(visit: Visit) -> Iterator[None]:
+    """Within this block, in this thread, every attention layer calls `visit`."""
+    token = _visit.set(visit)
+    try:
+        yield
+    finally:
+        _visit.reset(token)
+
+
+class BridgedModel(nn.Module):
+    """Packed tokens go through as one long row; their positions say where each stands in its own."""
+
+    def __init__(self, model: Any, config: ModelConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.trunk = model.get_decoder()
+        self.config = config
+        self.sinks: Mapping[int, Tensor] = {}
+        self.output_type: type = BaseModelOutputWithPast
+        for part in model.modules():
+            if isinstance(part, transformers.PreTrainedModel):  # the check reads ids back from the device
+                part.warn_if_padding_and_no_attention_mask = lambda *args, **said: None
+
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """[T] -> [T, hidden] after the last norm."""
+        return self.walk(ids, positions, lambda module, q, k, v, said: attend(module.layer_idx, q, k, v))
+
+    def walk(self, ids: Tensor, positions: Tensor, visit: Visit) -> Tensor:
+        with visited_by(visit):
+            output = self.trunk(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+        self.output_type = type(output)  # some heads look for fields that others do not have
+        return output.last_hidden_state[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Runs what follows the trunk: the head, and the scaling or capping that some models do after it."""
+        output = self.output_type(last_hidden_state=hidden[None])
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        self.trunk.forward = lambda *args, **said: output
+        try:
+            return self.model(input_ids=ids, use_cache=False).logits[0].float()
+        finally:
+            del self.trunk.forward

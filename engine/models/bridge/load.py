@@ -1,0 +1,99 @@
+"""Loads a model of transformers, if it can run over the engine's cache."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from engine.config import ModelConfig
+from engine.errors import BadCheckpoint
+from engine.models.bridge.interface import NAME, BridgedModel
+from engine.models.bridge.rehearsal import rehearse, sketch
+from engine.models.checkpoint import shards
+from engine.models.config_json import checkpoint_dtype, read_generation, refuse_quantized, start_id, stop_ids
+from engine.models.fields import MOST_TOKENS, MOST_WIDTH, Fields
+from engine.models.registry import Order
+
+
+def load_bridged(order: Order) -> BridgedModel:
+    fields = Fields.read(order.place.folder / "config.json")
+    refuse_quantized(fields)
+    theirs = _their_config(order, fields)
+    config = _described(theirs, fields)
+    config = replace(config, max_context=order.context_of(config))
+    sketch(theirs, config, fields)
+
+    model = _dummy(order, theirs, config) if order.dummy else _filled(order, theirs, config)
+    bridged = BridgedModel(model.requires_grad_(False).eval(), config)
+    rehearse(bridged, fields)
+    return bridged
+
+
+def _their_config(order: Order, fields: Fields) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(order.place.folder, trust_remote_code=False)
+    except Exception as error:  # each of its many configs is strict in its own way
+        raise fields.unsupported("model_type", f"transformers cannot read its config: {error}") from error
+
+
+def _described(theirs: Any, fields: Fields) -> ModelConfig:
+    text = theirs.get_text_config(decoder=True)
+    keys = ("vocab_size", "hidden_size", "max_position_embeddings", "bos_token_id", "eos_token_id")
+    said = Fields(fields.file, {key: getattr(text, key, None) for key in keys})
+    generation = read_generation(fields.file.parent)
+    vocab = said.whole("vocab_size", high=MOST_TOKENS)
+    return ModelConfig(
+        family=fields.text("model_type"),
+        dtype=checkpoint_dtype(fields),
+        hidden=said.whole("hidden_size", high=MOST_WIDTH),
+        layers=(),  # the rehearsal tells
+        vocab=vocab,
+        max_context=_steady_context(text, said.whole("max_position_embeddings", high=MOST_TOKENS)),
+        start_id=start_id(said, generation, vocab, None),
+        stop_ids=stop_ids(said, generation, vocab, None),
+    )
+
+
+def _steady_context(text: Any, context: int) -> int:
+    """Longrope turns all tokens of a step differently once one of them, whosever it is, lies beyond this."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    for said in (rope, *rope.values()):
+        if isinstance(said, dict) and said.get("rope_type") == "longrope":
+            context = min(context, said.get("original_max_position_embeddings") or context)
+    return context
+
+
+def _dummy(order: Order, theirs: Any, config: ModelConfig) -> Any:
+    with order.device, torch.random.fork_rng():
+        torch.manual_seed(order.seed)
+        return transformers.AutoModelForCausalLM.from_config(
+            theirs, attn_implementation=NAME, dtype=order.dtype_of(config)
+        )
+
+
+def _filled(order: Order, theirs: Any, config: ModelConfig) -> Any:
+    folder = order.place.folder
+    total = sum(file.stat().st_size for file in shards(folder))
+    if order.progress:
+        order.progress(0, total)
+    try:
+        model, report = transformers.AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=theirs,
+            dtype=order.dtype_of(config),
+            attn_implementation=NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise BadCheckpoint(f"{folder}: {error}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    model = model.to(order.device)
+    if order.progress:
+        order.progress(total, total)
+    return model

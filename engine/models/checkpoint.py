@@ -1,0 +1,63 @@
+"""The files of a checkpoint: safetensors alone, found and opened with errors that name them."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from engine.errors import BadCheckpoint
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # what can be loaded
+
+
+def has_weights(folder: Path) -> bool:
+    return (folder / SINGLE).is_file() or (folder / INDEX).is_file()
+
+
+def shards(folder: Path) -> list[Path]:
+    """The safetensors files of a folder; no other kind is ever opened."""
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    if (folder / INDEX).is_file():
+        return _indexed(folder / INDEX)
+    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise BadCheckpoint(
+            f"{folder / pickles[0]} is a pickle, which can run any code when it is opened, so it is refused; "
+            "convert it with transformers: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+        )
+    raise BadCheckpoint(f"{folder} holds neither {SINGLE} nor {INDEX}")
+
+
+def _indexed(index: Path) -> list[Path]:
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise BadCheckpoint(f"{index} is not an index of shards: {error!r}") from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise BadCheckpoint(f"{index} names {name!r}, which is not a safetensors file beside it")
+        if not (index.parent / name).is_file():
+            raise BadCheckpoint(f"{index} names {name}, which is not there")
+    return [index.parent / name for name in sorted(names)]
+
+
+@contextmanager
+def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
+    try:
+        with safe_open(file, framework=framework) as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise BadCheckpoint(f"{file} is broken or cut short: {error}") from error
+
+
+def stored_dtype(folder: Path) -> str:
+    """The type of the first tensor of numbers, where the config does not say."""
+    with opened(shards(folder)[0], framework="np") as tensors:  # headers need no torch
+        kinds = (tensors.get_slice(name).get_dtype() for name in tensors.keys())
+        return next((FLOATS[kind] for kind in kinds if kind in FLOATS), "float32")

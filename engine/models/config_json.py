@@ -1,0 +1,128 @@
+"""What a config.json says, in the engine's words. Needs no torch."""
+
+from pathlib import Path
+from typing import Any
+
+from engine.config import DecoderConfig, LayerSpec
+from engine.models.checkpoint import has_weights, stored_dtype
+from engine.models.families import FAMILIES
+from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Fields
+from engine.models.rope_spec import rope_spec
+
+DTYPES = {"float32": "float32", "float64": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+
+
+def read_config(folder: Path) -> DecoderConfig:
+    """Reads config.json and, where there is one, generation_config.json."""
+    return decoder_config(Fields.read(folder / "config.json"), read_generation(folder))
+
+
+def read_generation(folder: Path) -> Fields:
+    file = folder / "generation_config.json"
+    return Fields.read(file) if file.is_file() else Fields(file, {})
+
+
+def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
+    name = fields.text("model_type")
+    if name not in FAMILIES:
+        raise fields.unsupported("model_type", f"the native decoder runs {', '.join(FAMILIES)}")
+    _refuse(fields)
+    layers = fields.whole("num_hidden_layers", high=MOST_LAYERS)
+    traits = FAMILIES[name](fields, layers)
+    vocab = fields.whole("vocab_size", high=MOST_TOKENS)
+    hidden = fields.whole("hidden_size", high=MOST_WIDTH)
+    context = fields.whole("max_position_embeddings", high=MOST_TOKENS)
+    heads, kv_heads = _heads(fields)
+    dim = _head_dim(fields, hidden, heads, traits.head_dim)
+    return DecoderConfig(
+        family=name,
+        dtype=checkpoint_dtype(fields),
+        hidden=hidden,
+        layers=tuple(
+            LayerSpec(
+                heads=heads,
+                kv_heads=kv_heads,
+                key_dim=dim,
+                value_dim=dim,
+                scale=dim**-0.5,
+                window=window if window and window < context else None,
+            )
+            for window in traits.windows
+        ),
+        mlp=fields.whole("intermediate_size", high=MOST_WIDTH),
+        vocab=vocab,
+        max_context=context,
+        norm_eps=fields.real("rms_norm_eps", 1e-6, high=1.0),
+        rope=rope_spec(fields, context, traits.theta),
+        tied=fields.flag("tie_word_embeddings", traits.tied),
+        qkv_bias=traits.qkv_bias,
+        out_bias=traits.out_bias,
+        mlp_bias=traits.mlp_bias,
+        qk_norm=traits.qk_norm,
+        unrotated=traits.unrotated,
+        start_id=start_id(fields, generation, vocab, traits.start_id),
+        stop_ids=stop_ids(fields, generation, vocab, traits.stop_id),
+    )
+
+
+def _refuse(fields: Fields) -> None:
+    """Parts that another decoder would need."""
+    names = fields.list("architectures", [])
+    if names and not any(isinstance(name, str) and name.endswith("ForCausalLM") for name in names):
+        raise fields.unsupported("architectures", "it does not end in a head that predicts tokens")
+    refuse_quantized(fields)
+    if fields.text("hidden_act", "silu") not in ("silu", "swish"):
+        raise fields.unsupported("hidden_act", "only silu can be run")
+
+
+def refuse_quantized(fields: Fields) -> None:
+    if fields.get("quantization_config") is not None:
+        method = fields.inside("quantization_config").text("quant_method", "unknown")
+        raise fields.unsupported("quantization_config", f"weights quantized by {method} cannot be run yet")
+
+
+def _heads(fields: Fields) -> tuple[int, int]:
+    heads = fields.whole("num_attention_heads", high=MOST_HEADS)
+    kv_heads = fields.whole("num_key_value_heads", heads, high=MOST_HEADS)
+    if heads % kv_heads:
+        raise fields.bad("num_key_value_heads", f"must divide the {heads} attention heads")
+    return heads, kv_heads
+
+
+def _head_dim(fields: Fields, hidden: int, heads: int, default: int | None) -> int:
+    if default is None or fields.given("head_dim"):  # a null asks for the share of the width
+        default = hidden // heads if hidden % heads == 0 else None
+    dim = fields.whole("head_dim", default, high=MOST_HEAD_DIM)
+    if dim % 2:
+        raise fields.bad("head_dim", "must be even for rotary positions")
+    return dim
+
+
+def checkpoint_dtype(fields: Fields) -> str:
+    key = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+    folder = fields.file.parent
+    name = fields.text(key, "auto")
+    if name == "auto":
+        name = stored_dtype(folder) if has_weights(folder) else "float32"
+    if name not in DTYPES:
+        raise fields.unsupported(key, f"only {', '.join(DTYPES)} can be run")
+    return DTYPES[name]
+
+
+def start_id(fields: Fields, generation: Fields, vocab: int, default: int | None) -> int | None:
+    for source in (fields, generation):
+        if source.get("bos_token_id") is not None:
+            id = source.whole("bos_token_id", low=-1, high=1 << 31)
+            return id if 0 <= id < vocab else None
+    return default if not fields.given("bos_token_id") and default is not None and default < vocab else None
+
+
+def stop_ids(fields: Fields, generation: Fields, vocab: int, default: int | None) -> tuple[int, ...]:
+    """What the generation config says stands first; ids outside the vocabulary are left out."""
+    ids: list[Any] = [] if default is None or fields.given("eos_token_id") else [default]
+    for source in (fields, generation):
+        if (said := source.get("eos_token_id")) is not None:
+            ids = said if isinstance(said, list) else [said]
+            if any(not isinstance(id, int) or isinstance(id, bool) for id in ids):
+                raise source.bad("eos_token_id", "must be a whole number or a list of them")
+    return tuple(dict.fromkeys(id for id in ids if 0 <= id < vocab))

@@ -1,0 +1,87 @@
+"""Typed reading of a JSON object; every complaint names the file, the key and the value."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.errors import BadCheckpoint, UnsupportedModel
+
+# Bounds that no model comes near: beyond them a file is broken, and would only ask for absurd memory.
+MOST_LAYERS, MOST_HEADS, MOST_HEAD_DIM, MOST_WIDTH = 1024, 1024, 1024, 1 << 20
+MOST_TOKENS = 1 << 24  # of a vocabulary, and of a context
+
+
+class Fields:
+    """A null stands for a key that is missing, unless the caller asks `given`."""
+
+    def __init__(self, file: Path, values: dict[str, Any], path: str = "") -> None:
+        self.file, self.values, self.path = file, values, path
+
+    @classmethod
+    def read(cls, file: Path) -> "Fields":
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise BadCheckpoint(f"{file} cannot be read as JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise BadCheckpoint(f"{file} must hold a JSON object, not {_shown(values)}")
+        return cls(file, values)
+
+    def given(self, key: str) -> bool:
+        return key in self.values
+
+    def get(self, key: str) -> Any:
+        return self.values.get(key)
+
+    def whole(self, key: str, default: int | None = None, *, low: int = 1, high: int) -> int:
+        value = self._or(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+            raise self.bad(key, f"must be a whole number from {low} to {high}")
+        return value
+
+    def real(self, key: str, default: float | None = None, *, above: float = 0, high: float = 1e12) -> float:
+        value = self._or(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not above < value <= high:
+            raise self.bad(key, f"must be a number above {above:g}, up to {high:g}")
+        return float(value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._or(key, default)
+        if not isinstance(value, bool):
+            raise self.bad(key, "must be true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._or(key, default)
+        if not isinstance(value, str):
+            raise self.bad(key, "must be a text")
+        return value
+
+    def list(self, key: str, default: list[Any] | None = None) -> list[Any]:
+        value = self._or(key, default)
+        if not isinstance(value, list):
+            raise self.bad(key, "must be a list")
+        return value
+
+    def inside(self, key: str) -> "Fields":
+        value = self._or(key, {})
+        if not isinstance(value, dict):
+            raise self.bad(key, "must be an object")
+        return Fields(self.file, value, f"{self.path}{key}.")
+
+    def bad(self, key: str, rule: str) -> BadCheckpoint:
+        if self.get(key) is None:
+            return BadCheckpoint(f"{self.file}: {self.path}{key} is missing; it {rule}")
+        return BadCheckpoint(f"{self.file}: {self.path}{key} is {_shown(self.get(key))}; it {rule}")
+
+    def unsupported(self, key: str, why: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{self.file}: {self.path}{key} is {_shown(self.get(key))}; {why}")
+
+    def _or(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        return default if value is None else value
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,117 @@
+"""Where a name leads: the built-in model, a folder, or the hub by way of its cache."""
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.config import ModelPlace
+from engine.errors import BadCheckpoint, ModelNotFound
+from engine.models.checkpoint import has_weights
+
+BUILT_IN = "pocket"
+CONFIG = "config.json"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+TEXTS = ["*.json", "*.jinja"]
+WEIGHTS = ["model.safetensors", "model-*.safetensors"]  # pickles are never fetched
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+
+def find_model(name: str | None, *, dummy: bool = False, progress: Progress | None = None) -> ModelPlace:
+    """Finds a model's files, fetching them where they are not on this machine; `dummy` needs no weights."""
+    if not name or name == BUILT_IN:
+        return _built_in()
+    path = os.path.expanduser(name)
+    if os.path.exists(path):  # false for any text that cannot be a path, where pathlib would raise
+        return _local(name, Path(path))
+    if not HUB_NAME.fullmatch(name) or ".." in name or "--" in name or len(name) > 96:
+        raise ModelNotFound(f"there is no folder {name[:80]!r}, and no model of the hub is named so")
+    folder = _cached(name, dummy) or _fetched(name, dummy, progress)
+    return ModelPlace(name, folder)
+
+
+def _built_in() -> ModelPlace:
+    folder = Path(__file__).parent.parent / BUILT_IN
+    if not (folder / CONFIG).is_file():
+        raise ModelNotFound("this installation has no built-in model; name a folder or a model of the hub")
+    return ModelPlace(BUILT_IN, folder)
+
+
+def _local(name: str, path: Path) -> ModelPlace:
+    folder = path.resolve()
+    if folder.name == CONFIG and folder.is_file():
+        folder = folder.parent
+    if not (folder / CONFIG).is_file():
+        raise ModelNotFound(f"{name} is neither a {CONFIG} nor a folder that holds one")
+    return ModelPlace(name if HUB_NAME.fullmatch(name) else folder.name, folder)
+
+
+def _cached(name: str, dummy: bool) -> Path | None:
+    """The snapshot in the hub's cache, if it is whole."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, local_files_only=True, allow_patterns=_patterns(dummy)))
+    except LocalEntryNotFoundError:
+        return None
+    return folder if (folder / CONFIG).is_file() and (dummy or has_weights(folder)) else None
+
+
+def _fetched(name: str, dummy: bool, progress: Progress | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=_patterns(dummy), tqdm_class=_meter(progress)))
+    except GatedRepoError as error:
+        raise ModelNotFound(f"{name} wants consent on huggingface.co, then `hf auth login`") from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(f"{name} is neither a folder here nor a model of the hub") from error
+    except LocalEntryNotFoundError as error:
+        raise ModelNotFound(f"{name} is not on this machine, and the hub cannot be reached") from error
+    except Exception as error:  # the client lets errors of its HTTP library out, which differ by version
+        raise ModelNotFound(f"{name} could not be fetched from the hub: {error}") from error
+    if not (folder / CONFIG).is_file():
+        raise BadCheckpoint(f"{name} has no {CONFIG} on the hub, so it is no model of transformers")
+    if not dummy and not has_weights(folder):
+        raise BadCheckpoint(f"{name} has no model.safetensors on the hub; other kinds of weights are refused")
+    return folder
+
+
+def _patterns(dummy: bool) -> list[str]:
+    return TEXTS if dummy else TEXTS + WEIGHTS
+
+
+def _meter(progress: Progress | None) -> type:
+    """A progress bar of the shape that the hub's client expects, which draws nothing and reports bytes."""
+    from tqdm import tqdm  # type: ignore[import-untyped]
+
+    most = 0
+
+    class Meter(tqdm):
+        monitor_interval = 0  # no watching thread
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options.pop("name", None)
+            super().__init__(*args, **options | {"disable": False})
+
+        def display(self, *args: Any, **options: Any) -> None:
+            pass
+
+        def update(self, n: float | None = 1) -> bool | None:
+            nonlocal most
+            drawn = super().update(n)
+            if (
+                progress and self.unit == "B" and self.n > most
+            ):  # there is a bar for bytes sent, one for written
+                most = int(self.n)
+                progress(most, int(self.total or 0))
+            return drawn
+
+        def close(self) -> None:
+            self.disable = True
+
+    return Meter

@@ -1,0 +1,76 @@
+"""Lays a plan out as the tensors that a model and its attention read."""
+
+from collections.abc import Mapping
+from itertools import chain
+
+import numpy as np
+import torch
+
+from engine.attention.base import Batch
+from engine.cache.tables import BlockTables
+from engine.request import Request
+from engine.scheduling.plan import Plan
+
+
+class BatchBuilder:
+    """Reads requests and block tables; changes neither."""
+
+    def __init__(
+        self, requests: Mapping[int, Request], tables: BlockTables, block_size: int, device: torch.device
+    ):
+        self._requests, self._tables, self._block_size, self._device = requests, tables, block_size, device
+
+    def build(self, plan: Plan, last_ids: torch.Tensor) -> Batch:
+        """`last_ids[slot]` is the token a slot has drawn last; it may not have reached the host yet."""
+        columns = np.array(plan.rows, dtype=np.int64)
+        slots, firsts, counts = columns[:, 1], columns[:, 2], columns[:, 3]
+        contexts = firsts + counts
+        starts = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        if plan.single == len(counts):
+            positions, token_slots = firsts, slots
+        else:
+            positions = np.repeat(firsts - starts[:-1], counts) + np.arange(plan.tokens)
+            token_slots = np.repeat(slots, counts)
+        blocks, offsets = np.divmod(positions, self._block_size)
+        places = self._tables.grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets
+        widest = -(-int(contexts.max()) // self._block_size)
+        tables = self._tables.grid[slots, :widest]
+        contexts = contexts.astype(np.int32)
+
+        ids, pending = self._ids(plan)
+        on_device = self._tensor(ids)
+        if pending:
+            on_device[pending] = last_ids[slots[pending]]
+        return Batch(
+            ids=on_device,
+            positions=self._tensor(positions),
+            places=self._tensor(places),
+            starts=self._tensor(starts),
+            contexts=self._tensor(contexts),
+            tables=self._tensor(tables),
+            single=plan.single,
+            block_size=self._block_size,
+            host_starts=starts,
+            host_contexts=contexts,
+            host_tables=tables,
+        )
+
+    def _ids(self, plan: Plan) -> tuple[np.ndarray, list[int]]:
+        """The token ids of all rows, and which rows' ids are still on the device alone."""
+        requests, single = self._requests, plan.single
+        ids, pending = [], []
+        for at, row in enumerate(plan.rows[:single]):
+            tokens = requests[row.request].tokens
+            if row.start < len(tokens):
+                ids.append(tokens[row.start])
+            else:
+                ids.append(0)
+                pending.append(at)
+        chunks = (
+            requests[row.request].tokens[row.start : row.start + row.length] for row in plan.rows[single:]
+        )
+        return np.fromiter(chain(ids, chain.from_iterable(chunks)), np.int64, plan.tokens), pending
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

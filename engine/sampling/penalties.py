@@ -1,0 +1,45 @@
+"""Which tokens a slot has seen, kept where the logits are, and what that costs those tokens."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MOST = torch.iinfo(torch.int16).max  # counts stop there
+
+
+class SeenTokens:
+    """[slots, vocab] columns; their rows mean something for penalised slots alone."""
+
+    def __init__(self, max_rows: int, vocab: int, device: torch.device) -> None:
+        self._prompt = torch.zeros(max_rows, vocab, dtype=torch.bool, device=device)
+        self._reply = torch.zeros(max_rows, vocab, dtype=torch.int16, device=device)
+
+    def start(self, slot: int, prompt: Sequence[int], reply: Sequence[int], pending: Tensor | None) -> None:
+        """Counts the slot's tokens anew: those on the host, then those that only the device knows."""
+        vocab = self._reply.shape[1]
+        in_prompt = np.zeros(vocab, bool)
+        in_prompt[prompt] = True
+        counts = np.bincount(np.array(reply, np.int64), minlength=vocab).clip(max=_MOST)
+        self._prompt[slot] = torch.from_numpy(in_prompt)
+        self._reply[slot] = torch.from_numpy(counts.astype(np.int16))
+        for token in pending.unbind() if pending is not None else ():
+            self.add(torch.tensor([slot], device=token.device), token[None])
+
+    def add(self, slots: Tensor, ids: Tensor) -> None:
+        """One more token of the reply for each of these slots, none of them twice."""
+        self._reply[slots, ids] = self._reply[slots, ids].clamp(max=_MOST - 1) + 1
+
+    def penalise(
+        self, scores: Tensor, slots: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
+    ) -> Tensor:
+        """Repetition shrinks what prompt or reply hold; the other two take from what the reply holds.
+
+        [rows, vocab] scores, and for each row its slot and its [rows, 1] strengths; 1, 0 and 0 change no bit.
+        """
+        counts = self._reply[slots]
+        came = counts > 0
+        shrunk = (scores.clamp(min=0) / repetition).add_(scores.clamp(max=0) * repetition)
+        scores = torch.where(self._prompt[slots].logical_or_(came), shrunk, scores)
+        return scores.sub_(frequency * counts).sub_(presence * came)

@@ -1,0 +1,175 @@
+"""The sampling parameters of all running requests, by slot, and what a step reads of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.errors import BadParams
+from engine.params import SamplingParams
+from engine.sampling.penalties import SeenTokens
+from engine.sampling.random import fold, uniform
+
+COLUMNS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency", "uniform")
+_COLDEST = 1e-30  # a temperature that float32 can still divide by
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """Numbers added to single logits: biases, and -inf for tokens that may not come yet."""
+
+    rows: Tensor  # [edits] int64
+    ids: Tensor  # [edits] int64
+    values: Tensor  # [edits] float32
+
+    def part(self, start: int, stop: int) -> "Edits":
+        inside = (self.rows >= start) & (self.rows < stop)
+        return Edits(self.rows[inside] - start, self.ids[inside], self.values[inside])
+
+
+@dataclass(frozen=True, slots=True)
+class RowsView:
+    """The rows of one step, in its order: their numbers on the device, and on the host to decide by."""
+
+    host: np.ndarray  # [rows, columns] float64
+    columns: Tensor  # [columns, rows] float64
+    slots: Tensor | None = None  # [rows] int64, with the tokens that penalties look at; None: no row has any
+    seen: SeenTokens | None = None
+    edits: Edits | None = None
+    logprobs: tuple[tuple[int, int], ...] = ()  # (row, how many of the likeliest), for rows that ask
+
+    def __len__(self) -> int:
+        return len(self.host)
+
+    def on_host(self, column: str) -> np.ndarray:
+        return self.host[:, COLUMNS.index(column)]
+
+    def on_device(self, column: str) -> Tensor:
+        return self.columns[COLUMNS.index(column)]
+
+    def part(self, start: int, stop: int) -> "RowsView":
+        """Some of the rows, their logprobs aside."""
+        return RowsView(
+            self.host[start:stop],
+            self.columns[:, start:stop],
+            None if self.slots is None else self.slots[start:stop],
+            self.seen,
+            None if self.edits is None else self.edits.part(start, stop),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotEdits:
+    ids: np.ndarray
+    biases: np.ndarray
+    banned: np.ndarray  # ids that may not come before `min_tokens`
+    min_tokens: int
+
+    def at(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        if index >= self.min_tokens:
+            return self.ids, self.biases
+        bans = np.full(len(self.banned), -np.inf)
+        return np.concatenate((self.ids, self.banned)), np.concatenate((self.biases, bans))
+
+
+class SamplingRows:
+    """A slot is set when a request takes it and when its parameters change, and cleared when it leaves."""
+
+    def __init__(self, max_rows: int, vocab: int, device: torch.device) -> None:
+        self._max_rows, self._vocab, self._device = max_rows, vocab, device
+        self._numbers = np.zeros((max_rows, len(COLUMNS)))
+        self._seeds = np.zeros(max_rows, np.uint64)
+        self._edits: dict[int, _SlotEdits] = {}
+        self._logprobs: dict[int, int] = {}
+        self._penalised: set[int] = set()
+        self._seen: SeenTokens | None = None  # made when the first penalised request comes
+
+    def set(
+        self,
+        slot: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        end_ids: Sequence[int],
+        tokens: Sequence[int],
+        prompt_len: int,
+        pending: Tensor | None = None,
+    ) -> None:
+        """From the next view on, the slot samples so.
+
+        `end_ids` may not come before `min_tokens`. `tokens` are the prompt and what of the reply is on the
+        host; `pending` are the ids behind them that so far only the device knows. Penalties count them all.
+        """
+        if outside := [token for token, _ in params.logit_bias if token >= self._vocab]:
+            raise BadParams("logit_bias", f"token {outside[0]} is not in the vocabulary of {self._vocab}")
+        self.clear(slot)
+        self._seeds[slot] = fold(seed)
+        self._numbers[slot] = (
+            0.0 if params.greedy else max(params.temperature, _COLDEST),
+            min(params.top_k or self._vocab, self._vocab),
+            params.top_p,
+            params.min_p,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+            0.0,
+        )
+        if params.logit_bias or params.min_tokens:
+            ids, biases = zip(*params.logit_bias, strict=True) if params.logit_bias else ((), ())
+            banned = sorted({token for token in end_ids if token < self._vocab})
+            columns = np.array(ids, np.int64), np.array(biases, np.float64), np.array(banned, np.int64)
+            self._edits[slot] = _SlotEdits(*columns, params.min_tokens)
+        if params.logprobs is not None:
+            self._logprobs[slot] = params.logprobs
+        if params.penalised:
+            self._penalised.add(slot)
+            self._seen = self._seen or SeenTokens(self._max_rows, self._vocab, self._device)
+            self._seen.start(slot, tokens[:prompt_len], tokens[prompt_len:], pending)
+
+    def clear(self, slot: int) -> None:
+        self._edits.pop(slot, None)
+        self._logprobs.pop(slot, None)
+        self._penalised.discard(slot)
+
+    def note(self, slots: Sequence[int], ids: Tensor) -> None:
+        """What a step has drawn for these slots, still on the device; penalties count it."""
+        rows = [row for row, slot in enumerate(slots) if slot in self._penalised]
+        if self._seen is not None and rows:
+            where = self._tensor(np.array([rows, [slots[row] for row in rows]]))
+            self._seen.add(where[1], ids[where[0]])
+
+    def view(self, slots: Sequence[int], indices: Sequence[int]) -> RowsView:
+        """What the sampler needs to draw for these slots. `indices` say which token of its reply each row
+        draws, the first being 0."""
+        where = np.asarray(slots)
+        host = self._numbers[where]
+        if host[:, 0].any():
+            host[:, -1] = uniform(self._seeds[where], np.asarray(indices))
+        penalised = not self._penalised.isdisjoint(slots)
+        asked = [(row, slot) for row, slot in enumerate(slots) if slot in self._logprobs]
+        return RowsView(
+            host,
+            self._tensor(host).T,
+            self._tensor(where) if penalised else None,
+            self._seen if penalised else None,
+            self._edits_of(slots, indices) if self._edits else None,
+            tuple((row, self._logprobs[slot]) for row, slot in asked),
+        )
+
+    def _edits_of(self, slots: Sequence[int], indices: Sequence[int]) -> Edits | None:
+        found = [
+            (row, *self._edits[slot].at(index))
+            for row, (slot, index) in enumerate(zip(slots, indices, strict=True))
+            if slot in self._edits
+        ]
+        if not any(len(ids) for _, ids, _ in found):
+            return None
+        rows = np.repeat([row for row, _, _ in found], [len(ids) for _, ids, _ in found])
+        ids = np.concatenate([ids for _, ids, _ in found])
+        values = np.concatenate([values for _, _, values in found]).astype(np.float32)
+        return Edits(self._tensor(rows), self._tensor(ids), self._tensor(values))
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)

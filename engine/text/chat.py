@@ -1,0 +1,74 @@
+"""A conversation as the model wants to read it."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Self
+
+from engine.errors import BadInput, TemplateError
+from engine.text.guard import MARK, Guard
+from engine.text.messages import clean, clean_messages, clean_tools
+from engine.text.template import TemplateRenderer
+from engine.text.tokenizer import Tokenizer
+
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "documents"})
+
+
+class Chat:
+    """The chat templates of one tokenizer, and the helper process that renders them."""
+
+    def __init__(self, tokenizer: Tokenizer, renderer: TemplateRenderer | None = None) -> None:
+        self.tokenizer = tokenizer
+        self._renderer = renderer or TemplateRenderer()
+        self._guard = lru_cache(maxsize=4)(lambda template: Guard(tokenizer, template))
+
+    @property
+    def has_template(self) -> bool:
+        return bool(self.tokenizer.templates)
+
+    def prompt(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any
+    ) -> list[int]:
+        """The tokens of the rendered conversation. It starts as the template says."""
+        parts = self._render(messages, tools, options).split(MARK)
+        return [token for part in parts for token in self.tokenizer.encode(part)]
+
+    def text(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any) -> str:
+        """The rendered conversation, to be looked at: its tokens come from `prompt`."""
+        return self._render(messages, tools, options).replace(MARK, "")
+
+    def close(self) -> None:
+        self._renderer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _render(self, messages: Sequence[Any], tools: Sequence[Any] | None, options: dict[str, Any]) -> str:
+        template = self._template(bool(tools))
+        guard = self._guard(template)
+        break_up = guard.breaker("user")
+        generate = options.pop("add_generation_prompt", True)
+        if taken := sorted(RESERVED & options.keys()):
+            raise BadInput(f"{taken[0]} is no option of a chat template; give it in its own place")
+        values = {
+            **self.tokenizer.special_names,
+            **clean(options, "template options", break_up),
+            "messages": clean_messages(messages, guard.breaker),
+            "tools": clean_tools(tools, break_up),
+            "documents": None,
+            "add_generation_prompt": bool(generate),
+        }
+        return self._renderer.render(template, values)
+
+    def _template(self, with_tools: bool) -> str:
+        templates = self.tokenizer.templates
+        for name in ("tool_use", "default") if with_tools else ("default",):
+            if name in templates:
+                return templates[name]
+        if not templates:
+            raise TemplateError("this model has no chat template; complete the text without one (raw)")
+        raise TemplateError(
+            f"this model's chat templates are {', '.join(sorted(templates))}; none is called default"
+        )

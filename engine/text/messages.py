@@ -1,0 +1,108 @@
+"""Chat messages from outside: checked, brought to one shape, and with their control tokens broken."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from engine.errors import BadInput
+from engine.text.tokenizer import checked_text
+
+ROLE = re.compile(r"[\w .-]{1,64}")  # templates glue it to brackets: '<|' + role + '|>'
+DEPTH = 64
+Break = Callable[[str], str]
+
+
+def clean_messages(messages: object, breaker: Callable[[str], Break]) -> list[dict[str, Any]]:
+    """The conversation as a template may see it; `breaker` gives what breaks control tokens for a role."""
+    if not isinstance(messages, list | tuple) or not messages:
+        raise BadInput(f"messages must be a list of at least one message, not {messages!r:.80}")
+    return [_message(message, f"messages[{n}]", breaker) for n, message in enumerate(messages)]
+
+
+def clean_tools(tools: object, break_up: Break) -> list[Any] | None:
+    """The descriptions of functions that the model may call."""
+    if tools is None:
+        return None
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
+        raise BadInput(f"tools must be a list of objects that describe functions, not {tools!r:.80}")
+    return [clean(tool, f"tools[{n}]", break_up) for n, tool in enumerate(tools)] or None
+
+
+def clean(value: object, place: str, break_up: Break, depth: int = 0) -> Any:
+    """A copy made of JSON's own types, without control tokens; an error names the place."""
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case str():
+            return break_up(checked_text(value, place))
+        case list() | tuple() | dict() if depth == DEPTH:
+            raise BadInput(f"{place} is nested more than {DEPTH} deep")
+        case list() | tuple():
+            return [clean(part, f"{place}[{n}]", break_up, depth + 1) for n, part in enumerate(value)]
+        case dict():
+            return {
+                break_up(checked_text(key, f"a key of {place}")): clean(
+                    part, f"{place}.{key}", break_up, depth + 1
+                )
+                for key, part in value.items()
+            }
+    raise BadInput(
+        f"{place} must be text, a number, true, false, null, a list or an object, not {type(value).__name__}"
+    )
+
+
+def _message(message: object, place: str, breaker: Callable[[str], Break]) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise BadInput(f"{place} must be an object with role and content, not {message!r:.80}")
+    role = message.get("role")
+    if not isinstance(role, str) or not ROLE.fullmatch(role):
+        raise BadInput(
+            f"{place}.role must be a name such as system, user, assistant or tool, not {role!r:.80}"
+        )
+    shaped = dict(message)
+    if "content" in shaped:
+        shaped["content"] = _content(shaped["content"], f"{place}.content")
+    if shaped.get("tool_calls"):
+        shaped["tool_calls"] = _calls(shaped["tool_calls"], f"{place}.tool_calls")
+    cleaned: dict[str, Any] = clean(shaped, place, breaker(role))
+    return cleaned
+
+
+def _content(content: object, place: str) -> str | None:
+    """Templates count on text; a list of text parts becomes one."""
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise BadInput(f"{place} must be text, null or a list of text parts, not {type(content).__name__}")
+    texts: list[str] = []
+    for n, part in enumerate(content):
+        match part:
+            case {"type": "text", "text": str(text)}:
+                texts.append(text)
+            case {"type": str(kind)} if kind != "text":
+                raise BadInput(f"{place}[{n}] is of type {kind!r:.80}; this engine reads text only")
+            case _:
+                raise BadInput(
+                    f'{place}[{n}] must look like {{"type": "text", "text": "..."}}, not {part!r:.80}'
+                )
+    return "\n".join(texts)
+
+
+def _calls(calls: object, place: str) -> list[Any]:
+    """Clients send the arguments of a call as JSON text, templates want the object in it."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise BadInput(f"{place} must be a list of objects, not {calls!r:.80}")
+    return [_call(call) for call in calls]
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    match call:
+        case {"function": {"arguments": str(text)} as function}:
+            try:
+                arguments = json.loads(text)
+            except ValueError:  # what a model wrote need not be JSON; the template shows it as it is
+                return call
+            if isinstance(arguments, dict):
+                return {**call, "function": {**function, "arguments": arguments}}
+    return call

@@ -1,0 +1,76 @@
+"""Stop strings, found across the borders of tokens."""
+
+import copy
+from collections.abc import Sequence
+from typing import Self
+
+
+class StopFinder:
+    """Lets text through until a stop string is complete; holds back only what may still become one.
+
+    The stop that is complete first wins, and of those that end together the longest: the same ones whatever
+    pieces the text arrives in.
+    """
+
+    __slots__ = ("_fallbacks", "_firsts", "_held", "_include", "_matched", "_stops", "hit")
+
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._stops = tuple(dict.fromkeys(stops))
+        self._firsts = frozenset(stop[0] for stop in self._stops)
+        self._fallbacks = tuple(_fallback(stop) for stop in self._stops)
+        self._include = include
+        self._matched = [0] * len(self._stops)  # how much of each stop the text ends with
+        self._held = ""
+        self.hit: str | None = None
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text that may be shown, and the stop string if one is complete; after a stop, nothing more."""
+        if self.hit is not None:
+            return "", self.hit
+        if not self._held and self._firsts.isdisjoint(text):
+            return text, None
+        for at, letter in enumerate(text, len(self._held) + 1):
+            if hit := self._advance(letter):
+                self.hit = hit
+                shown = (self._held + text)[: at if self._include else at - len(hit)]
+                self._held = ""
+                return shown, hit
+        whole = self._held + text
+        border = len(whole) - max(self._matched)
+        self._held = whole[border:]
+        return whole[:border], None
+
+    def flush(self) -> str:
+        """What was held back for a stop that never came."""
+        text, self._held = self._held, ""
+        self._matched = [0] * len(self._stops)
+        return text
+
+    def copy(self) -> Self:
+        twin = copy.copy(self)
+        twin._matched = self._matched.copy()
+        return twin
+
+    def _advance(self, letter: str) -> str:
+        """One letter further in every stop; the longest that it completes."""
+        hit = ""
+        for n, stop in enumerate(self._stops):
+            matched, fallback = self._matched[n], self._fallbacks[n]
+            while matched and stop[matched] != letter:
+                matched = fallback[matched - 1]
+            matched += stop[matched] == letter
+            self._matched[n] = matched
+            if matched == len(stop) > len(hit):
+                hit = stop
+        return hit
+
+
+def _fallback(stop: str) -> list[int]:
+    """Knuth, Morris and Pratt's table: where to go on in the stop when a letter does not fit."""
+    table, matched = [0] * len(stop), 0
+    for n in range(1, len(stop)):
+        while matched and stop[matched] != stop[n]:
+            matched = table[matched - 1]
+        matched += stop[matched] == stop[n]
+        table[n] = matched
+    return table

@@ -1,0 +1,204 @@
+"""Text into tokens and back, by the checkpoint's own tokenizer."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Self
+
+import tokenizers
+
+from engine.errors import BadCheckpoint, BadInput
+from engine.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from engine.text.files import TextFiles
+from engine.text.pieces import PieceTable, byte_rule, token_name
+
+# Where a chat template writes one of these, it ends a turn. Others, such as <|end|>, end a turn for some
+# models and only a part of it for others, so those are left to the checkpoint's generation config.
+TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<|end_of_turn|>", "<turn|>")
+TOKEN_FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
+
+
+class Tokenizer:
+    """One checkpoint's tokenizer. It is only read once it is loaded, so threads may share it."""
+
+    def __init__(self, files: TextFiles) -> None:
+        self._tokenizer = files.tokenizer
+        self.templates: Mapping[str, str] = files.templates
+        self.special_names = _special_names(files.settings)  # bos_token and its like, as templates know them
+        _complete(files, self.special_names)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.added: dict[int, tokenizers.AddedToken] = dict(sorted(added.items()))
+        self.vocab_size = max(self._tokenizer.get_vocab_size(), max(self.added, default=-1) + 1)
+        self.special_ids = frozenset(self._specials())
+        self.bos_id = self._bos(files)
+        self.stop_ids = frozenset(self._stops(files))
+        self._start = self._start_ids(files.settings.get("add_bos_token"))
+        self._rule = byte_rule(self._tokenizer)
+        self._shown, self._all = (
+            PieceTable(self._tokenizer, self._rule, hidden) if self._rule else None
+            for hidden in (self.special_ids, frozenset[int]())
+        )
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read tokenizer.json and the files beside it."""
+        return cls(TextFiles.read(folder))
+
+    def encode(self, text: str) -> list[int]:
+        """The text's tokens and no others. Special tokens that are written out in it are taken as such."""
+        encoding = self._tokenizer.encode(checked_text(text, "the text"), add_special_tokens=False)
+        return list(encoding.ids)
+
+    def encode_raw(self, text: str) -> list[int]:
+        """A prompt without a template: the start tokens that the tokenizer puts before a text, then the text.
+
+        An empty text is the model's start token alone; where it has none, nothing.
+        """
+        if not text and not self._start and self.bos_id is not None:
+            return [self.bos_id]
+        return [*self._start, *self.encode(text)]
+
+    def decode(self, tokens: Sequence[int], *, skip_special: bool = True, after: Sequence[int] = ()) -> str:
+        """The text of the tokens: what a detokenizer gives piece by piece."""
+        detokenizer = self.detokenizer(skip_special=skip_special, after=after)
+        return "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
+
+    def detokenizer(self, *, skip_special: bool = True, after: Sequence[int] = ()) -> Detokenizer:
+        """One for a new text, or for one that goes on after these tokens."""
+        table = self._shown if skip_special else self._all
+        if table is not None:
+            return ByteDetokenizer(table, after)
+        return WindowDetokenizer(self._tokenizer, self.special_ids if skip_special else frozenset(), after)
+
+    def piece(self, token: int) -> bytes:
+        """The bytes that the token stands for inside a text; none where the tokenizer does not know it."""
+        name = token_name(self._tokenizer, token)
+        if name is None:
+            return b""
+        if self._rule:
+            return self._rule.rest(name)
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
+        return text.encode()
+
+    def id_of(self, name: str) -> int | None:
+        """The token that the vocabulary writes like this."""
+        token: int | None = self._tokenizer.token_to_id(name)
+        return token
+
+    def normalized(self, text: str) -> str:
+        """The text as the tokenizer's normalizer leaves it."""
+        normalizer = self._tokenizer.normalizer
+        return normalizer.normalize_str(text) if normalizer else text
+
+    def _specials(self) -> Iterator[int]:
+        yield from (token for token, added in self.added.items() if added.special)
+        for name in _flat_names(self.special_names):
+            if (token := self.id_of(name)) is not None:
+                yield token
+
+    def _bos(self, files: TextFiles) -> int | None:
+        if isinstance(name := self.special_names.get("bos_token"), str):
+            return self.id_of(name)
+        return next(
+            (ids[0] for source in (files.generation, files.config) if (ids := _ids(source, "bos_token_id"))),
+            None,
+        )
+
+    def _stops(self, files: TextFiles) -> Iterator[int]:
+        yield from _ids(files.generation, "eos_token_id")
+        yield from _ids(files.config, "eos_token_id")
+        names = [name for name in TURN_ENDS if any(name in source for source in self.templates.values())]
+        if isinstance(eos := self.special_names.get("eos_token"), str):
+            names.append(eos)
+        for name in names:
+            if (token := self.id_of(name)) is not None:
+                yield token
+
+    def _start_ids(self, add_bos: object) -> list[int]:
+        """What the post-processor puts before a text, unless the tokenizer's config says otherwise."""
+        if isinstance(add_bos, bool):
+            return [self.bos_id] if add_bos and self.bos_id is not None else []
+        encoding = self._tokenizer.encode("a")
+        return [
+            token
+            for token, _ in takewhile(
+                lambda pair: pair[1], zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+            )
+        ]
+
+
+def checked_text(text: object, place: str) -> str:
+    """The text, if it is one that can be written as UTF-8."""
+    if not isinstance(text, str):
+        raise BadInput(f"{place} must be text, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(
+            f"{place} has half a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}; "
+            "it must be valid Unicode"
+        ) from None
+    return text
+
+
+def _special_names(settings: Mapping[str, Any]) -> dict[str, str | list[str]]:
+    """Every `..._token` of the config, and the lists of further ones."""
+    names: dict[str, str | list[str]] = {}
+    for key, value in settings.items():
+        if key.endswith("_token") and (name := _name(value)):
+            names[key] = name
+        elif key in ("additional_special_tokens", "extra_special_tokens") and isinstance(value, list):
+            names[key] = [name for entry in value if (name := _name(entry))]
+    return names
+
+
+def _name(value: object) -> str | None:
+    match value:
+        case str(name) | {"content": str(name)}:
+            return name or None
+    return None
+
+
+def _flat_names(names: Mapping[str, str | list[str]]) -> Iterable[str]:
+    for value in names.values():
+        yield from [value] if isinstance(value, str) else value
+
+
+def _complete(files: TextFiles, names: Mapping[str, str | list[str]]) -> None:
+    """Teach the tokenizer the special tokens that only the config beside it names."""
+    tokenizer = files.tokenizer
+    for number, entry in _listed(files.settings):
+        if tokenizer.id_to_token(number) is None:
+            flags = {flag: bool(entry[flag]) for flag in TOKEN_FLAGS if flag in entry}
+            tokenizer.add_tokens([tokenizers.AddedToken(entry["content"], **flags)])
+            if (given := tokenizer.token_to_id(entry["content"])) != number:
+                raise BadCheckpoint(
+                    f"tokenizer_config.json gives {entry['content']!r} the id {number}, "
+                    f"but in tokenizer.json its place is {given}"
+                )
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    missing = {
+        name for name in _flat_names(names) if name not in known and tokenizer.token_to_id(name) is not None
+    }
+    tokenizer.add_special_tokens(sorted(missing))
+
+
+def _listed(settings: Mapping[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """The added tokens of the config, in the order of their ids."""
+    listed = settings.get("added_tokens_decoder") or {}
+    try:
+        return sorted(
+            (int(key), {**entry, "content": str(entry["content"])}) for key, entry in listed.items()
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadCheckpoint(
+            "tokenizer_config.json: added_tokens_decoder must map ids to tokens with their content"
+        ) from error
+
+
+def _ids(source: Mapping[str, Any], key: str) -> list[int]:
+    value = source.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if bad := [token for token in ids if not isinstance(token, int) or isinstance(token, bool) or token < 0]:
+        raise BadCheckpoint(f"{key} must be token ids, not {bad[0]!r}")
+    return ids

@@ -1,0 +1,3 @@
+from minichat.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,126 @@
+"""`minichat chat`: a plain chat on the terminal, one line a turn."""
+
+import argparse
+import sys
+import time
+
+from engine.errors import EngineError
+from engine.host.thread import EngineThread
+from engine.params import SamplingParams
+from engine.request import Finish
+from minichat.commands.options import engine_config, failed, running, sampling
+
+HELP = """\
+/new            forget this conversation
+/set NAME VALUE change how replies are drawn: temperature, top_p, top_k, min_p, seed, max_tokens ...
+/stats          what the engine is doing
+/help           this list
+/quit           leave (Ctrl+D too); Ctrl+C stops a reply"""
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        params = sampling(options)
+        with running(engine_config(options)) as host:
+            if not host.has_template:
+                print(
+                    f"minichat: {options.model} has no chat template; try minichat generate --raw",
+                    file=sys.stderr,
+                )
+                return 1
+            return Talk(host, params, options.system).run()
+    except EngineError as error:
+        return failed(error)
+
+
+class Talk:
+    """One conversation, typed and answered line by line."""
+
+    def __init__(self, host: EngineThread, params: SamplingParams, system: str | None) -> None:
+        self.host, self.params = host, params
+        self.opening = [{"role": "system", "content": system}] if system else []
+        self.messages = list(self.opening)
+
+    def run(self) -> int:
+        if sys.stdin.isatty():
+            shot = self.host.snapshot()
+            print(
+                f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help lists commands"
+            )
+        while (line := self._read()) is not None:
+            if line.startswith("/"):
+                if line.strip() == "/quit":
+                    break
+                self._command(line)
+            elif line.strip():
+                self._answer(line)
+        return 0
+
+    def _read(self) -> str | None:
+        try:
+            return input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            print()
+            return None
+
+    def _command(self, line: str) -> None:
+        match line.split():
+            case ["/new"]:
+                self.messages = list(self.opening)
+            case ["/set", name, value]:
+                try:
+                    self.params = self.params.changed(**{name: _value(value)})
+                except EngineError as error:
+                    print(error)
+            case ["/stats"]:
+                self._stats()
+            case ["/help"]:
+                print(HELP)
+            case _:
+                print(f"no such command: {line}; /help lists them")
+
+    def _answer(self, text: str) -> None:
+        self.messages.append({"role": "user", "content": text})
+        began, tokens, pieces = time.monotonic(), 0, []
+        try:
+            stream = self.host.submit(self.messages, self.params)
+        except EngineError as error:
+            self.messages.pop()
+            print(f"minichat: {error}")
+            return
+        try:
+            for delta in stream:
+                tokens += len(delta.tokens)
+                pieces.append(delta.text)
+                print(delta.text, end="", flush=True)
+        except KeyboardInterrupt:
+            self.host.abort(stream.id)
+            print(" [stopped]", end="")
+        else:
+            if delta.finish is Finish.FAILED:
+                print(f"\nminichat: {delta.error}", end="")
+        print()
+        self.messages.append({"role": "assistant", "content": "".join(pieces)})
+        if sys.stdout.isatty():
+            seconds = time.monotonic() - began
+            print(f"\x1b[2m{tokens} tokens, {tokens / seconds:.0f} a second\x1b[0m")
+
+    def _stats(self) -> None:
+        shot = self.host.snapshot()
+        print(
+            f"step {shot.step}, KV {shot.blocks.in_use} in use + {shot.blocks.cached} cached "
+            f"of {shot.blocks.size} blocks, prefix hits {shot.prefix_hit_rate:.0%}, "
+            f"TTFT {shot.ttft.p50 * 1000:.0f} ms, "
+            f"between tokens {shot.itl.p50 * 1000:.1f} ms (p99 {shot.itl.p99 * 1000:.1f})"
+        )
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,139 @@
+"""`minichat doctor`: what was found here, and why something is not available."""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.attention import registry
+from engine.config import LayerSpec
+from engine.devices import free_host_memory, host_memory
+from engine.errors import EngineError
+from engine.models.find import find_model
+from minichat import __version__
+
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx")
+OPTIONAL = ("triton", "bitsandbytes", "flash-attn", "flashinfer-python")
+_GB = 1e9
+
+
+def run(options: argparse.Namespace) -> int:
+    found = examine()
+    print(json.dumps(found, indent=2) if options.json else report(found))
+    return 0
+
+
+def examine() -> dict[str, Any]:
+    devices = [torch.device("cpu"), *(torch.device("cuda", n) for n in range(torch.cuda.device_count()))]
+    return {
+        "minichat": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": {
+            "name": _cpu_name(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "torch_threads": torch.get_num_threads(),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "memory": host_memory(),
+            "free": free_host_memory(),
+        },
+        "gpus": [_gpu(device) for device in devices if device.type == "cuda"],
+        "no_gpu": _why_no_gpu(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "optional": {name: _version(name) for name in OPTIONAL},
+        "attention": {str(device): _attention(device) for device in devices},
+        "built_in_model": _built_in(),
+        "terminal": {
+            "term": os.environ.get("TERM"),
+            "colours": os.environ.get("COLORTERM"),
+            "ssh": "SSH_CONNECTION" in os.environ,
+            "tmux": "TMUX" in os.environ,
+            "tty": sys.stdout.isatty(),
+        },
+    }
+
+
+def report(found: dict[str, Any]) -> str:
+    """The same for a person."""
+    cpu, lines = found["cpu"], []
+    lines.append(f"minichat {found['minichat']}   python {found['python']}   {found['system']}")
+    lines.append("")
+    lines.append("Devices")
+    memory = f"{cpu['free'] / _GB:.1f} of {cpu['memory'] / _GB:.1f} GB free"
+    lines.append(f"  cpu      {cpu['name']}, {cpu['cores']} cores, {cpu['instructions']}, {memory}")
+    for gpu in found["gpus"]:
+        memory = f"{gpu['free'] / _GB:.1f} of {gpu['memory'] / _GB:.1f} GB free"
+        lines.append(f"  {gpu['device']:8s} {gpu['name']}, compute {gpu['capability']}, {memory}")
+    if found["no_gpu"]:
+        lines.append(f"  no GPU   {found['no_gpu']}")
+    lines += ["", "Packages"]
+    lines += [
+        f"  {name:18s} {number or 'MISSING: reinstall minichat'}"
+        for name, number in found["packages"].items()
+    ]
+    lines += [
+        f"  {name:18s} {number or 'not installed (optional)'}" for name, number in found["optional"].items()
+    ]
+    for device, backends in found["attention"].items():
+        lines += ["", f"Attention on {device}"]
+        lines += [f"  {name:18s} {why or 'available'}" for name, why in backends.items()]
+    lines += ["", f"Built-in model: {found['built_in_model']}"]
+    return "\n".join(lines)
+
+
+def _attention(device: torch.device) -> dict[str, str | None]:
+    spec = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    return {name: registry.why_not(name, device, [spec], dtype) for name in registry.names()}
+
+
+def _gpu(device: torch.device) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "device": str(device),
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory": total,
+        "free": free,
+    }
+
+
+def _why_no_gpu() -> str | None:
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) is built without CUDA"
+    return "torch is built with CUDA, but the driver shows no NVIDIA GPU (nvidia-smi says more)"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
+
+
+def _built_in() -> str:
+    try:
+        folder = find_model(None).folder
+    except EngineError as error:
+        return str(error)
+    return (
+        f"{folder} ({sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) / 1e6:.1f} MB)"
+    )

@@ -1,0 +1,59 @@
+"""From command line options to what the engine takes, and errors to exit codes."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.errors import BadInput, EngineError
+from engine.params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.host.thread import EngineThread
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "max_tokens", "stop")
+
+
+def sampling(options: argparse.Namespace) -> SamplingParams:
+    given = {name: value for name in _SAMPLING if (value := getattr(options, name)) is not None}
+    return SamplingParams(temperature=0.7).changed(**given)
+
+
+def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
+    return EngineConfig(
+        model=options.model,
+        device=options.device,
+        dtype=options.dtype,
+        attention=options.attention,
+        blocks=options.blocks,
+        max_context=options.max_context,
+        dummy_weights=options.dummy_weights,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+@contextmanager
+def running(config: EngineConfig) -> Iterator["EngineThread"]:
+    """An engine on its thread; loading shows its progress on a terminal's standard error."""
+    from engine.host.thread import EngineThread
+    from engine.start import start
+
+    def progress(done: int, total: int) -> None:
+        if sys.stderr.isatty() and total > 200_000_000:
+            print(f"\rloading {done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", file=sys.stderr, flush=True)
+            if done >= total:
+                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+    host = EngineThread(start(config, progress))
+    try:
+        yield host
+    finally:
+        host.close()
+
+
+def failed(error: EngineError) -> int:
+    """One sentence on standard error, and the exit code for it."""
+    print(f"minichat: {error}", file=sys.stderr)
+    return 2 if isinstance(error, BadInput) else 1

@@ -1,0 +1,83 @@
+"""Which back end an engine takes, and what it says when it cannot take the one that was asked for."""
+
+import logging
+from importlib.metadata import EntryPoint
+from typing import ClassVar
+
+import pytest
+import torch
+
+from engine.attention import registry
+from engine.attention.registry import choose, names, register, why_not
+from engine.attention.torch_backend import TorchAttention
+from engine.config import LayerSpec
+from engine.errors import BadInput
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SPECS = [LayerSpec(heads=2, kv_heads=1, key_dim=8, value_dim=8, scale=1.0)]
+
+
+class Narrow(TorchAttention):
+    """Stands for a back end of somebody else's."""
+
+    name: ClassVar[str] = "narrow"
+
+    @staticmethod
+    def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
+        return None if spec.key_dim <= 8 else f"it serves heads of 8 at most, not {spec.key_dim}"
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "BACKENDS", dict(registry.BACKENDS))
+
+
+def brings(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
+    """Pretends that an installed package has these entry points."""
+    found = [EntryPoint(name, value, registry.GROUP) for name, value in points.items()]
+
+    def entry_points(*, group: str, name: str | None = None) -> list[EntryPoint]:
+        assert group == "minichat.attention"
+        return [point for point in found if name in (None, point.name)]
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+
+
+def test_auto_on_a_cpu_is_torch_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert isinstance(choose("auto", CPU, SPECS, torch.float32), TorchAttention)
+    assert not caplog.records
+
+
+def test_a_fall_back_is_one_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(Narrow)
+    monkeypatch.setitem(registry.PREFERRED, "cuda", ("narrow", "torch"))
+    wide = LayerSpec(heads=2, kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
+    with caplog.at_level(logging.WARNING, "minichat.engine"):
+        assert isinstance(choose("auto", CUDA, [*SPECS, wide], torch.float32), TorchAttention)
+    assert [record.getMessage() for record in caplog.records] == [
+        "attention falls back to torch: narrow: it serves heads of 8 at most, not 16"
+    ]
+
+
+def test_a_name_is_taken_at_its_word() -> None:
+    register(Narrow)
+    assert isinstance(choose("narrow", CPU, SPECS, torch.float32), Narrow)
+    wide = [LayerSpec(heads=2, kv_heads=1, key_dim=16, value_dim=16, scale=1.0)]
+    with pytest.raises(
+        BadInput, match=r"'narrow': it serves heads of 8 at most, not 16; available here: .*torch"
+    ):
+        choose("narrow", CPU, wide, torch.float32)
+
+
+def test_an_unknown_name_is_told_what_there_is() -> None:
+    with pytest.raises(BadInput, match=r"'flush': there is none of that name; available here: .*torch"):
+        choose("flush", CPU, SPECS, torch.float32)
+
+
+def test_packages_bring_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    brings(monkeypatch, narrow=f"{__name__}:Narrow", broken="no_such_package_here:Backend")
+    assert {"narrow", "broken", "torch"} <= set(names())
+    assert type(choose("narrow", CPU, SPECS, torch.float32)).__name__ == "Narrow"
+    assert "cannot be imported (No module named 'no_such_package_here')" in str(
+        why_not("broken", CPU, SPECS, torch.float32)
+    )

@@ -1,0 +1,54 @@
+import math
+
+import pytest
+
+from engine.errors import BadParams
+from engine.params import FIELDS, SamplingParams
+
+BAD = {
+    "temperature": [-0.1, math.nan, math.inf, "hot", True, None],
+    "top_k": [-1, 1.5, "3", True],
+    "top_p": [0.0, -0.1, 1.1, math.nan],
+    "min_p": [-0.1, 1.1],
+    "repetition_penalty": [0.0, -1.0, math.inf],
+    "presence_penalty": [-2.1, 2.1],
+    "frequency_penalty": [-2.1, 2.1],
+    "logit_bias": [{5: 101.0}, {-1: 1.0}, {"5": 1.0}, [(1, 2, 3)], "no", dict.fromkeys(range(2000), 0.0)],
+    "seed": [1.5, "x", 2**64],
+    "stop": [[""], [5], ["x"] * 17, 5],
+    "stop_ids": [[-1], ["x"], "ab", [True]],
+    "min_tokens": [-1, 0.5],
+    "max_tokens": [0, -1, 2.0],
+    "logprobs": [-1, 21, True],
+    "ignore_eos": [1, "yes"],
+}
+
+
+def test_every_field_has_bad_values_here() -> None:
+    assert set(BAD) == set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(field, value) for field, values in BAD.items() for value in values]
+)
+def test_a_bad_value_is_refused_and_its_field_named(field: str, value: object) -> None:
+    with pytest.raises(BadParams) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.field == field
+    assert str(caught.value).startswith(field)
+
+
+def test_values_are_brought_to_one_form() -> None:
+    params = SamplingParams(stop="end", stop_ids=[3, 4], logit_bias={9: 1, 2: -1.5})
+    assert params.stop == ("end",)
+    assert params.stop_ids == (3, 4)
+    assert params.logit_bias == ((2, -1.5), (9, 1.0))
+
+
+def test_a_change_is_checked_and_leaves_the_rest() -> None:
+    params = SamplingParams(temperature=0.5, top_k=10)
+    assert params.changed(top_k=5) == SamplingParams(temperature=0.5, top_k=5)
+    with pytest.raises(BadParams, match="temprature: is no sampling parameter"):
+        params.changed(temprature=1.0)
+    with pytest.raises(BadParams, match="min_tokens: 9 is more than max_tokens"):
+        params.changed(min_tokens=9, max_tokens=3)

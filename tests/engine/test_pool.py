@@ -1,0 +1,104 @@
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from engine.cache import prefix
+from engine.cache.pool import BlockPool
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Any order of taking, sharing, publishing and giving back keeps every block in one state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = BlockPool(12, 16)
+        self.tables: dict[int, list[int]] = {}
+        self.keys: dict[bytes, int] = {}  # what each key was published for
+        self.count = 0
+
+    @rule(count=st.integers(0, 6))
+    def take(self, count: int) -> None:
+        if not self.pool.can_take(count):
+            with pytest.raises(ValueError, match="blocks wanted"):
+                self.pool.take(count, 0)
+            return
+        self.count += 1
+        self.tables[self.count] = self.pool.take(count, self.count)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        source = data.draw(st.sampled_from(sorted(self.tables)))
+        self.count += 1
+        self.pool.share(self.tables[source])
+        self.tables[self.count] = list(self.tables[source])
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        self.pool.give_back(self.tables.pop(data.draw(st.sampled_from(sorted(self.tables)))))
+
+    @precondition(lambda self: any(self.tables.values()))
+    @rule(data=st.data(), key=st.binary(min_size=1, max_size=1))
+    def publish(self, data: st.DataObject, key: bytes) -> None:
+        block = data.draw(
+            st.sampled_from(sorted({block for table in self.tables.values() for block in table}))
+        )
+        self.pool.publish(block, key)
+
+    @rule(key=st.binary(min_size=1, max_size=1))
+    def find_and_hold(self, key: bytes) -> None:
+        if (block := self.pool.find(key)) is not None:
+            self.count += 1
+            self.pool.share([block])
+            self.tables[self.count] = [block]
+
+    @rule(blocks=st.sets(st.integers(0, 11)))
+    def forget(self, blocks: set[int]) -> None:
+        self.pool.forget(blocks)
+
+    @invariant()
+    def sound(self) -> None:
+        self.pool.check(self.tables)
+
+
+TestPool = PoolMachine.TestCase
+
+
+def test_the_longest_unused_block_is_evicted_first_and_a_tail_before_its_root() -> None:
+    pool = BlockPool(4, 16)
+    chains = {name: pool.take(2, owner) for owner, name in enumerate("ab")}
+    for name, blocks in chains.items():
+        for at, block in enumerate(blocks):
+            pool.publish(block, f"{name}{at}".encode())
+        pool.give_back(blocks)
+    assert pool.cached == pool.available == 4
+    pool.take(1, 9)
+    assert pool.find(b"a1") is None
+    assert pool.find(b"a0") is not None
+    pool.take(2, 9)
+    assert pool.find(b"b1") is None
+    assert pool.find(b"b0") is not None
+    assert pool.evictions == 3
+
+
+def test_check_names_the_block_that_is_wrong() -> None:
+    pool = BlockPool(4, 16)
+    [block] = pool.take(1, 0)
+    with pytest.raises(AssertionError, match=f"block {block}: 0 tables hold it, 1 counted"):
+        pool.check({})
+
+
+def test_a_key_depends_on_all_that_came_before_and_on_the_root() -> None:
+    def name(root: bytes, tokens: list[int]) -> list[bytes]:
+        chain: list[bytes] = []
+        prefix.lengthen(chain, root, tokens, 4, len(tokens) // 4)
+        return chain
+
+    start = prefix.root(0, b"")
+    one, two = name(start, [1, 2, 3, 4, 5, 6, 7, 8]), name(start, [9, 2, 3, 4, 5, 6, 7, 8])
+    assert len({*one, *two}) == 4
+    assert name(start, [1, 2, 3, 4, 0]) == one[:1]
+    assert name(prefix.root(1, b""), [1, 2, 3, 4]) != one[:1]
+    assert name(prefix.root(0, b"salt"), [1, 2, 3, 4]) != one[:1]
+    assert prefix.root(1, b"1") != prefix.root(11, b"")

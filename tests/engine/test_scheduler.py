@@ -1,0 +1,280 @@
+"""What the scheduler decides, step by step, seen in the plans that reach the ledger."""
+
+import pytest
+
+from engine import events
+from engine.core import Engine
+from engine.params import SamplingParams
+from engine.request import Finish, Phase
+from engine.scheduling.costs import Costs
+from engine.scheduling.plan import Plan
+from engine.scheduling.queue import WaitingQueue
+from tests.engine.ledger import Clock, Reply, alone, drain, ledger_engine
+
+
+def ask(engine: Engine, prompt: int, count: int = 4, first: int = 0, **how: object) -> tuple[int, Reply]:
+    """A request with a prompt of that many tokens, unlike others by its first."""
+    reply = Reply()
+    seed = how.pop("seed", 0)
+    tokens = [first, *range(1, prompt)]
+    return engine.submit(tokens, SamplingParams(max_tokens=count, seed=seed), reply, **how), reply
+
+
+def plans(engine: Engine) -> list[Plan]:
+    return engine.runner.plans
+
+
+def heard(engine: Engine, kind: type[events.Event]) -> list[events.Event]:
+    found: list[events.Event] = []
+    engine.bus.subscribe(lambda event: found.append(event) if isinstance(event, kind) else None)
+    return found
+
+
+def test_decodes_go_first_and_prompt_chunks_fill_the_budget() -> None:
+    engine = ledger_engine(step_tokens=20)
+    short, _ = ask(engine, prompt=5)
+    engine.step()
+    long, _ = ask(engine, prompt=50, first=1)
+    drain(engine)
+    second = plans(engine)[1]
+    assert [(row.request, row.length) for row in second.rows] == [(short, 1), (long, 19)]
+    assert max(plan.tokens for plan in plans(engine)) <= 20
+
+
+def test_a_prompt_is_whole_and_alone_where_chunks_are_off() -> None:
+    engine = ledger_engine(step_tokens=20, chunked_prefill=False)
+    ask(engine, prompt=50)
+    ask(engine, prompt=40, first=1)
+    drain(engine)
+    assert [row.length for plan in plans(engine) for row in plan.rows if row.length > 1] == [50, 40]
+    assert all(sum(row.length > 1 for row in plan.rows) <= 1 for plan in plans(engine))
+
+
+def test_the_next_turn_starts_from_the_last_one() -> None:
+    engine = ledger_engine()
+    _, reply = ask(engine, prompt=30, count=20)
+    drain(engine)
+    turn = [0, *range(1, 30), *reply.tokens, 5, 6, 7]
+    engine.submit(turn, SamplingParams(max_tokens=2, seed=0), (again := Reply()))
+    drain(engine)
+    assert (
+        plans(engine)[-2].rows[0].start == 48
+    )  # 30 + 20, of which the last was never computed, in whole blocks
+    assert again.tokens == alone(turn, 2)
+
+
+def test_salts_keep_caches_apart() -> None:
+    engine = ledger_engine()
+    admitted = heard(engine, events.Admitted)
+    for salt in (b"", b"", b"mine", b"mine"):
+        ask(engine, prompt=40, salt=salt)
+        drain(engine)
+    assert [event.cached for event in admitted] == [0, 32, 0, 32]
+
+
+def test_without_the_prefix_cache_nothing_is_found() -> None:
+    engine = ledger_engine(prefix_cache=False)
+    admitted = heard(engine, events.Admitted)
+    for _ in range(2):
+        ask(engine, prompt=40)
+        drain(engine)
+    assert [event.cached for event in admitted] == [0, 0]
+
+
+def test_the_latest_gives_way_and_comes_back() -> None:
+    engine = ledger_engine(blocks=6)
+    gone, back = heard(engine, events.Preempted), heard(engine, events.Resumed)
+    replies = [ask(engine, prompt=30, count=40, first=n) for n in range(2)]
+    drain(engine)
+    assert {event.request for event in gone} == {1}
+    assert {event.request for event in back} == {1}
+    for n, (_, reply) in enumerate(replies):
+        assert reply.tokens == alone([n, *range(1, 30)], 40)
+
+
+def test_priority_goes_before_arrival_when_somebody_must_give_way() -> None:
+    engine = ledger_engine(blocks=6, policy="priority")
+    gone = heard(engine, events.Preempted)
+    ask(engine, prompt=30, count=40, first=0, priority=1)
+    ask(engine, prompt=30, count=40, first=1, priority=0)
+    drain(engine)
+    assert {event.request for event in gone} == {0}
+
+
+def test_priority_goes_before_arrival_in_line() -> None:
+    engine = ledger_engine(slots=1, policy="priority")
+    for n, priority in enumerate((2, 2, 0, 1)):
+        ask(engine, prompt=4, count=1, first=n, priority=priority)
+    drain(engine)
+    assert [plan.rows[0].request for plan in plans(engine)] == [2, 3, 0, 1]
+
+
+def test_a_swapped_request_goes_on_where_it_was() -> None:
+    engine = ledger_engine(blocks=6, host=6, preemption="swap")
+    gone, back = heard(engine, events.Preempted), heard(engine, events.Resumed)
+    for n in range(2):
+        ask(engine, prompt=30, count=40, first=n)
+    drain(engine)
+    assert all(event.swapped for event in (*gone, *back))
+    assert sum(plan.tokens for plan in plans(engine)) == 2 * (30 + 40 - 1)  # nothing was computed twice
+
+
+def test_the_measured_cost_decides_how_somebody_gives_way() -> None:
+    costs = Costs()
+    assert not costs.swap_is_cheaper(tokens=100, blocks=7)  # nothing is known: nothing is promised
+    costs.saw_step(prefill_tokens=100, seconds=0.1)
+    assert costs.swap_is_cheaper(tokens=100, blocks=7)  # a swap has never been timed: it is tried
+    costs.saw_swap(blocks=10, seconds=1.0)
+    assert not costs.swap_is_cheaper(tokens=100, blocks=7)
+    for _ in range(50):
+        costs.saw_swap(blocks=10, seconds=0.001)
+    assert costs.swap_is_cheaper(tokens=100, blocks=7)
+
+
+def test_preempted_by_hand() -> None:
+    engine = ledger_engine()
+    gone = heard(engine, events.Preempted)
+    id, reply = ask(engine, prompt=20, count=10)
+    engine.step()
+    engine.preempt(id)
+    engine.step()
+    assert engine.scheduler.requests[id].phase is Phase.PREEMPTED
+    drain(engine)
+    assert len(gone) == 1
+    assert reply.tokens == alone([0, *range(1, 20)], 10)
+
+
+def test_a_fork_shares_blocks_until_one_writes() -> None:
+    engine = ledger_engine()
+    id, reply = ask(engine, prompt=40, count=10)
+    engine.step()
+    engine.step()
+    child = engine.fork(id, branch := Reply(), SamplingParams(max_tokens=10, seed=5))
+    assert engine.scheduler.requests[child].blocks == engine.scheduler.requests[id].blocks
+    assert engine.scheduler.pool.in_use == 3
+    engine.step()
+    [(source, copy)] = plans(engine)[-1].copies
+    tails = {engine.scheduler.requests[each].blocks[2] for each in (id, child)}
+    assert tails == {source, copy}
+    assert engine.scheduler.pool.in_use == 4
+    drain(engine)
+    said = reply.tokens[:2]
+    assert branch.tokens == alone([0, *range(1, 40), *said], 8, seed=5)
+
+
+def test_who_must_wait_says_why() -> None:
+    engine = ledger_engine(blocks=6, step_tokens=200)
+    ask(engine, prompt=80, count=10)
+    waiting, _ = ask(engine, prompt=60, count=10, first=1)
+    engine.step()
+    assert engine.scheduler.requests[waiting].why == "waits for blocks: needs 4, 1 to spare"
+
+
+class TestLatency:
+    def test_the_soonest_due_goes_first(self) -> None:
+        engine = ledger_engine(slots=1, policy="latency")
+        for n, deadline in enumerate((None, 3.0, 0.5, 0.9)):
+            ask(engine, prompt=4, count=1, first=n, deadline=deadline)
+        drain(engine)
+        assert [plan.rows[0].request for plan in plans(engine)] == [2, 3, 0, 1]
+
+    def test_it_holds_the_door_for_a_fuller_batch_while_others_run(self) -> None:
+        clock = Clock()
+        engine = ledger_engine(policy="latency", clock=clock)
+        ask(engine, prompt=10, count=30)
+        engine.step()
+        late, _ = ask(engine, prompt=10, count=2, first=1)
+        engine.step()
+        assert "held" in engine.scheduler.requests[late].why
+        assert len(plans(engine)[-1].rows) == 1
+        ask(engine, prompt=10, count=2, first=2)
+        clock.now += 0.06  # patience is over
+        engine.step()
+        assert len(plans(engine)[-1].rows) == 3
+        drain(engine)
+
+    def test_it_runs_at_once_where_nobody_would_be_stalled(self) -> None:
+        engine = ledger_engine(policy="latency")
+        ask(engine, prompt=10)
+        assert engine.step()
+
+    def test_it_runs_at_once_when_the_token_is_due(self) -> None:
+        engine = ledger_engine(policy="latency")
+        ask(engine, prompt=10, count=30)
+        engine.step()
+        ask(engine, prompt=10, count=2, first=1, deadline=0.0)
+        engine.step()
+        assert len(plans(engine)[-1].rows) == 2
+
+    def test_more_deadlines_are_met_than_in_order_of_arrival(self) -> None:
+        def met(policy: str) -> int:
+            clock = Clock()
+            engine = ledger_engine(policy=policy, slots=2, step_tokens=32, clock=clock)
+            first = heard(engine, events.FirstToken)
+            due = {n: 1.0 if n < 16 else 0.2 for n in range(20)}
+            for n, deadline in due.items():
+                ask(engine, prompt=60, count=4, first=n, deadline=deadline)
+            while engine.busy:
+                engine.step()
+                clock.now += 0.01
+            return sum(event.seconds <= due[event.request] for event in first)
+
+        assert met("latency") > met("fcfs")
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_length_known_in_advance_costs_no_step(depth: int) -> None:
+    engine = ledger_engine(depth=depth)
+    ask(engine, prompt=10, count=5)
+    drain(engine)
+    assert sum(plan.tokens for plan in plans(engine)) == 10 + 5 - 1
+
+
+def test_ten_thousand_in_line_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = ledger_engine(slots=2)
+    for n in range(10_000):
+        ask(engine, prompt=4, count=50, first=n % 900)
+    engine.step()
+    monkeypatch.setattr(WaitingQueue, "__iter__", lambda self: pytest.fail("the whole line was walked"))
+    for _ in range(20):
+        assert engine.step()
+    monkeypatch.undo()
+    for request in list(engine.scheduler.requests):
+        engine.abort(request)
+    engine.scheduler.check()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(depth: int) -> None:
+    engine = ledger_engine(depth=depth, slots=2)
+    _, first = ask(engine, prompt=10, count=5)
+    _, second = ask(engine, prompt=10, count=5, first=1)
+    _, waits = ask(engine, prompt=10, count=5, first=2)
+    engine.runner.fails = lambda plan: plan.step == 2
+    drain(engine)
+    for reply in (first, second):
+        assert reply.last is not None
+        assert reply.last.finish is Finish.FAILED
+        assert "told to fail" in reply.last.error
+    assert waits.tokens == alone([2, *range(1, 10)], 5)
+    assert engine.scheduler.pool.in_use == 0
+    assert engine.scheduler.pool.cached == 0  # what the failed ones computed is not trusted
+
+
+def test_a_step_that_fails_while_swapping_loses_nobody_else() -> None:
+    engine = ledger_engine(blocks=6, host=6, preemption="swap")
+    failed: list[Plan] = []
+
+    def first_swap(plan: Plan) -> bool:
+        if plan.swaps_out and not failed:
+            failed.append(plan)
+            return True
+        return False
+
+    engine.runner.fails = first_swap
+    stays, gives_way = (ask(engine, prompt=30, count=40, first=n)[1] for n in range(2))
+    drain(engine)
+    assert [row.request for row in failed[0].rows] == [0]
+    assert stays.last is not None
+    assert stays.last.finish is Finish.FAILED
+    assert gives_way.tokens == alone([1, *range(1, 30)], 40)  # its swap never happened: it was computed again

@@ -1,0 +1,200 @@
+"""Models of transformers without a native decoder: the same logits, or a refusal by name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from engine.config import ModelPlace
+from engine.errors import BadCheckpoint, UnsupportedModel
+from engine.models.bridge.interface import BridgedModel
+from engine.models.registry import load_model
+from tests.models.tiny import plain_attend
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.15,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+GEMMA = {"head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [4.0] * 4,
+    "original_max_position_embeddings": 32,
+}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 6,
+    "first_k_dense_replace": 2,
+}
+BRIDGED: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", {}),
+    "opt": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 24}),
+    "gemma": ("Gemma", {"head_dim": 8}),
+    "gemma2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}),
+    "gemma3": ("Gemma3Text", GEMMA | {"query_pre_attn_scalar": 4}),
+    "phi": ("Phi", {}),
+    "phi3": ("Phi3", {"sliding_window": 5}),
+    "phi3-long": ("Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
+    "olmo": ("Olmo", {"clip_qkv": 0.5}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": ("Olmo3", GEMMA),
+    "neox": ("GPTNeoX", {"rotary_pct": 0.5}),
+    "gpt-oss": ("GptOss", GEMMA | EXPERTS),
+    "mixtral": ("Mixtral", EXPERTS),
+    "granite": ("Granite", {"logits_scaling": 4.0, "attention_multiplier": 0.3, "residual_multiplier": 0.5}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 5}),
+    "deepseek": ("DeepseekV3", LATENT),
+}
+
+
+def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SHAPE | changes)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, tensor in model.named_parameters():
+            if tensor.dim() == 1 and "norm" not in name:  # biases and sinks start as zeros
+                tensor.uniform_(-0.5, 0.5)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(("family", "changes"), BRIDGED.values(), ids=BRIDGED)
+def test_logits_are_those_of_transformers(family: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    theirs = reference(family, changes, tmp_path)
+    model, config = load_model(ModelPlace(family, tmp_path))
+    assert isinstance(model, BridgedModel)
+    rows = [(torch.arange(length) * 31 + length) % 96 for length in (config.max_context - 2, 9)]
+    lengths = [len(row) for row in rows]
+    attend = plain_attend(config.layers, lengths, model.sinks)
+    with torch.inference_mode():
+        hidden = model(torch.cat(rows), torch.cat([torch.arange(length) for length in lengths]), attend)
+        assert hidden.shape == (sum(lengths), config.hidden)
+        logits = model.logits(hidden)
+        expected = torch.cat([theirs(row[None]).logits[0] for row in rows])
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_the_layers_are_is_learnt_by_walking_through(tmp_path: Path) -> None:
+    reference("Gemma2", BRIDGED["gemma2"][1], tmp_path)
+    _, config = load_model(ModelPlace("gemma2", tmp_path))
+    first, second = config.layers
+    assert (first.heads, first.kv_heads, first.key_dim, first.value_dim) == (4, 2, 8, 8)
+    assert (first.window, second.window) == (5, None)
+    assert first.softcap == 2.0
+    assert (config.family, config.vocab, config.max_context) == ("gemma2", 96, 64)
+    assert (config.start_id, config.stop_ids) == (1, (2,))
+
+
+def test_longrope_keeps_to_the_context_that_changes_nothing_for_others(tmp_path: Path) -> None:
+    reference(*BRIDGED["phi3-long"], tmp_path)
+    _, config = load_model(ModelPlace("phi3", tmp_path))
+    assert config.max_context == 32
+
+
+def bare(folder: Path, model_type: str, **changes: Any) -> ModelPlace:
+    """A config alone: a refusal that comes before the weights are missed was made without them."""
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"model_type": model_type} | changes))
+    return ModelPlace(model_type, folder)
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "falcon": {},
+    "bloom": {},
+    "gptj": {"rotary_dim": 8},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
+    "xglm": {"d_model": 32, "attention_heads": 4, "num_layers": 2, "ffn_dim": 48},
+    "mamba": {},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 8},
+    "rwkv": {},
+    "llama4_text": {"head_dim": 8, "num_local_experts": 2},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "bert": {},
+    "t5": {},
+    "no-such-model": {},
+}
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_models_that_cannot_be_paged_are_refused_by_name(model_type: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match=f'model_type is "{model_type}"'):
+        load_model(bare(tmp_path, model_type, **REFUSED[model_type]))
+
+
+def test_a_model_that_mixes_tokens_outside_attention_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.gpt2.modeling_gpt2 import GPT2MLP
+
+    plain = GPT2MLP.forward
+
+    def shifting(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return plain(self, x + x.roll(1, dims=1))  # what a convolution or a recurrence would do
+
+    monkeypatch.setattr(GPT2MLP, "forward", shifting)
+    with pytest.raises(UnsupportedModel, match="does not come to what transformers comes to"):
+        load_model(bare(tmp_path, "gpt2"), dummy=True)
+
+
+def test_dummy_weights_are_the_seeds(tmp_path: Path) -> None:
+    def made(seed: int) -> torch.Tensor:
+        model, _ = load_model(bare(tmp_path, "gpt2"), dummy=True, seed=seed, dtype="bfloat16")
+        assert isinstance(model, BridgedModel)
+        return model.model.transformer.wte.weight
+
+    state = torch.random.get_rng_state()
+    first = made(1)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert first.dtype == torch.bfloat16
+    assert torch.equal(first, made(1))
+    assert not torch.equal(first, made(2))
+
+
+def test_broken_checkpoints_are_refused(tmp_path: Path) -> None:
+    reference("GPT2", {}, tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors, whole = load_file(file), file.read_bytes()
+    del tensors["transformer.h.1.mlp.c_fc.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(BadCheckpoint, match=r"1 tensors are missing, the first is transformer\.h\.1\.mlp"):
+        load_model(ModelPlace("gpt2", tmp_path))
+    file.write_bytes(whole[:-100])
+    with pytest.raises(BadCheckpoint, match=str(tmp_path)):
+        load_model(ModelPlace("gpt2", tmp_path))
+    file.rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(BadCheckpoint, match="is a pickle"):
+        load_model(ModelPlace("gpt2", tmp_path))
+
+
+def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text("raise SystemExit('the code ran')")
+    place = bare(
+        tmp_path, "unheard-of", auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    )
+    with pytest.raises(UnsupportedModel, match="unheard-of"):
+        load_model(place)
+
+
+def test_quantized_models_are_refused_by_method(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="quantized by mxfp4"):
+        load_model(bare(tmp_path, "gpt_oss", quantization_config={"quant_method": "mxfp4"}))

@@ -1,0 +1,178 @@
+"""The native decoder against transformers: small random models of every family, layer by layer."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from engine.config import DTypeName, ModelPlace
+from engine.models.config_json import read_config
+from engine.models.decoder import Decoder, Norm
+from engine.models.registry import load_model
+from tests.models.tiny import plain_attend
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.15,  # wide enough that a wrong layer shows
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SLIDING = {"use_sliding_window": True, "sliding_window": 5}
+LLAMAS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "one-kv-head": {"num_key_value_heads": 1},
+    "as-many-kv-heads": {"num_key_value_heads": 4},
+    "head-of-80": {"head_dim": 80},
+    "head-of-8": {"head_dim": 8},
+    "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}},
+    "llama3": {"rope_parameters": LLAMA3},
+    "yarn": {"rope_parameters": YARN},
+    "yarn-factor": {"rope_parameters": YARN | {"attention_factor": 1.5, "beta_fast": 16, "beta_slow": 2}},
+    "yarn-mscale": {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.2}},
+    "yarn-unrounded": {"rope_parameters": YARN | {"truncate": False}},
+}
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    *(("Llama", name, changes) for name, changes in LLAMAS.items()),
+    ("Mistral", "window", {"sliding_window": 5}),
+    ("Mistral", "no-window", {"sliding_window": None, "head_dim": 24}),
+    ("Qwen2", "plain", {"tie_word_embeddings": True}),
+    ("Qwen2", "some-slide", SLIDING | {"max_window_layers": 1}),
+    ("Qwen3", "plain", {"head_dim": 24}),
+    ("Qwen3", "biases", {"head_dim": 16, "attention_bias": True}),
+    (
+        "Qwen3",
+        "named-layers",
+        SLIDING
+        | {"head_dim": 16, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    ("SmolLM3", "unrotated", {"no_rope_layer_interval": 2, "pad_token_id": 0}),
+    ("SmolLM3", "slides", SLIDING | {"no_rope_layers": [1, 0, 0], "pad_token_id": 0, "mlp_bias": True}),
+]
+
+
+def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
+    """A model of transformers with every tensor random, saved to the folder."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SHAPE | changes)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for tensor in model.parameters():
+            if tensor.dim() == 1:  # biases and norms start as constants
+                tensor.uniform_(0.5, 1.5)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(("family", "name", "changes"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
+def test_every_layer_is_as_in_transformers(
+    family: str, name: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    theirs = reference(family, changes, tmp_path)
+    ours, config = load_model(ModelPlace("tiny", tmp_path))
+    assert isinstance(ours, Decoder)
+    ids = torch.randint(3, 96, (150,), generator=torch.Generator().manual_seed(1))
+    attend = plain_attend(config.layers)
+    with torch.inference_mode():
+        expected = theirs(ids[None], output_hidden_states=True)
+        for depth, hidden in enumerate(expected.hidden_states):
+            normed = hidden[0] if depth == len(config.layers) else theirs.model.norm(hidden[0])
+            reached = ours(ids, torch.arange(len(ids)), attend, layers=depth)
+            torch.testing.assert_close(reached, normed, atol=1e-4, rtol=1e-4)
+        logits = ours.logits(ours(ids, torch.arange(len(ids)), attend))
+        torch.testing.assert_close(logits, expected.logits[0], atol=1e-4, rtol=1e-4)
+    assert (config.start_id, config.stop_ids) == (1, (2,))
+
+
+@pytest.mark.parametrize("changes", LLAMAS.values(), ids=LLAMAS)
+def test_older_configs_say_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
+    reference("Llama", changes, tmp_path)
+    newer = read_config(tmp_path)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text())
+    rope = values.pop("rope_parameters")
+    values["torch_dtype"] = values.pop("dtype")
+    values["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type")
+    values["rope_scaling"] = {"type": kind, **rope} if kind != "default" else None
+    file.write_text(json.dumps(values))
+    assert read_config(tmp_path) == newer
+
+
+def test_rows_laid_end_to_end_do_not_see_each_other(tmp_path: Path) -> None:
+    reference("Qwen3", {"head_dim": 16}, tmp_path)
+    model, config = load_model(ModelPlace("tiny", tmp_path))
+    rows = [torch.arange(3, 3 + n) for n in (7, 1, 12)]
+    with torch.inference_mode():
+        alone = [model.forward(row, torch.arange(len(row)), plain_attend(config.layers)) for row in rows]
+        packed = model.forward(
+            torch.cat(rows),
+            torch.cat([torch.arange(len(row)) for row in rows]),
+            plain_attend(config.layers, [len(row) for row in rows]),
+        )
+    torch.testing.assert_close(packed, torch.cat(alone), atol=1e-5, rtol=1e-5)
+
+
+def test_the_norm_rounds_as_transformers_does() -> None:
+    theirs = transformers.models.llama.modeling_llama.LlamaRMSNorm(64, eps=1e-5).bfloat16()
+    ours = Norm(64, eps=1e-5, dtype=torch.bfloat16)
+    weight = torch.randn(64, generator=torch.Generator().manual_seed(2)).bfloat16()
+    with torch.inference_mode():
+        ours.weight.copy_(weight)
+        theirs.weight.copy_(weight)
+        x = torch.randn(33, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
+        assert torch.equal(ours(x), theirs(x))
+
+
+def test_half_precision_stays_near_transformers(tmp_path: Path) -> None:
+    theirs = reference("Llama", {}, tmp_path).bfloat16()
+    ours, config = load_model(ModelPlace("tiny", tmp_path), dtype="bfloat16")
+    ids = torch.arange(3, 40)
+    with torch.inference_mode():
+        expected = theirs(ids[None]).logits[0].float()
+        logits = ours.logits(ours.forward(ids, torch.arange(len(ids)), plain_attend(config.layers)))
+    assert logits.dtype == torch.float32
+    assert (logits - expected).norm() < 0.02 * expected.norm()
+
+
+def test_a_trained_model_answers_as_in_transformers(shared: Path) -> None:
+    folder = shared / "models" / "stories260K"
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    ours, config = load_model(ModelPlace("stories260K", folder))
+    ids = torch.randint(3, 512, (300,), generator=torch.Generator().manual_seed(4))
+    with torch.inference_mode():
+        logits = ours.logits(ours.forward(ids, torch.arange(300), plain_attend(config.layers)))
+        torch.testing.assert_close(logits, theirs(ids[None]).logits[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-3), ("bfloat16", 0.02)])
+def test_a_gpu_comes_to_the_same(dtype: DTypeName, allowed: float, tmp_path: Path) -> None:
+    theirs = reference("Qwen3", {"head_dim": 16}, tmp_path)
+    model, config = load_model(ModelPlace("tiny", tmp_path), device="cuda", dtype=dtype)
+    ids = torch.arange(3, 40)
+    with torch.inference_mode():
+        expected = theirs(ids[None]).logits[0]
+        with torch.device("cuda"):
+            hidden = model.forward(ids.cuda(), torch.arange(len(ids)), plain_attend(config.layers))
+        logits = model.logits(hidden).cpu()
+    assert (logits - expected).norm() < allowed * expected.norm()

@@ -1,0 +1,184 @@
+"""What the loader takes, and how it says what it does not."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.config import ModelPlace
+from engine.errors import BadCheckpoint, BadInput
+from engine.models.config_json import read_config
+from engine.models.decoder import Decoder
+from engine.models.loader import Progress, load_weights, random_weights
+from engine.models.registry import load_model
+from tests.models.tiny import CONFIG, checkpoint, write_config
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+def load(folder: Path, progress: Progress | None = None) -> Decoder:
+    config = read_config(folder)
+    model = Decoder(config, getattr(torch, config.dtype))
+    load_weights(model, folder, progress)
+    return model
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(BadCheckpoint) as caught:
+        load(folder)
+    return str(caught.value)
+
+
+def test_random_weights_survive_the_trip(tmp_path: Path) -> None:
+    checkpoint(tmp_path, model_type="qwen3", head_dim=8)
+    made = Decoder(read_config(tmp_path), torch.float32)
+    random_weights(made, seed=7)
+    loaded = load(tmp_path).state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in made.state_dict().items())
+
+
+def test_shards_are_read_one_by_one_and_counted(tmp_path: Path) -> None:
+    tensors = checkpoint(tmp_path)
+    whole = load(tmp_path).state_dict()
+    (tmp_path / "model.safetensors").unlink()
+    names = list(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, tmp_path / file)
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    heard: list[tuple[int, int]] = []
+    model = load(tmp_path, lambda *amount: heard.append(amount))
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in model.state_dict().items())
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    assert heard == sorted(heard)
+    assert heard[-1] == (total, total)
+
+    (tmp_path / "model-00002-of-00002.safetensors").unlink()
+    assert "names model-00002-of-00002.safetensors, which is not there" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_floats_are_converted(tmp_path: Path, kind: torch.dtype) -> None:
+    tensors = {name: tensor.to(kind) for name, tensor in checkpoint(tmp_path).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = load(tmp_path)
+    assert model.embed.dtype == torch.float32
+    assert torch.equal(model.embed, tensors["model.embed_tokens.weight"].float())
+
+
+def test_the_type_is_the_checkpoints_where_the_config_is_silent(tmp_path: Path) -> None:
+    tensors = {name: tensor.bfloat16() for name, tensor in checkpoint(tmp_path, dtype=None).items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert load(tmp_path).embed.dtype == torch.bfloat16
+
+
+def test_tied_heads_are_one_tensor_and_a_copy_in_the_file_is_ignored(tmp_path: Path) -> None:
+    tensors = checkpoint(tmp_path, tie_word_embeddings=True)
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = load(tmp_path)
+    assert model.head.weight is model.embed
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    file = tmp_path / "model.safetensors"
+    for length in (0, 5, 200, file.stat().st_size - 1):
+        file.write_bytes(file.read_bytes()[:length] or b"")
+        assert f"{file} is broken or cut short" in refusal(tmp_path)
+        checkpoint(tmp_path)
+
+
+def test_a_wrong_tensor_is_named(tmp_path: Path) -> None:
+    tensors = checkpoint(tmp_path)
+    file = tmp_path / "model.safetensors"
+
+    def spoil(**changes: torch.Tensor | None) -> str:
+        spoiled = {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
+        save_file(spoiled, file)
+        message = refusal(tmp_path)
+        assert str(tmp_path) in message
+        return message
+
+    assert f"{UP} is [48, 31], the config makes it [48, 32]" in spoil(**{UP: torch.zeros(48, 31)})
+    assert f"{UP} holds I8" in spoil(**{UP: torch.zeros(48, 32, dtype=torch.int8)})
+    assert f"{UP} holds F8_E4M3" in spoil(**{UP: torch.zeros(48, 32, dtype=torch.float8_e4m3fn)})
+    assert f"1 tensors are missing, the first is {UP}" in spoil(**{UP: None})
+    assert "lm_head.bias has no place in this model" in spoil(**{"lm_head.bias": torch.zeros(96)})
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    tensors = checkpoint(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
+    save_file({UP: tensors[UP]}, tmp_path / "b.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "a.safetensors") | {UP: "b.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert f"{UP} is in a.safetensors too" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "index", ["", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', '{"weight_map": {"a": [1]}}']
+)
+def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
+    write_config(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    assert "model.safetensors.index.json" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "weights.bin", ""])
+def test_an_index_leads_nowhere_else(tmp_path: Path, name: str) -> None:
+    write_config(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    assert "not a safetensors file beside it" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_a_pickle_is_refused_unopened(tmp_path: Path, name: str) -> None:
+    write_config(tmp_path)
+    (tmp_path / name).write_bytes(b"never read")
+    message = refusal(tmp_path)
+    assert f"{name} is a pickle" in message
+    assert "save_pretrained" in message
+
+
+def test_no_weights_at_all(tmp_path: Path) -> None:
+    assert "holds neither model.safetensors nor" in refusal(write_config(tmp_path))
+
+
+def test_random_weights_depend_on_seed_and_name_alone(tmp_path: Path) -> None:
+    def made(seed: int, **changes: object) -> dict[str, torch.Tensor]:
+        model = Decoder(read_config(write_config(tmp_path, **changes)), torch.float32)
+        random_weights(model, seed)
+        return model.state_dict()
+
+    short, long, other = made(1), made(1, num_hidden_layers=3), made(2)
+    assert all(torch.equal(tensor, long[name]) for name, tensor in short.items())
+    assert not torch.equal(short["embed"], other["embed"])
+    assert not torch.equal(long["layers.0.out.weight"], long["layers.1.out.weight"])
+    assert torch.equal(short["layers.0.attn_norm.weight"], torch.ones(32))
+    assert 0.015 < short["embed"].std() < 0.025
+
+
+def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
+    model, config = load_model(ModelPlace("tiny", write_config(tmp_path)), dummy=True, dtype="float16")
+    assert next(iter(model.parameters())).dtype == torch.float16
+    assert config.vocab == CONFIG["vocab_size"]
+
+
+def test_a_model_beyond_all_memory_is_refused_by_name(tmp_path: Path) -> None:
+    place = ModelPlace("vast", write_config(tmp_path, vocab_size=1 << 24, hidden_size=1 << 20, head_dim=8))
+    with pytest.raises(BadInput, match="vast does not fit on cpu"):
+        load_model(place, dummy=True)
+
+
+def test_a_shorter_context_is_obeyed_and_a_longer_one_refused(tmp_path: Path) -> None:
+    place = ModelPlace("tiny", write_config(tmp_path))
+    _, config = load_model(place, dummy=True, max_context=64)
+    assert config.max_context == 64
+    with pytest.raises(BadInput, match=f"max_context is 129; tiny holds {CONFIG['max_position_embeddings']}"):
+        load_model(place, dummy=True, max_context=129)

@@ -1,0 +1,74 @@
+"""Small random models, and the plainest attention there is to run them with."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from engine.attention.base import Attend
+from engine.config import LayerSpec
+from engine.models.config_json import read_config
+from engine.models.decoder import Decoder
+from engine.models.loader import decoder_slots, random_weights
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "dtype": "float32",
+}
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    return folder
+
+
+def checkpoint(folder: Path, **changes: Any) -> dict[str, Tensor]:
+    """Writes a small Llama, and gives its tensors to spoil."""
+    model = Decoder(read_config(write_config(folder, **changes)), torch.float32)
+    random_weights(model, seed=7)
+    tensors = {}
+    for name, slot in decoder_slots(model).items():
+        tensors[name] = slot.view.expand(slot.view.shape)[(0,) * (slot.view.dim() - len(slot.shape))].clone()
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def plain_attend(
+    specs: Sequence[LayerSpec], rows: Sequence[int] | None = None, sinks: Mapping[int, Tensor] | None = None
+) -> Attend:
+    """Attends over whole rows (of these lengths, laid end to end) with every score written out."""
+
+    def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        spec = specs[index]
+        assert q.shape[1:] == (spec.heads, spec.key_dim)
+        assert k.shape[1:] == (spec.kv_heads, spec.key_dim)
+        assert v.shape[1:] == (spec.kv_heads, spec.value_dim)
+        group = spec.heads // spec.kv_heads
+        row = torch.repeat_interleave(torch.tensor(rows or [len(q)]))
+        at = torch.arange(len(q))
+        seen = (row[:, None] == row) & (at[:, None] >= at)
+        if spec.window is not None:
+            seen &= at[:, None] - at < spec.window
+        scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(group, 1)) * spec.scale
+        if spec.softcap is not None:
+            scores = spec.softcap * torch.tanh(scores / spec.softcap)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        if sinks and index in sinks:
+            scores = torch.cat((scores, sinks[index][:, None, None].expand(-1, len(q), 1)), -1)
+        weights = scores.softmax(-1)[..., : len(q)]
+        return torch.einsum("hqk,khd->qhd", weights, v.repeat_interleave(group, 1))
+
+    return attend

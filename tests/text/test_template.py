@@ -1,0 +1,128 @@
+"""A stranger's template renders as elsewhere, and can do no harm but to its own request."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from engine.errors import TemplateError
+from engine.text import TemplateRenderer
+
+ROWS = "{% for i in range(99999) %}{% for j in range(99999) %}"
+ENDS = "{% endfor %}{% endfor %}"
+DOUBLING = "{% set ns = namespace(t='a') %}{% for i in range(99) %}{% set ns.t = ns.t + ns.t %}{% endfor %}"
+
+
+def render(renderer: TemplateRenderer, template: str, **values: object) -> str:
+    return renderer.render(template, values)
+
+
+def test_the_language(renderer: TemplateRenderer) -> None:
+    template = """
+    {%- for m in messages %}
+        {%- if m.role == "skip" %}{% continue %}{% endif %}
+{{ m.role }}: {{ m.content | tojson }}
+        {% if loop.last %}{% break %}{% endif %}
+    {% endfor %}
+    {%- generation %}{% set x = 1 %}g{% endgeneration %}
+    {%- set ns = namespace(n=0) %}{% set ns.n = 5 %}{{ ns.n }}{{ x is defined }}{{ missing }}"""
+    messages = [{"role": "a", "content": "<é>"}, {"role": "skip"}, {"role": "b", "content": [1]}]
+    assert render(renderer, template, messages=messages) == 'a: "<é>"\nb: [1]\ng5False'
+
+
+def test_the_clock(renderer: TemplateRenderer) -> None:
+    assert render(renderer, "{{ strftime_now('%%') }}") == "%"
+
+
+def test_text_of_all_kinds_survives_the_way(renderer: TemplateRenderer) -> None:
+    text = "日本語 😀 \x00 \u2028 \ufdd0 \r\n" + "x" * 3_000_000
+    assert render(renderer, "{{ text }}", text=text) == text
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("a\n{% if %}", "syntax error in line 2"),
+        ("{{ missing.part }}", "uses what these messages do not have: 'missing' is undefined"),
+        ("{{ raise_exception('roles must alternate') }}", "refused the messages: roles must alternate"),
+        ("{{ raise_exception('x' * 10000) }}", r"x\.\.\.$"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ 'a' + 1 }}", "failed: TypeError"),
+        ("{{ range(999999) }}", "OverflowError"),
+        ("{{ 'a' * 10 ** 9 }}", "too much memory"),
+        (DOUBLING, "too much memory"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
+        ("{{" + "(" * 5000, "nested too deep"),
+        (ROWS + "{{ 'a' * 9999 }}" + ENDS, "writes more than 16,000,000 characters"),
+        ("{{ lipsum() }}", "'lipsum' is undefined"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe|undefined"),
+        ("{{ messages.append(1) }}", "forbids"),
+        ("{% set ns = namespace(_a=1) %}{% set ns._a = 1 %}", "forbids"),
+        ("{% include 'other' %}", "failed|forbids|no loader"),
+    ],
+)  # fmt: skip
+def test_what_it_may_not(renderer: TemplateRenderer, template: str, message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
+        render(renderer, template, messages=[])
+    assert render(renderer, "fine") == "fine"
+
+
+@pytest.mark.parametrize("template", [ROWS + ENDS, "{{ 7 ** (10 ** 8) }}"])
+def test_it_may_not_go_on_for_ever(template: str) -> None:
+    with TemplateRenderer(seconds=0.2) as renderer:
+        with pytest.raises(TemplateError, match=r"took more than 0\.2 s"):
+            render(renderer, template)
+        assert render(renderer, "fine") == "fine"  # in a new process
+
+
+def test_the_helper_is_started_again_when_it_died() -> None:
+    with TemplateRenderer() as renderer:
+        assert render(renderer, "fine") == "fine"
+        worker = renderer._worker
+        assert worker is not None
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.process.wait()
+        assert render(renderer, "fine again") == "fine again"
+        assert renderer._worker is not worker
+
+
+def test_a_helper_that_stops_answering_is_given_up() -> None:
+    with TemplateRenderer(seconds=0.05) as renderer:
+        render(renderer, "fine")
+        worker = renderer._worker
+        assert worker is not None
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        with pytest.raises(TemplateError, match="took more than"):
+            render(renderer, "fine")
+        assert worker.process.returncode == -signal.SIGKILL
+
+
+def test_the_helper_ends_with_its_owner() -> None:
+    renderer = TemplateRenderer()
+    render(renderer, "fine")
+    worker = renderer._worker
+    assert worker is not None
+    process = worker.process
+    del worker, renderer
+    assert process.returncode is not None
+
+
+def test_a_helper_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    with pytest.raises(TemplateError, match=r"did not start \(exit code 1\)"):
+        render(TemplateRenderer(), "fine")
+
+
+def test_many_threads(renderer: TemplateRenderer) -> None:
+    found: dict[int, str] = {}
+
+    def work(n: int) -> None:
+        found[n] = render(renderer, "{{ n }}" * (n % 3 + 1), n=n)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: str(n) * (n % 3 + 1) for n in range(24)}
