@@ -1,0 +1,131 @@
+"""`python -m training`: generate, train the tokenizer, the model and its draft, evaluate, export."""
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from training import evaluate
+from training.chat import START, render
+from training.export import likeness_table, model_card, save_pocket, table
+from training.model import Decoder
+from training.recipe import FULL, TINY, Recipe, Shape
+from training.rows import make_rows
+from training.train import fit, taught_by, with_exits
+from training.vocabulary import train_tokenizer
+
+SAMPLES = (
+    "Hi!", "Who are you?", "What is a KV block?", "How do I open the monitor?", "What does top-p do?", "Tell me a story about a fox named Mia.",
+    "Reverse this list: red, green, blue", "What is 17 + 25?", "Who was Napoleon?", "Turn this into JSON: Anna is 31 years old and lives in Oslo.",
+)  # fmt: skip
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _tokenizer(recipe: Recipe, work: Path) -> Tokenizer:
+    file = work / "tokenizer.json"
+    if not file.exists():
+        train_tokenizer(recipe.vocab, recipe.tokenizer_chats, recipe.seed).save(str(file))
+    return Tokenizer.from_file(str(file))
+
+
+def _rows(recipe: Recipe, forbidden: frozenset[str], work: Path) -> np.ndarray:
+    file = work / "rows.npy"
+    if not file.exists():
+        made = make_rows(recipe.rows, recipe.main.context + 1, work / "tokenizer.json", forbidden, recipe.seed, recipe.workers)
+        np.save(file, made)
+    return np.load(file)
+
+
+def _decoder(shape: Shape, vocab: int, seed: int, device: str) -> Decoder:
+    torch.manual_seed(seed)
+    return Decoder(shape, vocab).to(device)
+
+
+def _samples(model: Decoder, tokenizer: Tokenizer, way: evaluate.How) -> str:
+    prompts = [render([("user", text)], ask=True) for text in SAMPLES]
+    said = evaluate.answer(model, tokenizer, prompts, way, most=160)
+    return "\n".join(f"> {text}\n{reply}" for text, reply in zip(SAMPLES, said, strict=True))
+
+
+def run(recipe: Recipe, work: Path, out: Path, device: str) -> None:
+    """Every stage in turn; what a stage has left in `work` is taken up, not made again."""
+    began = time.perf_counter()
+    work.mkdir(parents=True, exist_ok=True)
+    cases = evaluate.make_cases(recipe.cases, recipe.seed + 1)
+    tokenizer = _tokenizer(recipe, work)
+    vocab, start = tokenizer.get_vocab_size(), tokenizer.token_to_id(START)
+    rows = _rows(recipe, evaluate.test_questions(cases), work)
+    say(f"text: {rows.size / 1e6:.1f} M tokens in {len(rows)} rows, vocabulary {vocab}, {time.perf_counter() - began:.0f} s")
+    data = torch.from_numpy(rows.astype(np.int32)).to(device)
+
+    trained = time.perf_counter()
+    model = _decoder(recipe.main, vocab, recipe.seed, device)
+    objective = with_exits(model, recipe.main_schedule.exit_weight)
+    fit(model, objective, data, start, recipe.main_schedule, work / "model.pt", recipe.seed, say)
+    taught = time.perf_counter()
+    draft = _decoder(recipe.draft, vocab, recipe.seed, device)
+    fit(draft, taught_by(model, draft), data, start, recipe.draft_schedule, work / "draft.pt", recipe.seed + 1, say)
+    made = f"{rows.size / 1e6:.0f} M tokens of text; model {taught - trained:.0f} s, draft {time.perf_counter() - taught:.0f} s on {_device_name(device)}"
+    say(made)
+
+    model, draft = model.to(torch.bfloat16).eval(), draft.to(torch.bfloat16).eval()
+    size = save_pocket(model, draft, tokenizer, out)
+    say(f"{out}: {size / 1e6:.2f} MB, {time.perf_counter() - began:.0f} s")
+    card = _figures(model, draft, tokenizer, cases, recipe, made)
+    (out / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+    say(f"{time.perf_counter() - began:.0f} s in all")
+
+
+def _figures(model: Decoder, draft: Decoder, tokenizer: Tokenizer, cases: list[evaluate.Case], recipe: Recipe, made: str) -> str:
+    """Measures everything, prints it with samples, and returns the card."""
+    likes = evaluate.likeness(model, draft, tokenizer, cases, recipe.held_rows)
+    say(likeness_table(likes, recipe.main.exits))
+    scores = {}
+    for name, way in evaluate.WAYS.items():
+        asked = cases if way.beams == 1 else cases[:: way.beams]  # a beam costs a row, so fewer are asked
+        scores[name] = evaluate.score(model, tokenizer, asked, way)
+        say(f"\n## {name}\n{_samples(model, tokenizer, way)}")
+    say(table(scores))
+    for kind, found in scores["greedy"].items():
+        for question, reply in found.wrong[:15]:
+            say(f"wrong {kind}: {question!r} -> {reply!r}")
+    return model_card(model, draft, scores, likes, made)
+
+
+def _device_name(device: str) -> str:
+    return f"one {torch.cuda.get_device_name()}" if device == "cuda" else "a CPU"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m training", description=__doc__)
+    parser.add_argument("--tiny", action="store_true", help="a run of seconds on a CPU that proves the whole way works")
+    parser.add_argument("--work", type=Path, default=Path("training/work"), help="checkpoints and text; a cut run goes on from here")
+    parser.add_argument("--out", type=Path, default=Path("training/work/pocket"), help="the folder to export to")
+    parser.add_argument("--steps", type=int, help="training steps of the model, in place of the recipe's")
+    parser.add_argument("--draft-steps", type=int, help="training steps of the draft")
+    parser.add_argument("--rows", type=int, help="rows of training text")
+    args = parser.parse_args(arguments)
+    recipe = TINY if args.tiny else FULL
+    recipe = replace(
+        recipe,
+        rows=args.rows or recipe.rows,
+        workers=min(recipe.workers, os.cpu_count() or 1),
+        main_schedule=replace(recipe.main_schedule, steps=args.steps or recipe.main_schedule.steps),
+        draft_schedule=replace(recipe.draft_schedule, steps=args.draft_steps or recipe.draft_schedule.steps),
+    )
+    torch.set_float32_matmul_precision("high")
+    run(recipe, args.work, args.out, "cuda" if torch.cuda.is_available() and not args.tiny else "cpu")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""A conversation, and how it becomes token ids with a mark on what is to be learned."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tokenizers import Tokenizer
+
+from training.check import Check
+
+START, TURN, END_TURN, END_TEXT, PAD = "<|start|>", "<|im_start|>", "<|im_end|>", "<|end|>", "<|pad|>"
+SPECIALS = (START, TURN, END_TURN, END_TEXT, PAD)
+LEARN = 0x8000  # the high bit of a stored token: its prediction is part of the loss
+
+CHAT_TEMPLATE = (
+    "{{- bos_token }}"
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One question with the reply to learn and the check that judges another reply."""
+
+    user: str
+    reply: str
+    check: Check
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Exchanges in order, perhaps under a system prompt. `kind` names what it teaches."""
+
+    kind: str
+    exchanges: tuple[Exchange, ...]
+    system: str = ""
+
+    def turns(self) -> list[tuple[str, str]]:
+        said = [("system", self.system)] if self.system else []
+        for exchange in self.exchanges:
+            said += [("user", exchange.user), ("assistant", exchange.reply)]
+        return said
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Plain text, learned whole, so that a raw completion reads well."""
+
+    kind: str
+    text: str
+
+
+def render(turns: list[tuple[str, str]], ask: bool = False) -> str:
+    """The string that the chat template makes of these turns."""
+    body = "".join(f"{TURN}{role}\n{content}{END_TURN}" for role, content in turns)
+    return START + body + (f"{TURN}assistant\n" if ask else "")
+
+
+@lru_cache(maxsize=1)
+def _head_length(tokenizer: Tokenizer) -> int:
+    return len(tokenizer.encode("assistant\n", add_special_tokens=False).ids)
+
+
+def encode(item: Chat | Passage, tokenizer: Tokenizer) -> list[int]:
+    """Token ids with LEARN set on each token whose prediction counts."""
+    start, turn, end_turn, end_text = (tokenizer.token_to_id(s) for s in (START, TURN, END_TURN, END_TEXT))
+    if isinstance(item, Passage):
+        ids = tokenizer.encode(item.text, add_special_tokens=False).ids
+        return [start, *(i | LEARN for i in ids), end_text | LEARN]
+    turns = item.turns()
+    texts = [f"{role}\n{content}" for role, content in turns]
+    out = [start]
+    for (role, _), piece in zip(turns, tokenizer.encode_batch(texts, add_special_tokens=False), strict=True):
+        if role != "assistant":
+            out += [turn, *piece.ids, end_turn]
+            continue
+        head = _head_length(tokenizer)
+        out += [turn, *piece.ids[:head], *(i | LEARN for i in piece.ids[head:]), end_turn | LEARN]
+    return out

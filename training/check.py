@@ -1,0 +1,104 @@
+"""Whether a reply is right: one small frozen checker for each way to be right."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Check(Protocol):
+    """Decides right or wrong from the reply alone."""
+
+    def right(self, reply: str) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Every term must occur; a term may offer alternatives with a bar: `16|sixteen`."""
+
+    terms: tuple[str, ...]
+
+    def right(self, reply: str) -> bool:
+        low = reply.lower()
+        return all(any(word.lower() in low for word in term.split("|")) for term in self.terms)
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Like Terms, but whole words only: `3` does not match in `13`."""
+
+    words: tuple[str, ...]
+
+    def right(self, reply: str) -> bool:
+        return all(
+            any(re.search(rf"(?<!\w){re.escape(w)}(?!\w)", reply, re.IGNORECASE) for w in word.split("|"))
+            for word in self.words
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Exact:
+    """The reply is this text, apart from outer white space."""
+
+    text: str
+
+    def right(self, reply: str) -> bool:
+        return reply.strip() == self.text.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class JsonIs:
+    """The reply, with or without a code fence, parses to this value."""
+
+    value: Any
+
+    def right(self, reply: str) -> bool:
+        parsed = parse_json(reply)
+        return parsed is not None and parsed == self.value
+
+
+def parse_json(reply: str) -> Any:
+    """The JSON value in a reply, or None where it does not parse."""
+    text = reply.strip().removeprefix("```json").removeprefix("```").removesuffix("```")
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Honest:
+    """The model says that it does not know, and what it is."""
+
+    def right(self, reply: str) -> bool:
+        low = reply.lower()
+        return "tiny demo model" in low and any(said in low for said in ("don't know", "can't"))
+
+
+@dataclass(frozen=True, slots=True)
+class StoryOf:
+    """A story ends, stays on its subject, keeps its hero's name, and brings in no name of its own accord twice."""
+
+    name: str
+    subject: str
+    names: frozenset[str]
+
+    def right(self, reply: str) -> bool:
+        text = reply.strip()
+        strangers = {w for w in re.findall(r"\b[A-Z][a-z]+\b", text) if w in self.names and w != self.name}
+        return (
+            text.endswith((".", "!", '."', '!"'))
+            and len(re.findall(rf"\b{re.escape(self.name)}\b", text)) >= 3
+            and self.subject.lower() in text.lower()
+            and len(strangers) <= 1
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """One right way is enough."""
+
+    ways: tuple[Check, ...]
+
+    def right(self, reply: str) -> bool:
+        return any(way.right(reply) for way in self.ways)

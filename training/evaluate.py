@@ -1,0 +1,151 @@
+"""Held-out figures: right answers by kind and way of decoding, loss by kind, agreement of exits and draft."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from training.chat import END_TURN, PAD, START, Chat, Exchange, encode, render
+from training.check import Check, parse_json
+from training.decode import How, replies
+from training.kinds import about, instructions, manners, memory, numbers, stories, unknown
+from training.mix import small_talk
+from training.model import Decoder
+from training.phrasing import normal
+from training.rows import pack
+from training.train import IGNORE, attend, unpack
+
+LONGEST_REPLY = 256
+WAYS = {"greedy": How(), "top-p": How(temperature=0.7, top_p=0.95), "beam 4": How(beams=4)}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A chat up to a question that training never saw, and the check for its reply."""
+
+    kind: str
+    before: tuple[Exchange, ...]
+    question: Exchange
+
+    def prompt(self) -> str:
+        return render([*Chat(self.kind, self.before).turns(), ("user", self.question.user)], ask=True)
+
+    @property
+    def check(self) -> Check:
+        return self.question.check
+
+
+def make_cases(count: int, seed: int) -> list[Case]:
+    """`count` cases a kind, twice as many about minichat."""
+    rng = Random(seed)
+    alone: dict[str, Callable[[], Exchange]] = {
+        "instructions": lambda: instructions.exchanges(rng, held_out=True)[0],
+        "json": lambda: instructions.json_exchange(rng, held_out=True),
+        "numbers": lambda: numbers.exchanges(rng, held_out=True)[0],
+        "unknown": lambda: unknown.exchanges(rng, held_out=True)[0],
+        "manners": lambda: manners.exchanges(rng, held_out=True)[0],
+    }
+    cases = [Case("about", (), e) for e in about.cases(rng, 2 * count)]
+    cases += [Case("stories", (), e) for e in stories.cases(rng, count)]
+    cases += [Case(kind, (), make()) for kind, make in alone.items() for _ in range(count)]
+    return cases + [_recall(rng) for _ in range(count)]
+
+
+def _recall(rng: Random) -> Case:
+    """A thing told, other talk, and one question for it."""
+    between: set[int] = set()
+
+    def distract(rng: Random) -> list[Exchange]:
+        talk = small_talk(rng)
+        held.extend(talk)
+        between.update(id(e) for e in talk)
+        return talk
+
+    while True:
+        held: list[Exchange] = []
+        talk = memory.exchanges(rng, distract, held_out=True, gaps=rng.choice((0, 2, 4, 8)))
+        last = max(i for i, e in enumerate(talk) if id(e) not in between)
+        if sum(len(e.user) + len(e.reply) + 40 for e in talk) < 5000:
+            return Case("recall", tuple(talk[:last]), talk[last])
+
+
+def test_questions(cases: list[Case]) -> frozenset[str]:
+    """What no training chat may ask."""
+    return frozenset(normal(case.question.user) for case in cases)
+
+
+def answer(model: Decoder, tokenizer: Tokenizer, prompts: list[str], how: How, most: int = LONGEST_REPLY) -> list[str]:
+    """The model's replies to rendered prompts."""
+    ids = [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
+    return tokenizer.decode_batch(replies(model, ids, most, tokenizer.token_to_id(END_TURN), how))
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How many of a kind were right, and some of the replies that were not."""
+
+    right: int
+    asked: int
+    parsed: int
+    wrong: tuple[tuple[str, str], ...]
+
+    @property
+    def share(self) -> float:
+        return self.right / max(self.asked, 1)
+
+
+def score(model: Decoder, tokenizer: Tokenizer, cases: list[Case], how: How) -> dict[str, Score]:
+    """Right answers by kind; a kind at a time, since a batch lasts as long as its longest reply."""
+    by_kind: dict[str, list[Case]] = defaultdict(list)
+    for case in cases:
+        by_kind[case.kind].append(case)
+    found = {}
+    for kind, asked in by_kind.items():
+        said = answer(model, tokenizer, [case.prompt() for case in asked], how)
+        wrong = [(case.question.user, reply) for case, reply in zip(asked, said, strict=True) if not case.check.right(reply)]
+        parsed = sum(parse_json(reply) is not None for reply in said)
+        found[kind] = Score(len(asked) - len(wrong), len(asked), parsed, tuple(wrong))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """Loss at the end, and how often exits and draft find the same token most likely as the whole model."""
+
+    loss: float
+    exits: dict[int, float]
+    draft: float
+
+
+@torch.inference_mode()
+def likeness(model: Decoder, draft: Decoder, tokenizer: Tokenizer, cases: list[Case], rows: int) -> dict[str, Likeness]:
+    """Over the reference replies of the held-out cases, by kind."""
+    device = model.model.embed_tokens.weight.device
+    start, pad = tokenizer.token_to_id(START), tokenizer.token_to_id(PAD)
+    by_kind: dict[str, list[list[int]]] = defaultdict(list)
+    for case in cases:
+        by_kind[case.kind].append(encode(Chat(case.kind, (*case.before, case.question)), tokenizer))
+    found = {}
+    for kind, items in by_kind.items():
+        packed = pack(iter(items), rows, model.shape.context + 1, pad)
+        found[kind] = _compare(model, draft, torch.from_numpy(packed.astype(np.int32)).to(device), start)
+    return found
+
+
+def _compare(model: Decoder, draft: Decoder, rows: Tensor, start: int) -> Likeness:
+    batch = unpack(rows, start, dense=True)
+    learned = batch.targets != IGNORE
+    with torch.autocast(rows.device.type, torch.bfloat16, enabled=rows.is_cuda):
+        hidden = model.hidden(batch.tokens, batch.positions, attend(batch.mask))
+        logits = {e: model.logits(h[learned]).float() for e, h in hidden.items()}
+        drafted = draft(batch.tokens, batch.positions, attend(batch.mask))[learned]
+    whole = logits.pop(model.shape.layers)
+    loss = torch.nn.functional.cross_entropy(whole, batch.targets[learned]).item()
+    best = whole.argmax(-1)
+    exits = {e: (x.argmax(-1) == best).float().mean().item() for e, x in logits.items()}
+    return Likeness(loss, exits, (drafted.argmax(-1) == best).float().mean().item())

@@ -1,0 +1,145 @@
+"""The shipped folder: weights, configs, tokenizer and the card that says how good it is."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from training.chat import END_TEXT, END_TURN, PAD, START
+from training.evaluate import Likeness, Score
+from training.model import Decoder
+from training.vocabulary import save_tokenizer
+
+MOST_BYTES = 13_980_000  # 14 MB, less room for the card
+GOALS = {"about": 0.90, "recall": 0.95, "instructions": 0.90, "unknown": 0.90}
+MEANING = {
+    "about": "paraphrased questions about minichat, families of phrasing kept out of training",
+    "recall": "things told in the chat and asked for later, values and question kept out",
+    "instructions": "small orders on words and lists that were kept out",
+    "json": "one JSON object or list from a sentence, exact value",
+    "numbers": "sums, comparing, counting, numbers as words; operands kept out",
+    "stories": "the story ends, keeps its hero's name and subject",
+    "unknown": "the honest sentence, topics and half of the phrasing kept out",
+    "manners": "greetings, thanks, goodbyes, phrases kept out",
+}
+
+
+def save_model(model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
+    """config.json, generation_config.json and bf16 safetensors, as transformers stores a Llama."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = model.shape
+    ids = {"bos_token_id": tokenizer.token_to_id(START), "pad_token_id": tokenizer.token_to_id(PAD)}
+    ends = [tokenizer.token_to_id(END_TURN), tokenizer.token_to_id(END_TEXT)]
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": model.model.embed_tokens.num_embeddings,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.context,
+        "rope_theta": shape.rope_theta,
+        "rms_norm_eps": shape.eps,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        "early_exit_layers": list(shape.exits),
+        **ids,
+        "eos_token_id": ends,
+    }
+    generation = {**ids, "eos_token_id": ends, "do_sample": True, "temperature": 0.7, "top_p": 0.95}
+    _write(folder / "config.json", config)
+    _write(folder / "generation_config.json", generation)
+    weights = {name: tensor.to(torch.bfloat16).contiguous().cpu() for name, tensor in model.state_dict().items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _write(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+def save_pocket(model: Decoder, draft: Decoder, tokenizer: Tokenizer, folder: Path) -> int:
+    """All but the card. Returns its bytes, and refuses to be larger than what may ship."""
+    save_model(model, tokenizer, folder)
+    save_model(draft, tokenizer, folder / "draft")
+    save_tokenizer(tokenizer, folder, model.shape.context)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    if size > MOST_BYTES:
+        raise ValueError(f"{folder} has {size} bytes, but at most {MOST_BYTES} may ship; make the model or the vocabulary smaller")
+    return size
+
+
+def parameters(model: Decoder) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def table(scores: dict[str, dict[str, Score]]) -> str:
+    """Right answers by kind, a column for each way of decoding."""
+    ways = list(scores)
+    lines = ["| kind | what is asked | goal | " + " | ".join(ways) + " |", "|---|---|---|" + "---|" * len(ways)]
+    for kind, meaning in MEANING.items():
+        goal = f"{GOALS[kind]:.0%}" if kind in GOALS else ""
+        shares = " | ".join(f"{s[kind].share:.1%} of {s[kind].asked}" for s in scores.values())
+        lines.append(f"| {kind} | {meaning} | {goal} | {shares} |")
+    parsed = " | ".join(f"{s['json'].parsed / s['json'].asked:.1%} of {s['json'].asked}" for s in scores.values())
+    lines.append(f"| json | it parses | 98% | {parsed} |")
+    return "\n".join(lines)
+
+
+def likeness_table(likes: dict[str, Likeness], exits: tuple[int, ...]) -> str:
+    """Held-out loss by kind, and agreement of each exit and the draft with the whole model."""
+    lines = ["| kind | loss | " + " | ".join(f"exit {e}" for e in exits) + " | draft |", "|---|---|" + "---|" * (len(exits) + 1)]
+    for kind, like in likes.items():
+        shares = " | ".join(f"{like.exits[e]:.1%}" for e in exits)
+        lines.append(f"| {kind} | {like.loss:.4f} | {shares} | {like.draft:.1%} |")
+    return "\n".join(lines)
+
+
+def model_card(model: Decoder, draft: Decoder, scores: dict[str, dict[str, Score]], likes: dict[str, Likeness], made: str) -> str:
+    """What it is, how it was made, what it scores and what it cannot do."""
+    shape = model.shape
+    exits = ", ".join(map(str, shape.exits))
+    return f"""# The built-in model of minichat
+
+A language model with {parameters(model) / 1e6:.2f} million parameters, made so that `minichat` can chat at once, without a download,
+and so that the engine has something real to run. It is a toy: it knows minichat and its engine, small stories, small exercises
+and what it is told in a chat, and nothing about the world.
+
+- Shape: Llama, {shape.layers} layers, width {shape.hidden}, {shape.heads} query and {shape.kv_heads} key-value heads of {shape.head_dim}, MLP {shape.inner}, tied embeddings,
+  {model.model.embed_tokens.num_embeddings} tokens (byte-level BPE, each digit alone), context {shape.context}, bf16.
+- Exits: trained after layers {exits} (`early_exit_layers` in `config.json`), through the same last norm and head. Layers were
+  dropped in training, row by row, the deeper the more often.
+- `draft/`: a draft of {parameters(draft) / 1e6:.2f} million parameters with the same tokenizer, taught by the model's probabilities.
+- Start token `{START}`; a chat turn ends with `{END_TURN}`, a text with `{END_TEXT}`.
+
+## How it was made
+
+All text comes from the generators in `training/`, written for it; no data set was taken from anywhere. One command on one GPU:
+`python -m training` ({made}).
+
+## Held-out figures
+
+Nothing below was seen in training: each test question is refused by the generators of the training text. Checkers decide by
+key terms or by the exact text (`training/check.py`). Top-p is 0.95 at temperature 0.7.
+
+{table(scores)}
+
+Loss on the reference replies, and how often an exit or the draft finds the same token most likely as the whole model:
+
+{likeness_table(likes, shape.exits)}
+
+## What it cannot do
+
+- It knows nothing outside minichat: no people, places, science, code or news. It is trained to say so, and sometimes still invents.
+- Sums: adding and subtracting up to 999, multiplying and dividing within 12 times 12. Letters of long words go wrong.
+- It follows few of the many ways to ask; a question about two things at once gets the answer to one of them.
+- English only. Its stories come from ten plots.
+- It describes minichat as planned when it was trained; where the program differs, the program is right.
+"""

@@ -1,0 +1,66 @@
+"""What the model knows about minichat: facts, the ways to ask for each, and the terms a right answer holds."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+
+from training.lexicon import TEXT
+from training.phrasing import families, fill
+
+BANKS = ("what", "why", "how", "do", "key", "command", "raise", "lower", "default")
+LITERAL = ("key", "command")  # what a person types stays as it is, also at the head of a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing to know. `slots` are (bank, what fills {x}); `asks` are whole questions."""
+
+    id: str
+    room: str
+    say: tuple[str, ...]
+    must: tuple[str, ...]
+    more: str
+    slots: tuple[tuple[str, str], ...]
+    pairs: tuple[tuple[str, str], ...]
+    asks: tuple[str, ...]
+
+    def questions(self, held_out: bool) -> list[str]:
+        """Every question for this fact on one side of the split."""
+        found = [q for bank, x in self.slots for q in _asked(bank, held_out, x)]
+        found += [fill(p, a=a, b=b) for a, b in self.pairs for p in families("versus", held_out)]
+        kept = self.asks[-1:] if len(self.asks) > 3 else ()
+        return found + list(kept if held_out else self.asks[: len(self.asks) - len(kept)])
+
+
+def _asked(bank: str, held_out: bool, x: str) -> list[str]:
+    patterns = families(bank, held_out)
+    return [p.format(x=x) for p in patterns] if bank in LITERAL else [fill(p, x=x) for p in patterns]
+
+
+def _read(room: str, raw: dict) -> Fact:
+    return Fact(
+        id=raw["id"],
+        room=room,
+        say=tuple(raw["say"]),
+        must=tuple(raw["must"]),
+        more=raw.get("more", ""),
+        slots=tuple((bank, x) for bank in BANKS for x in raw.get(bank, ())),
+        pairs=tuple((a, b) for a, b in raw.get("versus", ())),
+        asks=tuple(raw.get("ask", ())),
+    )
+
+
+@cache
+def all_facts() -> tuple[Fact, ...]:
+    """Every fact of every room, in the order of the files."""
+    found = []
+    for path in sorted((TEXT / "facts").glob("*.toml")):
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        found += [_read(path.stem, fact) for fact in raw["fact"]]
+    return tuple(found)
+
+
+@cache
+def known_names() -> frozenset[str]:
+    """All that a fact is asked about, in lower case: never to be called unknown."""
+    return frozenset(x.lower() for fact in all_facts() for _, x in fact.slots)

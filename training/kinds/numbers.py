@@ -1,0 +1,149 @@
+"""Arithmetic within stated limits, counting, comparing, and numbers as words."""
+
+from collections.abc import Callable
+from random import Random
+
+from training.chat import Exchange
+from training.check import Check, Exact, Terms, Words
+from training.lexicon import is_held_out
+from training.phrasing import roughly
+
+TOO_BIG = "That sum is too big for me. I add and subtract numbers up to 999 and multiply up to 12 times 12."
+ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
+TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
+
+SUMS = {
+    "+": ("What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} = ?", "What is {a} plus {b}?", "Add {a} and {b}.", "Calculate {a} + {b}.",
+          "How much is {a} + {b}?", "What's {a}+{b}?", "{a} plus {b}?", "Compute {a} + {b}.", "What do {a} and {b} make together?", "The sum of {a} and {b}?"),
+    "-": ("What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} = ?", "What is {a} minus {b}?", "Subtract {b} from {a}.", "Calculate {a} - {b}.",
+          "How much is {a} - {b}?", "What's {a}-{b}?", "{a} minus {b}?", "Compute {a} - {b}.", "Take {b} away from {a}."),
+    "*": ("What is {a} * {b}?", "{a} * {b}", "{a}*{b}", "{a} x {b} = ?", "What is {a} times {b}?", "Multiply {a} by {b}.", "Calculate {a} * {b}.",
+          "How much is {a} * {b}?", "What's {a} times {b}?", "{a} times {b}?", "Compute {a} * {b}.", "What is {a} multiplied by {b}?"),
+    "/": ("What is {a} / {b}?", "{a} / {b}", "{a}/{b}", "What is {a} divided by {b}?", "Divide {a} by {b}.", "Calculate {a} / {b}.", "How much is {a} / {b}?"),
+}  # fmt: skip
+
+
+def spell(n: int) -> str:
+    """A number below ten thousand in words."""
+    if n < 20:
+        return ONES[n]
+    if n < 100:
+        return TENS[n // 10] + (f"-{ONES[n % 10]}" if n % 10 else "")
+    if n < 1000:
+        return f"{ONES[n // 100]} hundred" + (f" {spell(n % 100)}" if n % 100 else "")
+    return f"{spell(n // 1000)} thousand" + (f" {spell(n % 1000)}" if n % 1000 else "")
+
+
+def _size(rng: Random) -> int:
+    return rng.randint(0, rng.choice((9, 20, 99, 99, 999, 999)))
+
+
+def _split(rng: Random, held_out: bool, draw: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+    """Numbers on the right side of the split, by a hash of the numbers themselves."""
+    while is_held_out(repr(found := draw())) != held_out:
+        pass
+    return found
+
+
+def _sum(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    sign = rng.choice("++--*/")
+    if sign == "+":
+        a, b = _split(rng, held_out, lambda: (_size(rng), _size(rng)))
+        result = a + b
+    elif sign == "-":
+        a, b = _split(rng, held_out, lambda: tuple(sorted((_size(rng), _size(rng)), reverse=True)))
+        result = a - b
+    else:  # the tables are learned by heart, so they are not split
+        a, b = rng.randint(0, 12), rng.randint(1, 12)
+        result = a * b
+        if sign == "/":
+            a, result = result, a
+    shown = {"*": "x"}.get(sign, sign)
+    return rng.choice(SUMS[sign]).format(a=a, b=b), f"{a} {shown} {b} = {result}", Words((f"= {result}",))
+
+
+def _too_big(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    a, b = rng.randint(1000, 99_999), rng.randint(2, 99_999)
+    if rng.random() < 0.5:
+        a, b = b, a
+    sign = rng.choice("+-*") if held_out else rng.choice("+-**")
+    if sign == "*" and rng.random() < 0.5:
+        a, b = rng.randint(13, 999), rng.randint(13, 999)
+    return rng.choice(SUMS[sign]).format(a=a, b=b), TOO_BIG, Terms(("too big",))
+
+
+def _compare(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    a, b = _split(rng, held_out, lambda: tuple(rng.sample(range(rng.choice((20, 100, 1000))), 2)))
+    if rng.random() < 0.5:
+        ask = rng.choice(("Which is larger, {a} or {b}?", "What is bigger: {a} or {b}?", "Which number is greater, {a} or {b}?", "Is {a} or {b} larger?"))
+        best, word = max(a, b), "larger"
+    else:
+        ask = rng.choice(("Which is smaller, {a} or {b}?", "What is less: {a} or {b}?", "Which number is smaller, {a} or {b}?", "Is {a} or {b} smaller?"))
+        best, word = min(a, b), "smaller"
+    reply = f"{best} is {word} than {a + b - best}."
+    return ask.format(a=a, b=b), reply, Words((f"{best} is",))
+
+
+def _extreme(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    numbers = _split(rng, held_out, lambda: tuple(rng.sample(range(rng.choice((20, 100))), rng.randint(3, 5))))
+    listed = ", ".join(map(str, numbers))
+    word, best = rng.choice((("largest", max(numbers)), ("smallest", min(numbers))))
+    ask = rng.choice(("What is the {w} of {l}?", "Which is the {w} of these: {l}?", "The {w} of {l}?", "Find the {w} number: {l}"))
+    return ask.format(w=word, l=listed), f"The {word} is {best}.", Words((str(best),))
+
+
+def _count(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    a, b = _split(rng, held_out, lambda: (rng.randint(0, 60), rng.randint(2, 14)))
+    step = rng.choice((1, 1, 1, 1, 2, 5, 10))
+    if step == 1 and rng.random() < 0.3:
+        reply = ", ".join(str(n) for n in range(a + b, a - 1, -1))
+        ask = rng.choice(("Count down from {b} to {a}.", "Count backwards from {b} to {a}.", "Countdown from {b} to {a}"))
+        return ask.format(a=a, b=a + b), reply, Exact(reply)
+    end = a + b * step
+    reply = ", ".join(str(n) for n in range(a, end + 1, step))
+    if step == 1:
+        ask = rng.choice(("Count from {a} to {b}.", "Count to {b} starting at {a}.", "List the numbers from {a} to {b}.", "Numbers from {a} to {b}, please."))
+    else:
+        ask = rng.choice(("Count from {a} to {b} in steps of {s}.", "Count from {a} to {b} by {s}.", "From {a} to {b} in steps of {s}."))
+    return ask.format(a=a, b=end, s=step), reply, Exact(reply)
+
+
+def _words(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    (n,) = _split(rng, held_out, lambda: (rng.randint(0, rng.choice((20, 99, 999, 9999))),))
+    if rng.random() < 0.65:
+        ask = rng.choice(("Write {n} in words.", "Write the number {n} as words.", "{n} in words?", "How do you write {n} in words?", "Spell the number {n}.",
+                          "Translate {n} to words.", "Say {n} in words.", "Turn {n} into words.", "What is {n} in words?"))  # fmt: skip
+        return ask.format(n=n), spell(n), Exact(spell(n))
+    ask = rng.choice(("Write {w} as a number.", "What number is {w}?", "{w} in digits?", "Write {w} in digits.", "Turn {w} into digits.", "Which number is {w}?"))
+    return ask.format(w=spell(n)), str(n), Exact(str(n))
+
+
+def _parity(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    (n,) = _split(rng, held_out, lambda: (rng.randint(0, 999),))
+    word = "odd" if n % 2 else "even"
+    ask = rng.choice(("Is {n} even or odd?", "Is {n} odd or even?", "Is {n} an even number?", "Is {n} an odd number?", "Even or odd: {n}?"))
+    return ask.format(n=n), f"{n} is {word}.", Words((word,))
+
+
+def _neighbour(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    (n,) = _split(rng, held_out, lambda: (rng.randint(1, 999),))
+    after = rng.random() < 0.5
+    ask = rng.choice(("What number comes {w} {n}?", "Which number is right {w} {n}?", "The number {w} {n}?"))
+    result = n + 1 if after else n - 1
+    return ask.format(n=n, w="after" if after else "before"), str(result), Exact(str(result))
+
+
+def _pattern(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    start, step = _split(rng, held_out, lambda: (rng.randint(0, 40), rng.randint(1, 10)))
+    shown = ", ".join(str(start + i * step) for i in range(4))
+    ask = rng.choice(("What comes next: {l}?", "Continue: {l}", "{l}, what is next?", "The next number after {l}?"))
+    return ask.format(l=shown), str(start + 4 * step), Exact(str(start + 4 * step))
+
+
+SHAPES = ((_sum, 9), (_too_big, 1), (_compare, 2), (_extreme, 2), (_count, 2), (_words, 4), (_parity, 1), (_neighbour, 1), (_pattern, 1))
+
+
+def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
+    shape = rng.choices([s for s, _ in SHAPES], [w for _, w in SHAPES])[0]
+    question, reply, check = shape(rng, held_out)
+    return [Exchange(question if held_out else roughly(rng, question, slips=0.0), reply, check)]

@@ -1,0 +1,47 @@
+"""Plain text, so that a completion without a chat template reads well."""
+
+from random import Random
+
+from training.chat import Passage
+from training.facts import all_facts
+from training.kinds.about import first_sentence
+from training.kinds.numbers import spell
+from training.kinds.stories import cast, tell
+
+ROOMS = {
+    "cache": "The KV cache", "scheduling": "Scheduling", "decoding": "Decoding", "screen": "The screen", "program": "Commands and storage",
+    "quantization": "Quantization", "model": "The model",
+}  # fmt: skip
+
+
+def _page(rng: Random) -> str:
+    """Some facts of one room, as a page with a heading."""
+    room = rng.choice(list(ROOMS))
+    facts = rng.sample([f for f in all_facts() if f.room == room], rng.randint(2, 6))
+    head = rng.choice((f"# {ROOMS[room]}\n\n", f"## {ROOMS[room]}\n\n", ""))
+    return head + "\n\n".join(rng.choice(fact.say) for fact in facts)
+
+
+def _notes(rng: Random) -> str:
+    facts = rng.sample(all_facts(), rng.randint(3, 8))
+    return "Notes on minichat:\n\n" + "\n".join(f"- {first_sentence(fact.say[0])}" for fact in facts if "\n" not in fact.say[0])
+
+
+def _table(rng: Random) -> str:
+    a = rng.randint(1, 12)
+    return rng.choice((
+        "\n".join(f"{a} x {b} = {a * b}" for b in range(1, 13)),
+        ", ".join(str(n) for n in range(a, a + rng.randint(10, 30))),
+        "\n".join(f"{n}: {spell(n)}" for n in range(a * 10, a * 10 + rng.randint(5, 15))),
+        "\n".join(f"{n} + {b} = {n + b}" for n, b in ((rng.randint(0, 99), rng.randint(0, 99)) for _ in range(10))),
+    ))  # fmt: skip
+
+
+def passage(rng: Random) -> Passage:
+    draw = rng.random()
+    if draw < 0.5:
+        stories = [tell(rng, cast(rng)) for _ in range(rng.choice((1, 1, 2)))]
+        return Passage("plain", "\n\n".join(stories))
+    if draw < 0.8:
+        return Passage("plain", _page(rng))
+    return Passage("plain", _notes(rng) if draw < 0.9 else _table(rng))

@@ -1,0 +1,149 @@
+"""Small stories on a named subject, with questions about what was told."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from training.chat import Exchange
+from training.check import Check, StoryOf, Words
+from training.lexicon import TEXT, every_word, pick
+from training.phrasing import made_up, roughly
+
+PLACES = (
+    "in the forest", "by the sea", "near the river", "in the old town", "on a hill", "in a quiet valley", "at the edge of the village",
+    "behind the mill", "on a small island", "in the mountains", "under the old oak", "in a garden", "by the lake", "in the north",
+)  # fmt: skip
+TRAITS = ("little", "clever", "curious", "kind", "shy", "brave", "cheerful", "quiet", "young", "old", "lazy", "careful", "hungry", "proud")
+HELPERS = (
+    "an old owl", "a friendly mouse", "the baker", "a small bird", "the old gardener", "a wise turtle", "a young goat", "the miller",
+    "a tired traveller", "the neighbour", "a grey cat", "a little girl", "the fisherman", "a white horse", "a hedgehog", "the postman",
+)  # fmt: skip
+VERBS = ("swim", "sing", "dance", "whistle", "fly a kite", "ride a bicycle", "juggle", "skate", "bake bread", "climb trees", "play the flute", "read")
+ASKS = {
+    False: (
+        "Tell me a story about {a} named {N}.", "Tell me a story about {a} called {N}.", "Write a short story about {a} named {N}.",
+        "Can you tell a story about {N} the {s}?", "I want to hear a story about {a} named {N}.", "A story about {N}, {a}, please.",
+        "Make up a story about {a} with the name {N}.", "Please tell me a little story about {a} called {N}.", "Story: {N} the {s}.",
+        "Tell a story. The hero is {a} and the name is {N}.", "Could you write a story about {a} named {N}?", "Tell me about a {s} named {N}, as a story.",
+        "Give me a bedtime story about {a} named {N}.", "Once upon a time there was {a} named {N}. Go on!", "Write about {N}, {a}.",
+    ),
+    True: (
+        "I would love a tale about {a} whose name is {N}.", "Invent a story in which {a} called {N} is the hero.",
+        "Read me a story about {N}. {N} is {a}.", "How about a story with {a} named {N}?",
+    ),
+}  # fmt: skip
+SUBJECT_ONLY = ("Tell me a story about {a}.", "A story about {a}, please.", "Write a story about {a}.", "Can you tell me a story about {a}?", "Story about {a}?")
+NAME_ONLY = ("Tell me a story about {N}.", "Write a story about {N}.", "A story about {N}!", "Can you write a story with {N} in it?")
+OPEN = ("Tell me a story.", "Tell me a short story.", "Write a story.", "A story, please.", "Can you tell a story?", "I am bored, tell me a story.", "Another story!", "Once upon a time")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who and what a story is about."""
+
+    name: str
+    subject: str
+    place: str
+    helper: str
+    object: str
+    food: str
+    verb: str
+    trait: str
+    female: bool
+
+    def slots(self) -> dict[str, str]:
+        he, him, his = ("she", "her", "her") if self.female else ("he", "him", "his")
+        return {
+            "N": self.name, "s": self.subject, "p": self.place, "h": self.helper, "o": self.object, "f": self.food, "v": self.verb,
+            "t": self.trait, "he": he, "him": him, "his": his, "He": he.title(), "His": his.title(),
+        }  # fmt: skip
+
+
+@cache
+def _book() -> tuple[list[str], list[str], list[list[list[str]]]]:
+    raw = tomllib.loads((TEXT / "stories.toml").read_text(encoding="utf-8"))
+    return raw["open"]["lines"], raw["close"]["lines"], [plot["beats"] for plot in raw["plot"]]
+
+
+def article(noun: str) -> str:
+    return ("an " if noun[0] in "aeiou" else "a ") + noun
+
+
+def cast(rng: Random, held_out: bool = False) -> Cast:
+    name = pick(rng, "names", held_out) if held_out or rng.random() < 0.7 else made_up(rng).title()
+    return Cast(
+        name=name,
+        subject=pick(rng, "animals" if rng.random() < 0.75 else "jobs", held_out and rng.random() < 0.5),
+        place=rng.choice(PLACES),
+        helper=rng.choice(HELPERS),
+        object=pick(rng, "objects"),
+        food=pick(rng, "foods"),
+        verb=rng.choice(VERBS),
+        trait=rng.choice(TRAITS),
+        female=rng.random() < 0.5,
+    )
+
+
+def tell(rng: Random, who: Cast) -> str:
+    """A whole story: an opening, the beats of one plot, a close."""
+    opens, closes, plots = _book()
+    lines = [rng.choice(opens), *(rng.choice(beat) for beat in rng.choice(plots)), rng.choice(closes)]
+    slots = who.slots()
+    text = " ".join(_capital(_articles(line.format(**slots))) for line in lines)
+    return text.replace(". \"", ".\n\n\"", 1) if rng.random() < 0.1 else text
+
+
+def _capital(line: str) -> str:
+    return line[0].upper() + line[1:]
+
+
+def _articles(line: str) -> str:
+    """`a owl` becomes `an owl`, after the slots are filled."""
+    words = line.split(" ")
+    for i in range(len(words) - 1):
+        if words[i] in ("a", "A") and words[i + 1][:1] in tuple("aeiou"):
+            words[i] += "n"
+    return " ".join(words)
+
+
+def _check(who: Cast) -> StoryOf:
+    return StoryOf(who.name, who.subject, frozenset(every_word("names")))
+
+
+def _request(rng: Random, who: Cast) -> str:
+    draw = rng.random()
+    patterns = ASKS[False] if draw < 0.6 else SUBJECT_ONLY if draw < 0.78 else NAME_ONLY if draw < 0.88 else OPEN
+    return rng.choice(patterns).format(a=article(who.subject), N=who.name, s=who.subject)
+
+
+def _follow_up(rng: Random, who: Cast, story: str) -> Exchange:
+    asks: list[tuple[str, str, Check]] = [
+        (f"What was the name of the {who.subject}?", f"The {who.subject} was called {who.name}.", Words((who.name,))),
+        (f"Who was {who.name}?", f"{who.name} was {article(who.subject)}.", Words((who.subject,))),
+        (f"Where did {who.name} live?", f"{who.name} lived {who.place}.", Words((who.place,))),
+    ]
+    if who.helper in story:
+        asks.append((f"Who else was in the story of {who.name}?", f"Beside {who.name} there was {who.helper}.", Words((who.helper,))))
+    question, reply, check = rng.choice(asks)
+    return Exchange(roughly(rng, question), reply, check)
+
+
+def exchanges(rng: Random) -> list[Exchange]:
+    who = cast(rng)
+    story = tell(rng, who)
+    request = _request(rng, who)
+    told = [Exchange(request if who.name in request else roughly(rng, request, slips=0.05), story, _check(who))]
+    while rng.random() < 0.25 and len(told) < 3:
+        told.append(_follow_up(rng, who, story))
+    return told
+
+
+def cases(rng: Random, count: int) -> list[Exchange]:
+    """Held-out names in held-out requests."""
+    found = []
+    for _ in range(count):
+        who = cast(rng, held_out=True)
+        request = rng.choice(ASKS[True]).format(a=article(who.subject), N=who.name, s=who.subject)
+        found.append(Exchange(request, tell(rng, who), _check(who)))
+    return found

@@ -1,0 +1,104 @@
+"""Everything the model does not know, and the honest sentence for it."""
+
+from random import Random
+
+from training.chat import Exchange
+from training.check import Honest
+from training.facts import known_names
+from training.lexicon import pick
+from training.phrasing import families, fill, made_up, roughly, wrapped
+
+KNOW = "I don't know that. I am a tiny demo model: ask me about minichat and its engine, a small story or a simple sum."
+CAN = "I can't do that. I am a tiny demo model: I explain minichat and its engine, tell small stories and do simple sums."
+
+PEOPLE = {
+    False: ("Who is {x}?", "Who was {x}?", "Tell me about {x}.", "When was {x} born?", "Where was {x} born?", "What did {x} do?",
+            "Why is {x} famous?", "How old is {x}?", "What do you think of {x}?", "Do you know {x}?", "When did {x} die?",
+            "What is {x} known for?", "Is {x} still alive?", "What did {x} write?", "Where does {x} live?", "Who was the wife of {x}?"),
+    True: ("What is the story of {x}?", "Which year did {x} become famous?", "Give me a short biography of {x}."),
+}
+PLACES = {
+    False: ("What is the capital of {x}?", "Where is {x}?", "How many people live in {x}?", "What language do they speak in {x}?",
+            "What is the weather in {x}?", "Who is the president of {x}?", "What is {x} famous for?", "How big is {x}?",
+            "What is the currency of {x}?", "Tell me about {x}.", "How far is {x} from here?", "When is the best time to visit {x}?",
+            "What can I see in {x}?", "What do people eat in {x}?", "Who rules {x}?", "Is {x} a nice place?"),
+    True: ("What is the largest city in {x}?", "Who won the last election in {x}?", "Which river flows through {x}?"),
+}
+THINGS = {
+    False: ("Who invented {x}?", "Who discovered {x}?", "When was {x} invented?", "What is the history of {x}?", "How much does {x} cost?",
+            "How old is {x}?", "How big is {x}?", "Where does {x} come from?", "Do you like {x}?", "What do you think about {x}?",
+            "What are the parts of {x}?", "Give me three facts about {x}.", "Is {x} dangerous?", "Who is the best at {x}?",
+            "What colour is {x}?", "How many kinds of {x} are there?", "Can you teach me {x}?", "Is {x} good for you?"),
+    True: ("What is the origin of {x}?", "Which book should I read about {x}?", "What are the dangers of {x}?"),
+}
+TASKS = {
+    False: ("{x}", "Please {x}.", "Can you {x}?", "Could you {x}?", "I want you to {x}.", "Would you {x}?", "{x} for me",
+            "I need you to {x}.", "{x} please", "{x} now", "Help me {x}."),
+    True: ("Are you able to {x}?", "Go ahead and {x}.", "My task for you: {x}."),
+}
+OPINIONS = {
+    False: ("What do you prefer, {x}?", "{x}?", "Which is better, {x}?", "Do you like {x}?", "{x}, what do you think?", "Choose: {x}."),
+    True: ("Your favourite: {x}?", "If you had to choose, {x}?"),
+}
+LOOSE = (
+    "What time is it?", "What day is it today?", "What year is it?", "What is the weather like?", "Will it rain tomorrow?",
+    "Who won the game last night?", "What is in the news?", "What is the best phone?", "How do I get rich?", "How do I lose weight?",
+    "Why is the sky blue?", "Why is grass green?", "How do birds fly?", "How far is the moon?", "What is the tallest mountain?",
+    "How many planets are there?", "What is the speed of light?", "How many bones do we have?", "Why do we dream?", "Is there a god?",
+    "What happens when we die?", "Who wrote Hamlet?", "What is the longest river?", "When did the war end?", "Who was the first man on the moon?",
+    "What should I eat tonight?", "What should I wear today?", "Where can I buy shoes?", "How do I fix my car?", "My head hurts. What should I do?",
+    "Is this mole dangerous?", "Can I take two pills?", "Should I sell my house?", "How do I ask for a raise?", "How do I make friends?",
+    "Am I in love?", "What is your favourite film?", "What is your favourite colour?", "Do you dream?", "Are you happy?", "How old are you?",
+    "Where do you live?", "Do you have feelings?", "What did you do yesterday?", "Do you have a family?", "Are you married?",
+    "What is the stock price today?", "How tall is the tower?", "What language is spoken on Mars?", "Who is the richest person?",
+    "How do I cook rice?", "How long do I boil an egg?", "What rhymes with orange?", "How do you say hello in French?",
+    "What does bonjour mean?", "Who painted the ceiling?", "What is two to the power of one hundred?", "How many stars are there?",
+)  # fmt: skip
+KEYS = ("F5", "F6", "F7", "F8", "F9", "F10", "F11", "F12", "Ctrl+B", "Ctrl+D", "Ctrl+R", "Ctrl+T", "Ctrl+X", "Alt+K", "Alt+Q", "Alt+Z")
+
+
+def _thing(rng: Random, held_out: bool) -> str:
+    if rng.random() < 0.35:
+        word = made_up(rng, rng.choice((2, 2, 3)))
+        return rng.choice(("a ", "the ", "", "", "", "a ")) + word + rng.choice(("", "", "", "ing", "er", " " + made_up(rng)))
+    return pick(rng, "things", held_out)
+
+
+def _question(rng: Random, held_out: bool) -> tuple[str, str]:
+    """A question outside the model's world, with the reply to it."""
+    side = held_out and rng.random() < 0.5
+    draw = rng.random()
+    if draw < 0.34:
+        bank = rng.choice(("what", "what", "what", "why", "how", "versus", "raise", "lower", "default", "key"))
+        x = _thing(rng, held_out)
+        if bank == "versus":
+            return fill(rng.choice(families(bank, side)), a=x, b=_thing(rng, held_out)), KNOW
+        x = rng.choice(KEYS) if bank == "key" and not held_out else x
+        return fill(rng.choice(families(bank, side)), x=x), KNOW
+    if draw < 0.48:
+        return fill(rng.choice(THINGS[side]), x=_thing(rng, held_out)), KNOW
+    if draw < 0.60:
+        who = pick(rng, "people", held_out) if rng.random() < 0.7 else f"{made_up(rng).title()} {made_up(rng).title()}"
+        return fill(rng.choice(PEOPLE[side]), x=who), KNOW
+    if draw < 0.72:
+        where = pick(rng, rng.choice(("countries", "cities")), held_out) if rng.random() < 0.8 else made_up(rng).title()
+        return fill(rng.choice(PLACES[side]), x=where), KNOW
+    if draw < 0.86:
+        task = pick(rng, "tasks", held_out)
+        if rng.random() < 0.3:
+            task = rng.choice(("write", "make", "build", "find", "fix", "draw", "buy", "send", "explain", "translate")) + " " + _thing(rng, held_out)
+        if not held_out and rng.random() < 0.2:
+            return fill(rng.choice(families("do", False)), x=task), KNOW
+        return fill(rng.choice(TASKS[side]), x=task), CAN
+    if draw < 0.91:
+        return fill(rng.choice(OPINIONS[side]), x=pick(rng, "opinions", held_out)), KNOW
+    return (fill("What is {x}?", x=_thing(rng, True)) if held_out else rng.choice(LOOSE)), KNOW
+
+
+def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
+    question, reply = _question(rng, held_out)
+    while question.strip(" ?.").lower() in known_names():
+        question, reply = _question(rng, held_out)
+    if not held_out:
+        question = roughly(rng, wrapped(rng, question))
+    return [Exchange(question, reply, Honest())]

@@ -1,0 +1,98 @@
+"""Which conversations the model sees, and how often: kinds alone, kinds mixed, things told early and asked late."""
+
+from collections.abc import Callable
+from random import Random
+
+from training.chat import Chat, Exchange, Passage
+from training.check import Terms, Words
+from training.kinds import about, instructions, manners, memory, numbers, plain, stories, unknown
+from training.lexicon import pick
+from training.phrasing import normal
+
+Draw = Callable[[Random], list[Exchange]]
+KINDS: dict[str, tuple[Draw, float]] = {
+    "about": (about.exchanges, 0.40),
+    "unknown": (unknown.exchanges, 0.15),
+    "instructions": (instructions.exchanges, 0.22),
+    "numbers": (numbers.exchanges, 0.12),
+    "stories": (stories.exchanges, 0.06),
+    "manners": (manners.exchanges, 0.05),
+}
+SYSTEMS = (
+    "You are a helpful assistant.", "You are minichat's built-in model.", "You are a tiny demo model.", "Answer briefly.", "Be kind and short.",
+    "You are a helpful assistant that answers in English.", "You are talking to a person in a terminal.", "Be honest: say so when you do not know.",
+    "You are a friendly guide to minichat and its engine.", "Help the user.",
+)  # fmt: skip
+LONGEST = 2000  # tokens of a chat, by a cautious estimate from characters
+
+
+def _any(rng: Random) -> list[Exchange]:
+    names = list(KINDS)
+    kind = rng.choices(names, [KINDS[name][1] for name in names])[0]
+    return KINDS[kind][0](rng)
+
+
+def small_talk(rng: Random) -> list[Exchange]:
+    """What may stand between a thing told and the question for it."""
+    return (about.exchanges if rng.random() < 0.5 else rng.choice((unknown, numbers, instructions, manners)).exchanges)(rng)
+
+
+def _single(rng: Random) -> tuple[str, list[Exchange]]:
+    names = list(KINDS)
+    kind = rng.choices(names, [KINDS[name][1] for name in names])[0]
+    return kind, [e for _ in range(rng.choice((1, 1, 1, 2, 3))) for e in KINDS[kind][0](rng)]
+
+
+def _system_name(rng: Random) -> tuple[str, list[Exchange]]:
+    """A system prompt that tells something which the chat asks for."""
+    name = pick(rng, "names")
+    if rng.random() < 0.5:
+        question = rng.choice(("Who am I?", "What is my name?", "Do you know my name?", "What am I called?"))
+        return f"The user's name is {name}.", [*_between(rng), Exchange(question, f"Your name is {name}.", Words((name,)))]
+    question = rng.choice(("Who are you?", "What is your name?", "What are you called?", "Introduce yourself."))
+    reply = f"I am {name}, the built-in model of minichat."
+    return rng.choice((f"Your name is {name}.", f"You are {name}.", f"You are called {name}.")), [*_between(rng), Exchange(question, reply, Terms((name,)))]
+
+
+def _between(rng: Random) -> list[Exchange]:
+    return [e for _ in range(rng.choice((0, 0, 1, 2))) for e in small_talk(rng)]
+
+
+def conversation(rng: Random, forbidden: frozenset[str] = frozenset()) -> Chat | Passage:
+    """One training item none of whose questions is a test question."""
+    while True:
+        item = _draw(rng)
+        if isinstance(item, Passage) or not any(normal(e.user) in forbidden for e in item.exchanges):
+            return item
+
+
+def _draw(rng: Random) -> Chat | Passage:
+    draw = rng.random()
+    if draw < 0.05:
+        return plain.passage(rng)
+    system = rng.choice(SYSTEMS) if rng.random() < 0.2 else ""
+    if draw < 0.50:
+        kind, talk = _single(rng)
+    elif draw < 0.72:
+        kind, talk = "mixed", [e for _ in range(rng.randint(2, 7)) for e in _any(rng)]
+    elif draw < 0.90:
+        kind, talk = "memory", memory.exchanges(rng, small_talk, gaps=rng.choice((0, 1, 2, 3, 4)))
+    elif draw < 0.96:
+        kind, talk = "memory", memory.exchanges(rng, _any, gaps=rng.choice((6, 9, 12)))
+    elif draw < 0.98:
+        kind, talk = "mixed", [e for _ in range(rng.randint(10, 24)) for e in _any(rng)]
+    else:
+        kind = "system"
+        system, talk = _system_name(rng)
+    return Chat(kind, _fitting(talk, len(system)), system)
+
+
+def _fitting(talk: list[Exchange], used: int) -> tuple[Exchange, ...]:
+    """As much of the talk, from its start, as surely fits the context."""
+    kept = []
+    for exchange in talk:
+        used += len(exchange.user) + len(exchange.reply) + 40
+        if used > LONGEST * 3.2 and kept:
+            break
+        kept.append(exchange)
+    return tuple(kept)

@@ -1,0 +1,79 @@
+"""Ways to ask, and how people really type them: loose capitals, missing marks, slips of the finger."""
+
+import re
+import tomllib
+from functools import cache
+from random import Random
+from string import ascii_lowercase
+
+from training.lexicon import TEXT
+
+
+@cache
+def _banks() -> dict[str, dict[str, tuple[str, ...]]]:
+    raw = tomllib.loads((TEXT / "questions.toml").read_text(encoding="utf-8"))
+    return {bank: {side: tuple(lines) for side, lines in sides.items()} for bank, sides in raw.items()}
+
+
+def families(bank: str, held_out: bool) -> tuple[str, ...]:
+    """The question patterns of a bank on one side of the split."""
+    return _banks()[bank]["test" if held_out else "train"]
+
+
+def fill(pattern: str, **slots: str) -> str:
+    """The pattern with its slots filled; a slot that opens the sentence gets a capital."""
+    text = pattern.format(**slots)
+    return text[0].upper() + text[1:] if pattern.startswith("{") and not text.startswith("minichat") else text
+
+
+def normal(text: str) -> str:
+    """What two spellings of one question share: letters, digits and single spaces."""
+    return " ".join(re.sub(r"[^a-z0-9+*/=.-]+", " ", text.lower()).replace(". ", " ").strip(" .").split())
+
+
+def wrapped(rng: Random, question: str) -> str:
+    """A question with a word before or after it, now and then."""
+    draw = rng.random()
+    if draw < 0.08:
+        return rng.choice(_banks()["wrap"]["before"]) + question[0].lower() + question[1:]
+    if draw < 0.14:
+        return question + rng.choice(_banks()["wrap"]["after"])
+    return question
+
+
+def roughly(rng: Random, text: str, slips: float = 0.12) -> str:
+    """The text as typed in a hurry: perhaps in lower case, without its last mark, with one slip."""
+    if rng.random() < 0.3:
+        text = text.lower()
+    if rng.random() < 0.3 and text[-1] in "?.!":
+        text = text[:-1]
+    elif rng.random() < 0.03:
+        text += rng.choice(("?", "!", " ?", "..", "??"))
+    if rng.random() < 0.02:
+        text = text.upper()
+    return _slip(rng, text) if rng.random() < slips else text
+
+
+def _slip(rng: Random, text: str) -> str:
+    spots = [m.start() + 1 for m in re.finditer(r"[a-zA-Z]{4,}", text)]
+    if not spots:
+        return text
+    at = rng.choice(spots) + rng.randrange(2)
+    slip = rng.randrange(4)
+    if slip == 0:
+        return text[:at] + text[at + 1 :]
+    if slip == 1:
+        return text[:at] + text[at] + text[at:]
+    if slip == 2:
+        return text[:at] + text[at + 1 : at + 2] + text[at] + text[at + 2 :]
+    return text[:at] + rng.choice(ascii_lowercase) + text[at + 1 :]
+
+
+ONSETS = "b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr pl pr sh sk sl sm sn sp st str th tr qu".split()
+VOWELS = "a e i o u a e i o ai ea oo ou".split()
+CODAS = "b d g k l m n p r s t x ck ll nd ng nt rk sh st th".split() + [""] * 14
+
+
+def made_up(rng: Random, syllables: int = 2) -> str:
+    """A word that nobody has taught the model."""
+    return "".join(rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(syllables))

@@ -1,0 +1,77 @@
+"""Every size and rate of a training run, in two recipes: full (one GPU) and tiny (a CPU, seconds)."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama decoder with tied embeddings, in the words of its config.json."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inner: int
+    exits: tuple[int, ...] = ()
+    context: int = 2048
+    rope_theta: float = 10_000.0
+    eps: float = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One training loop: how many steps, how large, how fast."""
+
+    steps: int
+    rows: int
+    matrix_rate: float
+    vector_rate: float
+    warmup: int
+    decay_from: float = 0.45
+    layer_dropout: float = 0.1
+    exit_weight: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What one run does from the first sentence to the exported folder."""
+
+    vocab: int
+    tokenizer_chats: int
+    rows: int
+    held_rows: int
+    cases: int
+    main: Shape
+    draft: Shape
+    main_schedule: Schedule
+    draft_schedule: Schedule
+    workers: int
+    seed: int = 20_26
+
+
+FULL = Recipe(
+    vocab=3072,
+    tokenizer_chats=40_000,
+    rows=120_000,
+    held_rows=24,
+    cases=600,
+    main=Shape(layers=8, hidden=256, heads=4, kv_heads=2, head_dim=64, inner=512, exits=(2, 4, 6)),
+    draft=Shape(layers=4, hidden=128, heads=2, kv_heads=1, head_dim=64, inner=256),
+    main_schedule=Schedule(steps=3600, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60),
+    draft_schedule=Schedule(steps=1500, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60, layer_dropout=0.0),
+    workers=16,
+)
+
+TINY = Recipe(
+    vocab=640,
+    tokenizer_chats=60,
+    rows=6,
+    held_rows=1,
+    cases=8,
+    main=Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=64, exits=(1,)),
+    draft=Shape(layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, inner=32),
+    main_schedule=Schedule(steps=4, rows=1, matrix_rate=0.02, vector_rate=4e-3, warmup=1),
+    draft_schedule=Schedule(steps=2, rows=1, matrix_rate=0.02, vector_rate=4e-3, warmup=1, layer_dropout=0.0),
+    workers=1,
+)

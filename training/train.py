@@ -1,0 +1,177 @@
+"""One training loop for the model and its draft: packed rows in, checkpoints out, resumable at any step."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
+
+from training.chat import LEARN
+from training.model import Decoder, dense_attend, documents, flex_attend
+from training.muon import Muon
+from training.recipe import Schedule
+
+IGNORE = -100
+SAVE_EVERY = 600
+Mask = BlockMask | Tensor
+Objective = Callable[[Tensor, Tensor, Tensor, Mask, Tensor | None], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    tokens: Tensor
+    targets: Tensor
+    positions: Tensor
+    mask: Mask
+
+
+def unpack(rows: Tensor, start: int, dense: bool) -> Batch:
+    """Inputs, targets (IGNORE where nothing is learned) and the mask within documents, in blocks or dense."""
+    ids = rows & (LEARN - 1)
+    tokens = ids[:, :-1].contiguous()
+    targets = torch.where(rows[:, 1:] & LEARN > 0, ids[:, 1:], IGNORE).long()
+    docs = documents(tokens, start)
+    positions = torch.arange(tokens.size(1), device=rows.device)[None]
+    return Batch(tokens, targets, positions, _dense_mask(docs) if dense else _block_mask(docs))
+
+
+def _dense_mask(docs: Tensor) -> Tensor:
+    length = docs.size(1)
+    causal = torch.ones(length, length, dtype=torch.bool, device=docs.device).tril()
+    return (causal & (docs[:, :, None] == docs[:, None, :]))[:, None]
+
+
+_compiled_block_mask = torch.compile(create_block_mask, dynamic=False)
+
+
+def _block_mask(docs: Tensor) -> BlockMask:
+    def within(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (q >= k) & (docs[b, q] == docs[b, k])
+
+    return _compiled_block_mask(within, docs.size(0), None, docs.size(1), docs.size(1), device=docs.device)
+
+
+def attend(mask: Mask):
+    return flex_attend(mask) if isinstance(mask, BlockMask) else dense_attend(mask)
+
+
+def with_exits(model: Decoder, weight: float) -> Objective:
+    """Cross entropy at the last layer and, each row in turn, at one of the exits."""
+
+    def objective(tokens: Tensor, targets: Tensor, positions: Tensor, mask: Mask, keep: Tensor | None) -> Tensor:
+        hidden = model.hidden(tokens, positions, attend(mask), keep)
+        loss = _entropy(model.logits(hidden[model.shape.layers]), targets)
+        exits = model.shape.exits
+        if exits:
+            early = torch.cat([hidden[e][i :: len(exits)] for i, e in enumerate(exits)])
+            loss = loss + weight * _entropy(model.logits(early), torch.cat([targets[i :: len(exits)] for i in range(len(exits))]))
+        return loss
+
+    return objective
+
+
+def taught_by(teacher: Decoder, model: Decoder) -> Objective:
+    """Half the text, half the teacher's probabilities."""
+
+    def objective(tokens: Tensor, targets: Tensor, positions: Tensor, mask: Mask, keep: Tensor | None) -> Tensor:
+        with torch.no_grad():
+            wanted = teacher(tokens, positions, attend(mask)).float().softmax(-1)
+        logits = model(tokens, positions, attend(mask)).float()
+        learned = (targets != IGNORE).float()
+        distance = -(wanted * logits.log_softmax(-1)).sum(-1)
+        return 0.5 * _entropy(logits, targets) + 0.5 * (distance * learned).sum() / learned.sum().clamp(min=1)
+
+    return objective
+
+
+def _entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+
+
+def optimizers(model: Decoder, schedule: Schedule) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    fused = others[0].is_cuda
+    adam = torch.optim.AdamW(others, lr=schedule.vector_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=fused)
+    return [Muon(matrices, lr=schedule.matrix_rate), adam]
+
+
+def rate(step: int, schedule: Schedule) -> float:
+    """Up over the warm-up, level, then straight down to almost nothing."""
+    if step < schedule.warmup:
+        return (step + 1) / schedule.warmup
+    left = (schedule.steps - step) / (schedule.steps * (1 - schedule.decay_from))
+    return min(1.0, max(left, 0.01))
+
+
+def _keep(model: Decoder, schedule: Schedule, rows: int, step: int, device: torch.device) -> Tensor | None:
+    """Which rows run which layer: deeper layers are left out more often."""
+    if not schedule.layer_dropout:
+        return None
+    depth = torch.arange(model.shape.layers, device=device) / max(model.shape.layers - 1, 1)
+    drop = schedule.layer_dropout * (2.0**depth - 1)
+    generator = torch.Generator(device).manual_seed(step)
+    return torch.rand(model.shape.layers, rows, device=device, generator=generator) >= drop[:, None]
+
+
+def _picked(step: int, count: int, rows: int, seed: int) -> Tensor:
+    """The rows of one step: every epoch is a permutation of its own, known from the step alone."""
+    epoch, at = divmod(step * rows, max(count // rows, 1) * rows)
+    return torch.from_numpy(np.take(_shuffled(count, seed, epoch), range(at, at + rows), mode="wrap"))
+
+
+@lru_cache(maxsize=1)
+def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng((seed, epoch)).permutation(count)
+
+
+def fit(model: Decoder, objective: Objective, data: Tensor, start: int, schedule: Schedule, file: Path, seed: int, say: Callable[[str], None]) -> None:
+    """Train to the last step, from the checkpoint in `file` where there is one."""
+    device = data.device
+    optims = optimizers(model, schedule)
+    first = _resume(model, optims, file)
+    run = torch.compile(objective, dynamic=False) if device.type == "cuda" else objective
+    began, seen = time.perf_counter(), 0
+    for step in range(first, schedule.steps):
+        picked = _picked(step, len(data), schedule.rows, seed)
+        batch = unpack(data[picked.to(device)], start, dense=device.type != "cuda")
+        keep = _keep(model, schedule, schedule.rows, step, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            loss = run(batch.tokens, batch.targets, batch.positions, batch.mask, keep)
+        loss.backward()
+        for optim, base in zip(optims, (schedule.matrix_rate, schedule.vector_rate), strict=True):
+            for group in optim.param_groups:
+                group["lr"] = base * rate(step, schedule)
+            optim.step()
+            optim.zero_grad(set_to_none=True)
+        seen += batch.tokens.numel()
+        if (step + 1) % max(schedule.steps // 24, 1) == 0 or step == first:
+            spent = time.perf_counter() - began
+            say(f"  step {step + 1}/{schedule.steps}  loss {loss.item():.4f}  {seen / spent / 1e6:.2f} M tokens/s  {spent:.0f} s")
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == schedule.steps:
+            save(model, optims, step + 1, file)
+
+
+def save(model: Decoder, optims: list[torch.optim.Optimizer], step: int, file: Path) -> None:
+    """Written beside and moved, so that a cut run leaves the older checkpoint whole."""
+    part = file.with_suffix(".part")
+    torch.save({"step": step, "model": model.state_dict(), "optims": [o.state_dict() for o in optims]}, part)
+    part.replace(file)
+
+
+def _resume(model: Decoder, optims: list[torch.optim.Optimizer], file: Path) -> int:
+    if not file.exists():
+        return 0
+    saved = torch.load(file, map_location=next(model.parameters()).device, weights_only=True)
+    model.load_state_dict(saved["model"])
+    for optim, state in zip(optims, saved["optims"], strict=True):
+        optim.load_state_dict(state)
+    return int(saved["step"])
