@@ -1,10 +1,13 @@
 """What a step of the engine costs besides the model: 8 and 256 rows, a long waiting line, a snapshot.
 
-The model is empty: planning, batch tensors, sampling, commit and text are all there.
+Planning, the batch's tensors, what attention prepares, commit and text are all there; a second pair of
+figures has sampling too, from a model that says the same whatever it is asked.
 """
 
 import time
-from itertools import islice
+from collections.abc import Mapping
+from itertools import islice, pairwise
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -20,23 +23,22 @@ from engine.core import Engine, Limits
 from engine.events import Bus
 from engine.observe import Facts
 from engine.params import SamplingParams
-from engine.runner.runner import ModelRunner
+from engine.runner.runner import Launched, ModelRunner
+from engine.scheduling.plan import Plan
 from engine.scheduling.policy import choose
 from engine.scheduling.scheduler import Rules, Scheduler
 from engine.text.bare import BareTokenizer
 
 VOCAB = 512
 SPEC = LayerSpec(heads=1, kv_heads=1, key_dim=8, value_dim=8, scale=1.0)
-CONFIG = ModelConfig(
-    family="empty", dtype="float32", hidden=1, layers=(SPEC,), vocab=VOCAB, max_context=4096
-)
+CONFIG = ModelConfig(family="empty", dtype="float32", hidden=1, layers=(SPEC,), vocab=VOCAB, max_context=4096)
 
 
 class EmptyModel(torch.nn.Module):
     """Says the same whatever it is asked."""
 
     config = CONFIG
-    sinks: dict[int, Tensor] = {}
+    sinks: Mapping[int, Tensor] = MappingProxyType({})
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         return ids.unsqueeze(1)
@@ -45,7 +47,19 @@ class EmptyModel(torch.nn.Module):
         return torch.zeros(len(hidden), VOCAB)
 
 
-def empty_engine(rows: int, blocks: int) -> Engine:
+class Mute(ModelRunner):
+    """Prepares every step, and then runs nothing: the same token comes from everywhere."""
+
+    @torch.inference_mode()
+    def launch(self, plan: Plan) -> Launched:
+        began = time.monotonic()
+        rows = [row for row in plan.rows if row.samples]
+        self.attention.prepare(self._batches.build(plan, self._last_ids))
+        self._view(rows)
+        return Launched(rows, torch.ones(len(rows), dtype=torch.int64), None, None, began, 0.0)
+
+
+def empty_engine(rows: int, blocks: int, kind: type[ModelRunner] = Mute) -> Engine:
     bus, tables = Bus(), BlockTables(rows, 256)
     pool, host = BlockPool(blocks, 16), BlockPool(0, 16)
     rules = Rules(step_tokens=8192)
@@ -54,7 +68,7 @@ def empty_engine(rows: int, blocks: int) -> Engine:
     )
     device = torch.device("cpu")
     store = KVStore([SPEC], blocks=1, block_size=16, host_blocks=0, dtype=torch.float32, device=device)
-    runner = ModelRunner(
+    runner = kind(
         model=EmptyModel(),
         store=store,
         attention=TorchAttention(),
@@ -92,12 +106,17 @@ def steps(engine: Engine, count: int) -> list[float]:
 def run(bench: Bench, *, count: int = 500) -> None:
     torch.set_num_threads(1)
     greedy = SamplingParams(temperature=0)
+    variants = {
+        "": (Mute, greedy),
+        ", greedy sampling": (ModelRunner, greedy),
+        ", top-p sampling": (ModelRunner, SamplingParams(top_p=0.9, seed=1)),
+    }
     for rows in (8, 256):
-        for name, params in (("greedy", greedy), ("top-p", SamplingParams(top_p=0.9, seed=1))):
-            engine = empty_engine(rows, blocks=100_000)
+        for name, (kind, params) in variants.items():
+            engine = empty_engine(rows, 100_000, kind)
             fill(engine, rows, params)
             steps(engine, 20)
-            bench.note(f"one step, {rows} rows, {name}", steps(engine, count), "s")
+            bench.note(f"one step, {rows} rows{name}", steps(engine, count), "s")
 
     few, many = (empty_engine(8, blocks=100_000) for _ in range(2))
     fill(few, 8, greedy)
@@ -109,5 +128,5 @@ def run(bench: Bench, *, count: int = 500) -> None:
     full = empty_engine(256, blocks=100_000)
     fill(full, 256, greedy)
     steps(full, 20)
-    began = [time.perf_counter() for _ in islice(iter(full.snapshot, None), 101)]
-    bench.note("one snapshot, 256 rows, 100,000 blocks", [b - a for a, b in zip(began, began[1:])], "s")
+    clock = [time.perf_counter() for _ in islice(iter(full.snapshot, None), 101)]
+    bench.note("one snapshot, 256 rows, 100,000 blocks", [b - a for a, b in pairwise(clock)], "s")

@@ -1,12 +1,12 @@
 """The engine at one moment, between two steps. Immutable; made only when somebody asks."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
-class RequestView:
+class RequestView(NamedTuple):
     """One request, as the queues pane shows it."""
 
     id: int

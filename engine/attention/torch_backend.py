@@ -23,8 +23,8 @@ class Row:
     start: int  # its tokens are start..stop of the batch
     stop: int
     context: int
-    place: int  # of its first token, where its blocks follow each other; else -1
-    table: Tensor
+    place: int  # of its first token
+    table: Tensor | None  # None where its blocks follow each other from there
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Cells:
 
     def of(self, row: Row, start: int, stop: int) -> Tensor:
         """Those of a row's positions, in float32: a view where that can be."""
-        if row.place >= 0:
+        if row.table is None:
             return self.all[row.place + start : row.place + stop].float()
         size = self.block_size
         skipped = start // size
@@ -69,10 +69,11 @@ class TorchAttention:
         used = -(-batch.host_contexts // size)
         follows = np.diff(tables, axis=1) == 1
         follows |= np.arange(1, tables.shape[1]) >= used[:, None]
-        places = np.where(follows.all(axis=1), tables[:, 0].astype(np.int64) * size, -1)
-        starts = batch.host_starts
+        scattered = ~follows.all(axis=1)
+        starts, places = batch.host_starts, tables[:, 0].astype(np.int64) * size
         columns = (starts[:-1].tolist(), starts[1:].tolist(), batch.host_contexts.tolist(), places.tolist())
-        rows = [Row(*row) for row in zip(*columns, batch.tables.unbind(0), strict=True)]
+        lists = [batch.tables[n] if apart else None for n, apart in enumerate(scattered.tolist())]
+        rows = [Row(*row) for row in zip(*columns, lists, strict=True)]
         return Prepared(batch.places, rows, size)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:

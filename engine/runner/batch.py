@@ -9,7 +9,7 @@ import torch
 from engine.attention.base import Batch
 from engine.cache.tables import BlockTables
 from engine.request import Request
-from engine.scheduling.plan import Plan
+from engine.scheduling.plan import Plan, Row
 
 
 class BatchBuilder:
@@ -22,7 +22,8 @@ class BatchBuilder:
 
     def build(self, plan: Plan, last_ids: torch.Tensor) -> Batch:
         """`last_ids[slot]` is the token a slot has drawn last; it may not have reached the host yet."""
-        columns = np.array(plan.rows, dtype=np.int64)
+        columns = np.fromiter(chain.from_iterable(plan.rows), np.int64, len(Row._fields) * len(plan.rows))
+        columns = columns.reshape(len(plan.rows), -1)
         slots, firsts, counts = columns[:, 1], columns[:, 2], columns[:, 3]
         contexts = firsts + counts
         starts = np.zeros(len(counts) + 1, np.int32)

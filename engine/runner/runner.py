@@ -101,13 +101,12 @@ class ModelRunner:
     def _run(self, plan: Plan, rows: list[Row]) -> Sampled | None:
         """A step of the model; a token for each of `rows`, if there are any."""
         batch = self._batches.build(plan, self._last_ids)
-        view = self._view(rows)
         hidden = self._forward(batch)
         if not rows:
             return None
         if len(rows) < len(hidden):
             hidden = hidden[batch.starts[1:][[row.samples for row in plan.rows]] - 1]
-        return sample(self.model.logits(hidden), view)
+        return sample(self.model.logits(hidden), self._view(rows))
 
     def _forward(self, batch: Batch) -> Tensor:
         prepared, layers, attention = self.attention.prepare(batch), self.store.layers, self.attention

@@ -1,0 +1,113 @@
+"""Decoding on a CPU beside transformers' generate, with the same random Llama: one request, and 8 at once.
+
+Every contender gets the same prompts and gives the same number of tokens; they run in turns.
+`--parameters 335 --dtype bfloat16` is the shape that docs/cpu-products.md compares with llama.cpp.
+"""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness import Bench
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.params import SamplingParams
+from engine.start import start
+
+# Millions of parameters: hidden size, MLP, layers, heads, key-value heads.
+SHAPES = {100: (768, 2048, 12, 12, 4), 335: (1024, 3584, 20, 16, 4)}
+PROMPT = 32
+
+
+def run(
+    bench: Bench, *, parameters: int = 100, dtype: str = "float32", tokens: int = 64, threads: int = 1
+) -> None:
+    torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory() as folder:
+        reference = random_llama(Path(folder), SHAPES[parameters], dtype)
+        engine = start(EngineConfig(model=folder, dummy_weights=False, blocks=512))
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(3, 32000, (8, PROMPT), generator=generator)
+
+    bench.compare(
+        {
+            "transformers, 1 request": generates(reference, prompts[:1], tokens),
+            "minichat, 1 request": batches(engine, [prompts[:1].tolist()], tokens),
+        },
+        unit="tok/s",
+    )
+    bench.compare(
+        {
+            "transformers, batch of 8": generates(reference, prompts, tokens),
+            "minichat, 8 at once": batches(engine, [prompts.tolist()], tokens),
+        },
+        unit="tok/s",
+    )
+    bench.compare(
+        {
+            "minichat, 8 one after another": batches(engine, [[each] for each in prompts.tolist()], tokens),
+            "minichat, 8 together": batches(engine, [prompts.tolist()], tokens),
+        },
+        unit="tok/s",
+    )
+
+
+def random_llama(folder: Path, shape: tuple[int, ...], dtype: str) -> Any:
+    """A Llama of that shape, saved to the folder with a tokenizer of numbers, and as transformers runs it."""
+    from tokenizers import Tokenizer, models
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hidden, mlp, layers, heads, kv_heads = shape
+    config = LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=mlp,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=32000,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).to(getattr(torch, dtype)).eval()
+    model.save_pretrained(folder)
+    words = {str(n): n for n in range(32000)}
+    Tokenizer(models.WordLevel(words, unk_token="0")).save(str(folder / "tokenizer.json"))
+    return model
+
+
+def generates(model: Any, prompts: torch.Tensor, tokens: int) -> Callable[[], float]:
+    def call() -> float:
+        with torch.inference_mode():
+            out = model.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                max_new_tokens=tokens,
+                min_new_tokens=tokens,
+                do_sample=False,
+                pad_token_id=0,
+            )
+        return float(out.numel() - prompts.numel())
+
+    return call
+
+
+def batches(engine: Engine, groups: list[list[list[int]]], tokens: int) -> Callable[[], float]:
+    """Each group at once, one group after another; prompts never come from the prefix cache."""
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+
+    def call() -> float:
+        engine.scheduler.pool.forget_all()
+        done = 0
+        for group in groups:
+            for prompt in group:
+                engine.submit(prompt, params, lambda delta: None)
+            while engine.busy:
+                engine.step()
+            done += len(group) * tokens
+        return float(done)
+
+    return call

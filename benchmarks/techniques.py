@@ -1,0 +1,354 @@
+"""What each technique of docs/how/ brings on a CPU, with the built-in model: `--only NAME ...` runs some.
+
+Ratios are taken within a round, in which all contenders ran in turns. Figures in blocks or tokens are counted,
+not timed: they are the same on any machine.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.engine_step import empty_engine, fill, steps
+from benchmarks.harness import Bench
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.events import Copied, Delta, Event
+from engine.params import SamplingParams
+from engine.runner.protocol import Outcome
+from engine.sampling.rows import RowsView, SamplingRows
+from engine.sampling.sampler import masses, pick, sample
+from engine.scheduling.plan import Plan
+from engine.start import start
+
+
+@dataclass
+class Reader:
+    """One reply: when each of its tokens came."""
+
+    submitted: float = field(default_factory=time.perf_counter)
+    times: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    def __call__(self, delta: Delta) -> None:
+        self.times += [time.perf_counter()] * len(delta.tokens)
+        self.tokens += delta.tokens
+
+    @property
+    def ttft(self) -> float:
+        return self.times[0] - self.submitted
+
+    @property
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+
+
+def pocket(**config: Any) -> Engine:
+    plain: dict[str, Any] = {"blocks": 1024, "prefix_cache": False, "device": "cpu", "depth": 0, "seed": 0}
+    return start(EngineConfig(model="pocket", **plain | config))
+
+
+def prompts(seed: int = 0) -> Iterator[int]:
+    """Token ids without end, the same ones for the same seed."""
+    numbers = random.Random(seed)
+    while True:
+        yield numbers.randrange(10, 3000)
+
+
+def ask(engine: Engine, ids: Iterator[int], prompt: int, reply: int, **options: Any) -> Reader:
+    """A greedy request of so many tokens, whatever they are, and so many of reply."""
+    reader = Reader()
+    params = SamplingParams(temperature=0, max_tokens=reply, ignore_eos=True)
+    engine.submit([next(ids) for _ in range(prompt)], params, reader, **options)
+    return reader
+
+
+def drain(engine: Engine, until: Callable[[], object] = lambda: False) -> None:
+    while engine.busy and not until():
+        if not engine.step() and engine.busy:
+            time.sleep(engine.pause())
+
+
+def rounds(bench: Bench, contenders: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
+    """What each contender says of itself in each round that counts; every other round runs backwards."""
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for index in bench.progress.track(range(bench.warmup + bench.repeats), description=" / ".join(contenders)):
+        for name in list(contenders)[:: 1 if index % 2 else -1]:
+            value = contenders[name]()
+            if index >= bench.warmup:
+                found[name].append(value)
+    return found
+
+
+def note_all(bench: Bench, what: str, found: dict[str, list[float]], unit: str = "s") -> None:
+    """Each contender's figure, and how many times the first one's it is."""
+    first, *others = found
+    for name, values in found.items():
+        bench.note(f"{what}, {name}", values, unit)
+    for name in others:
+        ratios = [b / a for a, b in zip(found[first], found[name], strict=True)]
+        bench.note(f"{what}, {name} / {first}", ratios, "x")
+
+
+def paging(bench: Bench) -> None:
+    numbers, ids = random.Random(1), prompts()
+    engine = pocket()
+    sizes = [(numbers.randint(16, 256), numbers.randint(16, 256)) for _ in range(32)]
+    for prompt, reply in sizes:
+        ask(engine, ids, prompt, reply)
+    pool, running = engine.scheduler.pool, engine.scheduler.running
+    peak, held, own, full = 0, 0, 0, 0
+    while engine.busy:
+        engine.step()
+        if pool.in_use > peak:
+            peak, held = pool.in_use, sum(each.launched for each in running)
+            own = sum(-(-each.max_len // pool.block_size) for each in running)
+            full = len(running) * engine.limits.context // pool.block_size
+    bench.note("blocks in use at the peak", peak, "blocks")
+    bench.note("cells of those blocks that hold a token", held / (peak * pool.block_size) * 100, "%")
+    bench.note("blocks reserved for each reply's own most", own, "blocks")
+    bench.note("blocks reserved for the model's context", full, "blocks")
+    bench.note("model's context reserved / paged", full / peak, "x")
+
+
+def continuous_batching(bench: Bench) -> None:
+    numbers, ids, engine = random.Random(2), prompts(), pocket(max_running=8)
+    replies = [numbers.randint(8, 120) for _ in range(32)]
+
+    def in_groups(size: int) -> int:
+        for at in range(0, len(replies), size):
+            for reply in replies[at : at + size]:
+                ask(engine, ids, 32, reply)
+            drain(engine)
+        return sum(replies)
+
+    calls = {
+        "one after another": lambda: in_groups(1),
+        "fixed batches of 8": lambda: in_groups(8),
+        "continuous, 8 rows": lambda: in_groups(len(replies)),
+    }
+    bench.compare(calls, unit="tok/s")
+
+
+def chunked_prefill(bench: Bench) -> None:
+    """Four replies run when a prompt of 1,500 tokens comes: the longest that one of them stands still."""
+    ids = prompts()
+    first: dict[str, list[float]] = {}
+
+    def arrival(name: str, engine: Engine) -> float:
+        readers = [ask(engine, ids, 16, 400) for _ in range(4)]
+        drain(engine, until=lambda: len(readers[0].times) > 10)
+        usual = median(readers[0].gaps)
+        long = ask(engine, ids, 1500, 4)
+        drain(engine, until=lambda: len(long.times) == 4)
+        first.setdefault(name, []).append(long.ttft)
+        calm.append(usual)
+        for id in list(engine.scheduler.requests):
+            engine.abort(id)
+        return max(max(reader.gaps[10:]) for reader in readers)
+
+    calm: list[float] = []
+    whole, cut = (pocket(max_step_tokens=64, chunked_prefill=on) for on in (False, True))
+    stalls = rounds(bench, {"whole": lambda: arrival("whole", whole), "in chunks": lambda: arrival("in chunks", cut)})
+    bench.note("usual time between two tokens", calm[2 * bench.warmup :], "s")
+    note_all(bench, "worst stall of a running reply, long prompt", stalls)
+    note_all(
+        bench, "first token of the long prompt", {name: all[bench.warmup :] for name, all in first.items()}
+    )
+
+
+def prefix_cache(bench: Bench) -> None:
+    """A chat of 1,000 tokens goes on with one more message of 20."""
+    ids = prompts()
+
+    def second_turn(engine: Engine) -> float:
+        before = [next(ids) for _ in range(1000)]
+        reader = Reader()
+        greedy = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+        engine.submit(before, greedy, reader)
+        drain(engine)
+        after = Reader()
+        engine.submit([*before, *reader.tokens, *(next(ids) for _ in range(20))], greedy, after)
+        drain(engine)
+        return after.ttft
+
+    off, on = (pocket(prefix_cache=cached) for cached in (False, True))
+    found = rounds(bench, {"without": lambda: second_turn(off), "with": lambda: second_turn(on)})
+    note_all(bench, "first token of the second turn, prefix cache", found)
+
+
+def copy_on_write(bench: Bench) -> None:
+    """Eight replies of 16 tokens to one prompt of 1,000."""
+    copied: list[Event] = []
+    forked, apart = pocket(), pocket()
+    forked.bus.subscribe(lambda event: copied.append(event) if isinstance(event, Copied) else None)
+    first = ask(forked, prompts(), 1000, 32)
+    drain(forked, until=lambda: first.times)
+    for _ in range(7):
+        forked.fork(0, Reader())
+    for _ in range(8):
+        ask(apart, prompts(), 1000, 32)
+    used = [most_blocks(engine) for engine in (apart, forked)]
+    bench.note("blocks, 8 separate requests", used[0], "blocks")
+    bench.note("blocks, 1 request and 7 forks", used[1], "blocks")
+    bench.note("blocks copied", len(copied), "blocks")
+    bench.note("separate / forked", used[0] / used[1], "x")
+
+
+def most_blocks(engine: Engine) -> int:
+    most = 0
+    while engine.busy:
+        engine.step()
+        most = max(most, engine.scheduler.pool.in_use)
+    return most
+
+
+def preemption(bench: Bench) -> None:
+    """Twelve requests that want 216 blocks in the end, where there are 80."""
+    ids = prompts()
+    engines = {"room for all": pocket(blocks=256)}
+    engines |= {how: pocket(blocks=80, host_blocks=256, preemption=how) for how in ("recompute", "swap", "auto")}
+
+    def workload(engine: Engine) -> float:
+        began = time.perf_counter()
+        for _ in range(12):
+            ask(engine, ids, 192, 96)
+        drain(engine)
+        return time.perf_counter() - began
+
+    contenders = {name: lambda engine=engine: workload(engine) for name, engine in engines.items()}
+    note_all(bench, "12 requests done", rounds(bench, contenders))
+    for name, engine in engines.items():
+        each = engine.scheduler.preemptions / (bench.warmup + bench.repeats)
+        bench.note(f"preemptions in one run, {name}", each, "times")
+    costs = engines["auto"].scheduler.costs
+    bench.note("measured: to compute a token of a prompt", costs.prefill_token or 0.0, "s")
+    bench.note("measured: to move a block", costs.swapped_block or 0.0, "s")
+
+
+class Device:
+    """Stands for a GPU: a step takes it that long, and the host is free meanwhile."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.free_at = seconds, 0.0
+
+    def launch(self, plan: Plan) -> tuple[int, float]:
+        self.free_at = max(self.free_at, time.perf_counter()) + self.seconds
+        return sum(row.samples for row in plan.rows), self.free_at
+
+    def collect(self, handle: tuple[int, float]) -> Outcome:
+        count, ready = handle
+        time.sleep(max(0.0, ready - time.perf_counter()))
+        return Outcome([7] * count)
+
+    def ailing(self) -> None:
+        return None
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+
+def launch_and_commit(bench: Bench, device_ms: float = 2.0) -> None:
+    """256 rows on a device that is only a clock."""
+
+    def at_depth(depth: int) -> Callable[[], float]:
+        engine = empty_engine(256, blocks=100_000)
+        engine.depth, engine.runner = depth, Device(device_ms / 1000)
+        fill(engine, 256, SamplingParams(temperature=0))
+        steps(engine, 5)
+        return lambda: median(steps(engine, 100))
+
+    found = rounds(bench, {f"depth {depth}": at_depth(depth) for depth in (0, 1)})
+    note_all(bench, f"one step, 256 rows, device {device_ms:g} ms", found)
+
+
+def sampling(bench: Bench, vocab: int = 151_936) -> None:
+    """Eight rows of a large vocabulary; nucleus sampling also as it is usually written, with a sort."""
+    logits = torch.randn(8, vocab, generator=torch.Generator().manual_seed(0)) * 3
+
+    def view(**params: Any) -> RowsView:
+        rows = SamplingRows(8, vocab, torch.device("cpu"))
+        for slot in range(8):
+            rows.set(slot, SamplingParams(**params), seed=slot, end_ids=(), tokens=[0], prompt_len=1)
+        return rows.view(range(8), [0] * 8)
+
+    def sorted_nucleus() -> None:
+        best, ids = logits.softmax(-1).sort(-1, descending=True)
+        best[best.cumsum(-1) - best > 0.9] = 0
+        ids.gather(1, torch.multinomial(best, 1))
+
+    greedy, plain, nucleus = view(temperature=0), view(), view(top_p=0.9)
+
+    def drawn(view: RowsView) -> Callable[[], None]:
+        return lambda: void(sample(logits, view))
+
+    calls = {
+        "top-p 0.9, by sorting": sorted_nucleus,
+        "top-p 0.9": drawn(nucleus),
+        "temperature": drawn(plain),
+        "greedy": drawn(greedy),
+    }
+    bench.compare(calls)
+
+
+def latency_policy(bench: Bench) -> None:
+    """An urgent request behind sixteen prompts; and prompts that trickle in while four replies run."""
+    ids = prompts()
+    engines = {name: pocket(policy=name, max_step_tokens=256, max_running=16) for name in ("fcfs", "latency")}
+
+    def urgent(engine: Engine) -> float:
+        for _ in range(16):
+            ask(engine, ids, 256, 2, deadline=30.0)
+        reader = ask(engine, ids, 64, 2, deadline=0.1)
+        drain(engine)
+        return reader.ttft
+
+    def trickle(engine: Engine) -> float:
+        running = [ask(engine, ids, 16, 1000) for _ in range(4)]
+        drain(engine, until=lambda: len(running[0].times) > 10)
+        began = time.perf_counter()
+        came: list[Reader] = []
+        while len(came) < 12 or not all(reader.times for reader in came):
+            if len(came) < 12 and time.perf_counter() - began > 0.01 * len(came):
+                came.append(ask(engine, ids, 24, 1, deadline=1.0))
+            engine.step()
+        gaps = [gap for reader in running for gap in reader.gaps[10:]]
+        for id in list(engine.scheduler.requests):
+            engine.abort(id)
+        waits[engine.facts.policy].append(median(reader.ttft for reader in came))
+        return sum(gaps) / len(gaps)
+
+    waits: dict[str, list[float]] = {name: [] for name in engines}
+    for what, work in (("first token of an urgent request", urgent), ("mean gap of running replies", trickle)):
+        contenders = {name: lambda work=work, engine=engine: work(engine) for name, engine in engines.items()}
+        note_all(bench, what, rounds(bench, contenders))
+    note_all(bench, "first token of one that trickles in", {n: w[bench.warmup :] for n, w in waits.items()})
+
+
+TECHNIQUES = {
+    each.__name__: each
+    for each in (
+        paging,
+        continuous_batching,
+        chunked_prefill,
+        prefix_cache,
+        copy_on_write,
+        preemption,
+        launch_and_commit,
+        sampling,
+        latency_policy,
+    )
+}
+
+
+def run(bench: Bench, *, only: tuple[str, ...] = tuple(TECHNIQUES)) -> None:
+    torch.set_num_threads(1)
+    for name in only:
+        if name not in TECHNIQUES:
+            raise SystemExit(f"--only {name}: there are {', '.join(TECHNIQUES)}")
+        TECHNIQUES[name](bench)
