@@ -91,7 +91,7 @@ def _figures(model: Decoder, draft: Decoder, tokenizer: Tokenizer, cases: list[e
     say(likeness_table(likes, recipe.main.exits))
     scores = {}
     for name, way in evaluate.WAYS.items():
-        asked = cases if way.beams == 1 else cases[:: way.beams]  # a beam costs a row, so fewer are asked
+        asked = cases if way.beams == 1 else cases[:: 2 * way.beams]  # beams cost rows, so fewer are asked
         scores[name] = evaluate.score(model, tokenizer, asked, way)
         say(f"\n## {name}\n{_samples(model, tokenizer, way)}")
     say(table(scores))

@@ -77,7 +77,7 @@ class Honest:
 
 @dataclass(frozen=True, slots=True)
 class StoryOf:
-    """A story ends, stays on its subject, keeps its hero's name, and brings in no name of its own accord twice."""
+    """A story ends, stays on its subject, keeps its hero's name, and brings in no other name."""
 
     name: str
     subject: str
@@ -88,9 +88,9 @@ class StoryOf:
         strangers = {w for w in re.findall(r"\b[A-Z][a-z]+\b", text) if w in self.names and w != self.name}
         return (
             text.endswith((".", "!", '."', '!"'))
-            and len(re.findall(rf"\b{re.escape(self.name)}\b", text)) >= 3
+            and len(re.findall(rf"\b{re.escape(self.name)}\b", text)) >= 2
             and self.subject.lower() in text.lower()
-            and len(strangers) <= 1
+            and not strangers
         )
 
 

@@ -59,6 +59,7 @@ def save_model(model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
     _write(folder / "generation_config.json", generation)
     weights = {name: tensor.to(torch.bfloat16).contiguous().cpu() for name, tensor in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
 
 
 def _write(path: Path, value: dict) -> None:

@@ -3,12 +3,12 @@
 import tomllib
 from dataclasses import dataclass
 from functools import cache
+from random import Random
 
 from training.lexicon import TEXT
-from training.phrasing import families, fill
+from training.phrasing import LITERAL, families, fill, phrase
 
 BANKS = ("what", "why", "how", "do", "key", "command", "raise", "lower", "default")
-LITERAL = ("key", "command")  # what a person types stays as it is, also at the head of a sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,26 @@ class Fact:
         """Every question for this fact on one side of the split."""
         found = [q for bank, x in self.slots for q in _asked(bank, held_out, x)]
         found += [fill(p, a=a, b=b) for a, b in self.pairs for p in families("versus", held_out)]
-        kept = self.asks[-1:] if len(self.asks) > 3 else ()
-        return found + list(kept if held_out else self.asks[: len(self.asks) - len(kept)])
+        return found + list(self.asked(held_out))
+
+    def ask(self, rng: Random, held_out: bool) -> str:
+        """One of the questions; each slot, pair and whole question of the fact is as likely as the others."""
+        asks = self.asked(held_out)
+        at = rng.randrange(len(self.slots) + len(self.pairs) + len(asks))
+        if at < len(self.slots):
+            bank, x = self.slots[at]
+            return phrase(rng, bank, held_out, x=x)
+        at -= len(self.slots)
+        if at < len(self.pairs):
+            a, b = self.pairs[at]
+            return phrase(rng, "versus", held_out, a=a, b=b)
+        return asks[at - len(self.pairs)]
+
+    def asked(self, held_out: bool) -> tuple[str, ...]:
+        """The whole questions on one side of the split: of four or more the last is held out."""
+        if len(self.asks) < 4:
+            return () if held_out else self.asks
+        return self.asks[-1:] if held_out else self.asks[:-1]
 
 
 def _asked(bank: str, held_out: bool, x: str) -> list[str]:

@@ -26,6 +26,34 @@ def fill(pattern: str, **slots: str) -> str:
     return text[0].upper() + text[1:] if pattern.startswith("{") and not text.startswith("minichat") else text
 
 
+def phrase(rng: Random, bank: str, held_out: bool, **slots: str) -> str:
+    """One question of a bank. In training some are muddled, so that a strange word beside the subject does no harm."""
+    pattern = rng.choice(families(bank, held_out))
+    if not held_out and bank in ASIDE and rng.random() < 0.22:
+        pattern = _muddled(rng, pattern, loses=bank not in ("why", "how"))
+    if bank in LITERAL:
+        return pattern.format(**slots)
+    return fill(pattern, **slots)
+
+
+def _muddled(rng: Random, pattern: str, loses: bool) -> str:
+    """Words left out, replaced or put in, never the slots; where `loses` is false words are only put in."""
+    out: list[str] = []
+    for word in pattern.split(" "):
+        draw = rng.random()
+        if "{" in word or not loses or draw > 0.3:
+            out.append(word)
+        elif draw > 0.15:
+            out.append(_aside(rng))
+        if rng.random() < 0.1:
+            out.append(_aside(rng))
+    return " ".join(out)
+
+
+def _aside(rng: Random) -> str:
+    return made_up(rng) if rng.random() < 0.25 else rng.choice(_banks()["wrap"]["aside"])
+
+
 def normal(text: str) -> str:
     """What two spellings of one question share: letters, digits and single spaces."""
     return " ".join(re.sub(r"[^a-z0-9+*/=.-]+", " ", text.lower()).replace(". ", " ").strip(" .").split())
@@ -69,6 +97,8 @@ def _slip(rng: Random, text: str) -> str:
     return text[:at] + rng.choice(ascii_lowercase) + text[at + 1 :]
 
 
+LITERAL = ("key", "command")  # what a person types stays as it is, also at the head of a sentence
+ASIDE = ("what", "why", "how", "do", "key", "command", "versus")
 ONSETS = "b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr pl pr sh sk sl sm sn sp st str th tr qu".split()
 VOWELS = "a e i o u a e i o ai ea oo ou".split()
 CODAS = "b d g k l m n p r s t x ck ll nd ng nt rk sh st th".split() + [""] * 14

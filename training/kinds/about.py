@@ -1,6 +1,5 @@
 """Questions about minichat and its engine, with short follow-ups."""
 
-from functools import cache
 from random import Random
 
 from training.chat import Exchange
@@ -14,14 +13,9 @@ SHORTER = ("Shorter, please.", "Can you make that shorter?", "In one sentence?",
 NO_MORE = "That is all I know about it. Ask me about another part of the engine."
 
 
-@cache
-def _questions(fact: Fact, held_out: bool) -> tuple[str, ...]:
-    return tuple(fact.questions(held_out))
-
-
 def ask(rng: Random, fact: Fact, held_out: bool = False) -> Exchange:
     """One question for one fact; only training questions are wrapped and mistyped."""
-    question = rng.choice(_questions(fact, held_out))
+    question = fact.ask(rng, held_out)
     if not held_out:
         question = roughly(rng, wrapped(rng, question))
     return Exchange(question, rng.choice(fact.say), Terms(fact.must))
@@ -51,6 +45,6 @@ def exchanges(rng: Random) -> list[Exchange]:
 
 def cases(rng: Random, count: int) -> list[Exchange]:
     """Held-out questions, spread evenly over the facts."""
-    facts = [fact for fact in all_facts() if _questions(fact, True)]
+    facts = [fact for fact in all_facts() if fact.questions(True)]
     rng.shuffle(facts)
     return [ask(rng, facts[i % len(facts)], held_out=True) for i in range(count)]

@@ -25,14 +25,19 @@ def _several(rng: Random, held_out: bool, low: int, high: int) -> list[str]:
     """Different words; the whole list is on the right side of the split."""
     while True:
         size = rng.randint(low, high)
-        pool = rng.choice(POOLS)
-        found = [made_up(rng) if rng.random() < 0.15 else pick(rng, pool) for _ in range(size)]
+        pool, strange = rng.choice(POOLS), rng.choice((0.0, 0.1, 0.3, 0.8))
+        found = [made_up(rng, rng.choice((1, 2, 2, 3))) if rng.random() < strange else pick(rng, pool) for _ in range(size)]
         if len(set(found)) == size and is_held_out(" ".join(found)) == held_out:
             return found
 
 
 def _comma(items: list[str]) -> str:
     return ", ".join(items)
+
+
+def _free(rng: Random, key: str, held_out: bool = False) -> str:
+    """A word of a list, or one that nobody knows: what is copied need not be understood."""
+    return made_up(rng, rng.choice((1, 2, 2, 3))) if not held_out and rng.random() < 0.4 else pick(rng, key, held_out)
 
 
 def _one(rng: Random, *patterns: str, **slots: object) -> str:
@@ -48,7 +53,7 @@ def _sentence(rng: Random, held_out: bool) -> str:
         ))  # fmt: skip
         for key in POOLS:
             while "{" + key + "}" in text:
-                text = text.replace("{" + key + "}", pick(rng, key), 1)
+                text = text.replace("{" + key + "}", _free(rng, key), 1)
         if is_held_out(text) == held_out:
             return text
 
@@ -190,9 +195,9 @@ def _cycle(rng: Random, held_out: bool) -> tuple[str, str, Check]:
 
 
 def _person(rng: Random, held_out: bool) -> tuple[str, dict[str, object]]:
-    name = pick(rng, "names", held_out) if rng.random() < 0.7 else made_up(rng).title()
-    age, city, job = rng.randint(5, 95), pick(rng, "cities"), pick(rng, "jobs")
-    food, pet, pet_name = pick(rng, "foods"), pick(rng, "pets"), pick(rng, "pet_names")
+    name, city = _free(rng, "names", held_out).title(), _free(rng, "cities").title()
+    age, job, food = rng.randint(5, 95), _free(rng, "jobs"), _free(rng, "foods")
+    pet, pet_name = pick(rng, "pets"), _free(rng, "pet_names").title()
     return rng.choice((
         (f"{name} is {age} years old and lives in {city}.", {"name": name, "age": age, "city": city}),
         (f"{name} lives in {city} and works as a {job}.", {"name": name, "city": city, "job": job}),
@@ -205,8 +210,8 @@ def _person(rng: Random, held_out: bool) -> tuple[str, dict[str, object]]:
 
 
 def _thing(rng: Random, held_out: bool) -> tuple[str, dict[str, object]]:
-    thing, colour, price, count = pick(rng, "objects", held_out), pick(rng, "colours"), rng.randint(1, 99), rng.randint(2, 20)
-    day, hour, food = rng.choice(CYCLES[0]), rng.randint(1, 12), pick(rng, "foods")
+    thing, colour, food = _free(rng, "objects", held_out), pick(rng, "colours"), _free(rng, "foods")
+    price, count, day, hour = rng.randint(1, 99), rng.randint(2, 20), rng.choice(CYCLES[0]), rng.randint(1, 12)
     return rng.choice((
         (f"The {thing} is {colour} and costs {price} dollars.", {"item": thing, "color": colour, "price": price}),
         (f"A {colour} {thing} for {price} euros.", {"item": thing, "color": colour, "price": price}),
@@ -218,9 +223,16 @@ def _thing(rng: Random, held_out: bool) -> tuple[str, dict[str, object]]:
 
 JSON_ASKS = (
     "Turn this into JSON: {t}", "JSON from this sentence: {t}", "Write as JSON: {t}", "Make JSON from: {t}", "Extract JSON: {t}", "{t} As JSON, please.",
-    "Convert to JSON: {t}", "Give me JSON for: {t}", "Please write this as JSON: {t}", "Put this sentence into JSON: {t}", "To JSON: {t}",
+    "Convert to JSON: {t}", "Give me JSON for: {t}", "Please write this as JSON: {t}", "Put this sentence into JSON: {t}", "To JSON: {t}", "JSON: {t}",
+    "I need the following as JSON: {t}", "What would this look like in JSON? {t}", "{t} Show that as JSON.", "{t} Turn that into JSON.", "{t} JSON?",
+    "{t} Make it JSON.", "{t} Now the same in JSON.", "{t} Convert this to JSON.", "{t} Please give me JSON.", "{t} I want it as JSON.", "{t} (as JSON)",
+    "How does this look as JSON? {t}", "What is this in JSON: {t}", "Can you write this as JSON? {t}", "Could you turn this into JSON? {t}",
+    "Parse this into JSON: {t}", "Read this and write JSON: {t}", "Transform into JSON: {t}", "Show as JSON: {t}", "Format as JSON: {t}", "Output JSON: {t}",
+    "Express this in JSON: {t}", "Here is a sentence: {t} Write it as JSON.", "Take this sentence: {t} Give me the JSON.", "Structured data, please: {t}",
+    "As JSON: {t}", "In JSON: {t}", "Make an object of this: {t}", "The JSON of: {t}", "Give the JSON: {t}", "Translate to JSON: {t}", 'Turn "{t}" into JSON.',
+    'Write "{t}" as JSON.', "Answer in JSON: {t}", "Reply with JSON only: {t}",
 )  # fmt: skip
-JSON_TEST = ("I need the following as JSON: {t}", "What would this look like in JSON? {t}", "{t} Show that as JSON.")
+JSON_TEST = ("Would you put this down as JSON? {t}", "Represent the following in JSON: {t}", "{t} What does that give as JSON?", "Store this as JSON: {t}")
 
 
 def json_exchange(rng: Random, held_out: bool = False) -> Exchange:

@@ -3,33 +3,57 @@
 from random import Random
 
 from training.chat import Exchange
-from training.check import AnyOf, Terms
+from training.check import Terms
 from training.phrasing import roughly
 
-GREETINGS = "Hi|Hello|Hey|Hi there|Hello there|Good morning|Good evening|Good afternoon|Hey there|Greetings|Hiya|Yo|Good day|Hi, how are you|Hello minichat|Hi minichat|Hello, anyone there".split("|")
-THANKS = "Thanks|Thank you|Thanks a lot|Thank you very much|Great, thanks|Thx|Cheers|Many thanks|Perfect, thank you|Cool, thanks|That helped|Nice, thank you|Ok thanks|Thanks for your help|I appreciate it".split("|")
-GOODBYES = "Bye|Goodbye|See you|See you later|Good night|Bye bye|I have to go|That's all|That is all for today|Talk to you later|Until tomorrow|I am leaving now|Take care".split("|")
-FEELINGS = "How are you|How are you doing|How is it going|How do you feel|What's up|How are things|You ok|Are you well|How's your day".split("|")
-PRAISE = "You are great|Good job|Well done|Nice|Cool|Awesome|I like you|You are funny|Great|Wow|Very good|Impressive|That is nice|Good answer|Correct|Perfect".split("|")
-BLAME = "You are wrong|That is wrong|That's not right|You are stupid|Bad answer|I don't believe you|That is not true|Nonsense|Wrong|You are useless|That makes no sense".split("|")
-ASSENT = "Ok|Okay|Yes|Sure|I see|Alright|Got it|Understood|Right|Aha|Makes sense|Fine|No|Nope|Hm|Hmm|Maybe".split("|")
+# Phrases with bars between them; the last two of each list are kept for the tests.
+_PHRASES = {
+    "greetings": """Hi|Hello|Hey|Hi there|Hello there|Good morning|Good evening|Good afternoon|Hey there|Greetings|Hiya|Yo|Good day
+        |Hello minichat|Hi minichat|Hello, anyone there|Hello you|Hi again|Hello again|Hey you|Morning|Evening|Hello friend|Hi my friend
+        |Nice to meet you|Pleased to meet you|Hey model|Hello model|Hallo|Heya|Hello, is anybody here|Hi, I am new here|Welcome|Well hello|Hey buddy
+        |Hi everyone|Good morning to you|Hey hey""",
+    "thanks": """Thanks|Thank you|Thanks a lot|Thank you very much|Great, thanks|Thx|Cheers|Many thanks|Perfect, thank you|Cool, thanks
+        |Nice, thank you|Ok thanks|I appreciate it|Thanks for your help|Thank you so much|Thanks so much|Thank you kindly|Thank you for the answer
+        |Thanks for the answer|Thanks for explaining|Thanks, that is clear|Thank you, I understand|Thanks, got it|Thanks again|Ty|A thousand thanks
+        |Thanks a million|Thank you for your time|I am grateful|Much appreciated|Thanks mate|Thanks for everything|Great help, thank you
+        |Thank you, that was it|Thanks, very kind""",
+    "goodbyes": """Bye|Goodbye|See you|See you later|Good night|Bye bye|I have to go|That's all|That is all for today|Talk to you later|I am leaving now
+        |Take care|Until tomorrow|See you tomorrow|See you soon|I must go|I need to go now|Got to go|I am off|I am going home|Farewell|So long|Ciao
+        |Until next time|Bye for now|Goodbye for now|Have a nice day|Have a good evening|Sleep well|Bye, thanks|Ok bye|I am done for today|Later
+        |I am leaving|I will be back|Talk later|I have to leave|See you around|Bye then""",
+    "feelings": """How are you|How are you doing|How is it going|How do you feel|What's up|How are things|You ok|Are you well|How's your day
+        |How are you today|Hi, how are you|Hello, how are you|How do you do|How have you been|How is life|Are you ok|Are you fine|Is everything ok
+        |All good|How goes it|How was your day|Feeling good|What is up|Everything alright|How are you feeling|How's it going|Are you alright|How's life""",
+    "praise": """You are great|Good job|Well done|Nice|Cool|Awesome|I like you|You are funny|Great|Wow|Very good|Impressive|That is nice|Good answer
+        |Correct|Perfect|That is right|Exactly|Excellent|Amazing|Brilliant|Fantastic|You are smart|You are clever|You are nice|You are cute
+        |That was helpful|That helped|That helped a lot|Nice work|Great work|Great answer|Good work|Right answer|You are the best|I love it|Lovely|Superb
+        |That was good|You did well|Bravo|Nicely done|What a good answer""",
+    "blame": """You are wrong|That is wrong|That's not right|You are stupid|Bad answer|I don't believe you|That is not true|Nonsense|Wrong|You are useless
+        |That makes no sense|You are bad|That was wrong|Not correct|That is not correct|Incorrect|This is wrong|You made a mistake|That is a mistake
+        |You are not helpful|That did not help|That is not what I asked|I did not ask that|You don't understand|You do not understand me|That is nonsense
+        |That is stupid|You are silly|You are dumb|Terrible|Rubbish|I hate you|Try harder|You are lying|That is false|Bad|This is nonsense|You got it wrong
+        |That can't be right""",
+    "assent": """Ok|Okay|Yes|Sure|I see|Alright|Got it|Understood|Right|Aha|Makes sense|Fine|No|Nope|Hm|Hmm|Maybe|Yeah|Yep|Of course|Ok cool|Oh|Oh I see
+        |I understand|Clear|That is clear|Ah|Ah ok|Interesting|Good to know|No thanks|Not now|Never mind|Well|So|And|Ok then|Very well|Hm ok|Ah I see|All clear""",
+}  # fmt: skip
+PHRASES = {key: tuple(" ".join(text.split()).replace(" |", "|").split("|")) for key, text in _PHRASES.items()}
 
 ROOMS = (
-    (GREETINGS, ("Hello! I am the built-in model of minichat. Ask me about the engine, or try *tell me a story*.",
+    ("greetings", ("Hello! I am the built-in model of minichat. Ask me about the engine, or try *tell me a story*.",
                  "Hi! What would you like to know about minichat and its engine?"), ("hello|hi",)),
-    (THANKS, ("You're welcome!", "You are welcome. Ask me anything else about the engine."), ("welcome",)),
-    (GOODBYES, ("Goodbye! Your chat is saved.", "Bye! Your chat is saved."), ("bye",)),
-    (FEELINGS, ("I am fine, thank you. The engine is running and I am ready.", "Fine, thank you! How can I help?"), ("fine",)),
-    (PRAISE, ("Thank you! That is kind of a person to say to a tiny model.", "Thank you!"), ("thank you",)),
-    (BLAME, ("I am sorry. I am a tiny demo model and often wrong. For real work load a larger one with `minichat --model NAME`.",), ("sorry",)),
-    (ASSENT, ("Good. What would you like to know next?", "All right. What is next?"), ("next",)),
+    ("thanks", ("You're welcome!", "You are welcome. Ask me anything else about the engine."), ("welcome",)),
+    ("goodbyes", ("Goodbye! Your chat is saved.", "Bye! Your chat is saved."), ("bye",)),
+    ("feelings", ("I am fine, thank you. The engine is running and I am ready.", "Fine, thank you! How can I help?"), ("fine",)),
+    ("praise", ("Thank you! That is kind.", "Thank you!"), ("thank you",)),
+    ("blame", ("I am sorry. I am a tiny demo model and often wrong. For real work load a larger one with `minichat --model NAME`.",), ("sorry",)),
+    ("assent", ("Good. What would you like to know next?", "All right. What is next?"), ("next",)),
 )  # fmt: skip
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     """One small politeness. Held out are the last two phrases of each list."""
-    phrases, replies, terms = rng.choice(ROOMS)
-    phrase = rng.choice(phrases[-2:] if held_out else phrases[:-2])
-    user = phrase if held_out else roughly(rng, phrase + rng.choice(("", ".", "!", "?" if phrases is FEELINGS else "")), slips=0.05)
-    check = AnyOf((Terms(terms), Terms(("thank you",)))) if phrases is PRAISE else Terms(terms)
-    return [Exchange(user, rng.choice(replies), check)]
+    room, replies, terms = rng.choice(ROOMS)
+    phrase = rng.choice(PHRASES[room][-2:] if held_out else PHRASES[room][:-2])
+    if not held_out:
+        phrase = roughly(rng, phrase + rng.choice(("", ".", "!", "?" if room == "feelings" else "")), slips=0.05)
+    return [Exchange(phrase, rng.choice(replies), Terms(terms))]

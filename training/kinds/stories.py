@@ -20,17 +20,29 @@ HELPERS = (
     "a tired traveller", "the neighbour", "a grey cat", "a little girl", "the fisherman", "a white horse", "a hedgehog", "the postman",
 )  # fmt: skip
 VERBS = ("swim", "sing", "dance", "whistle", "fly a kite", "ride a bicycle", "juggle", "skate", "bake bread", "climb trees", "play the flute", "read")
+ASK_HEADS = (
+    "Tell me {st}", "Write {st}", "Write me {st}", "Can you tell {st}", "Can you tell me {st}", "Could you tell {st}", "Please tell me {st}", "Make up {st}",
+    "I want {st}", "I want to hear {st}", "I would like {st}", "I would love {st}", "I'd like to hear {st}", "Give me {st}", "Read me {st}", "Please write {st}",
+    "Could you write {st}", "Now {st}", "How about {st}", "What about {st}", "Do you know {st}", "Invent {st}", "Think of {st}", "Create {st}", "Show me {st}",
+    "Next, {st}", "Let me hear {st}", "Will you tell {st}", "Would you write {st}", "I need {st}", "Time for {st}", "Do you have {st}", "Let us have {st}",
+)  # fmt: skip
+ASK_TALES = ("a story", "a short story", "a tale", "a little story", "a small story", "a bedtime story", "a fairy tale", "a nice story", "a new story", "a little tale")
+ASK_LINKS = ("about", "about", "about", "with", "of", "on", "featuring")
+ASK_HEROES = (
+    "{a} named {N}", "{a} called {N}", "{N} the {s}", "{N}, {a}", "{a} with the name {N}", "{a} whose name is {N}", "the {s} {N}", "a {t} {s} named {N}",
+    "a {t} {s} called {N}", "{a} by the name of {N}", "{N}, the {s}", "{a} ({N})", "{N} who is {a}", "{a}, name: {N}",
+)  # fmt: skip
 ASKS = {
     False: (
-        "Tell me a story about {a} named {N}.", "Tell me a story about {a} called {N}.", "Write a short story about {a} named {N}.",
-        "Can you tell a story about {N} the {s}?", "I want to hear a story about {a} named {N}.", "A story about {N}, {a}, please.",
-        "Make up a story about {a} with the name {N}.", "Please tell me a little story about {a} called {N}.", "Story: {N} the {s}.",
-        "Tell a story. The hero is {a} and the name is {N}.", "Could you write a story about {a} named {N}?", "Tell me about a {s} named {N}, as a story.",
-        "Give me a bedtime story about {a} named {N}.", "Once upon a time there was {a} named {N}. Go on!", "Write about {N}, {a}.",
+        "A story about {N}, {a}, please.", "Story: {N} the {s}.", "Tell a story. The hero is {a} and the name is {N}.", "Write about {N}, {a}.",
+        "Tell me about a {s} named {N}, as a story.", "Once upon a time there was {a} named {N}. Go on!", "Read me a story about {N}. {N} is {a}.",
+        "Invent a story in which {a} called {N} is the hero.", "Story time! {N} is {a}.", "The hero is {N}, {a}. Tell the story.", "{N} is {a}. Tell me the story.",
+        "What happened to {N} the {s}?", "My story is about {a}. Call it {N}.", "A {s} named {N}: tell the story.", "{N} the {s}, a story.",
+        "Tell me a story in which {a} named {N} has an adventure.", "I have {a} named {N}. Write a story about it.",
     ),
     True: (
-        "I would love a tale about {a} whose name is {N}.", "Invent a story in which {a} called {N} is the hero.",
-        "Read me a story about {N}. {N} is {a}.", "How about a story with {a} named {N}?",
+        "Could I get a story that has {a} named {N} in it?", "Entertain me with a story on {N}, who is {a}.", "Let's hear the story of {a} that is called {N}.",
+        "Come up with a tale where the main character is {a}, {N}.",
     ),
 }  # fmt: skip
 SUBJECT_ONLY = ("Tell me a story about {a}.", "A story about {a}, please.", "Write a story about {a}.", "Can you tell me a story about {a}?", "Story about {a}?")
@@ -71,10 +83,10 @@ def article(noun: str) -> str:
 
 
 def cast(rng: Random, held_out: bool = False) -> Cast:
-    name = pick(rng, "names", held_out) if held_out or rng.random() < 0.7 else made_up(rng).title()
+    name = pick(rng, "names", held_out) if held_out or rng.random() < 0.5 else made_up(rng, rng.choice((1, 1, 2, 2, 3))).title()
     return Cast(
         name=name,
-        subject=pick(rng, "animals" if rng.random() < 0.75 else "jobs", held_out and rng.random() < 0.5),
+        subject=made_up(rng) if not held_out and rng.random() < 0.1 else pick(rng, "animals" if rng.random() < 0.75 else "jobs", held_out and rng.random() < 0.5),
         place=rng.choice(PLACES),
         helper=rng.choice(HELPERS),
         object=pick(rng, "objects"),
@@ -108,13 +120,17 @@ def _articles(line: str) -> str:
 
 
 def _check(who: Cast) -> StoryOf:
-    return StoryOf(who.name, who.subject, frozenset(every_word("names")))
+    return StoryOf(who.name, who.subject, frozenset(every_word("names")) - {"Will"})  # as in "Will you come again?"
 
 
 def _request(rng: Random, who: Cast) -> str:
     draw = rng.random()
-    patterns = ASKS[False] if draw < 0.6 else SUBJECT_ONLY if draw < 0.78 else NAME_ONLY if draw < 0.88 else OPEN
-    return rng.choice(patterns).format(a=article(who.subject), N=who.name, s=who.subject)
+    patterns = ASKS[False] if draw < 0.25 else SUBJECT_ONLY if draw < 0.78 else NAME_ONLY if draw < 0.88 else OPEN
+    pattern = rng.choice(patterns)
+    if 0.25 <= draw < 0.68:
+        head, tale, link, hero = (rng.choice(part) for part in (ASK_HEADS, ASK_TALES, ASK_LINKS, ASK_HEROES))
+        pattern = head.format(st=tale) + f" {link} {hero}" + rng.choice((".", ".", "?", "", "!", ", please."))
+    return pattern.format(a=article(who.subject), N=who.name, s=who.subject, t=who.trait)
 
 
 def _follow_up(rng: Random, who: Cast, story: str) -> Exchange:

@@ -6,7 +6,7 @@ from training.chat import Exchange
 from training.check import Honest
 from training.facts import known_names
 from training.lexicon import pick
-from training.phrasing import families, fill, made_up, roughly, wrapped
+from training.phrasing import fill, made_up, phrase, roughly, wrapped
 
 KNOW = "I don't know that. I am a tiny demo model: ask me about minichat and its engine, a small story or a simple sum."
 CAN = "I can't do that. I am a tiny demo model: I explain minichat and its engine, tell small stories and do simple sums."
@@ -14,31 +14,35 @@ CAN = "I can't do that. I am a tiny demo model: I explain minichat and its engin
 PEOPLE = {
     False: ("Who is {x}?", "Who was {x}?", "Tell me about {x}.", "When was {x} born?", "Where was {x} born?", "What did {x} do?",
             "Why is {x} famous?", "How old is {x}?", "What do you think of {x}?", "Do you know {x}?", "When did {x} die?",
-            "What is {x} known for?", "Is {x} still alive?", "What did {x} write?", "Where does {x} live?", "Who was the wife of {x}?"),
-    True: ("What is the story of {x}?", "Which year did {x} become famous?", "Give me a short biography of {x}."),
+            "What is {x} known for?", "Is {x} still alive?", "What did {x} write?", "Where does {x} live?", "Who was the wife of {x}?", "What is the life story of {x}?", "Which year did {x} become famous?",
+            "Give me a short biography of {x}.", "How tall is {x}?", "Is {x} rich?", "What would {x} say?", "Quote {x}.", "Have you met {x}?"),
+    True: ("What happened to {x}?", "In which country was {x} at home?", "Name something that {x} made."),
 }
 PLACES = {
     False: ("What is the capital of {x}?", "Where is {x}?", "How many people live in {x}?", "What language do they speak in {x}?",
             "What is the weather in {x}?", "Who is the president of {x}?", "What is {x} famous for?", "How big is {x}?",
             "What is the currency of {x}?", "Tell me about {x}.", "How far is {x} from here?", "When is the best time to visit {x}?",
-            "What can I see in {x}?", "What do people eat in {x}?", "Who rules {x}?", "Is {x} a nice place?"),
-    True: ("What is the largest city in {x}?", "Who won the last election in {x}?", "Which river flows through {x}?"),
+            "What can I see in {x}?", "What do people eat in {x}?", "Who rules {x}?", "Is {x} a nice place?", "What is the largest city in {x}?", "Who won the last election in {x}?",
+            "Which river flows through {x}?", "How do I get to {x}?", "What time is it in {x}?", "Is it cold in {x}?", "When was {x} founded?"),
+    True: ("What is the highest mountain in {x}?", "Name a famous person from {x}.", "Which countries border on {x}?"),
 }
 THINGS = {
     False: ("Who invented {x}?", "Who discovered {x}?", "When was {x} invented?", "What is the history of {x}?", "How much does {x} cost?",
             "How old is {x}?", "How big is {x}?", "Where does {x} come from?", "Do you like {x}?", "What do you think about {x}?",
             "What are the parts of {x}?", "Give me three facts about {x}.", "Is {x} dangerous?", "Who is the best at {x}?",
-            "What colour is {x}?", "How many kinds of {x} are there?", "Can you teach me {x}?", "Is {x} good for you?"),
-    True: ("What is the origin of {x}?", "Which book should I read about {x}?", "What are the dangers of {x}?"),
+            "What colour is {x}?", "How many kinds of {x} are there?", "Can you teach me {x}?", "Is {x} good for you?", "What is the origin of {x}?", "Which book should I read about {x}?",
+            "What are the dangers of {x}?", "Where can I find {x}?", "How long does {x} last?", "Why do people like {x}?", "What is {x} made of?"),
+    True: ("When did {x} begin?", "How heavy is {x}?", "Where can I see {x}?"),
 }
 TASKS = {
     False: ("{x}", "Please {x}.", "Can you {x}?", "Could you {x}?", "I want you to {x}.", "Would you {x}?", "{x} for me",
-            "I need you to {x}.", "{x} please", "{x} now", "Help me {x}."),
-    True: ("Are you able to {x}?", "Go ahead and {x}.", "My task for you: {x}."),
+            "I need you to {x}.", "{x} please", "{x} now", "Help me {x}.", "Are you able to {x}?", "Go ahead and {x}.", "My task for you: {x}.", "Your task: {x}.", "Let us {x}.", "Do this: {x}.",
+            "Would you be so kind as to {x}?", "I order you to {x}.", "Try to {x}.", "Next, {x}.", "You should {x}.", "Will you {x}?"),
+    True: ("Do me a favour and {x}.", "Is it in your power to {x}?", "Kindly {x} for me."),
 }
 OPINIONS = {
-    False: ("What do you prefer, {x}?", "{x}?", "Which is better, {x}?", "Do you like {x}?", "{x}, what do you think?", "Choose: {x}."),
-    True: ("Your favourite: {x}?", "If you had to choose, {x}?"),
+    False: ("What do you prefer, {x}?", "{x}?", "Which is better, {x}?", "Do you like {x}?", "{x}, what do you think?", "Choose: {x}.", "Your favourite: {x}?", "If you had to choose, {x}?", "Pick one: {x}.", "Would you rather have {x}?"),
+    True: ("Which do you like more, {x}?", "Decide: {x}!"),
 }
 LOOSE = (
     "What time is it?", "What day is it today?", "What year is it?", "What is the weather like?", "Will it rain tomorrow?",
@@ -72,9 +76,9 @@ def _question(rng: Random, held_out: bool) -> tuple[str, str]:
         bank = rng.choice(("what", "what", "what", "why", "how", "versus", "raise", "lower", "default", "key"))
         x = _thing(rng, held_out)
         if bank == "versus":
-            return fill(rng.choice(families(bank, side)), a=x, b=_thing(rng, held_out)), KNOW
+            return phrase(rng, bank, side, a=x, b=_thing(rng, held_out)), KNOW
         x = rng.choice(KEYS) if bank == "key" and not held_out else x
-        return fill(rng.choice(families(bank, side)), x=x), KNOW
+        return phrase(rng, bank, side, x=x), KNOW
     if draw < 0.48:
         return fill(rng.choice(THINGS[side]), x=_thing(rng, held_out)), KNOW
     if draw < 0.60:
@@ -88,7 +92,7 @@ def _question(rng: Random, held_out: bool) -> tuple[str, str]:
         if rng.random() < 0.3:
             task = rng.choice(("write", "make", "build", "find", "fix", "draw", "buy", "send", "explain", "translate")) + " " + _thing(rng, held_out)
         if not held_out and rng.random() < 0.2:
-            return fill(rng.choice(families("do", False)), x=task), KNOW
+            return phrase(rng, "do", False, x=task), KNOW
         return fill(rng.choice(TASKS[side]), x=task), CAN
     if draw < 0.91:
         return fill(rng.choice(OPINIONS[side]), x=pick(rng, "opinions", held_out)), KNOW
