@@ -88,7 +88,8 @@ class Engine:
         `continues`: the reply's text goes on from the prompt's, instead of beginning anew.
         """
         self._admit_only_if_alive()
-        max_len = self._max_len(prompt, params)
+        self._check_ids(params, prompt)
+        max_len = self._max_len(len(prompt), params)
         if len(self.scheduler.waiting) >= self.limits.waiting:
             raise QueueFull(f"{self.limits.waiting} requests wait already; try again later")
         now = self.clock()
@@ -115,13 +116,14 @@ class Engine:
         self._admit_only_if_alive()
         source = self._request(parent)
         params = params or source.params
+        self._check_ids(params)
         child = Request(
             id=next(self._numbers),
             tokens=list(source.tokens),
             prompt_len=source.prompt_len,
             params=params,
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed % 2**64,
-            max_len=self._max_len(source.tokens[: source.prompt_len], params),
+            max_len=self._max_len(source.prompt_len, params),
             arrived=self.clock(),
             priority=source.priority,
             salt=source.salt,
@@ -138,13 +140,14 @@ class Engine:
         """Other sampling parameters, from the next step that is not launched yet."""
         request = self._request(id)
         params = request.params.changed(**changes)
-        request.max_len = self._max_len(request.tokens[: request.prompt_len], params)
+        self._check_ids(params)
+        request.max_len = self._max_len(request.prompt_len, params)
         request.params = params
         if "seed" in changes and params.seed is not None:
             request.seed = params.seed % 2**64
-        self._replies[id].retune(params)
+        self._replies[id].retune(params, in_flight=request.pending > 0)
         self.bus.emit(events.Updated(self.scheduler.step, self.clock(), id, tuple(changes)))
-        if len(request.tokens) >= request.max_len:
+        if len(request.tokens) >= request.max_len:  # it is as long as it may be now, or longer
             self._end(request, Finish.LENGTH)
 
     def abort(self, id: int) -> None:
@@ -211,13 +214,13 @@ class Engine:
         sampled = iter(outcome.tokens)
         for row in flight.plan.rows:
             if row.samples:
-                self._take(row, next(sampled), outcome, now)
+                self._take(flight.plan.step, row, next(sampled), outcome, now)
             else:
                 self.scheduler.commit(row, None)
         spent = (flight.planned, flight.launched, now - began, self.clock() - now)
         self.meters.step(now, flight.plan, prefill, spent)
 
-    def _take(self, row: Row, token: int, outcome: Outcome, now: float) -> None:
+    def _take(self, step: int, row: Row, token: int, outcome: Outcome, now: float) -> None:
         """One new token for one request."""
         if token == BAD:
             request = self.scheduler.requests.get(row.request)
@@ -230,7 +233,7 @@ class Engine:
         if request.first_token_at is None:
             request.first_token_at = now
             self.meters.first_token(now - request.arrived)
-            self.bus.emit(events.FirstToken(row.start, now, request.id, now - request.arrived))
+            self.bus.emit(events.FirstToken(step, now, request.id, now - request.arrived))
         else:
             self.meters.next_token(now - request.last_token_at)
         request.last_token_at = now
@@ -297,25 +300,28 @@ class Engine:
             raise UnknownRequest(f"no request {id} is alive")
         return request
 
-    def _max_len(self, prompt: Sequence[int], params: SamplingParams) -> int:
-        """How many tokens a request may come to hold; raises where it can never fit."""
-        if not prompt:
-            raise BadInput("the prompt is empty, and the model has no start token to begin from")
-        vocab, context = self.limits.vocab, self.limits.context
-        for token in itertools.chain(prompt, params.stop_ids, (token for token, _ in params.logit_bias)):
+    def _check_ids(self, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
+        """No token that the model does not know may reach its tables."""
+        vocab, biased = self.limits.vocab, (token for token, _ in params.logit_bias)
+        for token in itertools.chain(prompt, params.stop_ids, biased):
             if not 0 <= token < vocab:
                 raise BadInput(f"token id {token} is out of range: {self.facts.model} knows 0 to {vocab - 1}")
-        if len(prompt) >= context:
+
+    def _max_len(self, prompt: int, params: SamplingParams) -> int:
+        """How many tokens a request with so long a prompt may hold; raises where it can never fit."""
+        name, context = self.facts.model, self.limits.context
+        if not prompt:
+            raise BadInput("the prompt is empty, and the model has no start token to begin from")
+        if prompt >= context:
             raise RequestTooLong(
-                f"the prompt has {len(prompt)} tokens, but {self.facts.model} holds {context} here, "
-                f"one of them for the reply; shorten it to {context - 1}"
+                f"the prompt has {prompt} tokens, but {name} holds {context} here, one of them for the reply; "
+                f"shorten it to {context - 1}"
             )
         if params.max_tokens is None:
             return context
-        if len(prompt) + params.max_tokens > context:
+        if prompt + params.max_tokens > context:
             raise RequestTooLong(
-                f"the prompt has {len(prompt)} tokens and asks for {params.max_tokens} more, but "
-                f"{self.facts.model} holds {context} here; shorten it or lower max_tokens to "
-                f"{context - len(prompt)}"
+                f"the prompt has {prompt} tokens and asks for {params.max_tokens} more, but {name} holds "
+                f"{context} here; shorten it or lower max_tokens to {context - prompt}"
             )
-        return len(prompt) + params.max_tokens
+        return prompt + params.max_tokens

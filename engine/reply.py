@@ -23,10 +23,14 @@ class Reply:
         self._stop_ids, self._sink = stop_ids, sink
         self._text = tokenizer.detokenizer(after=after)
         self._held = ""  # was held back for stop strings that have been replaced
+        self._later: SamplingParams | None = None  # for the token after the one that is on its way
         self._tune(params)
 
-    def retune(self, params: SamplingParams) -> None:
-        """Other parameters, from the next token on."""
+    def retune(self, params: SamplingParams, *, in_flight: bool = False) -> None:
+        """Other parameters, from the next token on; or after the one that was launched under the old ones."""
+        if in_flight:
+            self._later = params
+            return
         self._held += self._stops.flush()
         self._tune(params)
 
@@ -41,24 +45,26 @@ class Reply:
         self, request: Request, token: int, logprobs: tuple[TokenLogprob, ...], *, full: bool
     ) -> Finish | None:
         """Hands one more token on. Returns why the reply ends with it, if it does."""
-        finish, generated, floor = None, request.generated, request.params.min_tokens
-        if token in self._enders and generated > floor:
+        finish, generated = None, request.generated
+        if token in self._enders and generated > self._floor:
             finish, text = Finish.STOP, self._flush()
         else:
             text = self._text.push(token)
-            if self._watches and generated >= floor:
+            if self._watches and generated >= self._floor:
                 text, hit = self._push(text)
                 finish = Finish.STOP if hit else None
             elif self._held:
                 text, self._held = self._held + text, ""
             if full and not finish:
                 finish, text = Finish.LENGTH, text + self._flush()
+        if self._later:
+            self.retune(self._later)
         self._sink(Delta(request.id, (token,), text, logprobs, finish))
         return finish
 
     def end(self, request: Request, finish: Finish, error: str = "") -> None:
-        """Ends it from outside; what was held back is shown."""
-        self._sink(Delta(request.id, (), self._flush(), (), finish, error))
+        """Ends it from outside. What was held back is shown, unless something broke: it may be the text."""
+        self._sink(Delta(request.id, (), "" if error else self._flush(), (), finish, error))
 
     def _push(self, text: str) -> tuple[str, bool]:
         """The text that is certain now, and whether a stop string was met."""
@@ -75,3 +81,5 @@ class Reply:
         self._stops = StopFinder(params.stop)
         self._watches = bool(params.stop or self._held)
         self._enders = params.enders(self._stop_ids)
+        self._floor = params.min_tokens
+        self._later = None

@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 # The share of free memory that the cache takes. A GPU is ours alone, but a step needs room of its own; main
 # memory is everybody's.
 _GPU_SHARE, _HOST_SHARE = 0.85, 0.25
+_PINNED = 2 * 2**30  # bytes of swap room beside a GPU: to pin more would take seconds at every start
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more requests of full length than that would never be used
 
 
@@ -126,7 +127,7 @@ def _host_blocks(device: torch.device, block_bytes: int, blocks: int, config: En
         return config.host_blocks
     if device.type != "cuda":
         return 0
-    return min(blocks, int(free_host_memory() * _HOST_SHARE) // block_bytes)
+    return min(blocks, min(int(free_host_memory() * _HOST_SHARE), _PINNED) // block_bytes)
 
 
 def _device_name(device: torch.device) -> str:

@@ -14,7 +14,7 @@ def prompt_ids(prompt: Prompt, chat: Chat) -> tuple[list[int], bool]:
     """The prompt as the model reads it, and whether the reply's text goes on from it."""
     if isinstance(prompt, str):
         return chat.tokenizer.encode_raw(prompt), True
-    if not isinstance(prompt, Sequence):
+    if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
         raise BadInput(f"a prompt is text, messages or token ids, not {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):
         return chat.prompt(prompt), False

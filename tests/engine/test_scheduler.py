@@ -230,6 +230,22 @@ def test_a_length_known_in_advance_costs_no_step(depth: int) -> None:
     assert sum(plan.tokens for plan in plans(engine)) == 10 + 5 - 1
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("allowed", [1, 5, 6])
+def test_a_limit_lowered_below_what_is_there_ends_the_reply(depth: int, allowed: int) -> None:
+    engine = ledger_engine(depth=depth)
+    id, reply = ask(engine, prompt=10, count=50)
+    for _ in range(5 + depth):
+        engine.step()
+    assert len(reply.tokens) == 5
+    engine.update(id, max_tokens=allowed)
+    drain(engine)
+    assert reply.last is not None
+    assert reply.last.finish is Finish.LENGTH
+    assert reply.tokens == alone([0, *range(1, 10)], max(allowed, 5))
+    assert engine.scheduler.pool.in_use == 0
+
+
 def test_ten_thousand_in_line_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ledger_engine(slots=2)
     for n in range(10_000):

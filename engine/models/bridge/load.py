@@ -35,7 +35,8 @@ def _their_config(order: Order, fields: Fields) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(order.place.folder, trust_remote_code=False)
     except Exception as error:  # each of its many configs is strict in its own way
-        raise fields.unsupported("model_type", f"transformers cannot read its config: {error}") from error
+        reason = str(error).partition("\n")[0]  # advice on how to install it follows
+        raise fields.unsupported("model_type", f"transformers cannot read its config: {reason}") from error
 
 
 def _described(theirs: Any, fields: Fields) -> ModelConfig:
