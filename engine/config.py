@@ -27,7 +27,7 @@ class EngineConfig:
     host_blocks: int | None = None  # room for swapped requests; None: as many as blocks, within host memory
     max_context: int | None = None  # None: the model's
     max_running: int = 256  # rows in one step
-    max_step_tokens: int = 8192  # the token budget of one step
+    max_step_tokens: int | None = None  # the token budget of one step; None: 8192 on a GPU, 512 on a CPU
     max_waiting: int = 100_000
     prefix_cache: bool = True
     chunked_prefill: bool = True
@@ -48,6 +48,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise BadInput(f"{name} must be a whole number above 0, not {value!r}")
+        if self.host_blocks is not None and self.host_blocks < 0:
+            raise BadInput(f"host_blocks must be 0 or more, not {self.host_blocks!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

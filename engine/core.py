@@ -314,8 +314,8 @@ class Engine:
             raise BadInput("the prompt is empty, and the model has no start token to begin from")
         if prompt >= context:
             raise RequestTooLong(
-                f"the prompt has {prompt} tokens, but {name} holds {context} here, one of them for the reply; "
-                f"shorten it to {context - 1}"
+                f"the prompt has {prompt} tokens, but {name} holds {context} here, one of them for the "
+                f"reply; shorten it to {context - 1}"
             )
         if params.max_tokens is None:
             return context

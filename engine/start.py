@@ -29,6 +29,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 # The share of free memory that the cache takes. A GPU is ours alone, but a step needs room of its own; main
 # memory is everybody's.
 _GPU_SHARE, _HOST_SHARE = 0.85, 0.25
+_STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # so many do not stall for long those who decode beside them
 _PINNED = 2 * 2**30  # bytes of swap room beside a GPU: to pin more would take seconds at every start
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more requests of full length than that would never be used
 
@@ -65,7 +66,8 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Engine:
         sinks=model.sinks,
     )
     context = min(model_config.max_context, blocks * config.block_size)
-    rows = min(config.max_running, config.max_step_tokens)
+    step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
+    rows = min(config.max_running, step_tokens)
     bus, tables = Bus(), BlockTables(rows, -(-context // config.block_size))
     scheduler = Scheduler(
         pool=BlockPool(blocks, config.block_size),
@@ -73,7 +75,7 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Engine:
         tables=tables,
         policy=policy,
         rules=Rules(
-            step_tokens=config.max_step_tokens,
+            step_tokens=step_tokens,
             prefix_cache=config.prefix_cache,
             chunked_prefill=config.chunked_prefill,
             preemption=config.preemption,
