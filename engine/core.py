@@ -1,6 +1,7 @@
 """The machine: schedule, launch, commit the step before. One thread owns it."""
 
 import itertools
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -89,6 +90,7 @@ class Engine:
         """
         self._admit_only_if_alive()
         self._check_ids(params, prompt)
+        _check_order(priority, deadline)
         max_len = self._max_len(len(prompt), params)
         if len(self.scheduler.waiting) >= self.limits.waiting:
             raise QueueFull(f"{self.limits.waiting} requests wait already; try again later")
@@ -271,9 +273,8 @@ class Engine:
             events.StepBroke(plan.step, self.clock(), reason, tuple(row.request for row in plan.rows))
         )
         self.scheduler.abandon(plan)
-        for row in plan.rows:
-            if request := self.scheduler.requests.get(row.request):
-                self._end(request, Finish.FAILED, reason)
+        for request in self.scheduler.relying_on(plan):
+            self._end(request, Finish.FAILED, reason)
         if problem := self.runner.ailing():
             raise EngineDead(f"{problem} (after: {reason})")
 
@@ -325,3 +326,10 @@ class Engine:
                 f"{context} here; shorten it or lower max_tokens to {context - prompt}"
             )
         return prompt + params.max_tokens
+
+
+def _check_order(priority: object, deadline: object) -> None:
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 2**31:
+        raise BadInput(f"priority must be a whole number, not {priority!r}")
+    if deadline is not None and not (isinstance(deadline, int | float) and math.isfinite(deadline)):
+        raise BadInput(f"deadline must be seconds from now, not {deadline!r}")

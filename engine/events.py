@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from engine.request import Finish
 
 log = logging.getLogger("minichat.engine")
+log.addHandler(logging.NullHandler())  # a library is silent unless its program listens
 
 
 class TokenLogprob(NamedTuple):

@@ -61,7 +61,7 @@ def snapshot(engine: Engine) -> Snapshot:
         ttft=meters.ttft(),
         itl=meters.itl(),
         finished=meters.finished,
-        memory=engine.runner.memory(),
+        memory={} if engine.error else engine.runner.memory(),  # a lost GPU answers nothing
     )
 
 

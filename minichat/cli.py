@@ -71,6 +71,10 @@ def _add_chat(command: argparse.ArgumentParser) -> None:
     _add_model(command)
     _add_sampling(command)
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
+    group = command.add_argument_group("screen")
+    group.add_argument("--plain", action="store_true", help="no screen: a line a turn (as without a terminal)")
+    group.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+    command.set_defaults(**dict.fromkeys(_IN_SETTINGS))
 
 
 def _add_generate(command: argparse.ArgumentParser) -> None:
@@ -86,6 +90,10 @@ def _add_doctor(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="the same as JSON")
 
 
+# What the settings say where the command line says nothing.
+_IN_SETTINGS = ("model", "device", "dtype", "attention")
+# Whose file is called otherwise: chat has a screen, and a plain form behind it.
+_FILES = {"chat": "tui"}
 _ADD = {"chat": _add_chat, "generate": _add_generate, "doctor": _add_doctor}
 
 
@@ -96,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words.insert(0, "chat")
     options = parser().parse_args(words)
     try:
-        command = import_module(f"minichat.commands.{options.command}")
+        command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
         code = int(command.run(options))
         sys.stdout.flush()
         return code

@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from engine.core import Engine
-from engine.errors import EngineDead
+from engine.errors import EngineDead, EngineError
 from engine.events import Handler
 from engine.host.prompts import Prompt, prompt_ids
 from engine.host.stream import Stream
@@ -109,8 +109,10 @@ class EngineThread:
         def run() -> None:
             try:
                 answer.set_result(command())
-            except BaseException as error:  # whatever it is, it belongs to who asked
+            except BaseException as error:
                 answer.set_exception(error)
+                if not isinstance(error, EngineError):
+                    raise  # a defect, which may have left things half changed: the engine ends
 
         with self._gate:
             if self._closing:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 
 from engine.request import Request
 
+_SLACK = 64  # entries of those who left that are not worth a clean-up
+
 Rank = tuple[float, ...]
 
 
@@ -42,3 +44,6 @@ class WaitingQueue:
         self.tokens -= request.known - request.launched
         if self._heap and self._heap[0][1] == request.id:
             heapq.heappop(self._heap)
+        elif len(self._heap) > 2 * len(self._waiting) + _SLACK:  # many have left from behind the head
+            self._heap = [entry for entry in self._heap if entry[1] in self._waiting]
+            heapq.heapify(self._heap)

@@ -323,6 +323,20 @@ class Scheduler:
             return self.rules.preemption == "swap"
         return self.costs.swap_is_cheaper(victim.launched, len(victim.blocks))
 
+    def relying_on(self, plan: Plan) -> list[Request]:
+        """The requests of a plan, and forks of them that share a block which its step was to write."""
+        rows = {row.request: row for row in plan.rows}
+        size = self.pool.block_size
+        written = {
+            block
+            for row in plan.rows
+            if (request := self.requests.get(row.request))
+            for block in request.blocks[row.start // size : self._blocks_for(row.start + row.length)]
+        }
+        return [
+            each for each in self.requests.values() if each.id in rows or not written.isdisjoint(each.blocks)
+        ]
+
     def abandon(self, plan: Plan) -> None:
         """The plan's block moves may not have happened: who was being swapped out is computed again."""
         moved = {host for _, host in plan.swaps_out}

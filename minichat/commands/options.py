@@ -1,6 +1,7 @@
 """From command line options to what the engine takes, and errors to exit codes."""
 
 import argparse
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,13 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
     )
 
 
+class _OneLine(logging.Formatter):
+    """What the engine warns of, without the tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"minichat: {record.getMessage()}"
+
+
 @contextmanager
 def running(config: EngineConfig) -> Iterator["EngineThread"]:
     """An engine on its thread; loading shows its progress on a terminal's standard error."""
@@ -46,11 +54,17 @@ def running(config: EngineConfig) -> Iterator["EngineThread"]:
             if done >= total:
                 print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
-    host = EngineThread(start(config, progress))
+    warnings = logging.StreamHandler()
+    warnings.setFormatter(_OneLine())
+    logging.getLogger("minichat").addHandler(warnings)
     try:
-        yield host
+        host = EngineThread(start(config, progress))
+        try:
+            yield host
+        finally:
+            host.close()
     finally:
-        host.close()
+        logging.getLogger("minichat").removeHandler(warnings)
 
 
 def failed(error: EngineError) -> int:

@@ -1,9 +1,12 @@
 """What the scheduler decides, step by step, seen in the plans that reach the ledger."""
 
+import math
+
 import pytest
 
 from engine import events
 from engine.core import Engine
+from engine.errors import BadInput
 from engine.params import SamplingParams
 from engine.request import Finish, Phase
 from engine.scheduling.costs import Costs
@@ -294,3 +297,46 @@ def test_a_step_that_fails_while_swapping_loses_nobody_else() -> None:
     assert stays.last is not None
     assert stays.last.finish is Finish.FAILED
     assert gives_way.tokens == alone([1, *range(1, 30)], 40)  # its swap never happened: it was computed again
+
+
+def test_a_fork_fails_with_the_step_that_was_to_write_its_blocks() -> None:
+    engine = ledger_engine(depth=1, step_tokens=16)
+    id, reply = ask(engine, prompt=60, count=10)
+    engine.step()
+    engine.step()  # the second chunk is on its way
+    engine.fork(id, branch := Reply(), SamplingParams(max_tokens=10, seed=5))
+    _, other = ask(engine, prompt=10, count=3, first=1)
+    collect = engine.runner.collect
+
+    def broken(handle: list[int]) -> None:
+        engine.runner.collect = collect
+        raise RuntimeError("lost on the way")
+
+    engine.runner.collect = broken
+    drain(engine)
+    for each in (reply, branch):
+        assert each.last is not None
+        assert each.last.finish is Finish.FAILED
+        assert "lost on the way" in each.last.error
+    assert other.tokens == alone([1, *range(1, 10)], 3)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"priority": "x"}, {"priority": True}, {"deadline": "soon"}, {"deadline": math.nan}]
+)
+def test_a_bad_place_in_line_is_refused_and_leaves_nothing(bad: dict[str, object]) -> None:
+    engine = ledger_engine(policy="latency")
+    with pytest.raises(BadInput, match=next(iter(bad))):
+        ask(engine, prompt=10, **bad)
+    assert not engine.busy
+
+
+def test_who_leaves_the_line_leaves_nothing_behind() -> None:
+    engine = ledger_engine(slots=1)
+    ask(engine, prompt=4, count=5)
+    engine.step()
+    ids = [ask(engine, prompt=4, first=n % 900)[0] for n in range(2000)]
+    for id in ids[1:]:
+        engine.abort(id)
+    assert len(engine.scheduler.waiting._heap) < 200
+    drain(engine)

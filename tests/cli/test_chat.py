@@ -1,0 +1,95 @@
+"""`minichat chat` with its lines piped in."""
+
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.host.thread import EngineThread
+from tests.cli.conftest import Ran, Run
+
+Talk = Callable[..., Ran]
+
+
+@pytest.fixture
+def talk(run: Run, chat_model: Path, monkeypatch: pytest.MonkeyPatch) -> Talk:
+    def lines(*said: str, options: tuple[object, ...] = ()) -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in said)))
+        plain = ("--temperature", 0, "--max-tokens", 4, "--max-context", 120)
+        return run("chat", "--model", chat_model, *plain, *options)
+
+    return lines
+
+
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
+    """The messages of every request."""
+    seen: list[list[dict[str, str]]] = []
+    submit = EngineThread.submit
+
+    def listening(self: EngineThread, prompt: list[dict[str, str]], *rest: object) -> object:
+        seen.append(list(prompt))
+        return submit(self, prompt, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(EngineThread, "submit", listening)
+    return seen
+
+
+def test_every_line_gets_an_answer(talk: Talk, prompts: list[list[dict[str, str]]]) -> None:
+    ran = talk("a", "", "  ", "b")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.endswith("\n")
+    assert [[message["role"] for message in prompt] for prompt in prompts] == [
+        ["user"],
+        ["user", "assistant", "user"],
+    ]
+    assert ran.out.startswith(prompts[1][1]["content"] + "\n")
+
+
+def test_new_forgets_and_the_system_prompt_stays(talk: Talk, prompts: list[list[dict[str, str]]]) -> None:
+    talk("a", "/new", "b", options=("--system", "be brief"))
+    assert prompts == [
+        [{"role": "system", "content": "be brief"}, {"role": "user", "content": text}] for text in "ab"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/set temperature hot", "temperature: must be a number from 0 to 100, not 'hot'"),
+        ("/set temperature -1", "temperature: must be a number from 0 to 100, not -1"),
+        ("/set warmth 1", "warmth: is no sampling parameter; there are temperature, top_k"),
+        ("/set top_k 1.5", "top_k: must be a whole number from 0"),
+        ("/sing", "no such command: /sing; /help lists them"),
+        ("/stats", "0 in use + 0 cached"),
+    ],
+)
+def test_commands_answer(talk: Talk, line: str, said: str) -> None:
+    ran = talk(line, "/quit", "never answered")
+    assert (ran.code, ran.err) == (0, "")
+    assert said in ran.out
+    assert ran.out.count("\n") == 1
+
+
+def test_what_is_set_holds_from_the_next_reply(talk: Talk) -> None:
+    four, one = talk("a").out, talk("/set max_tokens 1", "a").out
+    assert four.startswith(one.rstrip("\n")) and four != one
+
+
+def test_a_conversation_that_grows_too_long_is_told_and_goes_on(talk: Talk) -> None:
+    ran = talk("x" * 200, "a")
+    assert ran.code == 0
+    assert "minichat: the prompt has" in ran.out and "shorten it" in ran.out
+    assert talk("a").out == ran.out.split("\n", 1)[1]
+
+
+def test_a_model_without_a_template_cannot_chat(run: Run, model: Path) -> None:
+    ran = run("chat", "--model", model)
+    assert (ran.code, ran.out) == (1, "")
+    assert "has no chat template; try minichat generate --raw" in ran.err
+
+
+def test_plain_minichat_is_a_chat(run: Run, model: Path) -> None:
+    assert run("--model", model) == run("chat", "--model", model)

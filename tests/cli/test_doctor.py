@@ -1,0 +1,58 @@
+"""`minichat doctor`: what is here, and why something is not."""
+
+import json
+from collections import namedtuple
+
+import pytest
+import torch
+
+from minichat import __version__
+from tests.cli.conftest import Run
+
+
+def test_it_tells_a_person(run: Run) -> None:
+    ran = run("doctor")
+    assert (ran.code, ran.err) == (0, "")
+    for part in (f"minichat {__version__}", "Devices", "Packages", torch.__version__, "Attention on cpu"):
+        assert part in ran.out
+    assert "Built-in model: " in ran.out
+
+
+def test_it_tells_a_program(run: Run) -> None:
+    ran = run("doctor", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    found = json.loads(ran.out)
+    assert found["minichat"] == __version__
+    assert found["packages"]["torch"]
+    assert found["attention"]["cpu"]["torch"] is None  # nothing is in its way
+    assert 0 < found["cpu"]["free"] <= found["cpu"]["memory"]
+    assert found["cpu"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(("cuda", "said"), [(None, "built without CUDA"), ("13.0", "no NVIDIA GPU")])
+def test_why_there_is_no_gpu(run: Run, monkeypatch: pytest.MonkeyPatch, cuda: str | None, said: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert said in json.loads(run("doctor", "--json").out)["no_gpu"]
+    assert said in run("doctor").out
+
+
+def test_a_gpu_is_shown(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = namedtuple("properties", "name major minor")("Large GPU", 9, 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60_000_000_000, 80_000_000_000))
+    out = run("doctor").out
+    assert "Large GPU, compute 9.0, 60.0 of 80.0 GB free" in out
+    assert "Attention on cuda:0" in out
+    assert "no GPU" not in out
+
+
+def test_what_is_missing_is_said(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minichat.commands.doctor.PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setattr("minichat.commands.doctor.OPTIONAL", ("no-such-extra",))
+    out = run("doctor").out
+    assert "MISSING: reinstall minichat" in out
+    assert "not installed (optional)" in out

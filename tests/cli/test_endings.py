@@ -1,0 +1,81 @@
+"""Real processes, ended in the ways that people end them: a closed pipe, Ctrl+C."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+
+SECONDS = 60  # a busy machine may take a while to import torch
+
+
+def start(root: Path, words: Sequence[object]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "minichat", *map(str, words)],
+        cwd=root,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def endless(model: Path) -> list[object]:
+    options = ["--raw", "--blocks", 6000, "--max-tokens", 90_000, "--temperature", 0]
+    return ["generate", "--model", model, *options, "the"]
+
+
+def test_a_reader_that_leaves_early_is_no_trouble(root: Path, long_model: Path) -> None:
+    with start(root, endless(long_model)) as process:
+        assert process.stdout is not None
+        assert len(process.stdout.read(5)) == 5
+        process.stdout.close()
+        assert process.wait(SECONDS) == 1
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_control_c_ends_a_reply(root: Path, long_model: Path) -> None:
+    with start(root, endless(long_model)) as process:
+        assert process.stdout is not None
+        process.stdout.read(5)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=SECONDS)
+        assert (process.returncode, said) == (130, b"")
+
+
+def test_nobody_listens_to_the_doctor(root: Path) -> None:
+    with start(root, ["doctor"]) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(SECONDS) == 1
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_control_c_while_a_command_is_imported(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minichat.cli.import_module", interrupted)
+    assert run("doctor") == (130, "", "")
+
+
+@pytest.mark.parametrize("command", ["chat", "generate", "doctor"])
+def test_help_of_a_command_loads_nothing_heavy(root: Path, command: str) -> None:
+    """In a bare interpreter, where whatever is loaded was loaded for this."""
+    code = (
+        "import sys\n"
+        "from minichat.cli import main\n"
+        "try:\n"
+        f"    main([{command!r}, '--help'])\n"
+        "except SystemExit as end:\n"
+        "    heavy = {'torch', 'transformers', 'textual', 'numpy', 'tokenizers'} & set(sys.modules)\n"
+        "    sys.exit(f'{end.code} {sorted(heavy)}')\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert ran.stderr == "0 []\n"
+    assert f"usage: minichat {command}" in ran.stdout

@@ -1,0 +1,247 @@
+"""`minichat generate`: the reply alone on standard output, and one clear sentence for whatever is wrong."""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.cli.conftest import Ran, Run, write_model
+from tests.models.tiny import write_config
+
+
+def stdin(patch: pytest.MonkeyPatch, text: bytes, terminal: bool = False) -> None:
+    fake = SimpleNamespace(buffer=io.BytesIO(text), isatty=lambda: terminal)
+    patch.setattr(sys, "stdin", fake)
+
+
+def one_sentence(ran: Ran) -> str:
+    """What a failed command says: one line on standard error, nothing on standard output."""
+    assert ran.out == ""
+    assert ran.err.startswith("minichat")
+    assert ran.err.count("\n") == 1 and ran.err.endswith("\n")
+    assert "Traceback" not in ran.err
+    return ran.err
+
+
+class TestReply:
+    def test_standard_output_has_only_the_reply(self, run: Run, model: Path) -> None:
+        ran = run("generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 9, "the")
+        told = run(
+            "generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 9, "--json", "the"
+        )
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.out == json.loads(told.out)["text"] != ""
+
+    def test_json_is_one_object_with_all_there_is_to_know(self, run: Run, model: Path) -> None:
+        ran = run("generate", "--model", model, "--raw", "--json", "--max-tokens", 5, "the")
+        assert (ran.code, ran.err, ran.out.count("\n")) == (0, "", 1)
+        record = json.loads(ran.out)
+        seconds = record.pop("seconds")
+        assert 0 < record.pop("first_token_s") <= seconds
+        assert isinstance(record.pop("text"), str)
+        assert record == {"finish": "length", "error": None, "prompt_tokens": 1, "tokens": 5}
+
+    def test_an_empty_text_is_the_start_token(self, run: Run, model: Path) -> None:
+        ran = run("generate", "--model", model, "--raw", "--json", "--max-tokens", 1, "")
+        assert json.loads(ran.out)["prompt_tokens"] == 1
+
+    def test_without_a_template_raw_is_used_and_said(self, run: Run, model: Path) -> None:
+        words = ("generate", "--model", model, "--temperature", 0, "--max-tokens", 9, "the")
+        plain, raw = run(*words), run(*words, "--raw")
+        assert (plain.code, plain.out) == (0, raw.out)
+        assert "has no chat template" in plain.err and "--raw" in plain.err and plain.err.count("\n") == 1
+
+    def test_with_a_template_the_text_is_a_message(self, run: Run, chat_model: Path) -> None:
+        words = ("generate", "--model", chat_model, "--json", "--max-tokens", 2, "hi")
+        chat = json.loads(run(*words).out)
+        with_system = json.loads(run(*words, "--system", "be brief").out)
+        raw = json.loads(run(*words, "--raw").out)
+        assert raw["prompt_tokens"] < chat["prompt_tokens"] < with_system["prompt_tokens"]
+
+    def test_the_prompt_may_come_by_standard_input(
+        self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        words = ("generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 9)
+        stdin(monkeypatch, "thé".encode())
+        assert run(*words).out == run(*words, "thé").out
+
+    def test_standard_input_must_be_text(
+        self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stdin(monkeypatch, b"th\xe9")
+        ran = run("generate", "--model", model, "--raw")
+        assert ran.code == 2
+        assert "not UTF-8" in one_sentence(ran)
+
+    def test_at_a_terminal_there_must_be_a_text(
+        self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stdin(monkeypatch, b"", terminal=True)
+        ran = run("generate", "--model", model)
+        assert ran.code == 2
+        assert "there is no text" in one_sentence(ran)
+        assert run("generate", "--model", model, "--raw", "--max-tokens", 2).code == 0
+
+    def test_a_seed_repeats_and_zero_is_greedy(self, run: Run, model: Path) -> None:
+        def reply(*words: object) -> str:
+            return run("generate", "--model", model, "--raw", "--max-tokens", 12, *words, "the").out
+
+        greedy = reply("--temperature", 0)
+        assert reply("--temperature", 0, "--seed", 9) == greedy
+        assert reply("--temperature", 5, "--top-k", 1) == greedy
+        assert reply("--seed", 3, "--temperature", 1) == reply("--seed", 3, "--temperature", 1)
+        assert reply("--seed", 3, "--temperature", 1) != reply("--seed", 4, "--temperature", 1)
+
+    def test_a_stop_is_not_shown(self, run: Run, model: Path) -> None:
+        words = ("generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 20, "the")
+        whole = run(*words).out
+        stop = whole[4:6]
+        ran = run(*words, "--stop", stop, "--stop", "never there")
+        assert ran.out == whole[: whole.index(stop)]
+
+
+USAGE = {
+    "temperature": (["--temperature", "-1"], "temperature: must be a number from 0 to 100, not -1.0"),
+    "infinite": (["--temperature", "inf"], "temperature: must be a number from 0 to 100, not inf"),
+    "top-p": (["--top-p", "1.5"], "top_p: must be a number above 0 to 1, not 1.5"),
+    "top-k": (["--top-k", "-3"], "top_k"),
+    "max-tokens": (["--max-tokens", "0"], "max_tokens: must be a whole number from 1"),
+    "word": (["--top-k", "many"], "invalid int value: 'many'"),
+    "unknown": (["--warmth", "3"], "unrecognized arguments: --warmth"),
+    "seed": (["--seed", str(2**70)], "seed: must be a whole number"),
+    "stop": (["--stop", ""], "stop: must be strings that are not empty"),
+    "dtype": (["--dtype", "int3"], "invalid choice: 'int3'"),
+    "device": (["--device", "toaster"], "there is no device 'toaster'; say cpu, cuda"),
+    "attention": (
+        ["--attention", "none"],
+        "attention 'none': there is none of that name; available here: torch",
+    ),
+    "blocks": (["--blocks", "0"], "blocks must be a whole number above 0, not 0"),
+    "context": (["--max-context", "500"], "max_context is 500; "),
+    "too-long": (["--max-context", "1"], "holds 1 here"),
+    "too-many": (["--max-tokens", "500"], "asks for 500 more, but"),
+}
+
+
+@pytest.mark.parametrize(("options", "said"), USAGE.values(), ids=USAGE)
+def test_bad_options_are_bad_usage(run: Run, model: Path, options: list[str], said: str) -> None:
+    ran = run("generate", "--model", model, "--raw", "the", *options)
+    assert ran.code == 2
+    assert said in one_sentence(ran)
+
+
+@pytest.mark.parametrize("words", [["sing"], ["chat", "hello"]])
+def test_unknown_commands_are_bad_usage(run: Run, words: list[str]) -> None:
+    ran = run(*words)
+    assert ran.code == 2
+    assert "--help" in one_sentence(ran)
+
+
+class TestBadInput:
+    """The bad input that a person is most likely to bring."""
+
+    def said(self, run: Run, folder: object, *words: object, code: int = 1) -> str:
+        ran = run("generate", "--model", folder, "--raw", "--max-tokens", 4, *(words or ("the",)))
+        assert ran.code == code
+        return one_sentence(ran)
+
+    def test_an_empty_prompt_without_a_start_token(self, run: Run, tmp_path: Path) -> None:
+        said = self.said(run, write_model(tmp_path, start=False), "", code=2)
+        assert "the prompt is empty, and the model has no start token" in said
+
+    def test_a_prompt_that_is_too_long(self, run: Run, model: Path) -> None:
+        said = self.said(run, model, "x" * 300, code=2)
+        assert "300 tokens" in said and "holds 128 here" in said and "shorten it to 127" in said
+
+    def test_an_unknown_model(self, run: Run) -> None:
+        assert "nobody/nothing is not on this machine" in self.said(run, "nobody/nothing")
+        assert "there is no folder './nothing'" in self.said(run, "./nothing")
+
+    def test_a_folder_that_is_no_model(self, run: Run, tmp_path: Path) -> None:
+        assert "neither a config.json nor a folder that holds one" in self.said(run, tmp_path)
+
+    @pytest.mark.parametrize(
+        ("changes", "named"),
+        [
+            ({"model_type": "no-such-thing"}, "no-such-thing"),
+            ({"hidden_act": "gelu"}, "hidden_act"),
+            ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+            ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "longrope"),
+            ({"num_attention_heads": 0}, "num_attention_heads"),
+        ],
+        ids=lambda value: value if isinstance(value, str) else "",
+    )
+    def test_a_config_that_is_not_supported_is_named(
+        self, run: Run, tmp_path: Path, changes: dict[str, Any], named: str
+    ) -> None:
+        folder = write_model(tmp_path)
+        write_config(folder, **changes)
+        assert named in self.said(run, folder)
+
+    def test_a_config_that_is_no_json(self, run: Run, tmp_path: Path) -> None:
+        (write_model(tmp_path) / "config.json").write_text("{")
+        assert "config.json" in self.said(run, tmp_path)
+
+    @pytest.mark.parametrize("left", [0, 5, 300, -100])
+    def test_weights_that_are_cut_short(self, run: Run, tmp_path: Path, left: int) -> None:
+        file = write_model(tmp_path) / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:left])
+        assert "model.safetensors is broken or cut short" in self.said(run, tmp_path)
+
+    def test_weights_of_a_wrong_type(self, run: Run, tmp_path: Path) -> None:
+        self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"].to(torch.int32))
+        assert "model.norm.weight holds I32; only F64, F32, F16, BF16" in self.said(run, tmp_path)
+
+    def test_weights_of_a_wrong_shape(self, run: Run, tmp_path: Path) -> None:
+        self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"][:5].clone())
+        assert "model.norm.weight is [5], the config makes it [32]" in self.said(run, tmp_path)
+
+    def test_weights_that_are_missing(self, run: Run, tmp_path: Path) -> None:
+        self._spoil(tmp_path, lambda tensors: None)
+        assert "1 tensors are missing, the first is model.norm.weight" in self.said(run, tmp_path)
+
+    def test_a_pickle_is_refused(self, run: Run, tmp_path: Path) -> None:
+        (write_model(tmp_path) / "model.safetensors").unlink()
+        torch.save({}, tmp_path / "pytorch_model.bin")
+        said = self.said(run, tmp_path)
+        assert "pytorch_model.bin is a pickle" in said and "refused" in said
+
+    def test_weights_that_are_not_numbers_fail_the_reply(self, run: Run, tmp_path: Path) -> None:
+        self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"] * torch.nan)
+        assert "the model gave no number (NaN)" in self.said(run, tmp_path)
+        ran = run("generate", "--model", tmp_path, "--raw", "--json", "the")
+        assert ran.code == 1
+        assert json.loads(ran.out)["finish"] == "failed"
+        assert "NaN" in json.loads(ran.out)["error"]
+
+    def test_a_folder_without_a_tokenizer(self, run: Run, tmp_path: Path) -> None:
+        (write_model(tmp_path) / "tokenizer.json").unlink()
+        assert "has no tokenizer.json" in self.said(run, tmp_path)
+
+    def test_random_weights_without_a_tokenizer_take_no_text(self, run: Run, tmp_path: Path) -> None:
+        said = self.said(run, write_config(tmp_path), "--dummy-weights", "the", code=2)
+        assert "without a tokenizer" in said
+
+    def test_half_a_character(self, run: Run, model: Path) -> None:
+        assert "half a surrogate pair" in self.said(run, model, "th\ud800e", code=2)
+
+    def test_a_template_that_fails(self, run: Run, tmp_path: Path) -> None:
+        write_model(tmp_path, "{{ raise_exception('no such role') }}")
+        ran = run("generate", "--model", tmp_path, "the")
+        assert ran.code == 2
+        assert "the chat template refused the messages: no such role" in one_sentence(ran)
+
+    @staticmethod
+    def _spoil(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+        file = write_model(folder) / "model.safetensors"
+        tensors = load_file(file)
+        spoiled = change(tensors)
+        del tensors["model.norm.weight"]
+        save_file(tensors if spoiled is None else tensors | {"model.norm.weight": spoiled}, file)

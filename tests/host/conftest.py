@@ -1,0 +1,28 @@
+"""Engines on their threads; each is closed when its test ends, and no test waits for ever."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from engine.core import Engine
+from engine.host.thread import EngineThread
+
+Open = Callable[[Engine], EngineThread]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    hosts: list[EngineThread] = []
+
+    def open(engine: Engine) -> EngineThread:
+        hosts.append(EngineThread(engine))
+        return hosts[-1]
+
+    yield open
+    for host in hosts:
+        host.close()
+
+
+@pytest.fixture(autouse=True)
+def no_test_takes_long(request: pytest.FixtureRequest) -> None:
+    request.node.add_marker(pytest.mark.timeout(30))

@@ -1,0 +1,40 @@
+"""Checkpoints are made once, and loaded once: only the engine around a model is new in each test."""
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import engine.start
+from tests.runner.small import FAMILIES, make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def models_are_loaded_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.start, "load_model", cache(engine.start.load_model))
+        yield
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
+    """A folder of a family, and transformers' model of it."""
+
+    @cache
+    def made(family: str) -> tuple[Path, Any]:
+        folder = tmp_path_factory.mktemp(family)
+        return folder, make(family, folder)
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def llama(checkpoint: Callable[[str], tuple[Path, Any]]) -> Path:
+    return checkpoint("llama")[0]
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request: pytest.FixtureRequest, checkpoint: Callable[[str], tuple[Path, Any]]) -> tuple[Path, Any]:
+    return checkpoint(request.param)

@@ -1,0 +1,101 @@
+"""Small random models with a tokenizer of bytes, and engines around them."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.events import Delta, TokenLogprob
+from engine.params import SamplingParams
+from engine.request import Finish
+from engine.start import start
+from tests.models.test_families import reference
+from tests.runner.letters import VOCAB, byte_tokenizer
+
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", {"tie_word_embeddings": True}),
+    "mistral": ("Mistral", {"sliding_window": 21}),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 24}),
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+def make(family: str, folder: Path) -> Any:
+    """Writes a whole checkpoint into the folder; gives transformers' model of it."""
+    name, changes = FAMILIES[family]
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return reference(name, {"vocab_size": VOCAB, **changes}, folder)
+
+
+def engine_on(folder: Path, **config: Any) -> Engine:
+    plain: dict[str, Any] = {"device": "cpu", "blocks": 64, "seed": 0, "depth": 0}
+    return start(EngineConfig(model=str(folder), **plain | config))
+
+
+@dataclass
+class Heard:
+    """All that a sink was told."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: Finish | None = None
+    error: str = ""
+
+    def __call__(self, delta: Delta) -> None:
+        assert self.finish is None, "a delta after the last one"
+        self.tokens += delta.tokens
+        self.text += delta.text
+        self.logprobs += delta.logprobs
+        self.finish, self.error = delta.finish, delta.error
+
+    @property
+    def reply(self) -> tuple[list[int], str, Finish | None]:
+        return self.tokens, self.text, self.finish
+
+
+def turn(engine: Engine) -> None:
+    """One step, and the proof that blocks and lines agree after it."""
+    engine.step()
+    engine.scheduler.check()
+
+
+def drain(engine: Engine, most: int = 5000) -> None:
+    for _ in range(most):
+        if not engine.busy:
+            assert engine.scheduler.pool.in_use == engine.scheduler.host.in_use == 0
+            return
+        turn(engine)
+    raise AssertionError(f"not done after {most} steps")
+
+
+def ask(engine: Engine, prompt: Sequence[int], params: SamplingParams = GREEDY) -> tuple[int, Heard]:
+    heard = Heard()
+    return engine.submit(prompt, params, heard), heard
+
+
+def alone(folder: Path, prompt: Sequence[int], params: SamplingParams = GREEDY) -> Heard:
+    """The oracle: nobody else there, nothing cached, nothing taken away."""
+    return _alone(folder, tuple(prompt), params)
+
+
+@cache
+def _alone(folder: Path, prompt: tuple[int, ...], params: SamplingParams) -> Heard:
+    engine = engine_on(folder, prefix_cache=False)
+    _, heard = ask(engine, prompt, params)
+    drain(engine)
+    return heard
+
+
+def close_to(found: Iterable[TokenLogprob], expected: Iterable[TokenLogprob]) -> bool:
+    """Whether both say the same of the same tokens, to 1e-4."""
+    return all(
+        a.token == b.token
+        and abs(a.logprob - b.logprob) < 1e-4
+        and all(abs(x - y) < 1e-4 for (_, x), (_, y) in zip(a.top, b.top, strict=True))
+        for a, b in zip(found, expected, strict=True)
+    )

@@ -1,0 +1,213 @@
+"""Invariant 5: parameters belong to one row, and a change acts from the next step that is not launched.
+
+And whatever a request is told while it runs, it is not lost.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.core import Engine
+from engine.params import SamplingParams
+from engine.request import Finish
+from tests.runner.letters import EOS, byte_tokenizer
+from tests.runner.small import GREEDY, Heard, alone, ask, drain, engine_on, turn
+
+DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+PROMPT, OTHER = [1, *range(40, 60)], [1, *range(90, 140)]
+WARM = SamplingParams(temperature=1.0, seed=5, max_tokens=20, ignore_eos=True)
+A, B = (byte_tokenizer().token_to_id(letter) for letter in "ab")
+CHANGES: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 3.0},
+    {"top_k": 1},
+    {"top_p": 0.05},
+    {"min_p": 0.9},
+    {"repetition_penalty": 3.0},
+    {"presence_penalty": 2.0, "frequency_penalty": 2.0},
+    {"logit_bias": {A: 50.0}},
+    {"seed": 6},
+    {"stop_ids": [A], "logprobs": 3, "min_tokens": 15, "stop": ["a"]},
+]
+
+
+def run_to(engine: Engine, heard: Heard, count: int) -> None:
+    while len(heard.tokens) < count:
+        turn(engine)
+
+
+@DEPTHS
+@pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: next(iter(changes)))
+def test_a_change_touches_nobody_else(llama: Path, changes: dict[str, Any], depth: int) -> None:
+    engine = engine_on(llama, depth=depth)
+    changed, _ = ask(engine, PROMPT, WARM)
+    others = [ask(engine, OTHER, params)[1] for params in (WARM, replace(GREEDY, max_tokens=20))]
+    for _ in range(5):
+        turn(engine)
+    engine.update(changed, **changes)
+    drain(engine)
+    assert others[0].reply == alone(llama, OTHER, WARM).reply
+    assert others[1].reply == alone(llama, OTHER, replace(GREEDY, max_tokens=20)).reply
+
+
+@DEPTHS
+@pytest.mark.parametrize("changes", [{"logit_bias": {A: 100.0}}, {"top_k": 1, "logit_bias": {A: 60.0}}])
+def test_a_change_acts_on_the_next_step_that_is_not_launched(
+    llama: Path, changes: dict[str, Any], depth: int
+) -> None:
+    engine = engine_on(llama, depth=depth)
+    id, heard = ask(engine, PROMPT, WARM)
+    run_to(engine, heard, 5)
+    engine.update(id, **changes)
+    drain(engine)
+    plain = alone(llama, PROMPT, WARM).tokens
+    assert heard.tokens == plain[: 5 + depth] + [A] * (15 - depth)
+
+
+ENDS = {"logit_bias": {EOS: 100.0}, "ignore_eos": False, "min_tokens": 5}
+LATE: dict[str, tuple[dict[str, Any], dict[str, Any], int, str]] = {
+    "floor": (ENDS, {"min_tokens": 15}, 6, ""),
+    "eos": (ENDS, {"ignore_eos": True}, 6, ""),
+    "old stop": ({"logit_bias": {A: 100.0}, "stop": ["aaaaaa"]}, {"stop": []}, 6, ""),
+    "new stop": ({"logit_bias": {A: 100.0}}, {"stop": ["a"]}, 7, "aaaaaa"),
+    "stop id": ({"logit_bias": {A: 100.0}}, {"stop_ids": [A]}, 7, "aaaaaa"),
+}
+
+
+@pytest.mark.parametrize(("before", "changes", "count", "text"), LATE.values(), ids=LATE)
+def test_a_token_on_its_way_ends_a_reply_by_the_old_rules(
+    llama: Path, before: dict[str, Any], changes: dict[str, Any], count: int, text: str
+) -> None:
+    engine = engine_on(llama, depth=1)
+    id, heard = ask(engine, PROMPT, GREEDY.changed(**before))
+    run_to(engine, heard, 5)
+    engine.update(id, **changes)
+    drain(engine)
+    assert (len(heard.tokens), heard.finish) == (count, Finish.STOP)
+    if text or "stop" in changes:
+        assert heard.text == text
+
+
+@DEPTHS
+def test_penalties_switched_on_midway_count_what_was_said(llama: Path, depth: int) -> None:
+    """The one token there is counts, even where only the device knows it yet."""
+    engine = engine_on(llama, depth=depth)
+    forced = replace(GREEDY, max_tokens=6, logit_bias={A: 100.0})
+    id, heard = ask(engine, PROMPT, forced)
+    turn(engine)
+    assert len(heard.tokens) == 1 - depth
+    engine.update(id, logit_bias={A: 50.0, B: 49.0}, frequency_penalty=2.0, presence_penalty=2.0)
+    drain(engine)
+    assert heard.tokens[:3] == [A, B, A]
+
+
+@DEPTHS
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_a_seed_goes_on_where_it_was_after_a_preemption(llama: Path, preemption: str, depth: int) -> None:
+    params = replace(WARM, frequency_penalty=1.0, repetition_penalty=1.2, min_tokens=18, ignore_eos=False)
+    engine = engine_on(llama, depth=depth, preemption=preemption, host_blocks=8)
+    id, heard = ask(engine, PROMPT, params)
+    _, other = ask(engine, OTHER, replace(WARM, seed=5))
+    for _ in range(3):
+        run_to(engine, heard, len(heard.tokens) + 3)
+        engine.preempt(id)
+        turn(engine)
+    drain(engine)
+    assert heard.reply == alone(llama, PROMPT, params).reply
+    assert other.reply == alone(llama, OTHER, WARM).reply
+
+
+def test_the_engine_draws_other_seeds_for_requests_without_one(llama: Path) -> None:
+    engine = engine_on(llama)
+    free = replace(WARM, seed=None)
+    one, two = (ask(engine, PROMPT, free)[1] for _ in range(2))
+    drain(engine)
+    assert one.tokens != two.tokens
+
+
+@DEPTHS
+@pytest.mark.parametrize("most", [1, 4, 5])
+def test_fewer_tokens_than_there_are_ends_it_at_once(llama: Path, most: int, depth: int) -> None:
+    engine = engine_on(llama, depth=depth)
+    id, heard = ask(engine, PROMPT)
+    run_to(engine, heard, 5)
+    engine.update(id, max_tokens=most)
+    drain(engine)
+    assert heard.finish is Finish.LENGTH
+    assert heard.tokens == alone(llama, PROMPT).tokens[:5]
+
+
+@DEPTHS
+def test_more_tokens_may_be_asked_for_on_the_way(llama: Path, depth: int) -> None:
+    engine = engine_on(llama, depth=depth)
+    id, heard = ask(engine, PROMPT, replace(GREEDY, max_tokens=6))
+    run_to(engine, heard, 5)  # at depth 1 the last one is on its way by now
+    engine.update(id, max_tokens=24)
+    drain(engine)
+    assert heard.reply == alone(llama, PROMPT).reply
+
+
+@DEPTHS
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_one_that_is_alone_may_give_way_by_hand(llama: Path, preemption: str, depth: int) -> None:
+    engine = engine_on(llama, depth=depth, preemption=preemption, host_blocks=8)
+    broken: list[object] = []
+    engine.bus.subscribe(lambda event: broken.append(event) if event.kind == "stepbroke" else None)
+    id, heard = ask(engine, PROMPT)
+    run_to(engine, heard, 3)
+    for _ in range(3):
+        engine.preempt(id)
+        assert engine.step()  # there is something to do, so nobody goes to sleep over it
+    drain(engine)
+    assert heard.reply == alone(llama, PROMPT).reply
+    assert not broken
+
+
+@pytest.mark.parametrize("prompt", [9, 40, 100])
+def test_a_prompt_alone_may_be_longer_than_a_step(llama: Path, prompt: int) -> None:
+    tokens = [1, *(40 + n % 150 for n in range(prompt - 1))]
+    engine = engine_on(llama, max_step_tokens=8)
+    _, heard = ask(engine, tokens)
+    drain(engine)
+    assert heard.reply == alone(llama, tokens).reply
+
+
+def test_held_text_stays_in_its_place_when_stops_and_floor_change(llama: Path) -> None:
+    """What was held back for one stop string comes out before the text that follows it."""
+    engine = engine_on(llama)
+    only_a = replace(GREEDY, logit_bias={A: 100.0}, stop=("aaab",))
+    id, heard = ask(engine, PROMPT, only_a)
+    for _ in range(2):
+        turn(engine)
+    assert heard.text == ""  # two letters that may become the stop
+    engine.update(id, min_tokens=20, logit_bias={B: 100.0}, stop=("zz",))
+    for _ in range(2):
+        turn(engine)
+    assert heard.text == "aabb"
+    drain(engine)
+    assert heard.text == "aa" + "b" * 22
+
+
+def test_text_held_for_an_old_stop_counts_for_a_new_one(llama: Path) -> None:
+    engine = engine_on(llama)
+    id, heard = ask(engine, PROMPT, replace(GREEDY, logit_bias={A: 100.0}, stop=("aaab",)))
+    for _ in range(2):
+        turn(engine)
+    engine.update(id, stop=("aaa",))
+    drain(engine)
+    assert (heard.text, heard.finish, len(heard.tokens)) == ("", Finish.STOP, 3)
+
+
+@DEPTHS
+def test_a_stop_that_is_found_late_leaves_nothing_behind(llama: Path, depth: int) -> None:
+    engine = engine_on(llama, depth=depth)
+    ends = replace(GREEDY, logit_bias={EOS: 100.0}, min_tokens=5, ignore_eos=False)
+    _, heard = ask(engine, PROMPT, ends)
+    _, other = ask(engine, OTHER)
+    drain(engine)
+    assert heard.finish is Finish.STOP
+    assert (len(heard.tokens), heard.tokens[-1]) == (6, EOS)
+    assert EOS not in heard.tokens[:5]
+    assert other.reply == alone(llama, OTHER).reply

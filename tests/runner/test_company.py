@@ -1,0 +1,149 @@
+"""Invariant 1 on a real model: company changes timing, never a token, a letter or a logprob."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.params import FIELDS, SamplingParams
+from engine.request import Finish
+from tests.runner.letters import EOS, byte_tokenizer
+from tests.runner.small import Heard, alone, close_to, drain, engine_on, turn
+
+A, B, C = (byte_tokenizer().token_to_id(letter) for letter in "abc")
+BLOCKS, LAST = 6, 24
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request, and what happens to it so many steps after it came."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    at: int
+    abort_after: int | None
+    preempt_after: int | None
+    fork_after: int | None
+    retune_after: int | None
+    other: SamplingParams  # what it is retuned to
+
+
+@dataclass(frozen=True)
+class Workload:
+    jobs: tuple[Job, ...]
+    depth: int
+    step_tokens: int
+    preemption: str
+    prefix_cache: bool
+
+
+@st.composite
+def parameters(draw: st.DrawFn) -> SamplingParams:
+    """Of every kind. Biases make a few letters likely, so that stops of them come, also across tokens."""
+    biases = st.sampled_from([{}, {A: 6.0, B: 6.0}, {A: 5.0, B: 5.0, C: 4.0}, {EOS: 5.0}])
+    most = draw(st.integers(1, LAST))
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.0, 0.8, 1.5])),
+        top_k=draw(st.sampled_from([0, 0, 20])),
+        top_p=draw(st.sampled_from([1.0, 0.9, 0.5])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.1])),
+        repetition_penalty=draw(st.sampled_from([1.0, 1.0, 1.3])),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.7])),
+        frequency_penalty=draw(st.sampled_from([0.0, 0.0, 0.4])),
+        logit_bias=draw(biases),
+        seed=draw(st.integers(0, 2)),
+        stop=draw(st.sampled_from([(), (), ("ab",), ("aab", "bb"), ("aaaa", "ba")])),
+        stop_ids=draw(st.sampled_from([(), (), (C,)])),
+        min_tokens=min(most, draw(st.sampled_from([0, 0, 3, 8]))),
+        max_tokens=most,
+        logprobs=draw(st.sampled_from([None, None, 0, 3])),
+        ignore_eos=draw(st.booleans()),
+    )
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    # Prompts begin alike, so that prefixes are found, and end anywhere in a block.
+    shared, own = draw(st.sampled_from([0, 15, 16, 17, 33])), draw(st.integers(1, 20))
+    after = st.one_of(st.none(), st.none(), st.integers(1, 12))
+    return Job(
+        prompt=(1, *range(60, 60 + shared), *range(200 - own, 200)),
+        params=draw(parameters()),
+        at=draw(st.integers(0, 8)),
+        abort_after=draw(after),
+        preempt_after=draw(after),
+        fork_after=draw(after),
+        retune_after=draw(st.one_of(st.none(), after)),
+        other=draw(parameters()),
+    )
+
+
+workloads = st.builds(
+    Workload,
+    jobs=st.lists(jobs(), min_size=2, max_size=5).map(tuple),
+    depth=st.integers(0, 1),
+    step_tokens=st.sampled_from([8, 20, 200]),
+    preemption=st.sampled_from(["recompute", "swap"]),
+    prefix_cache=st.booleans(),
+)
+
+
+@settings(max_examples=40)
+@given(work=workloads)
+def test_company_changes_nothing(llama: Path, work: Workload) -> None:
+    engine = engine_on(
+        llama,
+        blocks=BLOCKS,
+        host_blocks=BLOCKS,
+        max_running=6,
+        max_step_tokens=work.step_tokens,
+        depth=work.depth,
+        preemption=work.preemption,
+        prefix_cache=work.prefix_cache,
+    )
+    replies: list[tuple[Job, Heard]] = []
+    forks: list[tuple[Job, Heard, str, int]] = []  # with what the parent had said by then
+    ids: dict[int, Job] = {}
+    retuned: set[Job] = set()  # what these say from there on is for other tests
+    for step in range(8 + 13):
+        for job in work.jobs:
+            if job.at == step:
+                replies.append((job, heard := Heard()))
+                ids[engine.submit(job.prompt, job.params, heard)] = job
+        for id, job in ids.items():
+            if (request := engine.scheduler.requests.get(id)) is None:
+                continue
+            if step - job.at == job.preempt_after:
+                engine.preempt(id)
+            if step - job.at == job.fork_after:
+                said = next(heard for mine, heard in replies if mine is job)
+                forks.append((job, branch := Heard(), said.text, request.generated))
+                engine.fork(id, branch)
+            if step - job.at == job.retune_after:
+                retuned.add(job)
+                engine.update(id, **{name: getattr(job.other, name) for name in FIELDS})
+            if step - job.at == job.abort_after:
+                engine.abort(id)
+        turn(engine)
+    drain(engine)
+
+    assert all(heard.finish for _, heard, *_ in (*replies, *forks))
+    for job, heard in replies:
+        if job in retuned:
+            continue
+        expected = alone(llama, job.prompt, job.params)
+        if heard.finish is Finish.ABORTED:
+            assert job.abort_after is not None
+            assert heard.tokens == expected.tokens[: len(heard.tokens)]
+            assert heard.text == engine.tokenizer.decode(heard.tokens, after=job.prompt)
+        else:
+            assert heard.reply == expected.reply
+        assert close_to(heard.logprobs, expected.logprobs[: len(heard.logprobs)])
+    for job, heard, said, count in forks:  # the same seed: a fork says what its parent says from there on
+        if job in retuned:
+            continue
+        expected = alone(llama, job.prompt, job.params)
+        assert (heard.tokens, heard.finish) == (expected.tokens[count:], expected.finish)
+        assert said + heard.text == expected.text
+        assert close_to(heard.logprobs, expected.logprobs[count:] if expected.logprobs else [])

@@ -1,0 +1,136 @@
+"""The whole engine against transformers: every native family, in every way that a step can come about."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.core import Engine
+from engine.params import SamplingParams
+from engine.request import Phase
+from tests.runner.small import GREEDY, Heard, alone, ask, drain, engine_on, turn
+
+PROMPT = [1, *range(40, 77)]  # 38 tokens: two blocks and a part
+OTHERS = [[1, 50], [1, *range(90, 140)], PROMPT[:20]]
+ASKED = replace(GREEDY, logprobs=20)
+
+
+def generate(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    plain = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    whole = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **plain)
+    return whole[0, len(prompt) :].tolist()
+
+
+def assert_as_in_transformers(model: Any, prompt: Sequence[int], heard: Heard) -> None:
+    """Each token is the likeliest one, and its 20 likeliest have transformers' values."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *heard.tokens]])).logits[0, len(prompt) - 1 : -1]
+    values = logits.log_softmax(-1)
+    top = values.topk(20)
+    assert heard.tokens == top.indices[:, 0].tolist()
+    found = torch.tensor([[value for _, value in each.top] for each in heard.logprobs])
+    torch.testing.assert_close(found, top.values, atol=1e-4, rtol=0)
+    ids = torch.tensor([[token for token, _ in each.top] for each in heard.logprobs])
+    torch.testing.assert_close(values.gather(1, ids), found, atol=1e-4, rtol=0)
+    chosen = torch.tensor([each.logprob for each in heard.logprobs])
+    torch.testing.assert_close(chosen, top.values[:, 0], atol=1e-4, rtol=0)
+    assert [each.rank for each in heard.logprobs] == [1] * len(heard.tokens)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("llama", 200), ("mistral", 200), ("qwen2", 60), ("qwen3", 60)], ids=str
+)
+def test_greedy_text_is_that_of_generate(
+    checkpoint: Callable[[str], tuple[Path, Any]], name: str, count: int
+) -> None:
+    folder, theirs = checkpoint(name)
+    heard = alone(folder, PROMPT, replace(GREEDY, max_tokens=count))
+    assert heard.tokens == generate(theirs, PROMPT, count)
+
+
+# How a request may come to its tokens. Each takes an engine, and gives what it heard of PROMPT.
+
+
+def by_itself(engine: Engine) -> Heard:
+    _, heard = ask(engine, PROMPT, ASKED)
+    drain(engine)
+    return heard
+
+
+def beside_others(engine: Engine) -> Heard:
+    for prompt in OTHERS:
+        ask(engine, prompt)
+    turn(engine)
+    _, heard = ask(engine, PROMPT, ASKED)
+    ask(engine, OTHERS[0])
+    drain(engine)
+    return heard
+
+
+def preempted(engine: Engine) -> Heard:
+    id, heard = ask(engine, PROMPT, ASKED)
+    for _ in range(9):
+        turn(engine)
+    engine.preempt(id)
+    turn(engine)
+    swaps = engine.scheduler.rules.preemption == "swap"
+    assert engine.scheduler.requests[id].phase is (Phase.SWAPPED if swaps else Phase.PREEMPTED)
+    drain(engine)
+    return heard
+
+
+def from_the_prefix_cache(engine: Engine) -> Heard:
+    ask(engine, PROMPT)
+    drain(engine)
+    id, heard = ask(engine, PROMPT, ASKED)
+    turn(engine)
+    assert engine.scheduler.requests[id].cached_tokens == 32
+    drain(engine)
+    return heard
+
+
+def forked(engine: Engine) -> Heard:
+    id, heard = ask(engine, PROMPT, ASKED)
+    for _ in range(9):
+        turn(engine)
+    said, child = len(heard.tokens), Heard()
+    engine.fork(id, child)
+    drain(engine)
+    whole = Heard(heard.tokens[:said] + child.tokens, "", heard.logprobs[:said] + child.logprobs)
+    assert whole.tokens == heard.tokens
+    return whole
+
+
+WAYS: dict[str, tuple[Callable[[Engine], Heard], dict[str, Any]]] = {
+    "alone": (by_itself, {}),
+    "batched": (beside_others, {}),
+    "chunked": (beside_others, {"max_step_tokens": 8}),
+    "recomputed": (preempted, {"preemption": "recompute"}),
+    "swapped": (preempted, {"preemption": "swap", "host_blocks": 8}),
+    "cached": (from_the_prefix_cache, {}),
+    "forked": (forked, {}),
+    "crowded": (beside_others, {"blocks": 6, "preemption": "recompute"}),
+}
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("way", WAYS)
+def test_logits_are_those_of_transformers(family: tuple[Path, Any], way: str, depth: int) -> None:
+    folder, theirs = family
+    run, config = WAYS[way]
+    heard = run(engine_on(folder, depth=depth, **config))
+    assert len(heard.tokens) == ASKED.max_tokens
+    assert_as_in_transformers(theirs, PROMPT, heard)
+
+
+def test_a_trained_model_writes_what_its_maker_says(shared: Path) -> None:
+    folder = shared / "models" / "stories260K"
+    engine = engine_on(folder)
+    prompt = engine.tokenizer.encode_raw("")
+    _, heard = ask(engine, prompt, SamplingParams(temperature=0.0, max_tokens=200))
+    drain(engine)
+    assert heard.text == (folder / "KARPATHY_EXPECTED_GREEDY.txt").read_text()
