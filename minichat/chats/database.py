@@ -1,0 +1,83 @@
+"""The connection to the database: one transaction at a time, from any thread, mended where it breaks."""
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from threading import RLock
+from typing import TypeVar
+
+from minichat.chats.errors import StoreBusy
+from minichat.chats.opening import PATIENCE, Opened, in_memory, mended, open_database, trouble
+from minichat.chats.search import holds
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+
+class Database:
+    """The file at a path; without one, or where that fails, in memory."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.notices: list[str] = []
+        self._seen = 0
+        self._lock = RLock()
+        self._adopt(open_database(path) if path else in_memory())
+
+    @property
+    def path(self) -> Path | None:
+        return self._opened.path
+
+    def read(self, work: Work[T]) -> T:
+        """What the work returns; all it reads is of one moment."""
+        return self._run("BEGIN", work)
+
+    def write(self, work: Work[T]) -> T:
+        """What the work returns; all it writes is kept, or nothing of it."""
+        return self._run("BEGIN IMMEDIATE", work)
+
+    def changed(self) -> bool:
+        with self._lock:
+            before = self._seen
+            self._seen = self._data_version()
+            return self._seen != before
+
+    def close(self) -> None:
+        with self._lock:
+            self._opened.connection.close()
+
+    def _run(self, begin: str, work: Work[T]) -> T:
+        with self._lock:
+            try:
+                return self._transact(begin, work)
+            except sqlite3.DatabaseError as error:
+                self._recover(error)
+                return self._transact(begin, work)
+
+    def _transact(self, begin: str, work: Work[T]) -> T:
+        with self._opened.connection as connection:
+            connection.execute(begin)
+            return work(connection)
+
+    def _recover(self, error: sqlite3.DatabaseError) -> None:
+        """Makes the database usable again, or says why that cannot be."""
+        opened, found = self._opened, trouble(error)
+        if found == "busy":
+            locked = f"another minichat keeps {opened.path} locked for more than {PATIENCE:g} s; try again"
+            raise StoreBusy(locked) from error
+        if opened.path is None or found == "other":
+            raise error
+        if found == "unwritable":
+            self._adopt(in_memory(f"Cannot write {opened.path}: {error}", copy=opened.connection))
+        else:
+            opened.connection.close()
+            self._adopt(mended(opened.path, opened.inode))
+
+    def _adopt(self, opened: Opened) -> None:
+        self._opened = opened
+        self._seen = self._data_version()
+        opened.connection.create_function("holds", 2, holds, deterministic=True)
+        if opened.notice:
+            self.notices.append(opened.notice)
+
+    def _data_version(self) -> int:
+        return self._opened.connection.execute("PRAGMA data_version").fetchone()[0]

@@ -1,0 +1,143 @@
+"""A chat as Markdown, for people, and as JSON, which can be read back whole."""
+
+import json
+from dataclasses import asdict
+from datetime import datetime
+from typing import Any, NoReturn
+
+from engine.errors import BadParams
+from engine.params import SamplingParams
+from minichat.chats.errors import BadExport
+from minichat.chats.model import ROLES, STATES, Chat, Message, ReplyStats
+from minichat.chats.rows import plain_params
+
+FORMAT = "minichat chat"
+VERSION = 1
+YEAR_9999 = 253_370_764_800
+_SPEAKERS = {"system": "System", "user": "You", "assistant": "Reply"}
+
+
+def to_markdown(chat: Chat) -> str:
+    """Every message under a heading of its own."""
+    params = ", ".join(f"{name} {value}" for name, value in plain_params(chat.params).items())
+    facts = [f"- started {_when(chat.created_at)}", f"- decoding: {params or 'as the engine does by itself'}"]
+    if chat.system:
+        facts.append(f"- system prompt: {' '.join(chat.system.split())}")
+    parts = [f"# {chat.title or 'Untitled'}", "\n".join(facts), *map(_message, chat.messages)]
+    return "\n\n".join(parts) + "\n"
+
+
+def to_json(chat: Chat) -> str:
+    """Everything but the ids, the letter and the draft: those belong to the store that the chat came from."""
+    messages = [asdict(message) for message in chat.messages]
+    for message in messages:
+        del message["id"]
+    exported = {
+        "format": FORMAT,
+        "version": VERSION,
+        "title": chat.title,
+        "system": chat.system,
+        "created_at": chat.created_at,
+        "params": plain_params(chat.params),
+        "messages": messages,
+    }
+    return json.dumps(exported, ensure_ascii=False, indent=2) + "\n"
+
+
+def from_json(text: str) -> Chat:
+    """The chat, with no ids yet. A reply that was streaming as it was exported is a stopped one."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadExport(f"this is no JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise BadExport(f'this is no exported chat: "format" has to be "{FORMAT}"')
+    if found.get("version") != VERSION:
+        raise BadExport(f'"version" is {found.get("version")!r}, and this minichat reads {VERSION}')
+    messages = _get(found, "messages", "", list)
+    return Chat(
+        id=0,
+        letter="",
+        title=_get(found, "title", "", str),
+        system=_get(found, "system", "", str),
+        params=_params(_get(found, "params", "", dict)),
+        messages=[_read_message(each, f"messages[{number}]") for number, each in enumerate(messages)],
+        created_at=_time(found, "created_at", ""),
+    )
+
+
+def _message(message: Message) -> str:
+    parts = [f"## {_SPEAKERS[message.role]}, {_when(message.at)}"]
+    if message.reasoning:
+        parts.append(f"<details><summary>Reasoning</summary>\n\n{message.reasoning}\n\n</details>")
+    parts += [message.text] if message.text else []
+    remarks: list[str] = [message.state] if message.state != "done" else []
+    remarks += [message.error] if message.error else []
+    if stats := message.stats:
+        remarks.append(f"{stats.tokens} tokens in {stats.seconds:.1f} s, {stats.strategy}")
+    if remarks:
+        parts.append(f"*{'; '.join(remarks)}*")
+    return "\n\n".join(parts)
+
+
+def _when(at: float) -> str:
+    return f"{datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M %z}"
+
+
+def _read_message(found: Any, place: str) -> Message:
+    if not isinstance(found, dict):
+        _refuse(place, "a message", found)
+    state = _get(found, "state", place, str)
+    return Message(
+        id=0,
+        role=_one_of(ROLES, _get(found, "role", place, str), f"{place}.role"),
+        text=_get(found, "text", place, str),
+        reasoning=_get(found, "reasoning", place, str),
+        at=_time(found, "at", place),
+        state="stopped" if state == "streaming" else _one_of(STATES, state, f"{place}.state"),
+        error=_get(found, "error", place, str),
+        stats=_stats(_get_object(found, "stats", place), f"{place}.stats"),
+        params=_get_object(found, "params", place),
+    )
+
+
+def _params(found: dict[str, Any]) -> SamplingParams:
+    try:
+        return SamplingParams().changed(**found)
+    except BadParams as error:
+        raise BadExport(f"params.{error}") from error
+
+
+def _stats(found: dict[str, Any] | None, place: str) -> ReplyStats | None:
+    if found is None:
+        return None
+    kinds = {"tokens": int, "seconds": float, "ttft": float, "prompt_tokens": int, "strategy": str}
+    return ReplyStats(**{name: _get(found, name, place, kind) for name, kind in kinds.items()})
+
+
+def _get(found: dict[str, Any], name: str, place: str, kind: Any) -> Any:
+    """The value of that name, which has to be of that kind; a whole number is a number too."""
+    value = found.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float if kind is float else kind):
+        _refuse(f"{place}.{name}".lstrip("."), _KINDS[kind], value)
+    return value
+
+
+def _time(found: dict[str, Any], name: str, place: str) -> float:
+    at = float(_get(found, name, place, float))
+    return at if 0 <= at < YEAR_9999 else _refuse(f"{place}.{name}".lstrip("."), "seconds since 1970", at)
+
+
+def _get_object(found: dict[str, Any], name: str, place: str) -> dict[str, Any] | None:
+    return None if found.get(name) is None else _get(found, name, place, dict)
+
+
+_KINDS = {str: "a text", int: "a whole number", float: "a number", list: "a list", dict: "an object"}
+
+
+def _one_of(choices: tuple[Any, ...], value: str, place: str) -> Any:
+    return value if value in choices else _refuse(place, f"one of {', '.join(choices)}", value)
+
+
+def _refuse(place: str, wanted: str, value: Any) -> NoReturn:
+    raise BadExport(f"{place} has to be {wanted}, not {json.dumps(value)[:60]}")

@@ -1,0 +1,36 @@
+"""The file system a path lies on. Write-ahead logging needs memory that its processes share: one machine."""
+
+import re
+from pathlib import Path
+
+# Mounted by several machines at once; a FUSE one is named fuse.NAME.
+NETWORKED = frozenset(
+    "nfs nfs4 cifs smb3 smbfs 9p afs ceph lustre gpfs beegfs glusterfs panfs pvfs2 orangefs wekafs "
+    "sshfs davfs vboxsf virtiofs".split()
+)
+MOUNTS = Path("/proc/mounts")
+
+
+def networked(path: Path, mounts: Path = MOUNTS) -> str:
+    """The kind of the networked file system that holds the path; empty for a local or an unknown one."""
+    try:
+        table = mounts.read_text(errors="surrogateescape")
+    except OSError:
+        return ""
+    kind = _kind(path.resolve(), table).removeprefix("fuse.")
+    return kind if kind in NETWORKED else ""
+
+
+def _kind(path: Path, table: str) -> str:
+    """The kind of the deepest mount that holds the path; of two on one place the later one is on top."""
+    best, deepest = "", -1
+    for line in table.splitlines():
+        _, place, kind, *_ = [*line.split(" "), "", "", ""]
+        point = Path(_unescape(place))
+        if (path == point or point in path.parents) and len(point.parts) >= deepest:
+            best, deepest = kind, len(point.parts)
+    return best
+
+
+def _unescape(place: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place)

@@ -1,0 +1,82 @@
+"""A chat and what was said in it. Messages are frozen: a changed one is a new one with the same id."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from engine.params import SamplingParams
+
+Role = Literal["system", "user", "assistant"]
+State = Literal["done", "streaming", "stopped", "failed"]
+
+ROLES: tuple[Role, ...] = ("system", "user", "assistant")
+STATES: tuple[State, ...] = ("done", "streaming", "stopped", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyStats:
+    """What one reply cost."""
+
+    tokens: int
+    seconds: float
+    ttft: float  # seconds to the first token
+    prompt_tokens: int
+    strategy: str
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second after the first one."""
+        streaming = self.seconds - self.ttft
+        return (self.tokens - 1) / streaming if self.tokens > 1 and streaming > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One row of the store. `id` is the row's; it never changes and is larger for a later message."""
+
+    id: int
+    role: Role
+    text: str
+    reasoning: str = ""
+    at: float = 0.0  # seconds since the epoch
+    state: State = "done"
+    error: str = ""  # why it failed
+    stats: ReplyStats | None = None
+    params: dict[str, Any] | None = None  # the sampling parameters that were not the default
+
+
+@dataclass(slots=True)
+class Chat:
+    """One chat as a screen holds it: its newest messages, and how many lie before them in the store."""
+
+    id: int
+    letter: str
+    title: str
+    system: str = ""
+    params: SamplingParams = field(default_factory=SamplingParams)
+    messages: list[Message] = field(default_factory=list)
+    draft: str = ""
+    earlier: int = 0  # messages in the store before messages[0]
+    created_at: float = 0.0
+    closed_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatLine:
+    """One chat in a list of them all, without its messages."""
+
+    id: int
+    letter: str
+    title: str
+    messages: int
+    spoken_at: float  # when its last message was written, or it was made
+    closed_at: float | None
+
+
+def title_from(text: str, width: int = 40) -> str:
+    """A title for a chat that begins with this prompt: its first line, cut between words."""
+    line = next((line for line in map(str.strip, text.splitlines()) if line), "")
+    line = " ".join(line.split())
+    if len(line) <= width:
+        return line
+    head, _, _ = line[: width - 1].rpartition(" ")
+    return f"{head or line[: width - 1]}…"

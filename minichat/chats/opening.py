@@ -1,0 +1,191 @@
+"""Opening the database of chats in whatever state it is: there is always one that works, and a sentence."""
+
+import os
+import sqlite3
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from minichat.chats.errors import NewerStore
+from minichat.chats.filesystems import networked
+from minichat.chats.schema import migrate
+from minichat.paths import private_folder
+
+PATIENCE = 2.0  # seconds to wait for another process's write
+
+Trouble = Literal["busy", "unwritable", "damaged", "other"]
+_TROUBLES: dict[int, Trouble] = {
+    **dict.fromkeys((sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL), "busy"),
+    **dict.fromkeys((sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR), "unwritable"),
+    **dict.fromkeys((sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM, sqlite3.SQLITE_NOLFS), "unwritable"),
+    **dict.fromkeys((sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB), "damaged"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A database that works. Without a path it lies in memory and ends with the program."""
+
+    connection: sqlite3.Connection
+    path: Path | None = None
+    inode: int = 0
+    notice: str = ""
+
+
+def open_database(path: Path) -> Opened:
+    """The database at the path; one in memory, and why, where that cannot be used."""
+    try:
+        private_folder(path.parent)
+        _make(path)
+        return _connected(path)
+    except NewerStore as error:
+        return in_memory(f"The chats in {path} are of a newer minichat and are left alone: {error}")
+    except OSError as error:
+        return in_memory(f"Cannot write {path}: {error.strerror}", copy=_read_only(path))
+    except sqlite3.DatabaseError as error:
+        if trouble(error) == "damaged":
+            return mended(path, path.stat().st_ino)
+        where = f", on a networked file system ({on})" if (on := networked(path)) else ""
+        return in_memory(f"Cannot use {path}{where}: {error}", copy=_read_only(path))
+
+
+def trouble(error: sqlite3.Error) -> Trouble:
+    """What kind of trouble SQLite is in; the low byte of its code says it, the rest goes into details."""
+    return _TROUBLES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "other")
+
+
+def in_memory(why: str = "", copy: sqlite3.Connection | None = None) -> Opened:
+    """A database that holds what the copied one holds, as far as it can be read."""
+    memory = _memory()
+    if copy is not None:
+        with closing(copy):
+            try:
+                copy.backup(memory)
+            except sqlite3.DatabaseError:
+                memory.close()
+                memory = _memory()
+                migrate(memory)
+                _salvage(copy, memory)
+    migrate(memory)
+    advice = "what is said now is lost when minichat ends (export what matters)."
+    return Opened(memory, notice=f"{why}; {advice}" if why else "")
+
+
+def mended(path: Path, inode: int) -> Opened:
+    """Another database in place of the broken one, with all rows of it that can still be read."""
+    try:
+        return _begin_anew(path, inode)
+    except (OSError, sqlite3.DatabaseError) as error:
+        return in_memory(f"The chats in {path} are damaged, and no other file can be begun: {error}")
+
+
+def _begin_anew(path: Path, inode: int) -> Opened:
+    if os.stat(path).st_ino != inode:  # another process was quicker, and has begun one
+        return _connected(path)
+    aside = _free_name(path)
+    os.rename(path, aside)
+    for suffix in ("-wal", "-journal"):  # what SQLite had not yet put into the file itself
+        with suppress(FileNotFoundError):
+            os.rename(f"{path}{suffix}", f"{aside}{suffix}")
+    with suppress(FileNotFoundError):
+        os.unlink(f"{path}-shm")
+    _make(path)
+    fresh = _connected(path)
+    saved = 0
+    with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(aside, isolation_level=None)) as broken:
+        saved = _salvage(broken, fresh.connection)
+    found = f"messages saved from it: {saved}" if saved else "nothing in it could be read"
+    notice = f"The chats in {path} were damaged: the file is set aside as {aside.name}; {found}."
+    return Opened(fresh.connection, path, fresh.inode, notice)
+
+
+def _make(path: Path) -> None:
+    """An empty file for its owner alone; SQLite gives the files beside it the same mode."""
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    os.chmod(path, 0o600)
+
+
+def _memory() -> sqlite3.Connection:
+    return _prepared(sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False))
+
+
+def _connected(path: Path) -> Opened:
+    connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+    try:
+        # NORMAL loses nothing when the program is killed, and at most the last moments when the power fails.
+        modes = ("TRUNCATE", "FULL") if networked(path) else ("WAL", "NORMAL")
+        _journal(connection, modes[0])
+        connection.execute(f"PRAGMA synchronous = {modes[1]}")
+        connection.execute("PRAGMA journal_size_limit = 4000000")
+        migrate(_prepared(connection))
+    except BaseException:
+        connection.close()
+        raise
+    return Opened(connection, path, os.stat(path).st_ino)
+
+
+def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
+    connection.row_factory = sqlite3.Row
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA secure_delete = ON")  # what is deleted shall not lie about in free pages
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
+
+
+def _journal(connection: sqlite3.Connection, mode: str) -> None:
+    """Sets the journal's mode. SQLite does not wait by itself while another process does the same."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            connection.execute(f"PRAGMA journal_mode = {mode}")
+        except sqlite3.OperationalError as error:
+            if trouble(error) != "busy" or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _read_only(path: Path) -> sqlite3.Connection | None:
+    """A connection that only reads, if there is anything to read."""
+    for options in ("mode=ro", "mode=ro&immutable=1"):  # the second one also where no lock can be taken
+        with suppress(sqlite3.DatabaseError, OSError):
+            uri = f"{path.absolute().as_uri()}?{options}"
+            connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+            try:
+                connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            except sqlite3.DatabaseError:
+                connection.close()
+                raise
+            return connection
+    return None
+
+
+def _salvage(broken: sqlite3.Connection, into: sqlite3.Connection) -> int:
+    """Copies every readable row, from both ends towards the damage. Returns the number of messages."""
+    broken.text_factory = lambda data: data.decode(errors="replace")
+    broken.row_factory = None
+    with into:
+        into.execute("BEGIN IMMEDIATE")
+        into.execute("PRAGMA defer_foreign_keys = ON")
+        for table in ("chats", "messages"):
+            for order in ("ASC", "DESC"):
+                with suppress(sqlite3.DatabaseError):
+                    columns = [row[1] for row in broken.execute(f"PRAGMA table_info({table})")]
+                    names, holes = ", ".join(columns), ", ".join("?" * len(columns))
+                    for row in broken.execute(f"SELECT {names} FROM {table} ORDER BY id {order}"):
+                        into.execute(f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({holes})", row)
+        into.execute(
+            "INSERT INTO chats (id, letter, title, system, params, created_at)"
+            " SELECT chat_id, '?', 'recovered', '', '{}', min(at) FROM messages"
+            " WHERE chat_id NOT IN (SELECT id FROM chats) GROUP BY chat_id"
+        )
+        return into.execute("SELECT count(*) FROM messages").fetchone()[0]
+
+
+def _free_name(path: Path) -> Path:
+    stem = f"{path.stem}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (path.with_name(f"{stem}{extra}{path.suffix}") for extra in ("", *range(1, 1000)))
+    return next(name for name in names if not name.exists())

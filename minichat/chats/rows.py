@@ -1,0 +1,94 @@
+"""Between rows, plain JSON values and the dataclasses. Reading forgives: a row may be of another version."""
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from engine.errors import BadParams
+from engine.params import FIELDS, SamplingParams
+from minichat.chats.model import Chat, Message, ReplyStats
+
+_DEFAULT = SamplingParams()
+
+
+def plain_params(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that are not the engine's default, as JSON knows them."""
+    values = {name: getattr(params, name) for name in FIELDS}
+    changed = {name: value for name, value in values.items() if value != getattr(_DEFAULT, name)}
+    return json.loads(json.dumps(changed))
+
+
+def packed_params(params: SamplingParams) -> str:
+    return json.dumps(plain_params(params), separators=(",", ":"))
+
+
+def params_from(plain: Any) -> SamplingParams:
+    """The parameters; what this engine does not know, or does not allow, is left out."""
+    params = _DEFAULT
+    for name, value in plain.items() if isinstance(plain, Mapping) else ():
+        try:
+            params = params.changed(**{name: value})
+        except BadParams:
+            continue
+    return params
+
+
+def stats_from(plain: Any) -> ReplyStats | None:
+    try:
+        return ReplyStats(**plain) if plain else None
+    except TypeError:
+        return None
+
+
+def packed(value: Any) -> str | None:
+    """A column that holds JSON."""
+    if value is None:
+        return None
+    return json.dumps(asdict(value) if isinstance(value, ReplyStats) else value, separators=(",", ":"))
+
+
+def unpacked(column: str | None) -> Any:
+    try:
+        return json.loads(column) if column else None
+    except ValueError:
+        return None
+
+
+def storable(text: str) -> str:
+    """The text with what UTF-8 cannot hold replaced: halves of surrogate pairs, as a paste may bring."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def message_from(row: sqlite3.Row) -> Message:
+    return Message(
+        id=row["id"],
+        role=row["role"],
+        text=row["text"],
+        reasoning=row["reasoning"],
+        at=row["at"],
+        state=row["state"],
+        error=row["error"],
+        stats=stats_from(unpacked(row["stats"])),
+        params=unpacked(row["params"]),
+    )
+
+
+def chat_from(row: sqlite3.Row, messages: list[Message], earlier: int) -> Chat:
+    return Chat(
+        id=row["id"],
+        letter=row["letter"],
+        title=row["title"],
+        system=row["system"],
+        params=params_from(unpacked(row["params"])),
+        messages=messages,
+        draft=row["draft"],
+        earlier=earlier,
+        created_at=row["created_at"],
+        closed_at=row["closed_at"],
+    )

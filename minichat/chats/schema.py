@@ -1,0 +1,62 @@
+"""The tables, and how an older database becomes today's."""
+
+import sqlite3
+import time
+from collections.abc import Sequence
+
+from minichat.chats.errors import NewerStore
+
+# Each entry lifts a database by one version. One that was ever released is never edited: add another.
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE chats (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        letter TEXT NOT NULL,
+        title TEXT NOT NULL,
+        system TEXT NOT NULL,
+        params TEXT NOT NULL,
+        draft TEXT NOT NULL DEFAULT '',
+        created_at REAL NOT NULL,
+        closed_at REAL
+    );
+    CREATE TABLE messages (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        chat_id INTEGER NOT NULL REFERENCES chats (id) ON DELETE CASCADE,
+        role TEXT NOT NULL CHECK (role IN ('system', 'user', 'assistant')),
+        at REAL NOT NULL,
+        state TEXT NOT NULL CHECK (state IN ('done', 'streaming', 'stopped', 'failed')),
+        writer TEXT NOT NULL DEFAULT '',
+        error TEXT NOT NULL DEFAULT '',
+        stats TEXT,
+        params TEXT,
+        text TEXT NOT NULL,
+        reasoning TEXT NOT NULL DEFAULT ''
+    );
+    CREATE INDEX messages_of_chat ON messages (chat_id, id);
+    CREATE INDEX messages_streaming ON messages (id) WHERE state = 'streaming';
+    """,
+)
+
+
+def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
+    """Brings the database to the newest version, in one transaction: all of it, or nothing."""
+    if _version(connection) == len(migrations):
+        return
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        version = _version(connection)  # another process may have been quicker
+        if version > len(migrations):
+            raise NewerStore(f"it has schema {version}, and this minichat knows {len(migrations)}")
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS migrations (version INTEGER PRIMARY KEY, at REAL NOT NULL)"
+        )
+        for number, script in enumerate(migrations[version:], start=version + 1):
+            for statement in script.split(";"):  # executescript() would commit first
+                connection.execute(statement)
+            connection.execute("INSERT INTO migrations VALUES (?, ?)", (number, time.time()))
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrations'").fetchone():
+        return 0
+    return connection.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()[0]

@@ -1,0 +1,83 @@
+"""Where minichat keeps things, by the XDG rules. `locate()` knows every path; nothing is made by asking."""
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+NAME = "minichat"
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """The three folders, and what lies in them."""
+
+    config: Path
+    state: Path
+    cache: Path
+
+    @property
+    def settings(self) -> Path:
+        return self.config / "config.toml"
+
+    @property
+    def presets(self) -> Path:
+        return self.config / "presets.toml"
+
+    @property
+    def themes(self) -> Path:
+        return self.config / "themes"
+
+    @property
+    def chats(self) -> Path:
+        return self.state / "chats.db"
+
+    @property
+    def log(self) -> Path:
+        return self.state / "minichat.log"
+
+    @property
+    def clipboard(self) -> Path:
+        return self.state / "clipboard.txt"
+
+    @property
+    def exports(self) -> Path:
+        return self.state / "exports"
+
+    def named(self) -> dict[str, Path]:
+        """Every path by its name, in the order in which a person wants to read them."""
+        names = "settings presets themes chats exports clipboard log config state cache".split()
+        return {name: getattr(self, name) for name in names}
+
+
+def locate(environment: Mapping[str, str] = os.environ) -> Paths:
+    """The paths of this person. XDG says that a folder which is not absolute counts as none."""
+    home = _home(environment)
+
+    def folder(variable: str, usual: str) -> Path:
+        named = environment.get(variable, "")
+        return (Path(named) if os.path.isabs(named) else home / usual) / NAME
+
+    return Paths(
+        config=folder("XDG_CONFIG_HOME", ".config"),
+        state=folder("XDG_STATE_HOME", ".local/state"),
+        cache=folder("XDG_CACHE_HOME", ".cache"),
+    )
+
+
+def private_folder(folder: Path) -> Path:
+    """Makes the folder, and lets its owner alone into it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_mode & 0o077:
+        folder.chmod(0o700)
+    return folder
+
+
+def _home(environment: Mapping[str, str]) -> Path:
+    if named := environment.get("HOME"):
+        return Path(named)
+    try:
+        return Path.home()
+    except RuntimeError:  # a user whom the system does not know, as in some containers
+        return Path(tempfile.gettempdir()) / f"{NAME}-{os.getuid()}"

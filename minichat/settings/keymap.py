@@ -1,0 +1,99 @@
+"""Keys that a person gives to bindings. Textual lets the last of two have a key in silence; this tells."""
+
+import unicodedata
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from textual.keys import KEY_NAME_REPLACEMENTS, Keys, key_to_character
+
+from minichat.settings.load import Loaded
+from minichat.settings.nearest import unknown
+
+MODIFIERS = ("ctrl", "alt", "shift", "super", "meta", "hyper")
+SAME_TO_A_TERMINAL = {
+    "ctrl+i": "tab",
+    "ctrl+m": "enter",
+    "ctrl+h": "backspace",
+    "ctrl+left_square_bracket": "escape",
+}
+_NAMED = {key.value.rpartition("+")[2] for key in Keys}
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A binding as the program has it. In different places the same key may do different things."""
+
+    id: str
+    keys: tuple[str, ...]
+    place: str = ""  # empty: everywhere
+
+
+def keymap(loaded: Loaded, bindings: Iterable[Bound]) -> dict[str, str]:
+    """What to give to Textual's `set_keymap`. What cannot be is added to the problems; its old keys stay."""
+    known = {bound.id: bound for bound in bindings}
+    wanted: dict[str, tuple[str, ...]] = {}
+    for name, keys in loaded.settings.keys.items():
+        if name not in known:
+            loaded.document.complain(f"keys.{name}", unknown(name, known))
+            continue
+        normal = tuple(map(normalized, keys))
+        faults = [fault for key, given in zip(normal, keys, strict=True) if (fault := _fault(key, given))]
+        for fault in faults:
+            loaded.document.complain(f"keys.{name}", fault)
+        if not faults:
+            wanted[name] = normal
+    while clashes := _clashes(known, wanted):  # giving one up may bring its old key into another's way
+        for name, says in clashes.items():
+            loaded.document.complain(f"keys.{name}", says)
+            del wanted[name]
+    return {name: ",".join(keys) for name, keys in wanted.items()}
+
+
+def normalized(key: str) -> str:
+    """The key as Textual calls it: `Ctrl+N` is ctrl+n, `?` is question_mark, shift+a is A."""
+    head, plus, last = key.strip().rpartition("+")
+    if plus and not last:  # the key + itself
+        head, last = head.rstrip("+"), "+"
+    modifiers = [part.strip().lower() for part in head.split("+") if part.strip()]
+    last = last.strip() or last
+    if len(last) != 1:
+        last = last.lower()
+    elif not last.isalnum():
+        name = unicodedata.name(last, last).lower().replace("-", "_").replace(" ", "_")
+        last = KEY_NAME_REPLACEMENTS.get(name, name)
+    elif modifiers == ["shift"] and last.isalpha():
+        return last.upper()
+    elif modifiers:
+        last = last.lower()
+    return "+".join([*sorted(set(modifiers)), last])  # in the order in which Textual reports them
+
+
+def _fault(key: str, given: str) -> str:
+    *modifiers, last = key.split("+")
+    for modifier in modifiers:
+        if modifier not in MODIFIERS:
+            return f'"{given}": {modifier} {unknown(modifier, MODIFIERS)}'
+    if last not in _NAMED and key_to_character(last) is None:
+        return f'"{given}": {last or "nothing"} is no key; keys are written like ctrl+n, f5, alt+enter or ?'
+    if other := SAME_TO_A_TERMINAL.get(key):
+        return f'"{given}" cannot be told from {other} by a terminal; take another key'
+    return ""
+
+
+def _clashes(known: Mapping[str, Bound], wanted: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    """The wishes that meet another binding, and what they meet. What the program binds twice is meant so."""
+    found = {}
+    for name, keys in wanted.items():
+        for other in known.values():
+            if other.id == name or not _meet(known[name].place, other.place):
+                continue
+            taken = wanted.get(other.id) or tuple(map(normalized, other.keys))
+            for key in set(keys).intersection(taken):
+                found[name] = (
+                    f'"{key}" is the key of {other.id}; give that one another, or take a free key here'
+                )
+    return found
+
+
+def _meet(place: str, other: str) -> bool:
+    return place == other or not place or not other

@@ -1,0 +1,143 @@
+"""Reading config.toml. What is wrong in it is named with its line, and the default stands in for it."""
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from minichat.settings.nearest import unknown
+from minichat.settings.sampling import read_params
+from minichat.settings.schema import Chat, Engine, Rates, Rule, Screen, Settings
+from minichat.settings.toml import lines_of, literal
+
+SECTIONS = ("screen", "rates", "chat", "engine", "sampling", "keys")
+
+T = TypeVar("T", Screen, Rates, Chat, Engine)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something in a file that a person wrote, and what to write instead."""
+
+    file: Path
+    line: int  # 0: the file as a whole
+    key: str
+    says: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else f"{self.file}"
+        return f"{place}: {self.key}: {self.says}" if self.key else f"{place}: {self.says}"
+
+
+@dataclass
+class Document:
+    """A TOML file as it was found: its tables, where its keys stand, and what is wrong with it."""
+
+    file: Path
+    tables: dict[str, Any] = field(default_factory=dict)
+    lines: Mapping[str, int] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def complain(self, key: str, says: str) -> None:
+        """Notes what is wrong with a dotted key; one inside a value stands where the value does."""
+        place = key
+        while place and place not in self.lines:
+            place, _, _ = place.rpartition(".")
+        self.problems.append(Problem(self.file, self.lines.get(place, 0), key, says))
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The settings to go by, and what was wrong in the file."""
+
+    settings: Settings
+    document: Document
+
+    @property
+    def problems(self) -> list[Problem]:
+        return self.document.problems
+
+
+def load(file: Path) -> Loaded:
+    """The settings of the file; the defaults where there is none, or for what is wrong in it."""
+    document = read(file)
+    tables = {name: _table(document, name) for name in SECTIONS}
+    for name in document.tables.keys() - set(SECTIONS):
+        document.complain(name, unknown(name, SECTIONS))
+    settings = Settings(
+        screen=_section(document, Screen, "screen", tables["screen"]),
+        rates=_section(document, Rates, "rates", tables["rates"]),
+        chat=_section(document, Chat, "chat", tables["chat"]),
+        engine=_section(document, Engine, "engine", tables["engine"]),
+        sampling=read_params(tables["sampling"], Settings().sampling, _complainer(document, "sampling")),
+        keys=_keys(document, tables["keys"]),
+    )
+    document.problems.sort(key=lambda problem: problem.line)
+    return Loaded(settings, document)
+
+
+def read(file: Path) -> Document:
+    """The file's tables; none where it is missing or is no TOML."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        lines = {".".join(path): line for path, line in lines_of(text).items()}
+        return Document(file, tomllib.loads(text), lines)
+    except FileNotFoundError:
+        return Document(file)
+    except UnicodeDecodeError as error:
+        says, line = "this is not UTF-8 text", error.object[: error.start].count(b"\n") + 1
+    except OSError as error:
+        says, line = f"cannot be read: {error.strerror}", 0
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
+        says = str(error)[: place.start()] if place else str(error)
+        line = int(place[1]) if place and place[1] else text.count("\n") + 1
+    return Document(file, problems=[Problem(file, line, "", says)])
+
+
+def _table(document: Document, name: str) -> dict[str, Any]:
+    table = document.tables.get(name, {})
+    if isinstance(table, dict):
+        return table
+    document.complain(name, f"has to be a table: write [{name}] above its settings")
+    return {}
+
+
+def _section(document: Document, kind: type[T], section: str, table: Mapping[str, Any]) -> T:
+    rules: dict[str, Rule] = {each.name: each.metadata["rule"] for each in fields(kind)}
+    good = {}
+    for name, value in table.items():
+        if name not in rules:
+            document.complain(f"{section}.{name}", unknown(name, rules))
+        elif not rules[name].accepts(value):
+            document.complain(f"{section}.{name}", f"has to be {rules[name].wanted}, not {literal(value)}")
+        else:
+            good[name] = value
+    return kind(**good)
+
+
+def _keys(document: Document, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    good = {}
+    for name, value in _flat(table):
+        keys = value if isinstance(value, list) else [value]
+        if keys and all(isinstance(key, str) and key for key in keys):
+            good[name] = tuple(keys)
+        else:
+            wanted = 'a key like "ctrl+n", or a list of keys'
+            document.complain(f"keys.{name}", f"has to be {wanted}, not {literal(value)}")
+    return good
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Ids of bindings have dots in them, which make tables of their own where they are not quoted."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+def _complainer(document: Document, section: str) -> Callable[[str, str], None]:
+    return lambda name, says: document.complain(f"{section}.{name}", says)

@@ -1,0 +1,103 @@
+"""Sets of sampling parameters under a name: a few shipped ones, and those a person saved in presets.toml."""
+
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.params import FIELDS, SamplingParams
+from minichat.paths import private_folder
+from minichat.settings.load import Document, Problem, read
+from minichat.settings.sampling import read_params
+from minichat.settings.toml import table
+
+SHIPPED = {
+    "greedy": SamplingParams(temperature=0.0),
+    "precise": SamplingParams(temperature=0.3, top_p=0.9),
+    "balanced": SamplingParams(temperature=0.7, top_p=0.95),
+    "creative": SamplingParams(temperature=1.0, min_p=0.05),
+}
+HEAD = (
+    "# Presets of decoding, written by minichat. You may edit them; comments are lost when it saves one.\n\n"
+)
+LONGEST_NAME = 40
+
+
+class PresetError(Exception):
+    """A preset cannot be saved or deleted, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presets:
+    """Those a person saved come first; one under a shipped name takes its place."""
+
+    own: dict[str, SamplingParams]
+    problems: list[Problem]
+
+    @property
+    def all(self) -> dict[str, SamplingParams]:
+        return {**self.own, **{name: params for name, params in SHIPPED.items() if name not in self.own}}
+
+
+def load_presets(file: Path) -> Presets:
+    document = read(file)
+    own = {name: params for name in document.tables if (params := _preset(document, name))}
+    return Presets(own, document.problems)
+
+
+def save_preset(file: Path, name: str, params: SamplingParams) -> None:
+    """Writes the preset and keeps the others; nothing is written over a file that cannot be read whole."""
+    name = name.strip()
+    if not name or len(name) > LONGEST_NAME or not name.isprintable():
+        raise PresetError(f"a preset's name has 1 to {LONGEST_NAME} printable characters, not {name!r}")
+    _write(file, {**_whole(file), name: params})
+
+
+def delete_preset(file: Path, name: str) -> None:
+    """Deletes a saved one; a shipped one of the same name is back then."""
+    own = _whole(file)
+    if name not in own:
+        raise PresetError(f"there is no saved preset {name!r} in {file}")
+    _write(file, {other: params for other, params in own.items() if other != name})
+
+
+def _preset(document: Document, name: str) -> SamplingParams | None:
+    values = document.tables[name]
+    if not isinstance(values, dict):
+        document.complain(name, f"has to be a table: write [{name}] above its parameters")
+        return None
+    return read_params(values, SamplingParams(), lambda key, says: document.complain(f"{name}.{key}", says))
+
+
+def _whole(file: Path) -> dict[str, SamplingParams]:
+    presets = load_presets(file)
+    if presets.problems:
+        raise PresetError(f"mend this first, or saving would lose it: {presets.problems[0]}")
+    return presets.own
+
+
+def _write(file: Path, presets: dict[str, SamplingParams]) -> None:
+    """All at once: whoever reads meanwhile finds the old file or the new one."""
+    default = SamplingParams()
+    tables = []
+    for name, params in presets.items():
+        values = {key: getattr(params, key) for key in FIELDS}
+        tables.append(
+            table(name, {key: value for key, value in values.items() if value != getattr(default, key)})
+        )
+    try:
+        private_folder(file.parent)
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # of mode 0600
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as draft:
+                draft.write(HEAD + "\n".join(tables))
+                draft.flush()
+                os.fsync(draft.fileno())
+            os.replace(temporary, file)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise PresetError(f"cannot write {file}: {error.strerror}") from error

@@ -1,0 +1,114 @@
+"""Every setting: what it may be, what it is by itself, and what it means. docs/settings.md says the same."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What a value has to be, in words and as a test."""
+
+    wanted: str
+    accepts: Callable[[Any], bool]
+    choices: tuple[str, ...] = ()
+    meaning: str = ""
+
+
+def setting(default: Any, rule: Rule, meaning: str) -> Any:
+    return field(default=default, metadata={"rule": Rule(rule.wanted, rule.accepts, rule.choices, meaning)})
+
+
+def whole(low: int, high: int) -> Rule:
+    return Rule(
+        f"a whole number from {low} to {high}", lambda value: type(value) is int and low <= value <= high
+    )
+
+
+def number(low: float, high: float) -> Rule:
+    return Rule(
+        f"a number from {low:g} to {high:g}",
+        lambda value: type(value) in (int, float) and low <= value <= high,
+    )
+
+
+def one_of(*choices: str) -> Rule:
+    return Rule(f"one of {', '.join(choices)}", lambda value: value in choices, choices)
+
+
+TEXT = Rule("a text", lambda value: isinstance(value, str))
+NAME = Rule("a text that is not empty", lambda value: isinstance(value, str) and value != "")
+FLAG = Rule("true or false", lambda value: isinstance(value, bool))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Screen:
+    theme: str = setting(
+        "minichat-dark", NAME, "The theme: a shipped one, or one of yours in the themes folder."
+    )
+    ascii: bool = setting(False, FLAG, "Draw with ASCII characters only.")
+    mouse: bool = setting(True, FLAG, "Take the mouse; Ctrl+G frees it for a moment.")
+    monitor: bool = setting(True, FLAG, "Open the monitor at the start where the terminal is wide enough.")
+    map_colour: str = setting(
+        "owner",
+        one_of("owner", "age", "references", "fill"),
+        "What the colours of the block map say at first.",
+    )
+    map_order: str = setting(
+        "physical", one_of("physical", "session"), "How the block map is laid out at first."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    transcript: float = setting(10, number(1, 30), "Updates a second of a streaming reply.")
+    monitor: float = setting(4, number(0.5, 10), "Updates a second of the monitor.")
+    ssh_transcript: float = setting(5, number(1, 30), "The same for replies when you come over SSH.")
+    ssh_monitor: float = setting(4, number(0.5, 10), "The same for the monitor when you come over SSH.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    system: str = setting("", TEXT, "The system prompt of a new chat.")
+    preset: str = setting(
+        "", TEXT, "The preset of decoding that a new chat starts with; empty: `[sampling]`."
+    )
+    reasoning: str = setting(
+        "folded", one_of("folded", "shown"), "How a model's thoughts are shown at first."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    model: str = setting("pocket", NAME, "A folder, a hub name, or pocket, the built-in model.")
+    run: str = setting(
+        "thread", one_of("thread", "process"), "Where the engine runs: here, or in a child process."
+    )
+    device: str = setting("auto", NAME, "auto, cpu, cuda, cuda:1 ...")
+    dtype: str = setting(
+        "auto", one_of("auto", "float32", "bfloat16", "float16"), "The weights' type; auto: the checkpoint's."
+    )
+    attention: str = setting("auto", NAME, "The attention back end; `minichat doctor` lists them.")
+    blocks: int | None = setting(
+        None, whole(1, 2**31 - 1), "Blocks of the KV cache; without it, as many as fit into free memory."
+    )
+    max_context: int | None = setting(
+        None, whole(1, 2**31 - 1), "The most tokens of one request; without it, the model's limit."
+    )
+
+
+SAMPLING = SamplingParams(temperature=0.7)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings, checked. Without a file they are these."""
+
+    screen: Screen = Screen()
+    rates: Rates = Rates()
+    chat: Chat = Chat()
+    engine: Engine = Engine()
+    sampling: SamplingParams = SAMPLING
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of bindings and the keys they get

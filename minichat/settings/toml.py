@@ -1,0 +1,66 @@
+"""What the standard library's TOML reader leaves to do: where a key stands, and writing one."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_WORD = r"""[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*'"""
+_NAME = rf"(?:{_WORD})(?:\s*\.\s*(?:{_WORD}))*"
+_HEADER = re.compile(rf"\s*\[\[?\s*({_NAME})\s*\]")
+_KEY = re.compile(rf"\s*({_NAME})\s*=")
+_FENCE = re.compile(r'"""|' + "'''")
+
+Path = tuple[str, ...]
+
+
+def lines_of(text: str) -> dict[Path, int]:
+    """The line on which each key and each table of a well-formed TOML text stands."""
+    found: dict[Path, int] = {}
+    table: Path = ()
+    for number, line in _outside_long_strings(text):
+        if header := _HEADER.match(line):
+            table = _split(header[1])
+            found.setdefault(table, number)
+        elif key := _KEY.match(line):
+            found.setdefault((*table, *_split(key[1])), number)
+    return found
+
+
+def literal(value: Any) -> str:
+    """The value as TOML writes it."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list() | tuple():
+            return f"[{', '.join(map(literal, value))}]"
+        case Mapping():
+            pairs = (f"{literal(str(name))} = {literal(each)}" for name, each in value.items())
+            return f"{{{', '.join(pairs)}}}"
+        case _:
+            return str(value)
+
+
+def table(name: str, values: Mapping[str, Any]) -> str:
+    """A table of that name; its keys are plain words."""
+    return "\n".join(
+        [f"[{literal(name)}]", *(f"{key} = {literal(value)}" for key, value in values.items()), ""]
+    )
+
+
+def _outside_long_strings(text: str) -> Iterator[tuple[int, str]]:
+    """The lines that do not begin inside a string of several lines."""
+    fence = ""
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines() knows more ends than TOML
+        if not fence:
+            yield number, line
+        rest = line
+        while found := re.search(fence, rest) if fence else _FENCE.search(rest):
+            fence, rest = "" if fence else found[0], rest[found.end() :]
+
+
+def _split(name: str) -> Path:
+    parts = re.findall(_WORD, name)
+    return tuple(json.loads(part) if part[0] == '"' else part.strip("'") for part in parts)

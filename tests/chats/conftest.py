@@ -1,0 +1,34 @@
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from minichat.chats.store import Store
+
+Opener = Callable[[], Store]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "minichat" / "chats.db"
+
+
+@pytest.fixture
+def opened(path: Path) -> Iterator[Opener]:
+    """Opens the store at the path, as often as wanted, on one clock that ticks a second a look."""
+    ticks = count(1_800_000_000)
+    stores: list[Store] = []
+
+    def another() -> Store:
+        stores.append(Store(path, clock=lambda: float(next(ticks))))
+        return stores[-1]
+
+    yield another
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def store(opened: Opener) -> Store:
+    return opened()

@@ -1,0 +1,132 @@
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.params import SamplingParams
+from minichat.chats.errors import BadExport
+from minichat.chats.export import from_json, to_json
+from minichat.chats.model import ROLES, Chat, Message, ReplyStats
+from minichat.chats.store import Store
+
+text = st.text(max_size=20)
+seconds = st.floats(0, 4e9)
+stats = st.builds(
+    ReplyStats,
+    tokens=st.integers(0),
+    seconds=seconds,
+    ttft=seconds,
+    prompt_tokens=st.integers(0),
+    strategy=text,
+)
+messages = st.builds(
+    Message,
+    id=st.just(0),
+    role=st.sampled_from(ROLES),
+    text=text,
+    reasoning=text,
+    at=seconds,
+    state=st.sampled_from(["done", "stopped", "failed"]),
+    error=text,
+    stats=st.none() | stats,
+    params=st.none() | st.dictionaries(text, st.integers() | text, max_size=2),
+)
+params = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    stop=st.lists(st.text(min_size=1, max_size=5), max_size=2).map(tuple),
+    logit_bias=st.dictionaries(st.integers(0, 99), st.floats(-100, 100), max_size=2),
+)
+chats = st.builds(
+    Chat,
+    id=st.just(0),
+    letter=st.just(""),
+    title=text,
+    system=text,
+    params=params,
+    messages=st.lists(messages, max_size=4),
+    created_at=seconds,
+)
+
+
+@given(chats)
+def test_json_comes_back_whole(chat: Chat) -> None:
+    assert from_json(to_json(chat)) == chat
+
+
+def test_a_chat_moves_from_one_store_to_another(store: Store) -> None:
+    chat = store.create_chat("moving", "Be brief.", SamplingParams(min_p=0.1))
+    store.append(chat.id, "user", "hello")
+    store.append(chat.id, "assistant", "hi", stats=ReplyStats(2, 0.5, 0.25, 7, "greedy"))
+    store.append(chat.id, "assistant", "well", state="streaming")
+    target = Store(None)
+    target.create_chat("already here")
+    moved = target.import_json(store.export_json(chat.id))
+    assert (moved.letter, moved.title, moved.params) == ("b", "moving", chat.params)
+    assert moved.created_at == store.chat(chat.id).created_at
+    original = store.history(chat.id)
+    original[-1] = replace(original[-1], state="stopped")
+    assert [replace(message, id=0) for message in moved.messages] == [
+        replace(message, id=0) for message in original
+    ]
+
+
+def broken(**changes: Any) -> str:
+    """An export with one message, in which something is changed."""
+    store = Store(None, clock=lambda: 1.8e9)
+    chat = store.create_chat("t")
+    store.append(chat.id, "user", "hello")
+    found = json.loads(store.export_json(chat.id))
+    message = {**found["messages"][0], **changes.pop("message", {})}
+    return json.dumps({**found, "messages": [message], **changes})
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ("{", "no JSON: .* line 1 column 2"),
+        ("[" * 100_000, "no JSON"),
+        ("[]", "no exported chat"),
+        (broken(format="other"), '"format" has to be "minichat chat"'),
+        (broken(version=2), '"version" is 2'),
+        (broken(title=None), "title has to be a text, not null"),
+        (broken(created_at=True), "created_at has to be a number, not true"),
+        (broken(created_at=1e300), r"created_at has to be seconds since 1970, not 1e\+300"),
+        (broken(params={"temprature": 1}), "params.temprature: is no sampling parameter"),
+        (broken(params={"top_p": 7}), "params.top_p: must be a number above 0 to 1, not 7"),
+        (broken(messages={}), "messages has to be a list"),
+        (broken(messages=[3]), r"messages\[0\] has to be a message, not 3"),
+        (
+            broken(message={"role": "tool"}),
+            r'messages\[0\].role has to be one of system, user, .*, not "tool"',
+        ),
+        (broken(message={"state": "lost"}), r"messages\[0\].state has to be one of"),
+        (broken(message={"at": "now"}), r'messages\[0\].at has to be a number, not "now"'),
+        (broken(message={"at": float("nan")}), r"messages\[0\].at has to be seconds since 1970"),
+        (broken(message={"stats": {"tokens": 1.5}}), r"messages\[0\].stats.tokens has to be a whole number"),
+    ],
+)
+def test_a_broken_export_is_refused_where_it_is_broken(store: Store, given: str, sentence: str) -> None:
+    with pytest.raises(BadExport, match=sentence):
+        store.import_json(given)
+    assert store.listing() == []
+
+
+def test_markdown_is_for_people(store: Store) -> None:
+    chat = store.create_chat("Sums", "Be\nshort.", SamplingParams(temperature=0.5))
+    store.append(chat.id, "user", "1 + 1?")
+    reply = store.append(chat.id, "assistant", "", state="streaming")
+    stats = ReplyStats(1, 0.26, 0.1, 4, "top-p")
+    store.update(
+        replace(reply, text="```\n2\n```", reasoning="Easy.", state="failed", error="oops", stats=stats)
+    )
+    page = store.export_markdown(chat.id)
+    assert page.startswith("# Sums\n\n- started 20")
+    assert "\n- decoding: temperature 0.5\n- system prompt: Be short.\n\n## You, 20" in page
+    assert "\n\n1 + 1?\n\n## Reply, 20" in page
+    assert "<details><summary>Reasoning</summary>\n\nEasy.\n\n</details>\n\n```\n2\n```" in page
+    assert page.endswith("\n\n*failed; oops; 1 tokens in 0.3 s, top-p*\n")

@@ -1,0 +1,260 @@
+"""What a screen does with its chats."""
+
+import stat
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.params import SamplingParams
+from minichat.chats.errors import ChatGone, MessageGone
+from minichat.chats.letters import colour_index, free_letter
+from minichat.chats.model import ReplyStats, title_from
+from minichat.chats.store import Store
+
+from .conftest import Opener
+
+STATS = ReplyStats(tokens=11, seconds=2.0, ttft=1.0, prompt_tokens=5, strategy="top-p")
+
+
+def talk(store: Store, chat_id: int, messages: int) -> list[int]:
+    """Says that many messages in turn; returns their ids."""
+    roles = ("user", "assistant")
+    return [store.append(chat_id, roles[n % 2], f"message {n}").id for n in range(messages)]
+
+
+def test_everything_comes_back_after_a_restart(opened: Opener) -> None:
+    first = opened()
+    params = SamplingParams(temperature=0.3, stop=("END",), logit_bias=((7, -1.5),), seed=3)
+    chat = first.create_chat("sums", "Be short.", params)
+    asked = first.append(chat.id, "user", "1 + 1?")
+    reply = first.append(chat.id, "assistant", "", state="streaming", params={"temperature": 0.3})
+    reply = replace(reply, text="2", reasoning="one and one", state="done", stats=STATS)
+    assert first.update(reply)
+    first.change_chat(chat.id, draft="and 2 + 2")
+    first.close()
+
+    (found,) = opened().open_chats()
+    assert (found.title, found.system, found.params, found.draft) == (
+        "sums",
+        "Be short.",
+        params,
+        "and 2 + 2",
+    )
+    assert found.messages == [asked, reply]
+    assert (found.letter, found.earlier, found.closed_at) == ("a", 0, None)
+
+
+def test_only_the_last_messages_are_read_and_older_ones_in_pages(store: Store) -> None:
+    chat = store.create_chat()
+    ids = talk(store, chat.id, 55)
+    (found,) = store.open_chats()
+    assert [message.id for message in found.messages] == ids[-20:]
+    assert found.earlier == 35
+    page = store.older(chat.id, before=ids[35], limit=30)
+    assert [message.id for message in page] == ids[5:35]
+    assert [message.id for message in store.older(chat.id, before=page[0].id, limit=30)] == ids[:5]
+    assert store.older(chat.id, before=ids[0]) == []
+    assert [message.id for message in store.history(chat.id)] == ids
+
+
+def test_a_closed_chat_can_be_opened_again(store: Store) -> None:
+    first, second = store.create_chat("one"), store.create_chat("two")
+    store.close_chat(first.id)
+    store.close_chat(second.id)
+    assert store.open_chats() == []
+    again = [store.reopen_chat(), store.reopen_chat(), store.reopen_chat()]
+    assert [chat and chat.title for chat in again] == ["two", "one", None]
+    store.close_chat(first.id)
+    store.close_chat(second.id)
+    named = store.reopen_chat(first.id)
+    assert named is not None
+    assert named.title == "one"
+    assert named.closed_at is None
+
+
+def test_a_letter_is_used_again_and_never_twice(store: Store) -> None:
+    chats = [store.create_chat() for _ in range(3)]
+    assert [chat.letter for chat in chats] == ["a", "b", "c"]
+    store.close_chat(chats[1].id)
+    assert store.create_chat().letter == "b"
+    again = store.reopen_chat(chats[1].id)
+    assert again is not None
+    assert again.letter == "d"
+    store.close_chat(chats[0].id)
+    kept = store.reopen_chat()
+    assert kept is not None
+    assert kept.letter == "a"
+
+
+def test_there_are_letters_for_any_number_of_chats() -> None:
+    taken: list[str] = []
+    for _ in range(30):
+        taken.append(free_letter(taken))
+    assert taken[:3] + taken[25:28] == ["a", "b", "c", "z", "aa", "ab"]
+    assert [colour_index(letter) for letter in taken] == list(range(30))
+
+
+def test_a_fork_holds_what_was_said_up_to_the_message(store: Store) -> None:
+    chat = store.create_chat("tale", "Be long.", SamplingParams(top_k=5))
+    ids = talk(store, chat.id, 4)
+    store.append(chat.id, "assistant", "half", state="streaming")
+    fork = store.fork(chat.id, ids[2])
+    assert (fork.title, fork.system, fork.params, fork.letter) == (
+        "tale (fork)",
+        "Be long.",
+        chat.params,
+        "b",
+    )
+    assert [message.text for message in fork.messages] == ["message 0", "message 1", "message 2"]
+    store.append(fork.id, "user", "another way")
+    assert len(store.history(chat.id)) == 5
+    whole = store.fork(chat.id, store.history(chat.id)[-1].id)
+    assert whole.messages[-1].state == "stopped"
+
+
+def test_a_fork_needs_a_message_of_the_chat(store: Store) -> None:
+    chat, other = store.create_chat(), store.create_chat()
+    (strange,) = talk(store, other.id, 1)
+    with pytest.raises(MessageGone, match=f"message {strange} .* chat {chat.id}"):
+        store.fork(chat.id, strange)
+    assert len(store.open_chats()) == 2
+
+
+def test_deleted_is_gone_for_good(store: Store, path: Path) -> None:
+    chat = store.create_chat("secret")
+    store.append(chat.id, "user", "the password is xyzzy")
+    store.delete_chat(chat.id)
+    store.delete_chat(chat.id)
+    assert store.search("xyzzy") == []
+    with pytest.raises(ChatGone):
+        store.chat(chat.id)
+    for gone in (lambda: store.append(chat.id, "user", "hm"), lambda: store.rename(chat.id, "hm")):
+        with pytest.raises(ChatGone, match="deleted"):
+            gone()
+    store.close()
+    assert b"xyzzy" not in path.read_bytes()
+
+
+def test_cut_takes_the_message_and_all_after_it(store: Store) -> None:
+    chat, other = store.create_chat(), store.create_chat()
+    ids = talk(store, chat.id, 4)
+    store.append(other.id, "user", "stays")
+    store.cut(chat.id, ids[2])
+    assert [message.id for message in store.history(chat.id)] == ids[:2]
+    assert len(store.history(other.id)) == 1
+    message = store.history(other.id)[0]
+    assert not store.update(replace(message, id=ids[3], text="late"))
+
+
+def test_the_list_shows_the_last_spoken_first(store: Store) -> None:
+    quiet, talked = store.create_chat("quiet"), store.create_chat("talked")
+    store.close_chat(talked.id)
+    talk(store, talked.id, 3)
+    store.create_chat("new")
+    lines = store.listing()
+    assert [(line.title, line.messages, line.closed_at is None) for line in lines] == [
+        ("new", 0, True),
+        ("talked", 3, False),
+        ("quiet", 0, True),
+    ]
+    assert [line.title for line in store.listing(limit=1)] == ["new"]
+    assert quiet.id == lines[-1].id
+
+
+def test_two_screens_see_each_other_and_lose_nothing(opened: Opener) -> None:
+    here, there = opened(), opened()
+    assert not there.changed()
+    chat = here.create_chat("ours")
+    assert (there.changed(), there.changed(), here.changed()) == (True, False, False)
+    reply = here.append(chat.id, "assistant", "", state="streaming")
+    there.rename(chat.id, "theirs")
+    there.change_chat(chat.id, params=SamplingParams(temperature=0))
+    here.change_chat(chat.id, system="Be kind.")
+    here.update(replace(reply, text="so far"))
+    extra = there.append(chat.id, "user", "from over there")
+    here.update(replace(reply, text="so far so good", state="done"))
+    for store in (here, there):
+        found = store.chat(chat.id)
+        assert (found.title, found.system, found.params.temperature) == ("theirs", "Be kind.", 0)
+        assert [message.text for message in found.messages] == ["so far so good", extra.text]
+
+
+def test_a_chat_deleted_elsewhere_stops_no_stream(opened: Opener) -> None:
+    here, there = opened(), opened()
+    chat = here.create_chat()
+    reply = here.append(chat.id, "assistant", "", state="streaming")
+    there.delete_chat(chat.id)
+    assert not here.update(replace(reply, text="too late"))
+
+
+def test_several_threads_may_call(store: Store) -> None:
+    chat = store.create_chat()
+
+    def speak() -> None:
+        for _ in range(20):
+            store.append(chat.id, "user", "hello")
+
+    threads = [threading.Thread(target=speak) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.history(chat.id)) == 80
+
+
+def test_nobody_else_can_read_the_files(store: Store, path: Path) -> None:
+    store.create_chat()
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert modes == {"chats.db": 0o600, "chats.db-wal": 0o600, "chats.db-shm": 0o600}
+
+
+def test_an_open_folder_is_closed_to_others(path: Path) -> None:
+    path.parent.mkdir(parents=True, mode=0o755)
+    path.touch(0o644)
+    Store(path).close()
+    assert [stat.S_IMODE(place.stat().st_mode) for place in (path.parent, path)] == [0o700, 0o600]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a\x00b", "\x1b[31mred\x1b[0m", "שלום 漢字 👩‍👩‍👧", "x" * 1_000_000, "\r\n \t"]
+)
+def test_any_text_comes_back_as_it_was(store: Store, text: str) -> None:
+    chat = store.create_chat(text, text)
+    message = store.append(chat.id, "user", text, reasoning=text, error=text)
+    found = store.chat(chat.id)
+    assert (found.title, found.system, found.messages) == (text, text, [message])
+
+
+def test_half_a_character_is_replaced(store: Store) -> None:
+    chat = store.create_chat("half \ud83d", "whole \ud83d\ude00")
+    store.append(chat.id, "user", "\udc80")
+    found = store.chat(chat.id)
+    assert (found.title, found.system, found.messages[0].text) == ("half �", "whole 😀", "�")
+
+
+def test_a_store_without_a_path_is_in_memory() -> None:
+    store = Store(None)
+    chat = store.create_chat("short-lived")
+    assert (store.path, store.notices, store.chat(chat.id).title) == (None, [], "short-lived")
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("\n  Explain   paged attention.\nThen sing.", "Explain paged attention."),
+        ("one two three four five six seven eight nine", "one two three four five six seven…"),
+        ("x" * 50, "x" * 39 + "…"),
+        (" \n", ""),
+    ],
+)
+def test_a_title_is_the_first_line(text: str, title: str) -> None:
+    assert title_from(text) == title
+
+
+def test_the_rate_counts_the_tokens_after_the_first() -> None:
+    assert STATS.rate == 10
+    assert replace(STATS, tokens=1).rate == 0
+    assert replace(STATS, ttft=2.0).rate == 0

@@ -1,0 +1,326 @@
+"""Damaged files, full disks, read-only folders, other programs: always a store, and a sentence."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minichat.chats import opening
+from minichat.chats.errors import StoreBusy
+from minichat.chats.filesystems import networked
+from minichat.chats.model import Message
+from minichat.chats.schema import MIGRATIONS, migrate
+from minichat.chats.store import Store
+
+from .conftest import Opener
+
+
+def connection(store: Store) -> sqlite3.Connection:
+    return store._database._opened.connection
+
+
+def notice(store: Store) -> str:
+    (sentence,) = store.notices
+    return sentence
+
+
+def test_a_file_that_is_no_database_is_set_aside(path: Path, opened: Opener) -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text("these are not the chats you are looking for")
+    store = opened()
+    aside = next(path.parent.glob("chats.damaged-*.db"))
+    assert aside.read_text().startswith("these are not")
+    assert str(path) in notice(store)
+    assert aside.name in notice(store)
+    assert "nothing in it could be read" in notice(store)
+    store.create_chat("fresh")
+    assert [chat.title for chat in opened().open_chats()] == ["fresh"]
+
+
+def damage(path: Path, chats: int = 3, messages: int = 60) -> None:
+    """A database with several pages of messages, one of which is then overwritten."""
+    store = Store(path)
+    for number in range(chats):
+        chat = store.create_chat(f"chat {number}")
+        for n in range(messages):
+            store.append(chat.id, "user", f"message {n} " + "." * 200)
+    page = connection(store).execute(
+        "SELECT pageno FROM dbstat WHERE name = 'messages' AND pagetype = 'leaf' LIMIT 1 OFFSET 3"
+    )
+    (number,) = page.fetchone()
+    store.close()
+    with path.open("r+b") as file:
+        file.seek((number - 1) * 4096)
+        file.write(b"\xff" * 4096)
+
+
+def has_dbstat() -> bool:
+    try:
+        sqlite3.connect(":memory:").execute("SELECT 1 FROM dbstat")
+    except sqlite3.OperationalError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(
+    not has_dbstat(), reason="this SQLite is built without dbstat, which finds the page to damage"
+)
+def test_what_can_be_read_of_a_damaged_database_is_kept(path: Path, opened: Opener) -> None:
+    damage(path)
+    store = opened()
+    saved = sum(len(store.history(chat.id)) for chat in store.open_chats())
+    assert 100 < saved < 180
+    assert f"messages saved from it: {saved}" in notice(store)
+    assert len(list(path.parent.glob("chats.damaged-*.db"))) == 1
+    again = opened()
+    assert again.notices == []
+    assert sum(len(again.history(chat.id)) for chat in again.open_chats()) == saved
+
+
+@pytest.mark.skipif(
+    not has_dbstat(), reason="this SQLite is built without dbstat, which finds the page to damage"
+)
+def test_two_screens_set_a_damaged_database_aside_once(path: Path, opened: Opener) -> None:
+    damage(path)
+    here, there = opened(), opened()
+    for store in (here, there):
+        for chat in store.open_chats():
+            store.history(chat.id)
+    assert len(list(path.parent.glob("chats.damaged-*.db"))) == 1
+    here.create_chat("after")
+    assert there.listing()[0].title == "after"
+
+
+def test_messages_whose_chat_is_lost_are_found_under_another(path: Path, opened: Opener) -> None:
+    store = opened()
+    lost = store.create_chat("lost")
+    store.append(lost.id, "user", "still here")
+    connection(store).execute("PRAGMA foreign_keys = OFF")
+    connection(store).execute("DELETE FROM chats")
+    store.close()
+    mended = opening.mended(path, path.stat().st_ino)
+    mended.connection.close()
+    (chat,) = opened().open_chats()
+    assert (chat.id, chat.title, chat.messages[0].text) == (lost.id, "recovered", "still here")
+
+
+def test_a_full_disk_moves_the_chats_into_memory(store: Store, path: Path) -> None:
+    chat = store.create_chat("before")
+    reply = store.append(chat.id, "assistant", "", state="streaming")
+    (pages,) = connection(store).execute("PRAGMA page_count").fetchone()
+    connection(store).execute(f"PRAGMA max_page_count = {pages}")
+    assert store.update(replace(reply, text="x" * 100_000))
+    assert "database or disk is full" in notice(store)
+    assert "lost when minichat ends" in notice(store)
+    assert store.path is None
+    store.append(chat.id, "user", "y" * 100_000)
+    assert [len(message.text) for message in store.history(chat.id)] == [100_000, 100_000]
+    assert len(store.notices) == 1
+
+
+def test_a_file_that_became_read_only_moves_the_chats_into_memory(store: Store) -> None:
+    store.create_chat("before")
+    connection(store).execute("PRAGMA query_only = ON")
+    store.create_chat("after")
+    assert [chat.title for chat in store.open_chats()] == ["before", "after"]
+    assert "readonly database" in notice(store)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    store = Store(tmp_path / "file" / "minichat" / "chats.db")
+    assert notice(store).startswith(
+        f"Cannot write {tmp_path / 'file' / 'minichat' / 'chats.db'}: Not a directory;"
+    )
+    assert store.create_chat("all the same").letter == "a"
+
+
+def test_chats_that_can_only_be_read_are_there(
+    path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = opened()
+    first.create_chat("readable")
+    first.close()
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(opening.os, "chmod", refuse)
+    store = opened()
+    assert "Permission denied" in notice(store)
+    assert [chat.title for chat in store.open_chats()] == ["readable"]
+    store.create_chat("unsaved")
+    monkeypatch.undo()
+    assert [chat.title for chat in opened().open_chats()] == ["readable"]
+
+
+def test_a_database_of_a_newer_program_is_left_alone(path: Path, opened: Opener) -> None:
+    store = opened()
+    store.create_chat("from the future")
+    connection(store).execute("INSERT INTO migrations VALUES (99, 0)")
+    store.close()
+    before = path.read_bytes()
+    store = opened()
+    assert "a newer minichat" in notice(store)
+    assert "schema 99" in notice(store)
+    store.create_chat("now")
+    assert path.read_bytes() == before
+
+
+def test_an_older_database_is_lifted(path: Path, opened: Opener) -> None:
+    store = opened()
+    store.create_chat("old")
+    old = connection(store)
+    migrate(old, [*MIGRATIONS, "ALTER TABLE chats ADD COLUMN colour TEXT NOT NULL DEFAULT 'red'"])
+    assert old.execute("SELECT title, colour FROM chats").fetchone()[:] == ("old", "red")
+    assert [row[0] for row in old.execute("SELECT version FROM migrations")] == [1, 2]
+
+
+def test_a_migration_that_fails_changes_nothing(store: Store) -> None:
+    with pytest.raises(sqlite3.OperationalError):
+        migrate(connection(store), [*MIGRATIONS, "CREATE TABLE more (a); CREATE TABLE chats (b)"])
+    assert connection(store).execute("SELECT 1 FROM sqlite_master WHERE name = 'more'").fetchone() is None
+
+
+def test_a_lock_held_elsewhere_is_told(opened: Opener) -> None:
+    here, there = opened(), opened()
+    connection(here).execute("PRAGMA busy_timeout = 10")
+    connection(there).execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreBusy, match="locked"):
+        here.create_chat()
+    connection(there).execute("ROLLBACK")
+    assert here.create_chat().letter == "a"
+
+
+def test_what_a_write_has_read_stays_true_until_it_has_written(opened: Opener) -> None:
+    here, there = opened(), opened()
+    connection(there).execute("PRAGMA busy_timeout = 10")
+
+    def work(db: sqlite3.Connection) -> str:
+        db.execute("SELECT letter FROM chats").fetchall()
+        with pytest.raises(StoreBusy):
+            there.create_chat()
+        return "written"
+
+    assert here._database.write(work) == "written"
+    assert there.create_chat().letter == "a"
+
+
+def test_a_mistake_of_the_program_is_no_trouble_of_the_disk(store: Store) -> None:
+    chat = store.create_chat()
+    wrong: Any = "robot"
+    with pytest.raises(sqlite3.IntegrityError):
+        store.append(chat.id, wrong, "hello")
+    assert (store.notices, store.chat(chat.id).messages) == ([], [])
+
+
+WRITER = """
+    import os, sys, time
+    from dataclasses import replace
+    from pathlib import Path
+    from minichat.chats.store import Store
+
+    store = Store(Path(sys.argv[1]))
+    chat = store.create_chat("long reply")
+    reply = store.append(chat.id, "assistant", "", state="streaming")
+    store.update(replace(reply, text="as far as it got"))
+    print("saved", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_program_loses_nothing_that_it_saved(path: Path, opened: Opener, root: Path) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(WRITER), str(path)]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "saved\n"
+        running = opened().open_chats()[0].messages[0]
+        os.kill(writer.pid, signal.SIGKILL)
+    stopped = opened().open_chats()[0].messages[0]
+    assert (running.state, running.text) == ("streaming", "as far as it got")
+    assert (stopped.state, stopped.text) == ("stopped", "as far as it got")
+    assert "ended while this reply was streaming" in stopped.error
+
+
+def test_a_stream_of_another_machine_is_left_alone(opened: Opener) -> None:
+    store = opened()
+    chat = store.create_chat()
+    store.append(chat.id, "assistant", "", state="streaming")
+    connection(store).execute("UPDATE messages SET writer = 'elsewhere 1'")
+    assert opened().chat(chat.id).messages[0].state == "streaming"
+
+
+MOUNTS = """\
+/dev/vda / ext4 rw 0 0
+proc /proc proc rw 0 0
+server:/home /home nfs4 rw,vers=4.2 0 0
+/dev/vdb /home/local xfs rw 0 0
+server:/with\\040space /mnt/with\\040space cifs rw 0 0
+me@host: /mnt/far fuse.sshfs rw 0 0
+tmpfs /stack tmpfs rw 0 0
+server:/stack /stack lustre rw 0 0
+garbage
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/me/.local/state", "nfs4"),
+        ("/home", "nfs4"),
+        ("/homes/me", ""),
+        ("/home/local/me", ""),
+        ("/mnt/with space/x", "cifs"),
+        ("/mnt/far/x", "sshfs"),
+        ("/stack/x", "lustre"),
+        ("/etc", ""),
+    ],
+)
+def test_networked_file_systems_are_known(tmp_path: Path, path: str, kind: str) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(MOUNTS)
+    assert networked(Path(path), mounts) == kind
+    assert networked(Path(path), tmp_path / "none") == ""
+
+
+def journal(store: Store) -> str:
+    return connection(store).execute("PRAGMA journal_mode").fetchone()[0]
+
+
+def test_a_networked_home_gets_a_journal_that_works_there(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = opened()
+    local.create_chat("from before")
+    assert journal(local) == "wal"
+    local.close()
+    monkeypatch.setattr(opening, "networked", lambda path: "nfs4")
+    here, there = opened(), opened()
+    assert (journal(here), here.notices) == ("truncate", [])
+    here.append(here.open_chats()[0].id, "user", "over the wire")
+    assert there.changed()
+    assert [message.text for message in there.open_chats()[0].messages] == ["over the wire"]
+
+
+def test_a_networked_home_without_locks_is_told(
+    path: Path, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(connection: sqlite3.Connection) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_LOCK
+        raise error
+
+    broken = iter([fail, migrate, migrate])
+    monkeypatch.setattr(opening, "networked", lambda path: "nfs4")
+    monkeypatch.setattr(opening, "migrate", lambda connection: next(broken)(connection))
+    store = opened()
+    assert f"Cannot use {path}, on a networked file system (nfs4): disk I/O error" in notice(store)
+    assert store.path is None
+    assert isinstance(store.append(store.create_chat().id, "user", "hello"), Message)

@@ -1,0 +1,35 @@
+"""The tables of docs/settings.md as the code has them."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from engine.errors import BadParams
+from engine.params import FIELDS, SamplingParams
+from minichat.settings.sampling import MEANINGS
+from minichat.settings.schema import SAMPLING, Chat, Engine, Rates, Screen
+from minichat.settings.toml import literal
+
+SECTIONS = {"screen": Screen, "rates": Rates, "chat": Chat, "engine": Engine}
+
+
+def rows() -> Iterator[str]:
+    for section, kind in SECTIONS.items():
+        for each in fields(kind):
+            rule = each.metadata["rule"]
+            yield row(f"{section}.{each.name}", rule.wanted, each.default, rule.meaning)
+    for name in FIELDS:
+        yield row(f"sampling.{name}", wanted(name), getattr(SAMPLING, name), MEANINGS.get(name, "?"))
+
+
+def row(key: str, wanted: str, default: object, meaning: str) -> str:
+    shown = "none" if default is None else f"`{literal(default)}`"
+    return f"| `{key}` | {wanted} | {shown} | {meaning} |"
+
+
+def wanted(name: str) -> str:
+    """What the engine says that a parameter has to be."""
+    try:
+        SamplingParams().changed(**{name: object()})
+    except BadParams as error:
+        return str(error).removeprefix(f"{name}: must be ").partition(", not ")[0]
+    raise AssertionError(f"{name} may be anything")

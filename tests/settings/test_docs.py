@@ -1,0 +1,37 @@
+import tomllib
+from pathlib import Path
+
+from engine.params import FIELDS
+from minichat.settings import load
+from minichat.settings.load import SECTIONS
+from minichat.settings.sampling import MEANINGS
+
+from .reference import rows
+
+
+def test_every_sampling_parameter_has_a_meaning() -> None:
+    assert tuple(MEANINGS) == FIELDS, (
+        "minichat/settings/sampling.py says what each parameter means, in this order"
+    )
+
+
+def test_the_reference_says_what_the_code_says(root: Path) -> None:
+    lines = (root / "docs" / "settings.md").read_text().splitlines()
+    said = [line for line in lines if line.startswith(tuple(f"| `{section}." for section in SECTIONS))]
+    assert said == list(rows()), "docs/settings.md: replace its rows by these:\n" + "\n".join(rows())
+
+
+def test_the_examples_are_right(root: Path, tmp_path: Path) -> None:
+    config, presets = [
+        part.partition("```")[0]
+        for part in (root / "docs" / "settings.md").read_text().split("```toml\n")[1:]
+    ]
+    file = tmp_path / "config.toml"
+    file.write_text(config)
+    loaded = load(file)
+    assert loaded.problems == []
+    assert loaded.settings.screen.theme == "minichat-light"
+    assert loaded.settings.keys["view.monitor"] == ("f2", "ctrl+b")
+    file.write_text(f"[sampling]\n{presets.partition(']')[2]}")
+    assert "my stories" in tomllib.loads(presets)
+    assert load(file).problems == []

@@ -1,0 +1,116 @@
+import asyncio
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from textual.app import App
+from textual.binding import Binding
+
+from minichat.settings import load
+from minichat.settings.keymap import Bound, keymap, normalized
+
+BINDINGS = [
+    Bound("chat.new", ("ctrl+n",)),
+    Bound("chat.close", ("alt+w",)),
+    Bound("chat.send", ("enter",), "prompt"),
+    Bound("monitor.pause", ("p",), "monitor"),
+    Bound("monitor.order", ("o",), "monitor"),
+    Bound("list.open", ("o",), "list"),
+]
+
+
+def mapped(tmp_path: Path, keys: str) -> tuple[dict[str, str], list[str]]:
+    file = tmp_path / "config.toml"
+    file.write_text(f"[keys]\n{keys}")
+    loaded = load(file)
+    found = keymap(loaded, BINDINGS)
+    return found, [str(problem).removeprefix(f"{file}:") for problem in loaded.problems]
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("Ctrl+N", "ctrl+n"),
+        ("ctrl + N", "ctrl+n"),
+        ("?", "question_mark"),
+        ("+", "plus"),
+        ("ctrl++", "ctrl+plus"),
+        ("A", "A"),
+        ("shift+a", "A"),
+        ("shift+Tab", "shift+tab"),
+        ("F5", "f5"),
+        ("ctrl+[", "ctrl+left_square_bracket"),
+        ("shift+alt+Up", "alt+shift+up"),
+        ("/", "slash"),
+        ("ü", "ü"),
+    ],
+)
+def test_keys_are_called_as_textual_calls_them(key: str, name: str) -> None:
+    assert normalized(key) == name
+
+
+def test_free_keys_are_given(tmp_path: Path) -> None:
+    found, problems = mapped(tmp_path, '"chat.new" = ["Ctrl+T", "f9"]\n"monitor.pause" = "x"')
+    assert found == {"chat.new": "ctrl+t,f9", "monitor.pause": "x"}
+    assert problems == []
+
+
+def test_two_may_change_places(tmp_path: Path) -> None:
+    found, problems = mapped(tmp_path, '"chat.new" = "alt+w"\n"chat.close" = "ctrl+n"')
+    assert (found, problems) == ({"chat.new": "alt+w", "chat.close": "ctrl+n"}, [])
+
+
+def test_the_same_key_in_another_place_is_no_clash(tmp_path: Path) -> None:
+    assert mapped(tmp_path, '"monitor.pause" = "enter"') == ({"monitor.pause": "enter"}, [])
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ('"chat.nwe" = "f9"', "2: keys.chat.nwe: is not known here; did you mean chat.new?"),
+        ('"chat.new" = "ctlr+t"', '2: keys.chat.new: "ctlr+t": ctlr is not known here; did you mean ctrl?'),
+        ('"chat.new" = "ctrl+foo"', '2: keys.chat.new: "ctrl+foo": foo is no key; keys are written like'),
+        ('"chat.new" = "ctrl+I"', '2: keys.chat.new: "ctrl+I" cannot be told from tab by a terminal'),
+        ('"chat.new" = "ctrl+["', '2: keys.chat.new: "ctrl+[" cannot be told from escape by a terminal'),
+        ('"chat.new" = "Alt+W"', '2: keys.chat.new: "alt+w" is the key of chat.close; give that one another'),
+        ('"chat.new" = "enter"', '2: keys.chat.new: "enter" is the key of chat.send'),
+        ('"monitor.pause" = "o"', '2: keys.monitor.pause: "o" is the key of monitor.order'),
+        ('"monitor.pause" = "ctrl+n"', '2: keys.monitor.pause: "ctrl+n" is the key of chat.new'),
+    ],
+)
+def test_what_cannot_be_is_told_and_left(tmp_path: Path, keys: str, sentence: str) -> None:
+    found, problems = mapped(tmp_path, keys)
+    assert found == {}
+    (problem,) = problems
+    assert problem.startswith(sentence)
+
+
+def test_a_refused_wish_may_bring_another_down(tmp_path: Path) -> None:
+    keys = '"chat.new" = "enter"\n"chat.close" = "ctrl+n"\n"monitor.pause" = "x"'
+    found, problems = mapped(tmp_path, keys)
+    assert found == {"monitor.pause": "x"}
+    assert [problem.partition(": ")[2].partition(":")[0] for problem in problems] == [
+        "keys.chat.new",
+        "keys.chat.close",
+    ]
+
+
+def test_textual_takes_the_map(tmp_path: Path) -> None:
+    pressed = []
+
+    class Program(App[None]):
+        BINDINGS: ClassVar = [Binding("ctrl+n", "new", id="chat.new")]
+
+        def action_new(self) -> None:
+            pressed.append("new")
+
+    found, _ = mapped(tmp_path, '"chat.new" = ["Ctrl+T", "?"]')
+
+    async def press() -> None:
+        program = Program()
+        program.set_keymap(found)
+        async with program.run_test() as pilot:
+            await pilot.press("ctrl+n", "ctrl+t", "question_mark")
+
+    asyncio.run(press())
+    assert pressed == ["new", "new"]

@@ -1,0 +1,125 @@
+from pathlib import Path
+
+import pytest
+
+from engine.params import SamplingParams
+from minichat.settings import Settings, load
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def said(file: Path, text: str | bytes) -> list[str]:
+    """What is said about such a file, without its name."""
+    file.write_bytes(text.encode() if isinstance(text, str) else text)
+    return [str(problem).removeprefix(f"{file}:") for problem in load(file).problems]
+
+
+def test_without_a_file_all_is_as_it_is_by_itself(file: Path) -> None:
+    loaded = load(file)
+    assert (loaded.settings, loaded.problems) == (Settings(), [])
+    assert loaded.settings.screen.theme == "minichat-dark"
+    assert loaded.settings.sampling.temperature == 0.7
+
+
+def test_an_empty_file_is_as_good_as_none(file: Path) -> None:
+    assert said(file, "# nothing\n") == []
+    assert load(file).settings == Settings()
+
+
+def test_what_is_set_is_taken(file: Path) -> None:
+    text = """
+        rates.monitor = 2
+        [screen]
+        theme = "amber"
+        ascii = true
+        [chat]
+        system = '''
+        Be brief.
+        '''
+        [engine]
+        blocks = 512
+        run = "process"
+        [sampling]
+        top_k = 40
+        stop = ["END"]
+        logit_bias = [[5, -2.5]]
+        [keys]
+        "chat.new" = "ctrl+t"
+        chat.close = ["alt+w", "f9"]
+    """
+    assert said(file, text) == []
+    settings = load(file).settings
+    assert (settings.rates.monitor, settings.rates.transcript) == (2, 10)
+    assert (settings.screen.theme, settings.screen.ascii, settings.screen.mouse) == ("amber", True, True)
+    assert settings.chat.system.strip() == "Be brief."
+    assert (settings.engine.blocks, settings.engine.run) == (512, "process")
+    assert settings.sampling == SamplingParams(
+        temperature=0.7, top_k=40, stop=("END",), logit_bias=((5, -2.5),)
+    )
+    assert settings.keys == {"chat.new": ("ctrl+t",), "chat.close": ("alt+w", "f9")}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[screen\n", "1: Expected ']' at the end of a table declaration"),
+        ('[screen]\ntheme = "a"\ntheme = "b"\n', "3: Cannot overwrite a value"),
+        ('[screen]\ntheme = "a', "2: "),
+        (b'[screen]\ntheme = "\xff"', "2: this is not UTF-8 text"),
+        ("[scren]\nascii = true", "1: scren: is not known here; did you mean screen?"),
+        ("zzz = 1", "1: zzz: is not known here; there are screen, rates, chat, engine, sampling, keys"),
+        ("screen = 3", "1: screen: has to be a table: write [screen] above its settings"),
+        ("[screen]\n\nthem = 'a'", "3: screen.them: is not known here; did you mean theme?"),
+        ("[screen]\nascii = 1", "2: screen.ascii: has to be true or false, not 1"),
+        (
+            "[screen]\nmap_colour='red'",
+            '2: screen.map_colour: has to be one of owner, age, references, fill, not "red"',
+        ),
+        ("[screen]\ntheme = ''", '2: screen.theme: has to be a text that is not empty, not ""'),
+        ("[rates]\nmonitor = 99", "2: rates.monitor: has to be a number from 0.5 to 10, not 99"),
+        ("[rates]\nmonitor = nan", "2: rates.monitor: has to be a number from 0.5 to 10, not nan"),
+        ("[rates]\nmonitor = true", "2: rates.monitor: has to be a number from 0.5 to 10, not true"),
+        (
+            "[engine]\nblocks = 1.5",
+            "2: engine.blocks: has to be a whole number from 1 to 2147483647, not 1.5",
+        ),
+        ("[chat]\nsystem = 2026-11-20", "2: chat.system: has to be a text, not 2026-11-20"),
+        ("[chat]\nsystem = {a = [1, 'x']}", '2: chat.system: has to be a text, not {"a" = [1, "x"]}'),
+        (
+            "[sampling]\ntemprature = 1",
+            "2: sampling.temprature: is not known here; did you mean temperature?",
+        ),
+        ("sampling = { top_p = 0 }", "1: sampling.top_p: must be a number above 0 to 1, not 0"),
+        (
+            "[sampling]\nmax_tokens = 5\nmin_tokens = 9",
+            "3: sampling.min_tokens: 9 is more than max_tokens (5)",
+        ),
+        (
+            "[keys]\n'chat.new' = 5",
+            '2: keys.chat.new: has to be a key like "ctrl+n", or a list of keys, not 5',
+        ),
+        ("[keys]\nchat.x = true", "2: keys.chat.x: has to be a key"),
+        ("[keys]\nx = []", '2: keys.x: has to be a key like "ctrl+n", or a list of keys, not []'),
+        ("[screen]\nabout = '''\n[rates]\nascii = 1\n'''\nascii = 2", "2: screen.about: is not known here"),
+    ],
+)
+def test_a_fault_is_named_with_its_line(file: Path, text: str | bytes, sentence: str) -> None:
+    assert said(file, text)[0].startswith(sentence)
+
+
+def test_all_faults_are_named_and_the_rest_is_taken(file: Path) -> None:
+    text = '[rates]\nmonitor = "fast"\ntranscript = 3\n[screen]\nmouse = 0\nascii = true\n'
+    assert [sentence.partition(":")[0] for sentence in said(file, text)] == ["2", "5"]
+    settings = load(file).settings
+    assert (settings.rates.monitor, settings.rates.transcript) == (4, 3)
+    assert (settings.screen.mouse, settings.screen.ascii) == (True, True)
+
+
+def test_a_folder_in_the_place_of_the_file_is_told(file: Path) -> None:
+    file.mkdir()
+    loaded = load(file)
+    assert str(loaded.problems[0]) == f"{file}: cannot be read: Is a directory"
+    assert loaded.settings == Settings()

@@ -1,0 +1,61 @@
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minichat.paths import locate, private_folder
+
+
+def test_by_themselves_they_lie_in_the_home() -> None:
+    paths = locate({"HOME": "/home/me"})
+    assert {name: str(path) for name, path in paths.named().items()} == {
+        "settings": "/home/me/.config/minichat/config.toml",
+        "presets": "/home/me/.config/minichat/presets.toml",
+        "themes": "/home/me/.config/minichat/themes",
+        "chats": "/home/me/.local/state/minichat/chats.db",
+        "exports": "/home/me/.local/state/minichat/exports",
+        "clipboard": "/home/me/.local/state/minichat/clipboard.txt",
+        "log": "/home/me/.local/state/minichat/minichat.log",
+        "config": "/home/me/.config/minichat",
+        "state": "/home/me/.local/state/minichat",
+        "cache": "/home/me/.cache/minichat",
+    }
+
+
+def test_xdg_moves_them_and_a_relative_folder_is_none() -> None:
+    paths = locate(
+        {"HOME": "/home/me", "XDG_CONFIG_HOME": "/etc/me", "XDG_STATE_HOME": "state", "XDG_CACHE_HOME": ""}
+    )
+    assert [str(paths.config), str(paths.state), str(paths.cache)] == [
+        "/etc/me/minichat",
+        "/home/me/.local/state/minichat",
+        "/home/me/.cache/minichat",
+    ]
+
+
+def test_a_user_without_a_home_gets_one_that_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError
+
+    monkeypatch.setattr(Path, "home", nobody)
+    assert locate({}).state.name == "minichat"
+    assert f"minichat-{os.getuid()}" in str(locate({}).state)
+
+
+def test_a_private_folder_is_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o755)
+    for folder in (tmp_path / "open", tmp_path / "new" / "deep"):
+        assert stat.S_IMODE(private_folder(folder).stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("module", ["minichat.settings", "minichat.paths", "minichat.chats.store"])
+def test_reading_settings_and_chats_loads_no_screen_and_no_tensors(root: Path, module: str) -> None:
+    program = f"import sys, {module}; print(*({{'textual', 'torch', 'numpy'}} & set(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == []

@@ -1,0 +1,146 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from minichat import themes
+from minichat.themes import OKABE_ITO, Watch, load_themes, shipped_themes
+
+GOOD = """\
+name = "mine"
+dark = true
+
+[colours]
+primary = "#6CB6FF"
+secondary = "#8FA9C4"
+accent = "orange"
+foreground = "#DCE3EA"
+background = "#101418"
+surface = "#171C22"
+panel = "#202730"
+success = "#63C88B"
+warning = "#EBC04A"
+error = "rgb(255,130,120)"
+
+[map]
+free = "#262E37"
+cached = "#44515E"
+"""
+
+
+def said(folder: Path, text: str) -> list[str]:
+    """What is said about a file with this text, without the folder."""
+    file = folder / "mine.toml"
+    file.write_text(text)
+    return [str(problem).removeprefix(f"{folder}/") for problem in load_themes(folder).problems]
+
+
+def test_what_a_theme_leaves_out_is_made_of_the_rest(tmp_path: Path) -> None:
+    assert said(tmp_path, GOOD) == []
+    mine = load_themes(tmp_path).palettes["mine"]
+    assert mine.owners == OKABE_ITO
+    assert mine.owner(9) == OKABE_ITO[1]
+    variables = mine.own_variables()
+    assert variables["syntax-keyword"] == "orange"
+    assert variables["syntax-comment"] == mine.muted
+    assert (variables["owner-1"], variables["map-cached"]) == (OKABE_ITO[0], "#44515E")
+    assert mine.theme().variables["text-muted"] == mine.muted
+
+
+def test_what_a_theme_says_is_taken(tmp_path: Path) -> None:
+    variables = 'border = "#335577 40%"\ntext = "auto 90%"\nlink-style = "not underline"\n'
+    assert said(tmp_path, f'{GOOD}[syntax]\nkeyword = "red"\n[variables]\n{variables}') == []
+    mine = load_themes(tmp_path).palettes["mine"]
+    assert mine.own_variables()["syntax-keyword"] == "red"
+    assert mine.theme().to_color_system().generate()["border"] == "#335577 40%"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        ('name = "mine"', "", "mine.toml: name: has to be there: a text that is not empty"),
+        ('name = "mine"', "name = 3", "mine.toml:1: name: has to be there"),
+        ("dark = true", 'dark = "yes"', "mine.toml:2: dark: has to be there: true, or false"),
+        ("dark = true", "dark = true\nabout = 1", "mine.toml:3: about: has to be a text, not 1"),
+        ("dark = true", "dark = true\nauthor = 1", "mine.toml:3: author: is not known here"),
+        (
+            '"#6CB6FF"',
+            '"#6CB6F"',
+            'mine.toml:5: colours.primary: has to be a colour like "#88aaff" or "ansi_blue"',
+        ),
+        ('"orange"', '"ornage"', 'not "ornage"; did you mean orange?'),
+        ('"orange"', "7", "mine.toml:7: colours.accent: has to be a colour"),
+        ("primary =", "primry =", "mine.toml:5: colours.primry: is not known here; did you mean primary?"),
+        ('panel = "#202730"\n', "", "mine.toml:4: colours: has to name panel too"),
+        ('cached = "#44515E"', "", "mine.toml:16: map: has to name cached too"),
+        (
+            "dark = true",
+            'dark = true\nowners = ["red"]',
+            "mine.toml:3: owners: has to be a list of at least 8",
+        ),
+        (
+            "dark = true",
+            f"dark = true\nowners = {['red'] * 7 + ['rde']}",
+            "mine.toml:3: owners: colour 8 has to be",
+        ),
+        (
+            "[map]",
+            '[variables]\nbordr = "red"\n[map]',
+            "variables.bordr: is not known here; did you mean border?",
+        ),
+        ("[map]", '[variables]\nborder = "bad 4%"\n[map]', "variables.border: has to be a colour like"),
+        (
+            "[map]",
+            '[variables]\nlink-style = "loud"\n[map]',
+            "variables.link-style: has to be words like bold or none",
+        ),
+        ("[map]", "[map", "mine.toml:16: Expected"),
+    ],
+)
+def test_a_fault_is_named_with_its_line(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    assert old in GOOD
+    found = said(tmp_path, GOOD.replace(old, new))
+    assert any(sentence in each for each in found), found
+    assert load_themes(tmp_path).palettes == {}
+
+
+def test_a_table_that_is_none_is_told(tmp_path: Path) -> None:
+    assert "mine.toml:1: map: has to be a table: write [map] above its keys" in said(
+        tmp_path, "map = 1\n" + GOOD.partition("[map]")[0]
+    )
+
+
+def test_a_later_folder_goes_before_and_a_broken_theme_hides_none(tmp_path: Path) -> None:
+    mine = GOOD.replace('"mine"', '"minichat-dark"').replace('"orange"', '"#123456"')
+    (tmp_path / "dark.toml").write_text(mine)
+    (tmp_path / "light.toml").write_text('name = "minichat-light"')
+    found = load_themes(shipped_themes(), tmp_path, tmp_path / "none")
+    assert found.palettes["minichat-dark"].colours["accent"] == "#123456"
+    assert found.palettes["minichat-light"].dark is False
+    assert {problem.file.name for problem in found.problems} == {"light.toml"}
+
+
+def test_a_change_in_the_folder_is_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "themes"
+    watch = Watch(folder)
+    assert not watch.changed()
+    folder.mkdir()
+    file = folder / "mine.toml"
+    file.write_text(GOOD)
+    assert (watch.changed(), watch.changed()) == (True, False)
+    os.utime(file, ns=(1, 1))
+    assert (watch.changed(), watch.changed()) == (True, False)
+    (folder / "notes.txt").touch()
+    assert not watch.changed()
+    file.unlink()
+    assert watch.changed()
+
+
+def test_the_shipped_ones_are_found_in_a_checkout_and_when_installed(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shipped_themes() == root / "themes"
+    package = tmp_path / "site" / "minichat"
+    (package / "themes").mkdir(parents=True)
+    monkeypatch.setattr(themes, "__file__", str(package / "themes.py"))
+    assert shipped_themes() == package / "themes"

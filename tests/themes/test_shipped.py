@@ -1,0 +1,128 @@
+import asyncio
+from itertools import combinations
+
+import pytest
+from rich.color import ColorType
+from textual.app import App, ComposeResult
+from textual.widgets import Static
+
+from minichat.settings import Settings
+from minichat.themes import OKABE_ITO, Palette, load_themes, shipped_themes
+
+from .colours import VISIONS, contrast, difference
+
+LOADED = load_themes(shipped_themes())
+ALL = list(LOADED.palettes.values())
+RGB = [palette for palette in ALL if not palette.ansi]
+GROUNDS = ("background", "surface", "panel")
+TEXTS = ("foreground", "primary", "secondary", "accent", "success", "warning", "error")
+
+every = pytest.mark.parametrize("palette", RGB, ids=lambda palette: palette.name)
+
+
+def needed(palette: Palette) -> float:
+    """WCAG's AAA where the name promises it, AA elsewhere."""
+    return 7 if palette.name.startswith("high-contrast") else 4.5
+
+
+def texts(palette: Palette) -> dict[str, str]:
+    """Every colour in which text is written."""
+    variables = palette.theme().to_color_system().generate()
+    ours = {name: palette.colours[name] for name in TEXTS}
+    coloured = {f"text-{name}": variables[f"text-{name}"] for name in TEXTS[1:]}
+    syntax = {name: value for name, value in palette.own_variables().items() if name.startswith("syntax-")}
+    return {**ours, **coloured, **syntax, "muted": variables["text-muted"]}
+
+
+def test_all_can_be_read_and_none_is_missing() -> None:
+    assert LOADED.problems == []
+    names = set(LOADED.palettes)
+    assert {"minichat-dark", "minichat-light", "high-contrast", "okabe-ito", "terminal"} < names
+    assert len(names) >= 8
+    assert Settings().screen.theme in names
+    assert {file.stem for file in shipped_themes().glob("*.toml")} == names
+
+
+def test_contrast_is_measured_as_wcag_has_it() -> None:
+    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+    assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.01)
+    assert contrast("#FFFFFF", "#FFFFFF") == 1
+
+
+@every
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_text_can_be_read(palette: Palette, ground: str) -> None:
+    weak = {
+        name: round(found, 2)
+        for name, colour in texts(palette).items()
+        if (found := contrast(colour, palette.colours[ground])) < needed(palette)
+    }
+    assert weak == {}
+
+
+@every
+def test_a_dark_theme_is_dark(palette: Palette) -> None:
+    background = palette.colours["background"]
+    assert (contrast("#FFFFFF", background) > contrast("#000000", background)) is palette.dark
+
+
+@every
+def test_owners_stand_out_and_apart(palette: Palette) -> None:
+    assert len(palette.owners) >= 8
+    for owner in palette.owners:
+        for ground in ("background", "surface"):
+            least = needed(palette) if needed(palette) == 7 else 3
+            assert contrast(owner, palette.colours[ground]) >= least, owner
+    for vision in VISIONS:
+        for one, other in combinations(palette.owners, 2):
+            assert difference(one, other, vision) > 12, (vision, one, other)
+
+
+@every
+def test_blocks_that_nobody_holds_can_be_told_apart(palette: Palette) -> None:
+    assert contrast(palette.map["free"], palette.colours["background"]) > 1.2
+    assert contrast(palette.map["cached"], palette.map["free"]) > 1.4
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_okabe_ito_tells_good_from_bad_for_everybody(vision: str) -> None:
+    palette = LOADED.palettes["okabe-ito"]
+    assert palette.owners == OKABE_ITO
+    for one, other in combinations(("success", "warning", "error"), 2):
+        assert difference(palette.colours[one], palette.colours[other], vision) > 20
+
+
+class Page(App[None]):
+    CSS = """
+        Screen { background: $background; color: $foreground; }
+        #muted { color: $text-muted; }
+        #owner { color: $owner-3; background: $map-free; }
+        #code { color: $syntax-string; }
+        Static { border: solid $border; }
+    """
+
+    def get_theme_variable_defaults(self) -> dict[str, str]:
+        return LOADED.palettes["minichat-dark"].own_variables()
+
+    def compose(self) -> ComposeResult:
+        for id in ("muted", "owner", "code"):
+            yield Static("text", id=id)
+
+
+async def colours_on_screen(palette: Palette) -> set[ColorType]:
+    """The kinds of colour that are drawn."""
+    page = Page()
+    page.register_theme(palette.theme())
+    async with page.run_test(size=(20, 12)) as pilot:
+        page.theme = palette.name
+        await pilot.pause()
+        assert page.native_ansi_color is palette.ansi  # or Textual makes other colours of them on the way out
+        strips = page.screen._compositor.render_strips()
+    styles = [segment.style for strip in strips for segment in strip]
+    return {colour.type for style in styles if style for colour in (style.color, style.bgcolor) if colour}
+
+
+@pytest.mark.parametrize("palette", ALL, ids=lambda palette: palette.name)
+def test_textual_takes_each_theme(palette: Palette) -> None:
+    kinds = asyncio.run(colours_on_screen(palette))
+    assert kinds == ({ColorType.DEFAULT, ColorType.STANDARD} if palette.ansi else {ColorType.TRUECOLOR})
