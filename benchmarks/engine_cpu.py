@@ -28,7 +28,7 @@ def run(
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         reference = random_llama(Path(folder), SHAPES[parameters], dtype)
-        engine = start(EngineConfig(model=folder, dummy_weights=False, blocks=512))
+        engine = start(EngineConfig(model=folder, threads=threads, blocks=512))
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(3, 32000, (8, PROMPT), generator=generator)
 

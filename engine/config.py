@@ -19,6 +19,7 @@ class EngineConfig:
     model: str
     dtype: DTypeName = "auto"  # auto: the checkpoint's
     device: str = "auto"
+    threads: int | None = None  # on a CPU; None: all cores, and one for a small model
     dummy_weights: bool = False  # random weights of the model's shape
     attention: str = "auto"
     policy: str = "fcfs"
@@ -44,7 +45,7 @@ class EngineConfig:
             raise BadInput(f"preemption must be auto, recompute or swap, not {self.preemption!r}")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise BadInput(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}")
-        for name in ("max_running", "max_step_tokens", "max_waiting", "blocks", "max_context"):
+        for name in ("threads", "max_running", "max_step_tokens", "max_waiting", "blocks", "max_context"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise BadInput(f"{name} must be a whole number above 0, not {value!r}")

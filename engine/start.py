@@ -31,6 +31,7 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _GPU_SHARE, _HOST_SHARE = 0.85, 0.25
 _STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # so many do not stall for long those who decode beside them
 _PINNED = 2 * 2**30  # bytes of swap room beside a GPU: to pin more would take seconds at every start
+_ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more requests of full length than that would never be used
 
 
@@ -51,6 +52,11 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Engine:
     # The stand-in has no chat template, so that nothing else of a tokenizer is asked of it.
     tokenizer = cast(Tokenizer, BareTokenizer(model_config)) if bare else Tokenizer.load(place.folder)
     dtype = next(iter(model.parameters())).dtype
+    if device.type == "cpu":
+        weights = sum(each.nbytes for each in model.parameters()) + sum(
+            each.nbytes for each in model.buffers()
+        )
+        _use_threads(config.threads, weights)
     attention = choose_attention(config.attention, device, model_config.layers, dtype)
 
     block_bytes = KVStore.block_bytes(model_config.layers, config.block_size, dtype)
@@ -109,6 +115,14 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Engine:
         depth=config.depth if config.depth is not None else int(device.type == "cuda"),
         seed=config.seed if config.seed is not None else secrets.randbits(64),
     )
+
+
+def _use_threads(wanted: int | None, weights: int) -> None:
+    """A small model gains nothing from a second thread, and loses much where the other cores are busy."""
+    if wanted is not None:
+        torch.set_num_threads(wanted)
+    elif weights < _ONE_THREAD:
+        torch.set_num_threads(1)
 
 
 def _blocks_that_fit(device: torch.device, block_bytes: int, model: ModelConfig, config: EngineConfig) -> int:

@@ -13,7 +13,10 @@ from engine.config import LayerSpec
 from engine.errors import BadInput
 
 GROUP = "minichat.attention"  # entry points of packages that bring a back end of their own
-BUILT_IN = {"torch": "engine.attention.torch_backend"}  # imported when they are first asked for
+BUILT_IN = {  # imported when they are first asked for
+    "torch": "engine.attention.torch_backend",
+    "triton": "engine.attention.triton_backend",
+}
 PREFERRED = {"cuda": ("triton", "torch")}  # what "auto" tries; elsewhere torch
 
 logger = logging.getLogger("minichat.engine")
