@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from itertools import chain
 from typing import cast
 
 import torch
@@ -53,9 +54,7 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Engine:
     tokenizer = cast(Tokenizer, BareTokenizer(model_config)) if bare else Tokenizer.load(place.folder)
     dtype = next(iter(model.parameters())).dtype
     if device.type == "cpu":
-        weights = sum(each.nbytes for each in model.parameters()) + sum(
-            each.nbytes for each in model.buffers()
-        )
+        weights = sum(each.nbytes for each in chain(model.parameters(), model.buffers()))
         _use_threads(config.threads, weights)
     attention = choose_attention(config.attention, device, model_config.layers, dtype)
 
