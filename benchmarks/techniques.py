@@ -1,18 +1,19 @@
 """What each technique of docs/how/ brings on a CPU, with the built-in model: `--only NAME ...` runs some.
 
-Ratios are taken within a round, in which all contenders ran in turns. Figures in blocks or tokens are counted,
-not timed: they are the same on any machine.
+Ratios are taken within a round, in which all contenders ran in turns. Figures in blocks are counted, not
+timed: they are the same on any machine.
 """
 
 import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.engine_step import empty_engine, fill, steps
 from benchmarks.harness import Bench
@@ -22,7 +23,7 @@ from engine.events import Copied, Delta, Event
 from engine.params import SamplingParams
 from engine.runner.protocol import Outcome
 from engine.sampling.rows import RowsView, SamplingRows
-from engine.sampling.sampler import masses, pick, sample
+from engine.sampling.sampler import sample
 from engine.scheduling.plan import Plan
 from engine.start import start
 
@@ -45,7 +46,7 @@ class Reader:
 
     @property
     def gaps(self) -> list[float]:
-        return [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.times)]
 
 
 def pocket(**config: Any) -> Engine:
@@ -74,14 +75,23 @@ def drain(engine: Engine, until: Callable[[], object] = lambda: False) -> None:
             time.sleep(engine.pause())
 
 
+def abort_all(engine: Engine) -> None:
+    for id in list(engine.scheduler.requests):
+        engine.abort(id)
+
+
 def rounds(bench: Bench, contenders: dict[str, Callable[[], float]]) -> dict[str, list[float]]:
     """What each contender says of itself in each round that counts; every other round runs backwards."""
     found: dict[str, list[float]] = {name: [] for name in contenders}
-    for index in bench.progress.track(range(bench.warmup + bench.repeats), description=" / ".join(contenders)):
-        for name in list(contenders)[:: 1 if index % 2 else -1]:
+    count = bench.warmup + bench.repeats
+    task = bench.progress.add_task(" / ".join(contenders), total=count)
+    for index in range(count):
+        for name in list(contenders)[:: -1 if index % 2 else 1]:
             value = contenders[name]()
             if index >= bench.warmup:
                 found[name].append(value)
+        bench.progress.update(task, advance=1, refresh=True)
+    bench.progress.remove_task(task)
     return found
 
 
@@ -118,7 +128,7 @@ def paging(bench: Bench) -> None:
 
 def continuous_batching(bench: Bench) -> None:
     numbers, ids, engine = random.Random(2), prompts(), pocket(max_running=8)
-    replies = [numbers.randint(8, 120) for _ in range(32)]
+    replies = [numbers.randint(8, 64) for _ in range(24)]
 
     def in_groups(size: int) -> int:
         for at in range(0, len(replies), size):
@@ -138,28 +148,26 @@ def continuous_batching(bench: Bench) -> None:
 def chunked_prefill(bench: Bench) -> None:
     """Four replies run when a prompt of 1,500 tokens comes: the longest that one of them stands still."""
     ids = prompts()
-    first: dict[str, list[float]] = {}
+    calm: list[float] = []
+    engines = {"whole": pocket(chunked_prefill=False)}
+    engines |= {f"{budget} tokens a step": pocket(max_step_tokens=budget) for budget in (512, 64)}
+    firsts: dict[str, list[float]] = {name: [] for name in engines}
 
     def arrival(name: str, engine: Engine) -> float:
         readers = [ask(engine, ids, 16, 400) for _ in range(4)]
         drain(engine, until=lambda: len(readers[0].times) > 10)
-        usual = median(readers[0].gaps)
+        calm.append(median(readers[0].gaps))
         long = ask(engine, ids, 1500, 4)
         drain(engine, until=lambda: len(long.times) == 4)
-        first.setdefault(name, []).append(long.ttft)
-        calm.append(usual)
-        for id in list(engine.scheduler.requests):
-            engine.abort(id)
+        firsts[name].append(long.ttft)
+        abort_all(engine)
         return max(max(reader.gaps[10:]) for reader in readers)
 
-    calm: list[float] = []
-    whole, cut = (pocket(max_step_tokens=64, chunked_prefill=on) for on in (False, True))
-    stalls = rounds(bench, {"whole": lambda: arrival("whole", whole), "in chunks": lambda: arrival("in chunks", cut)})
-    bench.note("usual time between two tokens", calm[2 * bench.warmup :], "s")
-    note_all(bench, "worst stall of a running reply, long prompt", stalls)
-    note_all(
-        bench, "first token of the long prompt", {name: all[bench.warmup :] for name, all in first.items()}
-    )
+    stalls = rounds(bench, {name: partial(arrival, name, engine) for name, engine in engines.items()})
+    bench.note("time between two tokens before it comes", calm[len(engines) * bench.warmup :], "s")
+    note_all(bench, "longest stall of a running reply, prompt", stalls)
+    counted = {name: values[bench.warmup :] for name, values in firsts.items()}
+    note_all(bench, "first token of the long prompt", counted)
 
 
 def prefix_cache(bench: Bench) -> None:
@@ -185,7 +193,7 @@ def prefix_cache(bench: Bench) -> None:
 def copy_on_write(bench: Bench) -> None:
     """Eight replies of 16 tokens to one prompt of 1,000."""
     copied: list[Event] = []
-    forked, apart = pocket(), pocket()
+    forked, apart = (pocket(max_step_tokens=8192) for _ in range(2))
     forked.bus.subscribe(lambda event: copied.append(event) if isinstance(event, Copied) else None)
     first = ask(forked, prompts(), 1000, 32)
     drain(forked, until=lambda: first.times)
@@ -209,10 +217,16 @@ def most_blocks(engine: Engine) -> int:
 
 
 def preemption(bench: Bench) -> None:
-    """Twelve requests that want 216 blocks in the end, where there are 80."""
+    """One request that gives way; then twelve that want 216 blocks in the end, where there are 80."""
     ids = prompts()
-    engines = {"room for all": pocket(blocks=256)}
-    engines |= {how: pocket(blocks=80, host_blocks=256, preemption=how) for how in ("recompute", "swap", "auto")}
+
+    def pause(engine: Engine) -> float:
+        reader = ask(engine, ids, 1000, 100)
+        drain(engine, until=lambda: len(reader.times) > 10)
+        engine.preempt(next(iter(engine.scheduler.requests)))
+        drain(engine, until=lambda: len(reader.times) > 20)
+        abort_all(engine)
+        return max(reader.gaps)
 
     def workload(engine: Engine) -> float:
         began = time.perf_counter()
@@ -221,11 +235,21 @@ def preemption(bench: Bench) -> None:
         drain(engine)
         return time.perf_counter() - began
 
-    contenders = {name: lambda engine=engine: workload(engine) for name, engine in engines.items()}
-    note_all(bench, "12 requests done", rounds(bench, contenders))
-    for name, engine in engines.items():
-        each = engine.scheduler.preemptions / (bench.warmup + bench.repeats)
-        bench.note(f"preemptions in one run, {name}", each, "times")
+    lone = {
+        "recompute": pocket(preemption="recompute"),
+        "recompute, prefix cache on": pocket(preemption="recompute", prefix_cache=True),
+        "swap": pocket(preemption="swap", host_blocks=128),
+    }
+    pauses = rounds(bench, {name: partial(pause, engine) for name, engine in lone.items()})
+    note_all(bench, "pause of a request of 1,000 tokens", pauses)
+
+    engines = {"room for all": pocket(blocks=256)}
+    for how in ("recompute", "swap", "auto"):
+        engines[how] = pocket(blocks=80, host_blocks=256, preemption=how)
+    done = rounds(bench, {name: partial(workload, engine) for name, engine in engines.items()})
+    note_all(bench, "12 requests done", done)
+    runs = bench.warmup + bench.repeats
+    bench.note("preemptions in one run", engines["auto"].scheduler.preemptions / runs, "times")
     costs = engines["auto"].scheduler.costs
     bench.note("measured: to compute a token of a prompt", costs.prefill_token or 0.0, "s")
     bench.note("measured: to move a block", costs.swapped_block or 0.0, "s")
@@ -285,7 +309,10 @@ def sampling(bench: Bench, vocab: int = 151_936) -> None:
     greedy, plain, nucleus = view(temperature=0), view(), view(top_p=0.9)
 
     def drawn(view: RowsView) -> Callable[[], None]:
-        return lambda: void(sample(logits, view))
+        def call() -> None:
+            sample(logits, view)
+
+        return call
 
     calls = {
         "top-p 0.9, by sorting": sorted_nucleus,
@@ -318,16 +345,20 @@ def latency_policy(bench: Bench) -> None:
                 came.append(ask(engine, ids, 24, 1, deadline=1.0))
             engine.step()
         gaps = [gap for reader in running for gap in reader.gaps[10:]]
-        for id in list(engine.scheduler.requests):
-            engine.abort(id)
+        abort_all(engine)
         waits[engine.facts.policy].append(median(reader.ttft for reader in came))
         return sum(gaps) / len(gaps)
 
     waits: dict[str, list[float]] = {name: [] for name in engines}
-    for what, work in (("first token of an urgent request", urgent), ("mean gap of running replies", trickle)):
-        contenders = {name: lambda work=work, engine=engine: work(engine) for name, engine in engines.items()}
-        note_all(bench, what, rounds(bench, contenders))
-    note_all(bench, "first token of one that trickles in", {n: w[bench.warmup :] for n, w in waits.items()})
+    for what, work in (
+        ("first token of an urgent request", urgent),
+        ("mean gap of running replies", trickle),
+    ):
+        note_all(
+            bench, what, rounds(bench, {name: partial(work, engine) for name, engine in engines.items()})
+        )
+    counted = {name: values[bench.warmup :] for name, values in waits.items()}
+    note_all(bench, "first token of one that trickles in", counted)
 
 
 TECHNIQUES = {

@@ -47,7 +47,7 @@ class EngineConfig:
             raise BadInput(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}")
         for name in ("threads", "max_running", "max_step_tokens", "max_waiting", "blocks", "max_context"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise BadInput(f"{name} must be a whole number above 0, not {value!r}")
         if self.host_blocks is not None and self.host_blocks < 0:
             raise BadInput(f"host_blocks must be 0 or more, not {self.host_blocks!r}")

@@ -32,6 +32,8 @@ class Policy(Protocol):
         """Seconds for which nobody should be let in; 0 lets the head in now."""
 
 
+GROUP = "minichat.policies"  # entry points of packages that bring a policy of their own
+
 _P = TypeVar("_P", bound=type[Policy])
 POLICIES: dict[str, type[Policy]] = {}
 
@@ -43,11 +45,15 @@ def register(cls: _P) -> _P:
 
 def choose(name: str) -> Policy:
     """The policy of that name, from here or from an installed package."""
+    outside = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in POLICIES and name in outside:
+        try:
+            POLICIES[name] = outside[name].load()
+        except (ImportError, AttributeError) as error:
+            raise BadInput(f"scheduling policy {name!r} cannot be loaded: {error}") from error
     if name not in POLICIES:
-        for point in entry_points(group="minichat.policies", name=name):
-            POLICIES[name] = point.load()
-    if name not in POLICIES:
-        raise BadInput(f"there is no scheduling policy {name!r}; there are {', '.join(sorted(POLICIES))}")
+        known = ", ".join(sorted({*POLICIES, *outside}))
+        raise BadInput(f"there is no scheduling policy {name!r}; there are {known}")
     return POLICIES[name]()
 
 

@@ -321,7 +321,7 @@ class Scheduler:
             return False
         if self.rules.preemption != "auto":
             return self.rules.preemption == "swap"
-        return self.costs.swap_is_cheaper(victim.launched, len(victim.blocks))
+        return self.costs.swap_is_cheaper(victim.launched, self._blocks_for(victim.launched))
 
     def relying_on(self, plan: Plan) -> list[Request]:
         """The requests of a plan, and forks of them that share a block which its step was to write."""

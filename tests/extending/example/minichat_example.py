@@ -1,0 +1,78 @@
+"""An attention back end and a scheduling policy for minichat, in a package of their own."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.attention.base import Batch, KVLayer
+from engine.config import LayerSpec
+from engine.request import Request
+from engine.scheduling.policy import Outlook
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of the step."""
+
+    tokens: slice  # where its new tokens lie in the batch
+    places: Tensor  # [context]: where all it has seen lies in the cache, in order
+    ages: Tensor  # [tokens, context]: how many positions each key is before each query
+
+
+class SdpaAttention:
+    """One call of torch's scaled_dot_product_attention a row."""
+
+    name: ClassVar[str] = "sdpa"
+
+    @staticmethod
+    def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
+        return "it cannot cap scores, as this model wants" if spec.softcap is not None else None
+
+    def prepare(self, batch: Batch) -> tuple[Tensor, list[Row]]:
+        borders, contexts = pairwise(batch.host_starts.tolist()), batch.host_contexts.tolist()
+        size, rows = batch.block_size, []
+        for (start, stop), context, table in zip(borders, contexts, batch.tables, strict=True):
+            seen = torch.arange(context, device=table.device)
+            places = table.long()[seen // size] * size + seen % size
+            ages = batch.positions[start:stop, None] - seen
+            rows.append(Row(slice(start, stop), places, ages))
+        return batch.places, rows
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: tuple[Tensor, list[Row]]
+    ) -> Tensor:
+        if layer.sinks is not None:
+            raise ValueError("attention 'sdpa' knows no sinks, which this model has: choose another")
+        spec, (new, rows) = layer.spec, prepared
+        keys, values = layer.keys.flatten(0, 1), layer.values.flatten(0, 1)
+        keys[new], values[new] = k, v  # these are views: this writes to the cache
+        out = q.new_empty(*q.shape[:2], spec.value_dim)
+        for row in rows:
+            seen = row.ages >= 0
+            if spec.window is not None:
+                seen &= row.ages < spec.window
+            out[row.tokens] = F.scaled_dot_product_attention(
+                q[row.tokens].transpose(0, 1),
+                keys[row.places].transpose(0, 1),
+                values[row.places].transpose(0, 1),
+                attn_mask=seen,
+                scale=spec.scale,
+                enable_gqa=True,
+            ).transpose(0, 1)
+        return out
+
+
+class Shortest:
+    """The shortest prompt first; among equals, first come, first served."""
+
+    name: ClassVar[str] = "shortest"
+
+    def rank(self, request: Request) -> tuple[float, ...]:
+        return (request.prompt_len, request.id)
+
+    def hold(self, outlook: Outlook) -> float:
+        return 0.0

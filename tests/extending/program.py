@@ -1,0 +1,63 @@
+"""What a person might run who has installed the example: `program.py MODEL` prints JSON."""
+
+import json
+import sys
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.errors import BadInput
+from engine.params import SamplingParams
+from engine.start import start
+
+PROMPTS = [list(range(5, 65)), list(range(100, 103)), list(range(30, 50))]  # the longest comes first
+
+
+def finished(model: str, **config: Any) -> dict[str, Any]:
+    """What the engine calls itself, the replies, and in which order they ended."""
+    plain: dict[str, Any] = {
+        "dummy_weights": True,
+        "device": "cpu",
+        "blocks": 32,
+        "max_running": 1,
+        "max_step_tokens": 16,
+    }
+    engine = start(EngineConfig(model=model, **plain | config))
+    replies: dict[int, list[int]] = {}
+    ended = []
+
+    def hear(delta: Any) -> None:
+        replies.setdefault(delta.request, []).extend(delta.tokens)
+        if delta.finish:
+            ended.append(delta.request)
+
+    # Random weights like to repeat themselves, which would prove little.
+    params = SamplingParams(temperature=0, repetition_penalty=2, max_tokens=30, ignore_eos=True)
+    for prompt in PROMPTS:
+        engine.submit(prompt, params, hear)
+    while engine.busy:
+        engine.step()
+        engine.scheduler.check()
+    facts = engine.facts
+    return {"facts": [facts.attention, facts.policy], "replies": sorted(replies.items()), "ended": ended}
+
+
+def refusal(model: str, **config: Any) -> str:
+    try:
+        start(EngineConfig(model=model, dummy_weights=True, device="cpu", blocks=32, **config))
+    except BadInput as error:
+        return str(error)
+    return "nothing was refused"
+
+
+if __name__ == "__main__":
+    model = sys.argv[1]
+    print(
+        json.dumps(
+            {
+                "bad attention": refusal(model, attention="sdpq"),
+                "bad policy": refusal(model, policy="shortish"),
+                "built in": finished(model),
+                "example": finished(model, attention="sdpa", policy="shortest"),
+            }
+        )
+    )

@@ -1,0 +1,78 @@
+"""A package outside the tree brings an attention back end and a policy; docs/extending.md shows that one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MODEL = {  # random weights of this shape
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "vocab_size": 272,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "sliding_window": 21,
+    "torch_dtype": "float32",
+}
+HERE = Path(__file__).parent
+INSTALL = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check")
+
+
+@pytest.fixture(scope="module")
+def said(root: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the program says where the example is installed, on a model with a sliding window."""
+    site, model = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("model")
+    pip = [sys.executable, "-m", "pip", "install", *INSTALL, "--target", str(site), str(HERE / "example")]
+    installed = subprocess.run(pip, capture_output=True, text=True)
+    assert installed.returncode == 0, installed.stderr
+    (model / "config.json").write_text(json.dumps(MODEL))
+    ran = subprocess.run(
+        [sys.executable, HERE / "program.py", model],
+        env={**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{root}"},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, Any] = json.loads(ran.stdout)
+    return found
+
+
+def test_both_are_taken_by_name(said: dict[str, Any]) -> None:
+    assert said["built in"]["facts"] == ["torch", "fcfs"]
+    assert said["example"]["facts"] == ["sdpa", "shortest"]
+
+
+def test_the_back_end_says_what_the_built_in_one_says(said: dict[str, Any]) -> None:
+    replies = [tokens for _, tokens in said["built in"]["replies"]]
+    assert [len(tokens) for tokens in replies] == [30, 30, 30]
+    assert all(len(set(tokens)) > 5 for tokens in replies), "a reply that repeats itself proves little"
+    assert said["example"]["replies"] == said["built in"]["replies"]
+
+
+def test_the_policy_decides_who_goes_first(said: dict[str, Any]) -> None:
+    assert said["built in"]["ended"] == [0, 1, 2]
+    assert said["example"]["ended"] == [1, 2, 0]
+
+
+def test_a_bad_name_is_told_what_there_is(said: dict[str, Any]) -> None:
+    what, _, names = said["bad attention"].partition("; available here: ")
+    assert what == "attention 'sdpq': there is none of that name"
+    assert {"sdpa", "torch"} <= set(names.split(", "))
+    what, _, names = said["bad policy"].partition("; there are ")
+    assert what == "there is no scheduling policy 'shortish'"
+    assert {"fcfs", "latency", "priority", "shortest"} <= set(names.split(", "))
+
+
+def test_the_page_shows_this_very_package(root: Path) -> None:
+    page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
+    for file, language in (("pyproject.toml", "toml"), ("minichat_example.py", "python")):
+        code = (HERE / "example" / file).read_text(encoding="utf-8")
+        assert f"```{language}\n{code}```\n" in page, f"docs/extending.md and {file} differ"

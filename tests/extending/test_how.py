@@ -1,0 +1,49 @@
+"""The pages of docs/how/ speak of the code that stands: its files, its lines, its benchmarks."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import discovered
+
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "how").glob("*.md"))
+TECHNIQUES = [page for page in PAGES if page.name != "README.md"]
+
+
+def squeezed(code: str) -> str:
+    return "\n".join(line.strip() for line in code.splitlines() if line.strip())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_file_it_names_is_there(page: Path, root: Path) -> None:
+    named = set(re.findall(r"`((?:engine|tests|benchmarks)/[\w./]+)`", page.read_text(encoding="utf-8")))
+    assert {name for name in named if not (root / name).exists()} == set()
+
+
+@pytest.mark.parametrize("page", TECHNIQUES, ids=lambda page: page.stem)
+def test_every_line_it_quotes_is_in_the_file_it_names_last(page: Path, root: Path) -> None:
+    before = ""
+    for part in re.split(r"(```python\n.*?```)", page.read_text(encoding="utf-8"), flags=re.DOTALL):
+        if part.startswith("```python"):
+            file = root / re.findall(r"`(engine/[\w./]+)`", before)[-1]
+            quoted = squeezed(part.removeprefix("```python").removesuffix("```"))
+            assert quoted in squeezed(file.read_text(encoding="utf-8")), f"{file.name} has no such lines"
+        before += part
+
+
+@pytest.mark.parametrize("page", TECHNIQUES, ids=lambda page: page.stem)
+def test_its_figures_come_from_a_benchmark_that_exists(page: Path, root: Path) -> None:
+    command = re.compile(r"^python -m benchmarks (\w+) --only (\w+)$", re.MULTILINE)
+    said = command.findall(page.read_text(encoding="utf-8"))
+    assert said, "a page without a command"
+    for name, technique in said:
+        assert name in discovered()
+        code = (root / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
+        assert f"\ndef {technique}(bench: Bench" in code
+
+
+def test_the_index_has_every_page() -> None:
+    index = next(page for page in PAGES if page not in TECHNIQUES).read_text(encoding="utf-8")
+    listed = re.findall(r"^\| \d+ \| \[.*?\]\((.*?)\)", index, re.MULTILINE)
+    assert sorted(listed) == [page.name for page in TECHNIQUES]
