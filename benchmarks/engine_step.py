@@ -1,7 +1,7 @@
 """What a step of the engine costs besides the model: 8 and 256 rows, a long waiting line, a snapshot.
 
-Planning, the batch's tensors, what attention prepares, commit and text are all there; a second pair of
-figures has sampling too, from a model that says the same whatever it is asked.
+Planning, the batch's tensors, how rows are sampled, commit and text are all there. Further figures add what
+the CPU's attention prepares once a step, and sampling itself, from a model that always says the same.
 """
 
 import time
@@ -54,7 +54,7 @@ class Mute(ModelRunner):
     def launch(self, plan: Plan) -> Launched:
         began = time.monotonic()
         rows = [row for row in plan.rows if row.samples]
-        self.attention.prepare(self._batches.build(plan, self._last_ids))
+        self._batches.build(plan, self._last_ids)
         self._view(rows)
         return Launched(rows, torch.ones(len(rows), dtype=torch.int64), None, None, began, 0.0)
 

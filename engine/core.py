@@ -145,6 +145,7 @@ class Engine:
         self._check_ids(params)
         request.max_len = self._max_len(request.prompt_len, params)
         request.params = params
+        self.scheduler.restamp(request)
         if "seed" in changes and params.seed is not None:
             request.seed = params.seed % 2**64
         self._replies[id].retune(params, in_flight=request.pending > 0)

@@ -45,7 +45,8 @@ class Reply:
         self, request: Request, token: int, logprobs: tuple[TokenLogprob, ...], *, full: bool
     ) -> Finish | None:
         """Hands one more token on. Returns why the reply ends with it, if it does."""
-        finish, generated = None, request.generated
+        finish = None
+        generated = len(request.tokens) - request.prompt_len
         if token in self._enders and generated > self._floor:
             finish, text = Finish.STOP, self._flush()
         else:

@@ -38,6 +38,7 @@ class Request:
     salt: bytes = b""  # separates prefix caches of different owners
 
     launched: int = 0  # tokens whose KV is written or being written: the next plan starts here
+    stamp: int = -1  # another one, its own, whenever it may be sampled in another way or place
     pending: int = 0  # sampled on the device, not yet committed here
     slot: int = -1  # its row in the runner's columns while it runs
     blocks: list[int] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Plain torch: what CPUs run, and the oracle every other back end is held against."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ SCORES = 2**21  # their scores should stay in the processor's cache until they a
 PIECE = 1024  # tokens of context that one query meets at a time, so that their copy stays there too
 
 
-@dataclass(slots=True)
-class Row:
+class Row(NamedTuple):
     """One row of the batch, and where its context lies in the cache."""
 
     start: int  # its tokens are start..stop of the batch
@@ -72,8 +71,11 @@ class TorchAttention:
         scattered = ~follows.all(axis=1)
         starts, places = batch.host_starts, tables[:, 0].astype(np.int64) * size
         columns = (starts[:-1].tolist(), starts[1:].tolist(), batch.host_contexts.tolist(), places.tolist())
-        lists = [batch.tables[n] if apart else None for n, apart in enumerate(scattered.tolist())]
-        rows = [Row(*row) for row in zip(*columns, lists, strict=True)]
+        lists: list[Tensor | None] = [None] * len(tables)
+        apart = scattered.nonzero()[0]
+        for n, table in zip(apart.tolist(), batch.tables[apart].unbind(0), strict=True):
+            lists[n] = table
+        rows = list(map(Row._make, zip(*columns, lists, strict=True)))
         return Prepared(batch.places, rows, size)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:

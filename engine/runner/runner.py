@@ -12,7 +12,6 @@ from engine.cache.store import KVStore
 from engine.cache.tables import BlockTables
 from engine.events import TokenLogprob
 from engine.models.base import LanguageModel
-from engine.params import SamplingParams
 from engine.request import Request
 from engine.runner.batch import BatchBuilder
 from engine.runner.protocol import BAD, Outcome
@@ -54,7 +53,7 @@ class ModelRunner:
         self._requests, self._stop_ids = requests, stop_ids
         self._batches = BatchBuilder(requests, tables, block_size, device)
         self._sampling = SamplingRows(slots, model.config.vocab, device)
-        self._set_for: list[tuple[int, int, SamplingParams] | None] = [None] * slots
+        self._stamps = [-1] * slots  # of what each slot's sampling is set for
         self._last_ids = torch.zeros(slots, dtype=torch.int64, device=device)
 
     @torch.inference_mode()
@@ -130,10 +129,9 @@ class ModelRunner:
         indices = []
         for row in rows:
             request = self._requests[row.request]
-            current = (request.id, request.preemptions, request.params)
-            if self._set_for[row.slot] != current:
+            if self._stamps[row.slot] != request.stamp:
                 self._set(row, request)
-                self._set_for[row.slot] = current
+                self._stamps[row.slot] = request.stamp
             indices.append(row.start + row.length - request.prompt_len)
         return self._sampling.view([row.slot for row in rows], indices)
 

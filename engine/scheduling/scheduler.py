@@ -1,5 +1,6 @@
 """Continuous batching: decodes first, prompt chunks beside them, one token budget a step."""
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Scheduler:
         self._ordered_out: list[Request] = []  # to be preempted by hand
         self.gave_way = False  # somebody did in the newest plan, so nobody was let in
         self.step = 0
+        self._stamps = itertools.count()
         self.epoch = 0  # of the weights: a prefix computed with others is another prefix
         self.held_until: float | None = None  # the door is held so long
         self.preemptions = 0
@@ -119,15 +121,14 @@ class Scheduler:
                 self._preempt(draft, victim)
         size, prefilling = self.pool.block_size, []
         for request in list(self.running):
-            start, known = request.launched, request.known
+            start, known = request.launched, len(request.tokens) + request.pending
             if known - start > 1:
                 prefilling.append(request)
             elif request.slot < 0 or known == start or known == request.max_len:
                 continue  # preempted a moment ago for one before it, or nothing more to compute
             elif start < len(request.blocks) * size and not request.shares_tail:
-                draft.add(
-                    Row(request.id, request.slot, start, 1, True)
-                )  # the plain case, for most rows of most steps
+                # The plain case, for most rows of most steps.
+                draft.add(Row(request.id, request.slot, start, 1, True))
             else:
                 self._schedule(draft, request, 1)
         for request in sorted(prefilling, key=self.policy.rank):
@@ -352,9 +353,14 @@ class Scheduler:
 
     def _start_running(self, request: Request) -> None:
         request.slot = self.tables.open(request.blocks)
+        self.restamp(request)
         request.phase = Phase.PREFILL
         request.why = ""
         self.running.append(request)
+
+    def restamp(self, request: Request) -> None:
+        """Lets the runner see that the request's parameters, or its slot, are new."""
+        request.stamp = next(self._stamps)
 
     def _stop_running(self, request: Request) -> None:
         self.running.remove(request)
