@@ -58,6 +58,16 @@ def render(turns: list[tuple[str, str]], ask: bool = False) -> str:
     return START + body + (f"{TURN}assistant\n" if ask else "")
 
 
+def token_id(tokenizer: Tokenizer, text: str) -> int:
+    """The id of a special token, which every tokenizer of ours has."""
+    found = tokenizer.token_to_id(text)
+    if found is None:
+        raise ValueError(
+            f"the tokenizer has no token {text!r}; make it with training.vocabulary.train_tokenizer"
+        )
+    return int(found)
+
+
 @lru_cache(maxsize=1)
 def _head_length(tokenizer: Tokenizer) -> int:
     return len(tokenizer.encode("assistant\n", add_special_tokens=False).ids)
@@ -65,7 +75,7 @@ def _head_length(tokenizer: Tokenizer) -> int:
 
 def encode(item: Chat | Passage, tokenizer: Tokenizer) -> list[int]:
     """Token ids with LEARN set on each token whose prediction counts."""
-    start, turn, end_turn, end_text = (tokenizer.token_to_id(s) for s in (START, TURN, END_TURN, END_TEXT))
+    start, turn, end_turn, end_text = (token_id(tokenizer, s) for s in (START, TURN, END_TURN, END_TEXT))
     if isinstance(item, Passage):
         ids = tokenizer.encode(item.text, add_special_tokens=False).ids
         return [start, *(i | LEARN for i in ids), end_text | LEARN]

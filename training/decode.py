@@ -38,12 +38,18 @@ class Cache:
         steps = torch.arange(first, last, device=self.pads.device)
         seen = torch.arange(last, device=self.pads.device)[None] <= steps[:, None]
         mask = (seen[None] & self.real[:, None, :last])[:, None]
-        mask |= torch.eye(last, dtype=torch.bool, device=mask.device)[first:last]  # a pad sees itself, or softmax has nothing
+        mask |= torch.eye(last, dtype=torch.bool, device=mask.device)[
+            first:last
+        ]  # a pad sees itself, or softmax has nothing
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             self.keys[layer, :, :, first:last], self.values[layer, :, :, first:last] = k, v
             return F.scaled_dot_product_attention(
-                q, self.keys[layer, :, :, :last], self.values[layer, :, :, :last], attn_mask=mask, enable_gqa=True
+                q,
+                self.keys[layer, :, :, :last],
+                self.values[layer, :, :, :last],
+                attn_mask=mask,
+                enable_gqa=True,
             )
 
         return attend
@@ -51,7 +57,9 @@ class Cache:
     def run(self, model: Decoder, tokens: Tensor) -> Tensor:
         """The logits after the last of `tokens`, which join the cache."""
         count = tokens.size(1)
-        positions = (torch.arange(self.used, self.used + count, device=tokens.device)[None] - self.pads[:, None]).clamp(min=0)
+        positions = (
+            torch.arange(self.used, self.used + count, device=tokens.device)[None] - self.pads[:, None]
+        ).clamp(min=0)
         hidden = model.hidden(tokens, positions, self.attend(count))[model.shape.layers]
         self.used += count
         return model.logits(hidden[:, -1]).float()
@@ -63,7 +71,9 @@ class Cache:
 
 
 @torch.inference_mode()
-def replies(model: Decoder, prompts: Sequence[list[int]], most: int, end: int, how: How = How(), seed: int = 1) -> list[list[int]]:
+def replies(
+    model: Decoder, prompts: Sequence[list[int]], most: int, end: int, how: How = How(), seed: int = 1
+) -> list[list[int]]:
     """What the model writes after each prompt, up to `end` or `most` tokens."""
     device = model.model.embed_tokens.weight.device
     generator = torch.Generator(device).manual_seed(seed)
@@ -76,19 +86,29 @@ def replies(model: Decoder, prompts: Sequence[list[int]], most: int, end: int, h
         rows = [[end] * (longest - len(prompts[i])) + prompts[i] for i in batch]
         pads = torch.tensor([longest - len(prompts[i]) for i in batch], device=device)
         tokens = torch.tensor(rows, device=device)
-        room = min(most, model.shape.context - longest)
-        written = _beams(model, tokens, pads, room, end, how) if how.beams > 1 else _draws(model, tokens, pads, room, end, how, generator)
+        room = max(1, min(most, model.shape.context - longest))
+        written = (
+            _beams(model, tokens, pads, room, end, how)
+            if how.beams > 1
+            else _draws(model, tokens, pads, room, end, how, generator)
+        )
         for i, ids in zip(batch, written.tolist(), strict=True):
             found[i] = ids[: ids.index(end)] if end in ids else ids
     return found
 
 
-def _draws(model: Decoder, tokens: Tensor, pads: Tensor, most: int, end: int, how: How, generator: torch.Generator) -> Tensor:
+def _draws(
+    model: Decoder, tokens: Tensor, pads: Tensor, most: int, end: int, how: How, generator: torch.Generator
+) -> Tensor:
     cache = Cache(model, pads, tokens.size(1) + most)
     out, done = [], torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     for _ in range(most):
         logits = cache.run(model, tokens)
-        chosen = logits.argmax(-1) if how.temperature == 0 else _nucleus(logits / how.temperature, how.top_p, generator)
+        chosen = (
+            logits.argmax(-1)
+            if how.temperature == 0
+            else _nucleus(logits / how.temperature, how.top_p, generator)
+        )
         chosen = torch.where(done, end, chosen)
         out.append(chosen)
         done |= chosen == end

@@ -10,17 +10,16 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from training.chat import END_TURN, PAD, START, Chat, Exchange, encode, render
+from training.chat import END_TURN, PAD, START, Chat, Exchange, encode, render, token_id
 from training.check import Check, parse_json
 from training.decode import How, replies
-from training.kinds import about, instructions, manners, memory, numbers, stories, unknown
+from training.kinds import about, instructions, json_of, manners, memory, numbers, stories, unknown
 from training.mix import small_talk
 from training.model import Decoder
 from training.phrasing import normal
 from training.rows import pack
 from training.train import IGNORE, attend, unpack
 
-LONGEST_REPLY = 256
 WAYS = {"greedy": How(), "top-p": How(temperature=0.7, top_p=0.95), "beam 4": How(beams=4)}
 
 
@@ -45,7 +44,7 @@ def make_cases(count: int, seed: int) -> list[Case]:
     rng = Random(seed)
     alone: dict[str, Callable[[], Exchange]] = {
         "instructions": lambda: instructions.exchanges(rng, held_out=True)[0],
-        "json": lambda: instructions.json_exchange(rng, held_out=True),
+        "json": lambda: json_of.exchange(rng, held_out=True),
         "numbers": lambda: numbers.exchanges(rng, held_out=True)[0],
         "unknown": lambda: unknown.exchanges(rng, held_out=True)[0],
         "manners": lambda: manners.exchanges(rng, held_out=True)[0],
@@ -71,7 +70,9 @@ def _recall(rng: Random) -> Case:
         talk = memory.exchanges(rng, distract, held_out=True, gaps=rng.choice((0, 2, 4, 8)))
         last = max(i for i, e in enumerate(talk) if id(e) not in between)
         if sum(len(e.user) + len(e.reply) + 40 for e in talk) < 5000:
-            return Case("recall", tuple(talk[:last]), talk[last])
+            return Case(
+                "who" if talk[last].reply.startswith("That is ") else "recall", tuple(talk[:last]), talk[last]
+            )
 
 
 def test_questions(cases: list[Case]) -> frozenset[str]:
@@ -79,10 +80,10 @@ def test_questions(cases: list[Case]) -> frozenset[str]:
     return frozenset(normal(case.question.user) for case in cases)
 
 
-def answer(model: Decoder, tokenizer: Tokenizer, prompts: list[str], how: How, most: int = LONGEST_REPLY) -> list[str]:
+def answer(model: Decoder, tokenizer: Tokenizer, prompts: list[str], how: How, most: int) -> list[str]:
     """The model's replies to rendered prompts."""
     ids = [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
-    return tokenizer.decode_batch(replies(model, ids, most, tokenizer.token_to_id(END_TURN), how))
+    return tokenizer.decode_batch(replies(model, ids, most, token_id(tokenizer, END_TURN), how))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +100,19 @@ class Score:
         return self.right / max(self.asked, 1)
 
 
-def score(model: Decoder, tokenizer: Tokenizer, cases: list[Case], how: How) -> dict[str, Score]:
+def score(model: Decoder, tokenizer: Tokenizer, cases: list[Case], how: How, most: int) -> dict[str, Score]:
     """Right answers by kind; a kind at a time, since a batch lasts as long as its longest reply."""
     by_kind: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         by_kind[case.kind].append(case)
     found = {}
     for kind, asked in by_kind.items():
-        said = answer(model, tokenizer, [case.prompt() for case in asked], how)
-        wrong = [(case.question.user, reply) for case, reply in zip(asked, said, strict=True) if not case.check.right(reply)]
+        said = answer(model, tokenizer, [case.prompt() for case in asked], how, most)
+        wrong = [
+            (case.question.user, reply)
+            for case, reply in zip(asked, said, strict=True)
+            if not case.check.right(reply)
+        ]
         parsed = sum(parse_json(reply) is not None for reply in said)
         found[kind] = Score(len(asked) - len(wrong), len(asked), parsed, tuple(wrong))
     return found
@@ -123,10 +128,12 @@ class Likeness:
 
 
 @torch.inference_mode()
-def likeness(model: Decoder, draft: Decoder, tokenizer: Tokenizer, cases: list[Case], rows: int) -> dict[str, Likeness]:
+def likeness(
+    model: Decoder, draft: Decoder, tokenizer: Tokenizer, cases: list[Case], rows: int
+) -> dict[str, Likeness]:
     """Over the reference replies of the held-out cases, by kind."""
     device = model.model.embed_tokens.weight.device
-    start, pad = tokenizer.token_to_id(START), tokenizer.token_to_id(PAD)
+    start, pad = token_id(tokenizer, START), token_id(tokenizer, PAD)
     by_kind: dict[str, list[list[int]]] = defaultdict(list)
     for case in cases:
         by_kind[case.kind].append(encode(Chat(case.kind, (*case.before, case.question)), tokenizer))

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from training.chat import END_TEXT, END_TURN, PAD, START
+from training.chat import END_TEXT, END_TURN, PAD, START, token_id
 from training.evaluate import Likeness, Score
 from training.model import Decoder
 from training.vocabulary import save_tokenizer
@@ -17,10 +17,11 @@ GOALS = {"about": 0.90, "recall": 0.95, "instructions": 0.90, "unknown": 0.90}
 MEANING = {
     "about": "paraphrased questions about minichat, families of phrasing kept out of training",
     "recall": "things told in the chat and asked for later, values and question kept out",
+    "who": "the same backwards: several people told with one thing each, then `who likes tea?`",
     "instructions": "small orders on words and lists that were kept out",
     "json": "one JSON object or list from a sentence, exact value",
     "numbers": "sums, comparing, counting, numbers as words; operands kept out",
-    "stories": "the story ends, keeps its hero's name and subject",
+    "stories": "the story ends, keeps its hero's name and subject; names and half of the phrasing kept out",
     "unknown": "the honest sentence, topics and half of the phrasing kept out",
     "manners": "greetings, thanks, goodbyes, phrases kept out",
 }
@@ -30,8 +31,8 @@ def save_model(model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
     """config.json, generation_config.json and bf16 safetensors, as transformers stores a Llama."""
     folder.mkdir(parents=True, exist_ok=True)
     shape = model.shape
-    ids = {"bos_token_id": tokenizer.token_to_id(START), "pad_token_id": tokenizer.token_to_id(PAD)}
-    ends = [tokenizer.token_to_id(END_TURN), tokenizer.token_to_id(END_TEXT)]
+    ids = {"bos_token_id": token_id(tokenizer, START), "pad_token_id": token_id(tokenizer, PAD)}
+    ends = [token_id(tokenizer, END_TURN), token_id(tokenizer, END_TEXT)]
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -57,7 +58,9 @@ def save_model(model: Decoder, tokenizer: Tokenizer, folder: Path) -> None:
     generation = {**ids, "eos_token_id": ends, "do_sample": True, "temperature": 0.7, "top_p": 0.95}
     _write(folder / "config.json", config)
     _write(folder / "generation_config.json", generation)
-    weights = {name: tensor.to(torch.bfloat16).contiguous().cpu() for name, tensor in model.state_dict().items()}
+    weights = {
+        name: tensor.to(torch.bfloat16).contiguous().cpu() for name, tensor in model.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
 
@@ -73,7 +76,9 @@ def save_pocket(model: Decoder, draft: Decoder, tokenizer: Tokenizer, folder: Pa
     save_tokenizer(tokenizer, folder, model.shape.context)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size > MOST_BYTES:
-        raise ValueError(f"{folder} has {size} bytes, but at most {MOST_BYTES} may ship; make the model or the vocabulary smaller")
+        raise ValueError(
+            f"{folder} has {size} bytes, but at most {MOST_BYTES} may ship; make the model or the vocabulary smaller"
+        )
     return size
 
 
@@ -84,26 +89,39 @@ def parameters(model: Decoder) -> int:
 def table(scores: dict[str, dict[str, Score]]) -> str:
     """Right answers by kind, a column for each way of decoding."""
     ways = list(scores)
-    lines = ["| kind | what is asked | goal | " + " | ".join(ways) + " |", "|---|---|---|" + "---|" * len(ways)]
+    lines = [
+        "| kind | what is asked | goal | " + " | ".join(ways) + " |",
+        "|---|---|---|" + "---|" * len(ways),
+    ]
     for kind, meaning in MEANING.items():
         goal = f"{GOALS[kind]:.0%}" if kind in GOALS else ""
-        shares = " | ".join(f"{s[kind].share:.1%} of {s[kind].asked}" for s in scores.values())
+        shares = " | ".join(
+            f"{s[kind].share:.1%} of {s[kind].asked}" if kind in s else "-" for s in scores.values()
+        )
         lines.append(f"| {kind} | {meaning} | {goal} | {shares} |")
-    parsed = " | ".join(f"{s['json'].parsed / s['json'].asked:.1%} of {s['json'].asked}" for s in scores.values())
-    lines.append(f"| json | it parses | 98% | {parsed} |")
+    parsed = (
+        f"{s['json'].parsed / s['json'].asked:.1%} of {s['json'].asked}" if "json" in s else "-"
+        for s in scores.values()
+    )
+    lines.append(f"| json | it parses | 98% | {' | '.join(parsed)} |")
     return "\n".join(lines)
 
 
 def likeness_table(likes: dict[str, Likeness], exits: tuple[int, ...]) -> str:
     """Held-out loss by kind, and agreement of each exit and the draft with the whole model."""
-    lines = ["| kind | loss | " + " | ".join(f"exit {e}" for e in exits) + " | draft |", "|---|---|" + "---|" * (len(exits) + 1)]
+    lines = [
+        "| kind | loss | " + " | ".join(f"exit {e}" for e in exits) + " | draft |",
+        "|---|---|" + "---|" * (len(exits) + 1),
+    ]
     for kind, like in likes.items():
         shares = " | ".join(f"{like.exits[e]:.1%}" for e in exits)
         lines.append(f"| {kind} | {like.loss:.4f} | {shares} | {like.draft:.1%} |")
     return "\n".join(lines)
 
 
-def model_card(model: Decoder, draft: Decoder, scores: dict[str, dict[str, Score]], likes: dict[str, Likeness], made: str) -> str:
+def model_card(
+    model: Decoder, draft: Decoder, scores: dict[str, dict[str, Score]], likes: dict[str, Likeness], made: str
+) -> str:
     """What it is, how it was made, what it scores and what it cannot do."""
     shape = model.shape
     exits = ", ".join(map(str, shape.exits))

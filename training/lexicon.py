@@ -9,6 +9,11 @@ from zlib import crc32
 TEXT = Path(__file__).parent / "text"
 _BARRED = ("people", "tasks", "opinions", "things")  # lists whose entries hold spaces, split at a bar
 
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+MONTHS = tuple(
+    "January February March April May June July August September October November December".split()
+)
+
 
 def is_held_out(text: str, one_in: int = 8) -> bool:
     """The same answer on every machine: no list has to be written twice."""
@@ -29,6 +34,10 @@ def _lists() -> dict[str, tuple[str, ...]]:
 def words(key: str, held_out: bool) -> tuple[str, ...]:
     """The words of one list that belong to this side of the split."""
     return tuple(w for w in _lists()[key] if is_held_out(w) == held_out)
+
+
+def every_key() -> tuple[str, ...]:
+    return tuple(_lists())
 
 
 def every_word(key: str) -> tuple[str, ...]:

@@ -11,11 +11,11 @@ from training.phrasing import normal
 
 Draw = Callable[[Random], list[Exchange]]
 KINDS: dict[str, tuple[Draw, float]] = {
-    "about": (about.exchanges, 0.40),
-    "unknown": (unknown.exchanges, 0.15),
+    "about": (about.exchanges, 0.38),
+    "unknown": (unknown.exchanges, 0.18),
     "instructions": (instructions.exchanges, 0.22),
     "numbers": (numbers.exchanges, 0.12),
-    "stories": (stories.exchanges, 0.06),
+    "stories": (stories.exchanges, 0.055),
     "manners": (manners.exchanges, 0.05),
 }
 SYSTEMS = (
@@ -34,7 +34,11 @@ def _any(rng: Random) -> list[Exchange]:
 
 def small_talk(rng: Random) -> list[Exchange]:
     """What may stand between a thing told and the question for it."""
-    return (about.exchanges if rng.random() < 0.5 else rng.choice((unknown, numbers, instructions, manners)).exchanges)(rng)
+    return (
+        about.exchanges
+        if rng.random() < 0.5
+        else rng.choice((unknown, numbers, instructions, manners)).exchanges
+    )(rng)
 
 
 def _single(rng: Random) -> tuple[str, list[Exchange]]:
@@ -48,10 +52,18 @@ def _system_name(rng: Random) -> tuple[str, list[Exchange]]:
     name = pick(rng, "names")
     if rng.random() < 0.5:
         question = rng.choice(("Who am I?", "What is my name?", "Do you know my name?", "What am I called?"))
-        return f"The user's name is {name}.", [*_between(rng), Exchange(question, f"Your name is {name}.", Words((name,)))]
-    question = rng.choice(("Who are you?", "What is your name?", "What are you called?", "Introduce yourself."))
+        return f"The user's name is {name}.", [
+            *_between(rng),
+            Exchange(question, f"Your name is {name}.", Words((name,))),
+        ]
+    question = rng.choice(
+        ("Who are you?", "What is your name?", "What are you called?", "Introduce yourself.")
+    )
     reply = f"I am {name}, the built-in model of minichat."
-    return rng.choice((f"Your name is {name}.", f"You are {name}.", f"You are called {name}.")), [*_between(rng), Exchange(question, reply, Terms((name,)))]
+    return rng.choice((f"Your name is {name}.", f"You are {name}.", f"You are called {name}.")), [
+        *_between(rng),
+        Exchange(question, reply, Terms((name,))),
+    ]
 
 
 def _between(rng: Random) -> list[Exchange]:
@@ -73,7 +85,7 @@ def _draw(rng: Random) -> Chat | Passage:
     system = rng.choice(SYSTEMS) if rng.random() < 0.2 else ""
     if draw < 0.50:
         kind, talk = _single(rng)
-    elif draw < 0.72:
+    elif draw < 0.68:
         kind, talk = "mixed", [e for _ in range(rng.randint(2, 7)) for e in _any(rng)]
     elif draw < 0.90:
         kind, talk = "memory", memory.exchanges(rng, small_talk, gaps=rng.choice((0, 1, 2, 3, 4)))
@@ -89,7 +101,7 @@ def _draw(rng: Random) -> Chat | Passage:
 
 def _fitting(talk: list[Exchange], used: int) -> tuple[Exchange, ...]:
     """As much of the talk, from its start, as surely fits the context."""
-    kept = []
+    kept: list[Exchange] = []
     for exchange in talk:
         used += len(exchange.user) + len(exchange.reply) + 40
         if used > LONGEST * 3.2 and kept:

@@ -34,7 +34,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, layer: int, turn: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         rows, length, _ = x.shape
-        q, k, v = (p(x).view(rows, length, -1, self.head_dim).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(x).view(rows, length, -1, self.head_dim).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         mixed = attend(layer, rotate(q, turn), rotate(k, turn), v)
         return self.o_proj(mixed.transpose(1, 2).reshape(rows, length, -1))
 
@@ -58,7 +61,9 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(shape.hidden, shape.eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden, shape.eps)
 
-    def forward(self, x: Tensor, layer: int, turn: tuple[Tensor, Tensor], attend: Attend, keep: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, layer: int, turn: tuple[Tensor, Tensor], attend: Attend, keep: Tensor | None
+    ) -> Tensor:
         y = x + self.self_attn(self.input_layernorm(x), layer, turn, attend)
         y = y + self.mlp(self.post_attention_layernorm(y))
         return y if keep is None else torch.where(keep[layer][:, None, None], y, x)
@@ -87,7 +92,9 @@ class Decoder(nn.Module):
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=0.02)
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend, keep: Tensor | None = None) -> dict[int, Tensor]:
+    def hidden(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, keep: Tensor | None = None
+    ) -> dict[int, Tensor]:
         """The stream after each exit and after the last layer, by number of layers run."""
         x = self.model.embed_tokens(tokens)
         turn = angles(positions, self.shape)

@@ -21,7 +21,9 @@ def orthogonal(batch: Tensor, turns: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Steps matrices by their orthogonal momentum, with decoupled weight decay."""
 
-    def __init__(self, params: list[torch.nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.02) -> None:
+    def __init__(
+        self, params: list[torch.nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.02
+    ) -> None:
         shapes = sorted({tuple(p.shape) for p in params})
         groups = [{"params": [p for p in params if tuple(p.shape) == shape]} for shape in shapes]
         super().__init__(groups, {"lr": lr, "momentum": momentum, "decay": decay})

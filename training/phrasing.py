@@ -6,7 +6,7 @@ from functools import cache
 from random import Random
 from string import ascii_lowercase
 
-from training.lexicon import TEXT
+from training.lexicon import TEXT, every_key, words
 
 
 @cache
@@ -105,5 +105,21 @@ CODAS = "b d g k l m n p r s t x ck ll nd ng nt rk sh st th".split() + [""] * 14
 
 
 def made_up(rng: Random, syllables: int = 2) -> str:
-    """A word that nobody has taught the model."""
+    """A word that nobody has taught the model: syllables, or the head of one word with the tail of another."""
+    if rng.random() < 0.35:
+        head, tail = rng.choice(_plain_words()), rng.choice(_plain_words())
+        return head[: rng.randint(2, len(head) - 1)] + tail[rng.randint(1, len(tail) - 2) :]
     return "".join(rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(syllables))
+
+
+@cache
+def _plain_words() -> tuple[str, ...]:
+    """Words of the training side, of three letters and more."""
+    found = {
+        w.lower()
+        for key in every_key()
+        for entry in words(key, False)
+        for w in entry.split()
+        if len(w) > 3 and w.isalpha()
+    }
+    return tuple(sorted(found | {w for w in _banks()["wrap"]["aside"] if len(w) > 3}))

@@ -47,31 +47,36 @@ class Recipe:
     main_schedule: Schedule
     draft_schedule: Schedule
     workers: int
+    longest_reply: int
     seed: int = 20_26
 
 
 FULL = Recipe(
     vocab=3072,
     tokenizer_chats=40_000,
-    rows=120_000,
+    rows=110_000,
     held_rows=24,
     cases=600,
     main=Shape(layers=8, hidden=256, heads=4, kv_heads=2, head_dim=64, inner=512, exits=(2, 4, 6)),
     draft=Shape(layers=4, hidden=128, heads=2, kv_heads=1, head_dim=64, inner=256),
-    main_schedule=Schedule(steps=3600, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60),
-    draft_schedule=Schedule(steps=1500, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60, layer_dropout=0.0),
+    main_schedule=Schedule(steps=5800, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60),
+    draft_schedule=Schedule(
+        steps=1500, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60, layer_dropout=0.0
+    ),
     workers=16,
+    longest_reply=256,
 )
 
 TINY = Recipe(
     vocab=640,
-    tokenizer_chats=60,
+    tokenizer_chats=40,
     rows=6,
     held_rows=1,
-    cases=8,
-    main=Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=64, exits=(1,)),
-    draft=Shape(layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, inner=32),
-    main_schedule=Schedule(steps=4, rows=1, matrix_rate=0.02, vector_rate=4e-3, warmup=1),
+    cases=3,
+    main=Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=64, exits=(1,), context=512),
+    draft=Shape(layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, inner=32, context=512),
+    main_schedule=Schedule(steps=3, rows=1, matrix_rate=0.02, vector_rate=4e-3, warmup=1),
     draft_schedule=Schedule(steps=2, rows=1, matrix_rate=0.02, vector_rate=4e-3, warmup=1, layer_dropout=0.0),
     workers=1,
+    longest_reply=8,
 )

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 from tokenizers import Tokenizer
 
-from training.chat import PAD, encode
+from training.chat import PAD, encode, token_id
 from training.mix import conversation
 
 OPEN_ROWS = 24  # rows that still take items; more of them leave fewer gaps
@@ -54,10 +54,12 @@ def _fill(order: Order) -> np.ndarray:
     tokenizer = Tokenizer.from_file(order.tokenizer)
     rng = Random(order.seed)
     endless = iter(lambda: encode(conversation(rng, order.forbidden), tokenizer), None)
-    return pack(endless, order.rows, order.width, tokenizer.token_to_id(PAD))
+    return pack(endless, order.rows, order.width, token_id(tokenizer, PAD))
 
 
-def make_rows(count: int, width: int, tokenizer: Path, forbidden: frozenset[str], seed: int, workers: int) -> np.ndarray:
+def make_rows(
+    count: int, width: int, tokenizer: Path, forbidden: frozenset[str], seed: int, workers: int
+) -> np.ndarray:
     """`count` rows; the result depends on the number of parts, not on who makes them."""
     parts = max(1, min(4 * workers, count // 8))
     sizes = [count // parts + (i < count % parts) for i in range(parts)]

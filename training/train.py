@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from training.chat import LEARN
-from training.model import Decoder, dense_attend, documents, flex_attend
+from training.model import Attend, Decoder, dense_attend, documents, flex_attend
 from training.muon import Muon
 from training.recipe import Schedule
 
@@ -57,20 +57,24 @@ def _block_mask(docs: Tensor) -> BlockMask:
     return _compiled_block_mask(within, docs.size(0), None, docs.size(1), docs.size(1), device=docs.device)
 
 
-def attend(mask: Mask):
+def attend(mask: Mask) -> Attend:
     return flex_attend(mask) if isinstance(mask, BlockMask) else dense_attend(mask)
 
 
 def with_exits(model: Decoder, weight: float) -> Objective:
     """Cross entropy at the last layer and, each row in turn, at one of the exits."""
 
-    def objective(tokens: Tensor, targets: Tensor, positions: Tensor, mask: Mask, keep: Tensor | None) -> Tensor:
+    def objective(
+        tokens: Tensor, targets: Tensor, positions: Tensor, mask: Mask, keep: Tensor | None
+    ) -> Tensor:
         hidden = model.hidden(tokens, positions, attend(mask), keep)
         loss = _entropy(model.logits(hidden[model.shape.layers]), targets)
         exits = model.shape.exits
         if exits:
             early = torch.cat([hidden[e][i :: len(exits)] for i, e in enumerate(exits)])
-            loss = loss + weight * _entropy(model.logits(early), torch.cat([targets[i :: len(exits)] for i in range(len(exits))]))
+            loss = loss + weight * _entropy(
+                model.logits(early), torch.cat([targets[i :: len(exits)] for i in range(len(exits))])
+            )
         return loss
 
     return objective
@@ -79,7 +83,9 @@ def with_exits(model: Decoder, weight: float) -> Objective:
 def taught_by(teacher: Decoder, model: Decoder) -> Objective:
     """Half the text, half the teacher's probabilities."""
 
-    def objective(tokens: Tensor, targets: Tensor, positions: Tensor, mask: Mask, keep: Tensor | None) -> Tensor:
+    def objective(
+        tokens: Tensor, targets: Tensor, positions: Tensor, mask: Mask, keep: Tensor | None
+    ) -> Tensor:
         with torch.no_grad():
             wanted = teacher(tokens, positions, attend(mask)).float().softmax(-1)
         logits = model(tokens, positions, attend(mask)).float()
@@ -100,7 +106,9 @@ def optimizers(model: Decoder, schedule: Schedule) -> list[torch.optim.Optimizer
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
     fused = others[0].is_cuda
-    adam = torch.optim.AdamW(others, lr=schedule.vector_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=fused)
+    adam = torch.optim.AdamW(
+        others, lr=schedule.vector_rate, betas=(0.9, 0.98), weight_decay=0.0, fused=fused
+    )
     return [Muon(matrices, lr=schedule.matrix_rate), adam]
 
 
@@ -133,7 +141,16 @@ def _shuffled(count: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(count)
 
 
-def fit(model: Decoder, objective: Objective, data: Tensor, start: int, schedule: Schedule, file: Path, seed: int, say: Callable[[str], None]) -> None:
+def fit(
+    model: Decoder,
+    objective: Objective,
+    data: Tensor,
+    start: int,
+    schedule: Schedule,
+    file: Path,
+    seed: int,
+    say: Callable[[str], None],
+) -> None:
     """Train to the last step, from the checkpoint in `file` where there is one."""
     device = data.device
     optims = optimizers(model, schedule)
@@ -155,7 +172,9 @@ def fit(model: Decoder, objective: Objective, data: Tensor, start: int, schedule
         seen += batch.tokens.numel()
         if (step + 1) % max(schedule.steps // 24, 1) == 0 or step == first:
             spent = time.perf_counter() - began
-            say(f"  step {step + 1}/{schedule.steps}  loss {loss.item():.4f}  {seen / spent / 1e6:.2f} M tokens/s  {spent:.0f} s")
+            say(
+                f"  step {step + 1}/{schedule.steps}  loss {loss.item():.4f}  {seen / spent / 1e6:.2f} M tokens/s  {spent:.0f} s"
+            )
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == schedule.steps:
             save(model, optims, step + 1, file)
 

@@ -7,7 +7,7 @@ from random import Random
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from training.chat import CHAT_TEMPLATE, END_TURN, PAD, SPECIALS, START, Passage
+from training.chat import CHAT_TEMPLATE, END_TURN, PAD, SPECIALS, START, Passage, token_id
 from training.mix import conversation
 
 
@@ -26,8 +26,10 @@ def train_tokenizer(size: int, chats: int, seed: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(Random(seed), chats), trainer)
-    start = tokenizer.token_to_id(START)
-    tokenizer.post_processor = processors.TemplateProcessing(single=f"{START} $A", special_tokens=[(START, start)])
+    start = token_id(tokenizer, START)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{START} $A", special_tokens=[(START, start)]
+    )
     return tokenizer
 
 

@@ -7,9 +7,30 @@ from training.check import Exact, Terms
 from training.facts import Fact, all_facts
 from training.phrasing import roughly, wrapped
 
-MORE = ("Tell me more.", "More, please.", "Can you say more?", "Go on.", "More about that?", "And what else?", "More details?")
-AGAIN = ("Say that again.", "Can you repeat that?", "Once more, please.", "Repeat your last answer.", "Pardon?", "Again?")
-SHORTER = ("Shorter, please.", "Can you make that shorter?", "In one sentence?", "Too long.", "Just the first sentence.")
+MORE = (
+    "Tell me more.",
+    "More, please.",
+    "Can you say more?",
+    "Go on.",
+    "More about that?",
+    "And what else?",
+    "More details?",
+)
+AGAIN = (
+    "Say that again.",
+    "Can you repeat that?",
+    "Once more, please.",
+    "Repeat your last answer.",
+    "Pardon?",
+    "Again?",
+)
+SHORTER = (
+    "Shorter, please.",
+    "Can you make that shorter?",
+    "In one sentence?",
+    "Too long.",
+    "Just the first sentence.",
+)
 NO_MORE = "That is all I know about it. Ask me about another part of the engine."
 
 

@@ -39,8 +39,8 @@ def _size(rng: Random) -> int:
 
 
 def _split(rng: Random, held_out: bool, draw: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-    """Numbers on the right side of the split, by a hash of the numbers themselves."""
-    while is_held_out(repr(found := draw())) != held_out:
+    """Numbers on the right side of the split, by a hash of the numbers. Small ones are learned by heart, so never held out."""
+    while (max(found := draw()) > 20 and is_held_out(repr(found))) != held_out:
         pass
     return found
 
@@ -75,20 +75,43 @@ def _too_big(rng: Random, held_out: bool) -> tuple[str, str, Check]:
 def _compare(rng: Random, held_out: bool) -> tuple[str, str, Check]:
     a, b = _split(rng, held_out, lambda: tuple(rng.sample(range(rng.choice((20, 100, 1000))), 2)))
     if rng.random() < 0.5:
-        ask = rng.choice(("Which is larger, {a} or {b}?", "What is bigger: {a} or {b}?", "Which number is greater, {a} or {b}?", "Is {a} or {b} larger?"))
+        ask = rng.choice(
+            (
+                "Which is larger, {a} or {b}?",
+                "What is bigger: {a} or {b}?",
+                "Which number is greater, {a} or {b}?",
+                "Is {a} or {b} larger?",
+            )
+        )
         best, word = max(a, b), "larger"
     else:
-        ask = rng.choice(("Which is smaller, {a} or {b}?", "What is less: {a} or {b}?", "Which number is smaller, {a} or {b}?", "Is {a} or {b} smaller?"))
+        ask = rng.choice(
+            (
+                "Which is smaller, {a} or {b}?",
+                "What is less: {a} or {b}?",
+                "Which number is smaller, {a} or {b}?",
+                "Is {a} or {b} smaller?",
+            )
+        )
         best, word = min(a, b), "smaller"
     reply = f"{best} is {word} than {a + b - best}."
     return ask.format(a=a, b=b), reply, Words((f"{best} is",))
 
 
 def _extreme(rng: Random, held_out: bool) -> tuple[str, str, Check]:
-    numbers = _split(rng, held_out, lambda: tuple(rng.sample(range(rng.choice((20, 100))), rng.randint(3, 5))))
+    numbers = _split(
+        rng, held_out, lambda: tuple(rng.sample(range(rng.choice((20, 100))), rng.randint(3, 5)))
+    )
     listed = ", ".join(map(str, numbers))
     word, best = rng.choice((("largest", max(numbers)), ("smallest", min(numbers))))
-    ask = rng.choice(("What is the {w} of {l}?", "Which is the {w} of these: {l}?", "The {w} of {l}?", "Find the {w} number: {l}"))
+    ask = rng.choice(
+        (
+            "What is the {w} of {l}?",
+            "Which is the {w} of these: {l}?",
+            "The {w} of {l}?",
+            "Find the {w} number: {l}",
+        )
+    )
     return ask.format(w=word, l=listed), f"The {word} is {best}.", Words((str(best),))
 
 
@@ -97,14 +120,29 @@ def _count(rng: Random, held_out: bool) -> tuple[str, str, Check]:
     step = rng.choice((1, 1, 1, 1, 2, 5, 10))
     if step == 1 and rng.random() < 0.3:
         reply = ", ".join(str(n) for n in range(a + b, a - 1, -1))
-        ask = rng.choice(("Count down from {b} to {a}.", "Count backwards from {b} to {a}.", "Countdown from {b} to {a}"))
+        ask = rng.choice(
+            ("Count down from {b} to {a}.", "Count backwards from {b} to {a}.", "Countdown from {b} to {a}")
+        )
         return ask.format(a=a, b=a + b), reply, Exact(reply)
     end = a + b * step
     reply = ", ".join(str(n) for n in range(a, end + 1, step))
     if step == 1:
-        ask = rng.choice(("Count from {a} to {b}.", "Count to {b} starting at {a}.", "List the numbers from {a} to {b}.", "Numbers from {a} to {b}, please."))
+        ask = rng.choice(
+            (
+                "Count from {a} to {b}.",
+                "Count to {b} starting at {a}.",
+                "List the numbers from {a} to {b}.",
+                "Numbers from {a} to {b}, please.",
+            )
+        )
     else:
-        ask = rng.choice(("Count from {a} to {b} in steps of {s}.", "Count from {a} to {b} by {s}.", "From {a} to {b} in steps of {s}."))
+        ask = rng.choice(
+            (
+                "Count from {a} to {b} in steps of {s}.",
+                "Count from {a} to {b} by {s}.",
+                "From {a} to {b} in steps of {s}.",
+            )
+        )
     return ask.format(a=a, b=end, s=step), reply, Exact(reply)
 
 
@@ -114,14 +152,31 @@ def _words(rng: Random, held_out: bool) -> tuple[str, str, Check]:
         ask = rng.choice(("Write {n} in words.", "Write the number {n} as words.", "{n} in words?", "How do you write {n} in words?", "Spell the number {n}.",
                           "Translate {n} to words.", "Say {n} in words.", "Turn {n} into words.", "What is {n} in words?"))  # fmt: skip
         return ask.format(n=n), spell(n), Exact(spell(n))
-    ask = rng.choice(("Write {w} as a number.", "What number is {w}?", "{w} in digits?", "Write {w} in digits.", "Turn {w} into digits.", "Which number is {w}?"))
+    ask = rng.choice(
+        (
+            "Write {w} as a number.",
+            "What number is {w}?",
+            "{w} in digits?",
+            "Write {w} in digits.",
+            "Turn {w} into digits.",
+            "Which number is {w}?",
+        )
+    )
     return ask.format(w=spell(n)), str(n), Exact(str(n))
 
 
 def _parity(rng: Random, held_out: bool) -> tuple[str, str, Check]:
     (n,) = _split(rng, held_out, lambda: (rng.randint(0, 999),))
     word = "odd" if n % 2 else "even"
-    ask = rng.choice(("Is {n} even or odd?", "Is {n} odd or even?", "Is {n} an even number?", "Is {n} an odd number?", "Even or odd: {n}?"))
+    ask = rng.choice(
+        (
+            "Is {n} even or odd?",
+            "Is {n} odd or even?",
+            "Is {n} an even number?",
+            "Is {n} an odd number?",
+            "Even or odd: {n}?",
+        )
+    )
     return ask.format(n=n), f"{n} is {word}.", Words((word,))
 
 
@@ -136,11 +191,23 @@ def _neighbour(rng: Random, held_out: bool) -> tuple[str, str, Check]:
 def _pattern(rng: Random, held_out: bool) -> tuple[str, str, Check]:
     start, step = _split(rng, held_out, lambda: (rng.randint(0, 40), rng.randint(1, 10)))
     shown = ", ".join(str(start + i * step) for i in range(4))
-    ask = rng.choice(("What comes next: {l}?", "Continue: {l}", "{l}, what is next?", "The next number after {l}?"))
+    ask = rng.choice(
+        ("What comes next: {l}?", "Continue: {l}", "{l}, what is next?", "The next number after {l}?")
+    )
     return ask.format(l=shown), str(start + 4 * step), Exact(str(start + 4 * step))
 
 
-SHAPES = ((_sum, 9), (_too_big, 1), (_compare, 2), (_extreme, 2), (_count, 2), (_words, 4), (_parity, 1), (_neighbour, 1), (_pattern, 1))
+SHAPES = (
+    (_sum, 9),
+    (_too_big, 1),
+    (_compare, 2),
+    (_extreme, 2),
+    (_count, 2),
+    (_words, 4),
+    (_parity, 1),
+    (_neighbour, 1),
+    (_pattern, 1),
+)
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:

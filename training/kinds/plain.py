@@ -24,7 +24,9 @@ def _page(rng: Random) -> str:
 
 def _notes(rng: Random) -> str:
     facts = rng.sample(all_facts(), rng.randint(3, 8))
-    return "Notes on minichat:\n\n" + "\n".join(f"- {first_sentence(fact.say[0])}" for fact in facts if "\n" not in fact.say[0])
+    return "Notes on minichat:\n\n" + "\n".join(
+        f"- {first_sentence(fact.say[0])}" for fact in facts if "\n" not in fact.say[0]
+    )
 
 
 def _table(rng: Random) -> str:

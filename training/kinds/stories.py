@@ -14,19 +14,58 @@ PLACES = (
     "in the forest", "by the sea", "near the river", "in the old town", "on a hill", "in a quiet valley", "at the edge of the village",
     "behind the mill", "on a small island", "in the mountains", "under the old oak", "in a garden", "by the lake", "in the north",
 )  # fmt: skip
-TRAITS = ("little", "clever", "curious", "kind", "shy", "brave", "cheerful", "quiet", "young", "old", "lazy", "careful", "hungry", "proud")
+TRAITS = (
+    "little",
+    "clever",
+    "curious",
+    "kind",
+    "shy",
+    "brave",
+    "cheerful",
+    "quiet",
+    "young",
+    "old",
+    "lazy",
+    "careful",
+    "hungry",
+    "proud",
+)
 HELPERS = (
     "an old owl", "a friendly mouse", "the baker", "a small bird", "the old gardener", "a wise turtle", "a young goat", "the miller",
     "a tired traveller", "the neighbour", "a grey cat", "a little girl", "the fisherman", "a white horse", "a hedgehog", "the postman",
 )  # fmt: skip
-VERBS = ("swim", "sing", "dance", "whistle", "fly a kite", "ride a bicycle", "juggle", "skate", "bake bread", "climb trees", "play the flute", "read")
+VERBS = (
+    "swim",
+    "sing",
+    "dance",
+    "whistle",
+    "fly a kite",
+    "ride a bicycle",
+    "juggle",
+    "skate",
+    "bake bread",
+    "climb trees",
+    "play the flute",
+    "read",
+)
 ASK_HEADS = (
     "Tell me {st}", "Write {st}", "Write me {st}", "Can you tell {st}", "Can you tell me {st}", "Could you tell {st}", "Please tell me {st}", "Make up {st}",
     "I want {st}", "I want to hear {st}", "I would like {st}", "I would love {st}", "I'd like to hear {st}", "Give me {st}", "Read me {st}", "Please write {st}",
     "Could you write {st}", "Now {st}", "How about {st}", "What about {st}", "Do you know {st}", "Invent {st}", "Think of {st}", "Create {st}", "Show me {st}",
     "Next, {st}", "Let me hear {st}", "Will you tell {st}", "Would you write {st}", "I need {st}", "Time for {st}", "Do you have {st}", "Let us have {st}",
 )  # fmt: skip
-ASK_TALES = ("a story", "a short story", "a tale", "a little story", "a small story", "a bedtime story", "a fairy tale", "a nice story", "a new story", "a little tale")
+ASK_TALES = (
+    "a story",
+    "a short story",
+    "a tale",
+    "a little story",
+    "a small story",
+    "a bedtime story",
+    "a fairy tale",
+    "a nice story",
+    "a new story",
+    "a little tale",
+)
 ASK_LINKS = ("about", "about", "about", "with", "of", "on", "featuring")
 ASK_HEROES = (
     "{a} named {N}", "{a} called {N}", "{N} the {s}", "{N}, {a}", "{a} with the name {N}", "{a} whose name is {N}", "the {s} {N}", "a {t} {s} named {N}",
@@ -37,16 +76,32 @@ ASKS = {
         "A story about {N}, {a}, please.", "Story: {N} the {s}.", "Tell a story. The hero is {a} and the name is {N}.", "Write about {N}, {a}.",
         "Tell me about a {s} named {N}, as a story.", "Once upon a time there was {a} named {N}. Go on!", "Read me a story about {N}. {N} is {a}.",
         "Invent a story in which {a} called {N} is the hero.", "Story time! {N} is {a}.", "The hero is {N}, {a}. Tell the story.", "{N} is {a}. Tell me the story.",
-        "What happened to {N} the {s}?", "My story is about {a}. Call it {N}.", "A {s} named {N}: tell the story.", "{N} the {s}, a story.",
+        "Could I get a story that has {a} named {N} in it?", "Entertain me with a story on {N}, who is {a}.", "Let's hear the story of {a} that is called {N}.",
+        "Come up with a tale where the main character is {a}, {N}.", "Tell a story where {N} is {a}.", "Can I have a story? {N}, {a}.", "A tale: {a}, {N}.",
+        "I'd like a story that has {N} in it. {N} is {a}.", "Let the hero be {a} called {N}. Tell a story.", "Use {a} and the name {N} for a story.",
+        "Please think up an adventure for {N}, {a}.", "May I have a story where {a} named {N} plays the main part?", "Could a tale about {a} called {N} be told?",
+        "Put {a} with the name of {N} into a story.", "An adventure of {N} the {s}, please.", "Tell me the adventures of {N}, {a}.", "What adventure did {N} the {s} have?",
+        "Main character: {a}. Name: {N}. Write the story.", "Write a tale that begins with {a} named {N}.", "My story is about {a}. Call it {N}.", "A {s} named {N}: tell the story.", "{N} the {s}, a story.",
         "Tell me a story in which {a} named {N} has an adventure.", "I have {a} named {N}. Write a story about it.",
     ),
     True: (
-        "Could I get a story that has {a} named {N} in it?", "Entertain me with a story on {N}, who is {a}.", "Let's hear the story of {a} that is called {N}.",
-        "Come up with a tale where the main character is {a}, {N}.",
+        "I feel like hearing a story: {N}, {a}.", "Would you make {N} the hero of a story? {N} is {a}.", "Is there a story about {a} who is called {N}?",
+        "A new tale for me, with {a} named {N}, please.",
     ),
 }  # fmt: skip
-SUBJECT_ONLY = ("Tell me a story about {a}.", "A story about {a}, please.", "Write a story about {a}.", "Can you tell me a story about {a}?", "Story about {a}?")
-NAME_ONLY = ("Tell me a story about {N}.", "Write a story about {N}.", "A story about {N}!", "Can you write a story with {N} in it?")
+SUBJECT_ONLY = (
+    "Tell me a story about {a}.",
+    "A story about {a}, please.",
+    "Write a story about {a}.",
+    "Can you tell me a story about {a}?",
+    "Story about {a}?",
+)
+NAME_ONLY = (
+    "Tell me a story about {N}.",
+    "Write a story about {N}.",
+    "A story about {N}!",
+    "Can you write a story with {N} in it?",
+)
 OPEN = ("Tell me a story.", "Tell me a short story.", "Write a story.", "A story, please.", "Can you tell a story?", "I am bored, tell me a story.", "Another story!", "Once upon a time")  # fmt: skip
 
 
@@ -83,10 +138,16 @@ def article(noun: str) -> str:
 
 
 def cast(rng: Random, held_out: bool = False) -> Cast:
-    name = pick(rng, "names", held_out) if held_out or rng.random() < 0.5 else made_up(rng, rng.choice((1, 1, 2, 2, 3))).title()
+    name = (
+        pick(rng, "names", held_out)
+        if held_out or rng.random() < 0.5
+        else made_up(rng, rng.choice((1, 1, 2, 2, 3))).title()
+    )
     return Cast(
         name=name,
-        subject=made_up(rng) if not held_out and rng.random() < 0.1 else pick(rng, "animals" if rng.random() < 0.75 else "jobs", held_out and rng.random() < 0.5),
+        subject=made_up(rng)
+        if not held_out and rng.random() < 0.1
+        else pick(rng, "animals" if rng.random() < 0.75 else "jobs", held_out and rng.random() < 0.5),
         place=rng.choice(PLACES),
         helper=rng.choice(HELPERS),
         object=pick(rng, "objects"),
@@ -103,7 +164,7 @@ def tell(rng: Random, who: Cast) -> str:
     lines = [rng.choice(opens), *(rng.choice(beat) for beat in rng.choice(plots)), rng.choice(closes)]
     slots = who.slots()
     text = " ".join(_capital(_articles(line.format(**slots))) for line in lines)
-    return text.replace(". \"", ".\n\n\"", 1) if rng.random() < 0.1 else text
+    return text.replace('. "', '.\n\n"', 1) if rng.random() < 0.1 else text
 
 
 def _capital(line: str) -> str:
@@ -120,12 +181,16 @@ def _articles(line: str) -> str:
 
 
 def _check(who: Cast) -> StoryOf:
-    return StoryOf(who.name, who.subject, frozenset(every_word("names")) - {"Will"})  # as in "Will you come again?"
+    return StoryOf(
+        who.name, who.subject, frozenset(every_word("names")) - {"Will"}
+    )  # as in "Will you come again?"
 
 
 def _request(rng: Random, who: Cast) -> str:
     draw = rng.random()
-    patterns = ASKS[False] if draw < 0.25 else SUBJECT_ONLY if draw < 0.78 else NAME_ONLY if draw < 0.88 else OPEN
+    patterns = (
+        ASKS[False] if draw < 0.25 else SUBJECT_ONLY if draw < 0.78 else NAME_ONLY if draw < 0.88 else OPEN
+    )
     pattern = rng.choice(patterns)
     if 0.25 <= draw < 0.68:
         head, tale, link, hero = (rng.choice(part) for part in (ASK_HEADS, ASK_TALES, ASK_LINKS, ASK_HEROES))
@@ -135,12 +200,22 @@ def _request(rng: Random, who: Cast) -> str:
 
 def _follow_up(rng: Random, who: Cast, story: str) -> Exchange:
     asks: list[tuple[str, str, Check]] = [
-        (f"What was the name of the {who.subject}?", f"The {who.subject} was called {who.name}.", Words((who.name,))),
+        (
+            f"What was the name of the {who.subject}?",
+            f"The {who.subject} was called {who.name}.",
+            Words((who.name,)),
+        ),
         (f"Who was {who.name}?", f"{who.name} was {article(who.subject)}.", Words((who.subject,))),
         (f"Where did {who.name} live?", f"{who.name} lived {who.place}.", Words((who.place,))),
     ]
     if who.helper in story:
-        asks.append((f"Who else was in the story of {who.name}?", f"Beside {who.name} there was {who.helper}.", Words((who.helper,))))
+        asks.append(
+            (
+                f"Who else was in the story of {who.name}?",
+                f"Beside {who.name} there was {who.helper}.",
+                Words((who.helper,)),
+            )
+        )
     question, reply, check = rng.choice(asks)
     return Exchange(roughly(rng, question), reply, check)
 
@@ -149,17 +224,21 @@ def exchanges(rng: Random) -> list[Exchange]:
     who = cast(rng)
     story = tell(rng, who)
     request = _request(rng, who)
-    told = [Exchange(request if who.name in request else roughly(rng, request, slips=0.05), story, _check(who))]
+    told = [
+        Exchange(request if who.name in request else roughly(rng, request, slips=0.05), story, _check(who))
+    ]
     while rng.random() < 0.25 and len(told) < 3:
         told.append(_follow_up(rng, who, story))
     return told
 
 
 def cases(rng: Random, count: int) -> list[Exchange]:
-    """Held-out names in held-out requests."""
+    """Held-out names, half of them in held-out requests."""
     found = []
     for _ in range(count):
         who = cast(rng, held_out=True)
-        request = rng.choice(ASKS[True]).format(a=article(who.subject), N=who.name, s=who.subject)
+        request = rng.choice(ASKS[rng.random() < 0.5]).format(
+            a=article(who.subject), N=who.name, s=who.subject
+        )
         found.append(Exchange(request, tell(rng, who), _check(who)))
     return found

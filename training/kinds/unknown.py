@@ -12,37 +12,172 @@ KNOW = "I don't know that. I am a tiny demo model: ask me about minichat and its
 CAN = "I can't do that. I am a tiny demo model: I explain minichat and its engine, tell small stories and do simple sums."
 
 PEOPLE = {
-    False: ("Who is {x}?", "Who was {x}?", "Tell me about {x}.", "When was {x} born?", "Where was {x} born?", "What did {x} do?",
-            "Why is {x} famous?", "How old is {x}?", "What do you think of {x}?", "Do you know {x}?", "When did {x} die?",
-            "What is {x} known for?", "Is {x} still alive?", "What did {x} write?", "Where does {x} live?", "Who was the wife of {x}?", "What is the life story of {x}?", "Which year did {x} become famous?",
-            "Give me a short biography of {x}.", "How tall is {x}?", "Is {x} rich?", "What would {x} say?", "Quote {x}.", "Have you met {x}?"),
-    True: ("What happened to {x}?", "In which country was {x} at home?", "Name something that {x} made."),
+    False: (
+        "Who is {x}?",
+        "Who was {x}?",
+        "Tell me about {x}.",
+        "When was {x} born?",
+        "Where was {x} born?",
+        "What did {x} do?",
+        "Why is {x} famous?",
+        "How old is {x}?",
+        "What do you think of {x}?",
+        "Do you know {x}?",
+        "When did {x} die?",
+        "What is {x} known for?",
+        "Is {x} still alive?",
+        "What did {x} write?",
+        "Where does {x} live?",
+        "Who was the wife of {x}?",
+        "What is the life story of {x}?",
+        "Which year did {x} become famous?",
+        "Give me a short biography of {x}.",
+        "How tall is {x}?",
+        "Is {x} rich?",
+        "What would {x} say?",
+        "Quote {x}.",
+        "Have you met {x}?",
+        "What happened to {x}?",
+        "In which country was {x} at home?",
+        "Name something that {x} made.",
+        "Was {x} married?",
+        "Did {x} have children?",
+        "What language did {x} speak?",
+        "Show me a picture of {x}.",
+    ),
+    True: ("What did people think of {x}?", "Where is the grave of {x}?", "Which prize did {x} win?"),
 }
 PLACES = {
-    False: ("What is the capital of {x}?", "Where is {x}?", "How many people live in {x}?", "What language do they speak in {x}?",
-            "What is the weather in {x}?", "Who is the president of {x}?", "What is {x} famous for?", "How big is {x}?",
-            "What is the currency of {x}?", "Tell me about {x}.", "How far is {x} from here?", "When is the best time to visit {x}?",
-            "What can I see in {x}?", "What do people eat in {x}?", "Who rules {x}?", "Is {x} a nice place?", "What is the largest city in {x}?", "Who won the last election in {x}?",
-            "Which river flows through {x}?", "How do I get to {x}?", "What time is it in {x}?", "Is it cold in {x}?", "When was {x} founded?"),
-    True: ("What is the highest mountain in {x}?", "Name a famous person from {x}.", "Which countries border on {x}?"),
+    False: (
+        "What is the capital of {x}?",
+        "Where is {x}?",
+        "How many people live in {x}?",
+        "What language do they speak in {x}?",
+        "What is the weather in {x}?",
+        "Who is the president of {x}?",
+        "What is {x} famous for?",
+        "How big is {x}?",
+        "What is the currency of {x}?",
+        "Tell me about {x}.",
+        "How far is {x} from here?",
+        "When is the best time to visit {x}?",
+        "What can I see in {x}?",
+        "What do people eat in {x}?",
+        "Who rules {x}?",
+        "Is {x} a nice place?",
+        "What is the largest city in {x}?",
+        "Who won the last election in {x}?",
+        "Which river flows through {x}?",
+        "How do I get to {x}?",
+        "What time is it in {x}?",
+        "Is it cold in {x}?",
+        "When was {x} founded?",
+        "What is the highest mountain in {x}?",
+        "Name a famous person from {x}.",
+        "Which countries border on {x}?",
+        "Is {x} safe?",
+        "Have you been to {x}?",
+        "What does the flag of {x} look like?",
+        "Is {x} an island?",
+    ),
+    True: ("What do they grow in {x}?", "How old is the city of {x}?", "Which sea is near {x}?"),
 }
 THINGS = {
-    False: ("Who invented {x}?", "Who discovered {x}?", "When was {x} invented?", "What is the history of {x}?", "How much does {x} cost?",
-            "How old is {x}?", "How big is {x}?", "Where does {x} come from?", "Do you like {x}?", "What do you think about {x}?",
-            "What are the parts of {x}?", "Give me three facts about {x}.", "Is {x} dangerous?", "Who is the best at {x}?",
-            "What colour is {x}?", "How many kinds of {x} are there?", "Can you teach me {x}?", "Is {x} good for you?", "What is the origin of {x}?", "Which book should I read about {x}?",
-            "What are the dangers of {x}?", "Where can I find {x}?", "How long does {x} last?", "Why do people like {x}?", "What is {x} made of?"),
-    True: ("When did {x} begin?", "How heavy is {x}?", "Where can I see {x}?"),
+    False: (
+        "Who invented {x}?",
+        "Who discovered {x}?",
+        "When was {x} invented?",
+        "What is the history of {x}?",
+        "How much does {x} cost?",
+        "How old is {x}?",
+        "How big is {x}?",
+        "Where does {x} come from?",
+        "Do you like {x}?",
+        "What do you think about {x}?",
+        "What are the parts of {x}?",
+        "Give me three facts about {x}.",
+        "Is {x} dangerous?",
+        "Who is the best at {x}?",
+        "What colour is {x}?",
+        "How many kinds of {x} are there?",
+        "Can you teach me {x}?",
+        "Is {x} good for you?",
+        "What is the origin of {x}?",
+        "Which book should I read about {x}?",
+        "What are the dangers of {x}?",
+        "Where can I find {x}?",
+        "How long does {x} last?",
+        "Why do people like {x}?",
+        "What is {x} made of?",
+        "When did {x} begin?",
+        "How heavy is {x}?",
+        "Where can I see {x}?",
+        "When did {x} end?",
+        "How fast is {x}?",
+        "Is {x} real?",
+        "Who owns {x}?",
+        "Can I eat {x}?",
+        "Is {x} expensive?",
+    ),
+    True: ("Who was the first to study {x}?", "How long has there been {x}?", "What smells like {x}?"),
 }
 TASKS = {
-    False: ("{x}", "Please {x}.", "Can you {x}?", "Could you {x}?", "I want you to {x}.", "Would you {x}?", "{x} for me",
-            "I need you to {x}.", "{x} please", "{x} now", "Help me {x}.", "Are you able to {x}?", "Go ahead and {x}.", "My task for you: {x}.", "Your task: {x}.", "Let us {x}.", "Do this: {x}.",
-            "Would you be so kind as to {x}?", "I order you to {x}.", "Try to {x}.", "Next, {x}.", "You should {x}.", "Will you {x}?"),
-    True: ("Do me a favour and {x}.", "Is it in your power to {x}?", "Kindly {x} for me."),
+    False: (
+        "{x}",
+        "Please {x}.",
+        "Can you {x}?",
+        "Could you {x}?",
+        "I want you to {x}.",
+        "Would you {x}?",
+        "{x} for me",
+        "I need you to {x}.",
+        "{x} please",
+        "{x} now",
+        "Help me {x}.",
+        "Are you able to {x}?",
+        "Go ahead and {x}.",
+        "My task for you: {x}.",
+        "Your task: {x}.",
+        "Let us {x}.",
+        "Do this: {x}.",
+        "Would you be so kind as to {x}?",
+        "I order you to {x}.",
+        "Try to {x}.",
+        "Next, {x}.",
+        "You should {x}.",
+        "Will you {x}?",
+        "Do me a favour and {x}.",
+        "Is it in your power to {x}?",
+        "Kindly {x} for me.",
+        "I wish you would {x}.",
+        "You must {x}.",
+        "How about you {x}?",
+        "Why don't you {x}?",
+        "{x} and tell me when it is done.",
+    ),
+    True: (
+        "Would it be possible for you to {x}?",
+        "I would be happy if you could {x}.",
+        "Today you will {x}.",
+    ),
 }
 OPINIONS = {
-    False: ("What do you prefer, {x}?", "{x}?", "Which is better, {x}?", "Do you like {x}?", "{x}, what do you think?", "Choose: {x}.", "Your favourite: {x}?", "If you had to choose, {x}?", "Pick one: {x}.", "Would you rather have {x}?"),
-    True: ("Which do you like more, {x}?", "Decide: {x}!"),
+    False: (
+        "What do you prefer, {x}?",
+        "{x}?",
+        "Which is better, {x}?",
+        "Do you like {x}?",
+        "{x}, what do you think?",
+        "Choose: {x}.",
+        "Your favourite: {x}?",
+        "If you had to choose, {x}?",
+        "Pick one: {x}.",
+        "Would you rather have {x}?",
+        "Which do you like more, {x}?",
+        "Decide: {x}!",
+        "What would you take, {x}?",
+    ),
+    True: ("Tell me your choice: {x}?", "What is nicer, {x}?"),
 }
 LOOSE = (
     "What time is it?", "What day is it today?", "What year is it?", "What is the weather like?", "Will it rain tomorrow?",
@@ -57,14 +192,42 @@ LOOSE = (
     "What is the stock price today?", "How tall is the tower?", "What language is spoken on Mars?", "Who is the richest person?",
     "How do I cook rice?", "How long do I boil an egg?", "What rhymes with orange?", "How do you say hello in French?",
     "What does bonjour mean?", "Who painted the ceiling?", "What is two to the power of one hundred?", "How many stars are there?",
+    "What is the square root of two?", "What is the best car?", "Who is the best player?", "How do planes fly?", "What is the opposite of hot?", "Is water wet?",
+    "What do cows eat?", "How do magnets work?", "Why is the sea salty?", "How does a clock work?", "What is a good name for a dog?", "Who is my neighbour?",
+    "What did my mother say?", "Where are my glasses?", "What is behind the door?", "Who is on the phone?", "When does the train leave?", "Is the shop open?",
+    "How much is the fish?", "What is the plot of that film?", "Which team won?", "How do you spell success in German?", "Is it going to snow?",
+    "What is the meaning of the word love?", "How many people are on earth?", "What is the largest animal?", "Are there aliens?", "Who built the pyramids?",
+    "How old is the universe?", "What is inside the sun?", "Can dogs see colours?", "How do I tie a tie?", "What is the best language to learn?",
+    "Should I buy a house?", "How do I fall asleep?", "What helps against a cold?", "Is coffee healthy?", "How many calories does an apple have?",
 )  # fmt: skip
-KEYS = ("F5", "F6", "F7", "F8", "F9", "F10", "F11", "F12", "Ctrl+B", "Ctrl+D", "Ctrl+R", "Ctrl+T", "Ctrl+X", "Alt+K", "Alt+Q", "Alt+Z")
+KEYS = (
+    "F5",
+    "F6",
+    "F7",
+    "F8",
+    "F9",
+    "F10",
+    "F11",
+    "F12",
+    "Ctrl+B",
+    "Ctrl+D",
+    "Ctrl+R",
+    "Ctrl+T",
+    "Ctrl+X",
+    "Alt+K",
+    "Alt+Q",
+    "Alt+Z",
+)
 
 
 def _thing(rng: Random, held_out: bool) -> str:
     if rng.random() < 0.35:
         word = made_up(rng, rng.choice((2, 2, 3)))
-        return rng.choice(("a ", "the ", "", "", "", "a ")) + word + rng.choice(("", "", "", "ing", "er", " " + made_up(rng)))
+        return (
+            rng.choice(("a ", "the ", "", "", "", "a "))
+            + word
+            + rng.choice(("", "", "", "ing", "er", " " + made_up(rng)))
+        )
     return pick(rng, "things", held_out)
 
 
@@ -73,7 +236,9 @@ def _question(rng: Random, held_out: bool) -> tuple[str, str]:
     side = held_out and rng.random() < 0.5
     draw = rng.random()
     if draw < 0.34:
-        bank = rng.choice(("what", "what", "what", "why", "how", "versus", "raise", "lower", "default", "key"))
+        bank = rng.choice(
+            ("what", "what", "what", "why", "how", "versus", "raise", "lower", "default", "key")
+        )
         x = _thing(rng, held_out)
         if bank == "versus":
             return phrase(rng, bank, side, a=x, b=_thing(rng, held_out)), KNOW
@@ -82,15 +247,29 @@ def _question(rng: Random, held_out: bool) -> tuple[str, str]:
     if draw < 0.48:
         return fill(rng.choice(THINGS[side]), x=_thing(rng, held_out)), KNOW
     if draw < 0.60:
-        who = pick(rng, "people", held_out) if rng.random() < 0.7 else f"{made_up(rng).title()} {made_up(rng).title()}"
+        who = (
+            pick(rng, "people", held_out)
+            if rng.random() < 0.7
+            else f"{made_up(rng).title()} {made_up(rng).title()}"
+        )
         return fill(rng.choice(PEOPLE[side]), x=who), KNOW
     if draw < 0.72:
-        where = pick(rng, rng.choice(("countries", "cities")), held_out) if rng.random() < 0.8 else made_up(rng).title()
+        where = (
+            pick(rng, rng.choice(("countries", "cities")), held_out)
+            if rng.random() < 0.8
+            else made_up(rng).title()
+        )
         return fill(rng.choice(PLACES[side]), x=where), KNOW
     if draw < 0.86:
         task = pick(rng, "tasks", held_out)
         if rng.random() < 0.3:
-            task = rng.choice(("write", "make", "build", "find", "fix", "draw", "buy", "send", "explain", "translate")) + " " + _thing(rng, held_out)
+            task = (
+                rng.choice(
+                    ("write", "make", "build", "find", "fix", "draw", "buy", "send", "explain", "translate")
+                )
+                + " "
+                + _thing(rng, held_out)
+            )
         if not held_out and rng.random() < 0.2:
             return phrase(rng, "do", False, x=task), KNOW
         return fill(rng.choice(TASKS[side]), x=task), CAN

@@ -1,0 +1,65 @@
+"""Words, lists and sentences for the orders, on either side of the split."""
+
+from random import Random
+
+from training.lexicon import is_held_out, pick
+from training.phrasing import made_up
+
+POOLS = ("foods", "objects", "animals", "colours", "names", "cities", "pet_names", "jobs", "hobbies")
+
+
+def a_word(rng: Random, held_out: bool, most: int = 12) -> str:
+    """One lower-case word. Held out are some made-up words, and the listed words that training never sees."""
+    while True:
+        if rng.random() < 0.5:
+            word = made_up(rng, rng.choice((1, 2, 2)))
+            if is_held_out("word " + word) != held_out:
+                continue
+        else:
+            word = pick(rng, rng.choice(POOLS), held_out).lower()
+        if 1 < len(word) <= most and word.isalpha():
+            return word
+
+
+def several(rng: Random, held_out: bool, low: int, high: int) -> list[str]:
+    """Different words; the whole list is on the right side of the split."""
+    while True:
+        size = rng.randint(low, high)
+        pool, strange = rng.choice(POOLS), rng.choice((0.0, 0.1, 0.3, 0.8))
+        found = [
+            made_up(rng, rng.choice((1, 2, 2, 3))) if rng.random() < strange else pick(rng, pool)
+            for _ in range(size)
+        ]
+        if len(set(found)) == size and is_held_out(" ".join(found)) == held_out:
+            return found
+
+
+def comma(items: list[str]) -> str:
+    return ", ".join(items)
+
+
+def any_word(rng: Random, key: str, held_out: bool = False) -> str:
+    """A word of a list, or one that nobody knows: what is copied need not be understood."""
+    return (
+        made_up(rng, rng.choice((1, 2, 2, 3)))
+        if not held_out and rng.random() < 0.4
+        else pick(rng, key, held_out)
+    )
+
+
+def one(rng: Random, *patterns: str, **slots: object) -> str:
+    return rng.choice(patterns).format(**slots)
+
+
+def sentence(rng: Random, held_out: bool) -> str:
+    while True:
+        text = rng.choice((
+            "The {animals} has a {colours} {objects}", "{names} likes {foods}", "I saw a {animals} in {cities}", "My {objects} is {colours}",
+            "{names} and {names} eat {foods}", "A {jobs} found a {objects}", "We love {hobbies}", "The {objects} is under the {objects}",
+            "{names} lives in {cities}", "Every {animals} wants {foods}", "Good {foods} for the {animals}",
+        ))  # fmt: skip
+        for key in POOLS:
+            while "{" + key + "}" in text:
+                text = text.replace("{" + key + "}", any_word(rng, key), 1)
+        if is_held_out(text) == held_out:
+            return text
