@@ -73,6 +73,6 @@ def _load(name: str) -> str | None:
         for point in entry_points(group=GROUP, name=name):
             BACKENDS[name] = point.load()
             return None
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         return f"it cannot be imported ({error})"
     return "there is none of that name"

@@ -1,0 +1,165 @@
+"""Attention on a GPU, a layer at a time in a CUDA graph: decode, mixed lengths, verification, prefill.
+
+Layers lie in memory of their own, together larger than the GPU's cache, and the first one's result is checked
+against the torch back end in float32. Writing the step's keys and values is part of the figure.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.harness import Bench
+from engine.attention.base import Batch, KVLayer
+from engine.attention.registry import choose
+from engine.attention.torch_backend import TorchAttention
+from engine.config import LayerSpec
+
+Rows = Sequence[tuple[int, int]]  # (tokens in this step, tokens attended to in all)
+
+FRESH_BYTES = 5e8  # of keys and values, read before any is read again: several times the GPU's cache
+REPLAYS = 4
+WRONG = 1e-2  # relative error beyond which a figure means nothing
+
+
+def ragged(count: int) -> Rows:
+    lengths = np.random.default_rng(0).integers(100, 2000, count)
+    return [(1, int(length)) for length in lengths]
+
+
+DECODE: dict[str, Rows] = {
+    **{
+        f"{rows} x {context}": [(1, context)] * rows
+        for context in (128, 656)
+        for rows in (1, 8, 32, 128, 256)
+    },
+    **{f"{rows} x {context}": [(1, context)] * rows for context in (4096, 32768) for rows in (1, 8, 32)},
+    "64 of 100 to 2,000": ragged(64),
+    "256 of 100 to 2,000": ragged(256),
+    "31 x 656 and 1 x 32768": [(1, 656)] * 31 + [(1, 32768)],
+}
+CHUNKS: dict[str, Rows] = {
+    "5 tokens at 656": [(5, 656)],
+    "32 x 5 tokens at 656": [(5, 656)] * 32,
+    "16 prompts of 512": [(512, 512)] * 16,
+    "a prompt of 8192": [(8192, 8192)],
+    "512 tokens at 32768": [(512, 32768)],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    batch: Batch
+    layers: list[KVLayer]
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def run(
+    bench: Bench,
+    *,
+    attention: str = "triton",
+    heads: int = 16,
+    kv_heads: int = 8,
+    dim: int = 128,
+    block_size: int = 16,
+    dtype: str = "bfloat16",
+) -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit(f"gpu_attention needs an NVIDIA GPU, and torch {torch.__version__} sees none")
+    device, kind = torch.device("cuda", 0), getattr(torch, dtype)
+    spec = LayerSpec(heads=heads, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=dim**-0.5)
+    backend = choose(attention, device, [spec], kind)
+
+    def figures(name: str, rows: Rows) -> float:
+        """Notes the microseconds of a layer; returns their median."""
+        step = make_step(spec, rows, block_size, kind, device)
+        with torch.inference_mode():
+            prepared = backend.prepare(step.batch)
+
+            def layer(index: int) -> Tensor:
+                return backend.attend(step.q, step.k, step.v, step.layers[index], prepared)
+
+            check(name, layer(0), step)
+            return bench.note(name, graph_times(bench, layer, len(step.layers)), "us").median
+
+    for name, rows in DECODE.items():
+        median = figures(f"decode {name}", rows)
+        read = sum(context for _, context in rows) * kv_heads * 2 * dim * kind.itemsize
+        bench.note(f"decode {name}, keys and values read", read / median / 1e6, "TB/s")
+    for name, rows in CHUNKS.items():
+        median = figures(name, rows)
+        pairs = sum(new * (context - new) + new * (new + 1) / 2 for new, context in rows)
+        bench.note(f"{name}, arithmetic", 4 * pairs * heads * dim / median / 1e6, "TFLOP/s")
+
+
+def make_step(spec: LayerSpec, rows: Rows, block_size: int, dtype: torch.dtype, device: torch.device) -> Step:
+    """Random numbers in as many layers as it takes; a row's blocks lie anywhere."""
+    counts, contexts = np.array(rows, np.int32).T
+    needed = -(-contexts // block_size)
+    blocks = int(needed.sum())
+    order = np.random.default_rng(0).permutation(blocks).astype(np.int32)
+    grid = np.zeros((len(rows), needed.max()), np.int32)
+    grid[np.arange(grid.shape[1]) < needed[:, None]] = order
+    starts = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+    positions = np.concatenate([np.arange(context - new, context) for new, context in rows])
+    cells = grid[np.repeat(np.arange(len(rows)), counts), positions // block_size].astype(np.int64)
+    host = {
+        "ids": np.zeros(len(positions), np.int64),
+        "positions": positions,
+        "places": cells * block_size + positions % block_size,
+        "starts": starts,
+        "contexts": contexts,
+        "tables": grid,
+    }
+    batch = Batch(
+        **{name: torch.from_numpy(array).to(device) for name, array in host.items()},
+        single=int((counts == 1).sum()),
+        block_size=block_size,
+        host_starts=starts,
+        host_contexts=contexts,
+        host_tables=grid,
+    )
+
+    def normal(*shape: int) -> Tensor:
+        return torch.empty(*shape, dtype=dtype, device=device).normal_()
+
+    def layer() -> KVLayer:
+        shape = (blocks, block_size, spec.kv_heads)
+        return KVLayer(spec, normal(*shape, spec.key_dim), normal(*shape, spec.value_dim))
+
+    first = layer()
+    count = max(2, min(64, int(FRESH_BYTES / (first.keys.nbytes + first.values.nbytes))))
+    tokens = len(positions)
+    q = normal(tokens, spec.heads, spec.key_dim)
+    k, v = normal(tokens, spec.kv_heads, spec.key_dim), normal(tokens, spec.kv_heads, spec.value_dim)
+    return Step(batch, [first, *(layer() for _ in range(count - 1))], q, k, v)
+
+
+def check(name: str, got: Tensor, step: Step) -> None:
+    oracle = TorchAttention()
+    wanted = oracle.attend(step.q.float(), step.k, step.v, step.layers[0], oracle.prepare(step.batch))
+    error = float((got - wanted).norm() / wanted.norm())
+    if not error < WRONG:
+        raise SystemExit(f"{name}: the result is wrong, with a relative error of {error:.1e}")
+
+
+def graph_times(bench: Bench, layer: Callable[[int], Tensor], layers: int) -> list[float]:
+    """Microseconds of one layer: all of them in a graph, which is replayed."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(layers):
+            layer(index)
+    samples = []
+    for _ in range(bench.warmup + bench.repeats):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        for _ in range(REPLAYS):
+            graph.replay()
+        ended.record()
+        ended.synchronize()
+        samples.append(began.elapsed_time(ended) * 1e3 / REPLAYS / layers)
+    return samples[bench.warmup :]

@@ -1,0 +1,206 @@
+"""Attention of a tile of queries over a span of a row's context, and the merge where a context was cut.
+
+One program is one item of the work (work.py) for one key head. The heads that share it stand beside each
+other in one product: `QUERIES` tokens x `PADDED` heads, `GROUP` of them real. Scores are in base 2.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.cache.store import KVLayer
+from engine.kernels.attention.launch import launch
+from engine.kernels.attention.tiles import dim_padded, power
+from engine.kernels.attention.work import Work
+
+LOG2_E = math.log2(math.e)
+MERGED = 8192  # numbers of partial results that a merge holds at once
+
+
+@triton.jit
+def _fold(
+    best, total, mixed, query, keys, values, table, kv_head, begin, end, position, scale,
+    KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Takes the keys of begin..end into the softmax; without MASKED, every query sees all of full turns."""
+    key_at = tl.arange(0, KEY_PAD)
+    value_at = tl.arange(0, VALUE_PAD)
+    for at in tl.range(begin, end, KEYS, num_stages=STAGES):
+        key = at + tl.arange(0, KEYS)
+        there = key < end
+        block = tl.load(table + key // BLOCK, mask=there, other=0).to(tl.int64)
+        cell = (block * BLOCK + key % BLOCK) * KV_HEADS + kv_head
+        key_mask = there[:, None]
+        value_mask = there[:, None]
+        if KEY_PAD != KEY_DIM:
+            key_mask = key_mask & (key_at < KEY_DIM)[None, :]
+        if VALUE_PAD != VALUE_DIM:
+            value_mask = value_mask & (value_at < VALUE_DIM)[None, :]
+        k = tl.load(keys + cell[:, None] * KEY_DIM + key_at[None, :], mask=key_mask, other=0.0)
+        v = tl.load(values + cell[:, None] * VALUE_DIM + value_at[None, :], mask=value_mask, other=0.0)
+        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        if SOFTCAP > 0:  # cap * tanh(score / cap); `scale` has 2 / cap in it
+            score = SOFTCAP - 2 * SOFTCAP / (1 + tl.exp2(score))
+        if MASKED:
+            seen = there[None, :]
+            if CAUSAL:
+                seen = seen & (key[None, :] <= position[:, None])
+                if WINDOW > 0:
+                    seen = seen & (key[None, :] > position[:, None] - WINDOW)
+            score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, 1))
+        weight = tl.exp2(score - higher[:, None])
+        fade = tl.exp2(best - higher)
+        total = total * fade + tl.sum(weight, 1)
+        mixed = tl.dot(weight.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
+        best = higher
+    return best, total, mixed
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _attend(
+    out, mixes, sums, q, keys, values, sinks, tables, items, scale, q_token, q_head, table_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    QUERIES: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
+    KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    kv_head = tl.program_id(0)
+    item = items + tl.program_id(1) * 8
+    row = tl.load(item).to(tl.int64)
+    token = tl.load(item + 1).to(tl.int64)
+    queries = tl.load(item + 2)
+    first = tl.load(item + 3)
+    begin = tl.load(item + 4)
+    end = tl.load(item + 5)
+    slot = tl.load(item + 6).to(tl.int64)
+
+    if EARLY:  # what comes before the wait reads only what the host has uploaded
+        tl.extra.cuda.gdc_wait()
+
+    line = tl.arange(0, QUERIES * PADDED)
+    nth = line // PADDED
+    head = kv_head * GROUP + line % PADDED
+    real = (nth < queries) & (line % PADDED < GROUP)
+    key_at = tl.arange(0, KEY_PAD)
+    value_at = tl.arange(0, VALUE_PAD)
+    query = tl.load(
+        q + ((token + nth) * q_token + head * q_head)[:, None] + key_at[None, :],
+        mask=real[:, None] & (key_at < KEY_DIM)[None, :],
+        other=0.0,
+    )
+    # Finite, so that a line that sees no key of a turn has no -inf - -inf.
+    best = tl.full([QUERIES * PADDED], -1e30, tl.float32)
+    total = tl.zeros([QUERIES * PADDED], tl.float32)
+    if SINKS:  # a sink is a key before all others, to which no value answers
+        opens = begin <= tl.maximum(0, first + 1 - WINDOW) if WINDOW > 0 else begin == 0
+        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
+        best = tl.where(opens, sink, best)
+        total = tl.where(opens, 1.0, total)
+    mixed = tl.zeros([QUERIES * PADDED, VALUE_PAD], tl.float32)
+
+    table = tables + row * table_stride
+    position = first + nth
+    if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are seen by all of it
+        plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
+        best, total, mixed = _fold(
+            best, total, mixed, query, keys, values, table, kv_head, begin, plain, position, scale,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, SOFTCAP, False, True,
+            KEYS, KEY_PAD, VALUE_PAD, STAGES,
+        )  # fmt: skip
+        begin = plain
+    best, total, mixed = _fold(
+        best, total, mixed, query, keys, values, table, kv_head, begin, end, position, scale,
+        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, SOFTCAP, True, QUERIES > 1,
+        KEYS, KEY_PAD, VALUE_PAD, STAGES,
+    )  # fmt: skip
+
+    stored = real[:, None] & (value_at < VALUE_DIM)[None, :]
+    if slot < 0:
+        at = (token + nth) * (KV_HEADS * GROUP) + head
+        result = (mixed / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + at[:, None] * VALUE_DIM + value_at[None, :], result, mask=stored)
+    else:
+        at = (slot * QUERIES + nth) * (KV_HEADS * GROUP) + head
+        tl.store(mixes + at[:, None] * VALUE_DIM + value_at[None, :], mixed, mask=stored)
+        tl.store(sums + at * 2, best, mask=real)
+        tl.store(sums + at * 2 + 1, total, mask=real)
+
+
+@triton.jit
+def _merge(
+    out, mixes, sums, merges,
+    HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
+    QUERIES: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    head = tl.program_id(0)
+    nth = tl.program_id(1)
+    merge = merges + tl.program_id(2) * 4
+    token = tl.load(merge).to(tl.int64)
+    queries = tl.load(merge + 1)
+    slot = tl.load(merge + 2).to(tl.int64)
+    count = tl.load(merge + 3)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    if nth < queries:
+        value_at = tl.arange(0, VALUE_PAD)
+        best = -1e30
+        total = 0.0
+        mixed = tl.zeros([VALUE_PAD], tl.float32)
+        for done in range(0, count, PARTS):
+            part = done + tl.arange(0, PARTS)
+            there = part < count
+            at = ((slot + part) * QUERIES + nth) * HEADS + head
+            bests = tl.load(sums + at * 2, mask=there, other=-1e30)
+            totals = tl.load(sums + at * 2 + 1, mask=there, other=0.0)
+            mixeds = tl.load(
+                mixes + at[:, None] * VALUE_DIM + value_at[None, :],
+                mask=there[:, None] & (value_at < VALUE_DIM)[None, :],
+                other=0.0,
+            )
+            higher = tl.maximum(best, tl.max(bests, 0))
+            weight = tl.exp2(bests - higher)
+            fade = tl.exp2(best - higher)
+            total = total * fade + tl.sum(totals * weight, 0)
+            mixed = mixed * fade + tl.sum(mixeds * weight[:, None], 0)
+            best = higher
+        result = (mixed / total).to(out.dtype.element_ty)
+        at = (token + nth) * HEADS + head
+        tl.store(out + at * VALUE_DIM + value_at, result, mask=value_at < VALUE_DIM)
+
+
+def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Work) -> None:
+    """Fills those rows of `out` [tokens, heads, value_dim] that the work is about; `q` may be strided."""
+    spec, tile = layer.spec, work.tile
+    group, value_pad = spec.heads // spec.kv_heads, dim_padded(spec.value_dim)
+    lines = (work.partials, tile.queries, spec.heads)
+    mixes = torch.empty(*lines, spec.value_dim, dtype=torch.float32, device=q.device)
+    sums = torch.empty(*lines, 2, dtype=torch.float32, device=q.device)
+    cap = spec.softcap or 0.0
+    _attend[(spec.kv_heads, len(work.items))](
+        out, mixes, sums, q, layer.keys, layer.values, layer.sinks, tables, work.items,
+        spec.scale * LOG2_E * (2 / cap if cap else 1), q.stride(0), q.stride(1), tables.stride(0),
+        KV_HEADS=spec.kv_heads, GROUP=group, KEY_DIM=spec.key_dim, VALUE_DIM=spec.value_dim,
+        BLOCK=layer.block_size, WINDOW=spec.window or 0, SOFTCAP=cap * LOG2_E, SINKS=layer.sinks is not None,
+        QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
+        KEY_PAD=dim_padded(spec.key_dim), VALUE_PAD=value_pad, STAGES=tile.stages, EARLY=tile.early,
+        num_warps=tile.warps, **launch(tile.early),
+    )  # fmt: skip
+    if work.partials:
+        _merge[(spec.heads, tile.queries, len(work.merges))](
+            out, mixes, sums, work.merges,
+            HEADS=spec.heads, VALUE_DIM=spec.value_dim, VALUE_PAD=value_pad, QUERIES=tile.queries,
+            PARTS=min(power(work.most), MERGED // value_pad), EARLY=tile.early,
+            num_warps=2, **launch(tile.early),
+        )  # fmt: skip

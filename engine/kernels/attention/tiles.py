@@ -1,0 +1,88 @@
+"""How big the pieces are that one program works on; docs/attention-gpu.md has the figures that decided."""
+
+from dataclasses import dataclass
+
+from engine.config import LayerSpec
+
+# Rows of the smallest product that the tensor cores do. Products of float32 get no more: the compiler writes
+# them out number by number, and takes up to a minute and a half for a larger tile.
+NARROW = 16
+LONG = 2048  # tokens of context from which a tall tile's wasted corner is small beside the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    room: int  # bytes of shared memory that one program may take
+    overlaps: bool  # whether a kernel can be set up while the one before it ends
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One program's share: `queries` tokens, `padded` heads of each, `keys` tokens of context a turn."""
+
+    queries: int
+    padded: int  # the heads that share a key head, rounded up: queries x padded rows make one product
+    keys: int
+    warps: int
+    stages: int  # turns whose keys and values are on their way at once
+    programs: int  # so many keep the GPU busy: where there are fewer tiles, contexts are cut
+    early: bool  # starts while the kernel before it ends: wins where there is little to do, loses elsewhere
+
+
+# Rows of one token, by how many programs they make before any is cut: up to so many, then the tile's keys,
+# warps, stages, programs and early.
+TOKENS = (
+    (16, (16, 1, 6, 400, True)),
+    (160, (32, 1, 6, 400, True)),
+    (320, (64, 2, 5, 264, False)),
+    (768, (64, 2, 3, 264, False)),
+)
+MANY_TOKENS = (32, 1, 4, 264, False)
+
+
+def for_tokens(spec: LayerSpec, rows: int, gpu: Gpu, itemsize: int) -> Tile:
+    """For rows of one token each, which wait for memory: much of it has to be under way at any time."""
+    whole = rows * spec.kv_heads
+    keys, warps, stages, programs, early = next((how for most, how in TOKENS if whole <= most), MANY_TOKENS)
+    padded = max(NARROW, power(spec.heads // spec.kv_heads))
+    keys, stages = _within(gpu.room, row_bytes(spec, itemsize), NARROW if itemsize > 2 else keys, stages)
+    return Tile(1, padded, keys, warps, stages, programs, early and gpu.overlaps)
+
+
+def for_chunks(spec: LayerSpec, longest: int, mean: float, gpu: Gpu, itemsize: int) -> Tile:
+    """For rows of several tokens: tall tiles, so that each key is read for many queries."""
+    padded = power(spec.heads // spec.kv_heads)
+    wide = row_bytes(spec, itemsize) > 512  # heads beyond 128 in 16 bits: half the rows fill the registers
+    needed = max(NARROW, padded * power(longest))
+    if itemsize > 2:
+        height, keys, warps, stages, programs = max(NARROW, padded), NARROW, 4, 2, 264
+    elif needed <= 2 * NARROW:
+        height, keys, warps, stages, programs = needed, 64, 2, 5, 264
+    elif mean < LONG or wide or needed <= 64:
+        height, keys, warps, stages, programs = 64, 32, 4, 3, 264
+    else:
+        height, keys, warps, stages, programs = 128, 128, 8, 3, 132
+    room = gpu.room - height * dim_padded(spec.key_dim) * itemsize
+    keys, stages = _within(room, row_bytes(spec, itemsize), keys, stages)
+    return Tile(height // padded, padded, keys, warps, stages, programs, early=False)
+
+
+def row_bytes(spec: LayerSpec, itemsize: int) -> int:
+    """What a token of context takes of a program's shared memory."""
+    return (dim_padded(spec.key_dim) + dim_padded(spec.value_dim)) * itemsize
+
+
+def dim_padded(dim: int) -> int:
+    return max(NARROW, power(dim))
+
+
+def power(number: int) -> int:
+    """The next power of two, itself included."""
+    return 1 << (number - 1).bit_length()
+
+
+def _within(room: int, key_bytes: int, keys: int, stages: int) -> tuple[int, int]:
+    """Fewer turns on their way, and then fewer keys a turn, until they fit into the room."""
+    while keys * key_bytes > room and keys > NARROW:
+        keys //= 2
+    return keys, max(1, min(stages, room // (keys * key_bytes)))

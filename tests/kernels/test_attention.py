@@ -1,0 +1,124 @@
+"""The Triton back end under Triton's interpreter, against attention spelled out and the torch back end."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.attention.torch_backend import TorchAttention
+from engine.config import LayerSpec
+from tests.attention import oracle
+from tests.attention.cases import Case, make_case
+from tests.kernels.cases import make_long_case
+from tests.kernels.interpreted import Interpreted, interpreter
+
+pytest.importorskip("triton", reason="no Triton here")
+
+CPU = torch.device("cpu")
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 2**-9}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Iterator[Interpreted]:
+    with interpreter() as started:
+        yield started
+
+
+@st.composite
+def layers(draw: st.DrawFn) -> LayerSpec:
+    kv_heads = draw(st.sampled_from((1, 2)))
+    key_dim = draw(st.sampled_from((8, 64, 80, 96, 128, 256)))
+    return LayerSpec(
+        heads=kv_heads * draw(st.sampled_from((1, 2, 3, 7, 16))),
+        kv_heads=kv_heads,
+        key_dim=key_dim,
+        value_dim=draw(st.sampled_from((key_dim, key_dim, 40))),
+        scale=key_dim**-0.5,
+        window=draw(st.none() | st.integers(1, 60)),
+        softcap=draw(st.none() | st.sampled_from((1.0, 20.0))),
+    )
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[tuple[int, int]]:
+    """Rows of a step as (tokens, context): single ones first, then chunks."""
+    singles = draw(st.lists(st.integers(1, 150), max_size=3))
+    chunks = draw(st.lists(st.tuples(st.integers(2, 24), st.integers(0, 100)), max_size=2))
+    return [(1, context) for context in singles] + [(new, old + new) for new, old in chunks] or [(1, 1)]
+
+
+@settings(max_examples=20)
+@given(
+    spec=layers(),
+    rows=steps(),
+    block_size=st.sampled_from((16, 32, 256)),
+    sinks=st.booleans(),
+    dtype=st.sampled_from(list(TOLERANCES)),
+    keys=st.sampled_from((16, 32, 64)),
+    programs=st.sampled_from((1, 8, 300)),
+    seed=st.integers(0, 99),
+)
+def test_is_what_attention_means(
+    kernels: Interpreted,
+    spec: LayerSpec,
+    rows: list[tuple[int, int]],
+    block_size: int,
+    sinks: bool,
+    dtype: torch.dtype,
+    keys: int,
+    programs: int,
+    seed: int,
+) -> None:
+    case = make_case(spec, rows, block_size=block_size, shuffled=True, sinks=sinks, dtype=dtype, seed=seed)
+    got, *cache = kernels.attend(case, keys=keys, programs=programs)
+    wanted = oracle.attend(case.q, case.k, case.v, case.layer, case.batch)  # writes the case's own cache
+    assert got.dtype == dtype
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+    for mine, theirs in zip(cache, (case.layer.keys, case.layer.values), strict=True):
+        assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("rows", [[(1, 256), (1, 17), (1, 1)], [(1, 50), (3, 200), (20, 60)]])
+@pytest.mark.parametrize("window", [None, 90])
+def test_is_what_the_torch_back_end_does(
+    kernels: Interpreted, rows: list[tuple[int, int]], window: int | None
+) -> None:
+    """With the tiles that are chosen here, keys of heads that lie apart, and tensors of transposed heads."""
+    spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, window=window)
+    case = make_long_case(spec, rows, block_size=16, dtype=torch.float32, device=CPU)
+    bridged = Case(case.batch, case.layer, *map(transposed, (case.q, case.k, case.v)))
+    wanted = run_torch(case.copy())
+    for each in (case, bridged):
+        torch.testing.assert_close(kernels.attend(each.copy())[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def run_torch(case: Case) -> Tensor:
+    backend = TorchAttention()
+    return backend.attend(case.q, case.k, case.v, case.layer, backend.prepare(case.batch))
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """The same numbers, as models of transformers have them: a head's tokens beside each other."""
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def test_a_token_without_number_stays_in_its_row(kernels: Interpreted) -> None:
+    spec = LayerSpec(heads=4, kv_heads=2, key_dim=16, value_dim=16, scale=0.3)
+    case = make_case(spec, [(1, 30), (1, 20), (6, 6)])
+    case.k[1] = case.v[1] = torch.nan
+    got, *_ = kernels.attend(case)
+    assert got[1].isnan().all()
+    assert got[[0, 2, 3, 4, 5, 6, 7]].isfinite().all()
+
+
+def test_says_where_it_cannot_serve() -> None:
+    from engine.attention.triton_backend import TritonAttention
+
+    spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.3)
+    assert (
+        TritonAttention.why_not(CPU, spec, torch.float32) == "it needs an NVIDIA GPU, and the device is cpu"
+    )

@@ -1,0 +1,106 @@
+"""The Triton back end on a GPU, against the torch back end in float32 on the same numbers."""
+
+import random
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.torch_backend import TorchAttention
+from engine.config import LayerSpec
+from tests.attention.cases import Case
+from tests.kernels.cases import make_long_case
+
+pytestmark = pytest.mark.cuda
+
+TOLERANCES = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 6e-3}
+SHAPES = list(product((64, 80, 96, 128, 256), (1, 2, 3, 4, 7, 8, 16)))
+
+
+def outputs(case: Case) -> tuple[Tensor, Tensor]:
+    """What the kernels give, and what is right; both write the cache, which must end up the same."""
+    from engine.attention.triton_backend import TritonAttention
+
+    kernels, oracle, other = TritonAttention(), TorchAttention(), case.copy()
+    with torch.inference_mode():
+        got = kernels.attend(case.q, case.k, case.v, case.layer, kernels.prepare(case.batch))
+        wanted = oracle.attend(other.q.float(), other.k, other.v, other.layer, oracle.prepare(other.batch))
+    for mine, theirs in ((case.layer.keys, other.layer.keys), (case.layer.values, other.layer.values)):
+        assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
+    assert got.dtype == case.q.dtype
+    return got.float(), wanted
+
+
+def assert_right(case: Case) -> None:
+    got, wanted = outputs(case)
+    assert got.isfinite().all()
+    tolerance = TOLERANCES[case.q.dtype]
+    worst = (got - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)  # of any one token
+    assert worst.max() < tolerance, f"relative error {worst.max():.1e} at token {worst.argmax()}"
+
+
+@pytest.mark.parametrize(("dim", "group"), SHAPES)
+def test_any_shape_is_right(dim: int, group: int) -> None:
+    draw = random.Random(f"{dim} {group}")
+    kv_heads = draw.choice((1, 2, 8) if dim * group < 2048 else (1, 2))
+    plain = LayerSpec(heads=kv_heads * group, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=dim**-0.5)
+    for dtype in (torch.bfloat16, torch.float16):
+        spec = replace(
+            plain, window=draw.choice((None, draw.randint(1, 5000))), softcap=draw.choice((None, None, 20.0))
+        )
+        block_size, sinks = draw.choice((16, 32, 64, 128, 256)), draw.random() < 0.3
+        longest = draw.choice((200, 3000, 32768))
+        singles = [(1, draw.randint(1, longest)) for _ in range(draw.choice((1, 3, 40)))]
+        chunks = [
+            (count, count + draw.randint(0, longest)) for count in (draw.randint(2, 9), draw.randint(10, 400))
+        ]
+        for seed, rows in enumerate((singles, chunks, [*singles, *chunks])):
+            assert_right(
+                make_long_case(
+                    spec,
+                    rows,
+                    block_size=block_size,
+                    dtype=dtype,
+                    device=torch.device("cuda"),
+                    sinks=sinks,
+                    seed=seed,
+                )
+            )
+
+
+@pytest.mark.parametrize("value_dim", [64, 128])
+def test_float32_is_exact(value_dim: int) -> None:
+    spec = LayerSpec(heads=8, kv_heads=2, key_dim=128, value_dim=value_dim, scale=0.1)
+    rows = [(1, 3000), (1, 5), (60, 700)]
+    assert_right(make_long_case(spec, rows, block_size=16, dtype=torch.float32, device=torch.device("cuda")))
+
+
+def test_company_changes_rounding_only() -> None:
+    """One long row among short ones is cut, and alone it is cut otherwise."""
+    spec = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=0.09)
+    rows = [(1, 32768), *[(1, 100 + 7 * each) for each in range(60)]]
+    assert_right(make_long_case(spec, rows, block_size=16, dtype=torch.bfloat16, device=torch.device("cuda")))
+
+
+def test_waits_for_nothing_and_runs_in_a_graph() -> None:
+    from engine.attention.triton_backend import TritonAttention
+
+    spec = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=0.09)
+    rows = [(1, 3000), (1, 70), (40, 500)]
+    case = make_long_case(spec, rows, block_size=16, dtype=torch.bfloat16, device=torch.device("cuda"))
+    _, wanted = outputs(case.copy())  # compiles what is still missing
+    backend = TritonAttention()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        prepared = backend.prepare(case.batch)
+        backend.attend(case.q, case.k, case.v, case.layer, prepared)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = backend.attend(case.q, case.k, case.v, case.layer, prepared)
+    got.fill_(torch.nan)
+    graph.replay()
+    assert (got.float() - wanted).norm() < TOLERANCES[torch.bfloat16] * wanted.norm()

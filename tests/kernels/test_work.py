@@ -1,0 +1,97 @@
+"""The list of what each program does: every key of every query in exactly one place."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.config import LayerSpec
+from engine.kernels.attention import tiles
+from engine.kernels.attention.tiles import Tile
+from engine.kernels.attention.work import Chunks, lay_out
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 3000)), min_size=1, max_size=20),
+    first=st.integers(0, 5),
+    queries=st.sampled_from((1, 4, 64)),
+    keys=st.sampled_from((16, 64)),
+    programs=st.sampled_from((1, 40, 340)),
+    window=st.none() | st.integers(1, 4000),
+)
+def test_covers_what_each_token_sees_once(
+    rows: list[tuple[int, int]], first: int, queries: int, keys: int, programs: int, window: int | None
+) -> None:
+    counts = np.array([new for new, _ in rows])
+    contexts = np.array([new + old for new, old in rows], np.int32)
+    starts = np.concatenate(([7], 7 + np.cumsum(counts))).astype(np.int32)
+    tile = Tile(queries, padded=2, keys=keys, warps=1, stages=1, programs=programs, early=False)
+    items, merges, partials = lay_out(Chunks.of(first, starts, contexts, queries), window, 8, tile)
+
+    spans: dict[int, list[tuple[int, int, int]]] = {}  # by a tile's first token
+    covered = []
+    for row, token, count, position, begin, end, slot, _ in items.tolist():
+        assert 1 <= count <= queries
+        assert begin < end
+        assert position == contexts[row - first] - starts[row - first + 1] + token
+        if token not in spans:
+            covered += range(token, token + count)
+        low = 0 if window is None else max(0, position + 1 - window)
+        assert low <= begin
+        assert end <= position + count
+        assert (begin - low) % keys == 0
+        spans.setdefault(token, []).append((begin, end, slot))
+    assert sorted(covered) == list(range(7, starts[-1]))
+
+    merged = {token: (slot, parts) for token, _, slot, parts in merges.tolist()}
+    used = []
+    for token, pieces in spans.items():
+        pieces.sort()
+        assert all(one[1] == two[0] for one, two in pairwise(pieces))
+        slots = [slot for _, _, slot in pieces]
+        if len(pieces) == 1:
+            assert slots == [-1]
+            assert token not in merged
+        else:
+            assert merged[token] == (slots[0], len(pieces))
+            assert slots == list(range(slots[0], slots[0] + len(pieces)))
+            used += slots
+    assert sorted(used) == list(range(partials))
+
+
+def pieces(contexts: list[int], tile: Tile) -> int:
+    starts = np.arange(len(contexts) + 1, dtype=np.int32)
+    return len(lay_out(Chunks.of(0, starts, np.array(contexts, np.int32), 1), None, 8, tile)[0])
+
+
+def test_cuts_where_the_gpu_would_idle() -> None:
+    tile = Tile(1, 16, 16, 1, 6, programs=340, early=False)
+    assert pieces([656], tile) == 41  # a turn each
+    assert pieces([656] * 32, tile) == 32
+    assert pieces([656] * 256, tile) == 256
+    assert pieces([656] * 255 + [32768], tile) > 255 + 20  # nobody waits for the long one
+
+
+@pytest.mark.parametrize("dim", [64, 80, 128, 256])
+@pytest.mark.parametrize("group", [1, 3, 7, 16])
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_tiles_fit(dim: int, group: int, itemsize: int) -> None:
+    """Into the memory of a program, which on the smallest GPUs that we serve is 99 KiB."""
+    spec = LayerSpec(heads=2 * group, kv_heads=2, key_dim=dim, value_dim=dim, scale=1.0)
+    gpu = tiles.Gpu(99 * 1024, overlaps=False)
+    for tile in (
+        *(tiles.for_tokens(spec, rows, gpu, itemsize) for rows in (1, 40, 100, 300, 3000)),
+        *(
+            tiles.for_chunks(spec, longest, mean, gpu, itemsize)
+            for longest in (2, 9, 999)
+            for mean in (9, 9999)
+        ),
+    ):
+        height = tile.queries * tile.padded
+        assert height >= 16
+        assert tile.padded >= group
+        taken = tile.keys * tiles.row_bytes(spec, itemsize) * tile.stages
+        queries = height * tiles.dim_padded(dim) * itemsize if tile.queries > 1 else 0
+        assert taken + queries <= gpu.room
