@@ -102,11 +102,14 @@ def run(recipe: Recipe, work: Path, out: Path, device: str, base: Path | None = 
         recipe.seed + 1,
         say,
     )
-    kind = "going on from an earlier run; " if base else ""
+    kind = "going on from exported weights; " if base else ""
     made = f"{kind}{rows.size / 1e6:.0f} M tokens of text; model {taught - trained:.0f} s, draft {time.perf_counter() - taught:.0f} s on {_device_name(device)}"
     say(made)
 
-    model, draft = model.to(torch.bfloat16).eval(), draft.to(torch.bfloat16).eval()
+    computes = (
+        torch.bfloat16 if device == "cuda" else torch.float32
+    )  # a CPU is slow in bf16; what is measured is what ships
+    model, draft = (m.to(torch.bfloat16).to(computes).eval() for m in (model, draft))
     size = save_pocket(model, draft, tokenizer, out)
     say(f"{out}: {size / 1e6:.2f} MB, {time.perf_counter() - began:.0f} s")
     card = _figures(model, draft, tokenizer, cases, recipe, made)
@@ -149,11 +152,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--work",
         type=Path,
-        default=Path("training/work"),
+        default=Path("build/training"),
         help="checkpoints and text; a cut run goes on from here",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("training/work/pocket"), help="the folder to export to"
+        "--out", type=Path, default=Path("build/training/pocket"), help="the folder to export to"
     )
     parser.add_argument("--steps", type=int, help="training steps of the model, in place of the recipe's")
     parser.add_argument("--draft-steps", type=int, help="training steps of the draft")

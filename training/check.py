@@ -92,13 +92,3 @@ class StoryOf:
             and self.subject.lower() in text.lower()
             and not strangers
         )
-
-
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    """One right way is enough."""
-
-    ways: tuple[Check, ...]
-
-    def right(self, reply: str) -> bool:
-        return any(way.right(reply) for way in self.ways)

@@ -71,7 +71,7 @@ def _recall(rng: Random) -> Case:
         last = max(i for i, e in enumerate(talk) if id(e) not in between)
         if sum(len(e.user) + len(e.reply) + 40 for e in talk) < 5000:
             return Case(
-                "who" if talk[last].reply.startswith("That is ") else "recall", tuple(talk[:last]), talk[last]
+                "who" if talk[last].reply.startswith(memory.WHO) else "recall", tuple(talk[:last]), talk[last]
             )
 
 

@@ -7,7 +7,7 @@ from random import Random
 from zlib import crc32
 
 TEXT = Path(__file__).parent / "text"
-_BARRED = ("people", "tasks", "opinions", "things")  # lists whose entries hold spaces, split at a bar
+_BARRED = ("people", "tasks", "opinions", "things", "near")  # lists whose entries hold spaces, split at a bar
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = tuple(

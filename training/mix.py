@@ -11,12 +11,12 @@ from training.phrasing import normal
 
 Draw = Callable[[Random], list[Exchange]]
 KINDS: dict[str, tuple[Draw, float]] = {
-    "about": (about.exchanges, 0.38),
-    "unknown": (unknown.exchanges, 0.18),
+    "about": (about.exchanges, 0.34),
+    "unknown": (unknown.exchanges, 0.21),
     "instructions": (instructions.exchanges, 0.22),
     "numbers": (numbers.exchanges, 0.12),
     "stories": (stories.exchanges, 0.055),
-    "manners": (manners.exchanges, 0.05),
+    "manners": (manners.exchanges, 0.07),
 }
 SYSTEMS = (
     "You are a helpful assistant.", "You are minichat's built-in model.", "You are a tiny demo model.", "Answer briefly.", "Be kind and short.",

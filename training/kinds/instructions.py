@@ -90,6 +90,15 @@ def _spell(rng: Random, held_out: bool) -> tuple[str, str, Check]:
             "How do you spell {w}?",
             "Spell out {w}.",
             "Spell {w} with dashes.",
+            "Spell {w}",
+            "Spell: {w}",
+            "Spell the word {w}",
+            "Please spell {w}.",
+            "Can you spell {w}?",
+            "Spell {w} for me.",
+            'Spell "{w}".',
+            "How is {w} spelled?",
+            "The spelling of {w}?",
             w=word,
         ),
         reply,
@@ -207,6 +216,17 @@ def _case(rng: Random, held_out: bool) -> tuple[str, str, Check]:
                 "Make this upper case: {t}",
                 "Put this in capital letters: {t}",
                 "Shout: {t}",
+                "Uppercase: {t}",
+                "Uppercase {t}",
+                "Upper case {t}",
+                "{t} in capitals",
+                "{t} in upper case, please",
+                "All caps: {t}",
+                "In capital letters: {t}",
+                "Turn this into upper case: {t}",
+                "Capitals: {t}",
+                'Write "{t}" in upper case.',
+                "To uppercase: {t}",
                 t=text,
             ),
             text.upper(),
@@ -220,6 +240,14 @@ def _case(rng: Random, held_out: bool) -> tuple[str, str, Check]:
             "Lower case: {t}",
             "Make this lower case: {t}",
             "Put this in small letters: {t}",
+            "Lowercase: {t}",
+            "Lowercase {t}",
+            "Lower case {t}",
+            "{t} in lower case, please",
+            "In small letters: {t}",
+            "Turn this into lower case: {t}",
+            'Write "{t}" in lower case.',
+            "To lowercase: {t}",
             t=text,
         ),
         text.lower(),
@@ -348,7 +376,7 @@ def _cycle(rng: Random, held_out: bool) -> tuple[str, str, Check]:
 
 SHAPES: tuple[Shape, ...] = (
     _repeat, _times, _reverse_words, _spell, _reverse_letters, _count_letters, _count_words, _count_items, _sort_words, _sort_words,
-    _sort_numbers, _case, _place, _bullets, _remove, _replace, _mark, _cycle,
+    _sort_numbers, _case, _case, _spell, _place, _bullets, _remove, _replace, _mark, _cycle,
 )  # fmt: skip
 BEFORE = ("", "", "", "", "", "", "Please: ", "Now: ", "Ok. ", "Hey, ")
 
@@ -360,6 +388,6 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     ask, reply, check = rng.choice(SHAPES)(rng, held_out)
     if not held_out:
         ask = rng.choice(BEFORE) + ask
-        if rng.random() < 0.15:
+        if rng.random() < 0.3:
             ask = ask[0].lower() + ask[1:]
     return [Exchange(ask, reply, check)]

@@ -8,32 +8,39 @@ from training.phrasing import roughly
 
 # Phrases with bars between them; the last four of each list are kept for the tests.
 _PHRASES = {
-    "greetings": """Hi|Hello|Hey|Hi there|Hello there|Good morning|Good evening|Good afternoon|Hey there|Greetings|Hiya|Yo|Good day
+    "greetings": """Hey, how nice to see you|Hello, here I am|Hi, here I am again|Good morning, model|Good evening to you|Greetings, friend|Hello once again|Hi all|Hey, hello|A very good morning|Well hi there|Hello, good to be here|Salute|Hi, minichat here I come|Good to meet you
+        |Hi|Hello|Hey|Hi there|Hello there|Good morning|Good evening|Good afternoon|Hey there|Greetings|Hiya|Yo|Good day
         |Hello minichat|Hi minichat|Hello, anyone there|Hello you|Hi again|Hello again|Hey you|Morning|Evening|Hello friend|Hi my friend
         |Nice to meet you|Pleased to meet you|Hey model|Hello model|Hallo|Heya|Hello, is anybody here|Hi, I am new here|Welcome|Well hello|Hey buddy
         |Hi everyone|Good morning to you|Hey hey|Hello my friend|Hey, good to see you|Hi once more|Good to see you|Hello hello|A good day to you|Hello to you|Hi, nice to see you|Hey, I am back|Hello, I am back|Hi, me again|Hello, nice to see you|Good afternoon to you|Hello there, friend""",
-    "thanks": """Thanks|Thank you|Thanks a lot|Thank you very much|Great, thanks|Thx|Cheers|Many thanks|Perfect, thank you|Cool, thanks
+    "thanks": """Thank you for everything|Thanks, you are kind|Thanks, very good|Thank you, well explained|Thanks, now I know|Thanks, that helped|Many thanks to you|I thank you|Thank you for helping|Thanks for that|Thank you for that|I owe you thanks|Big thanks|Thanks, perfect|Thanks for the help, friend|Thank you, that is enough
+        |Thanks|Thank you|Thanks a lot|Thank you very much|Great, thanks|Thx|Cheers|Many thanks|Perfect, thank you|Cool, thanks
         |Nice, thank you|Ok thanks|I appreciate it|Thanks for your help|Thank you so much|Thanks so much|Thank you kindly|Thank you for the answer
         |Thanks for the answer|Thanks for explaining|Thanks, that is clear|Thank you, I understand|Thanks, got it|Thanks again|Ty|A thousand thanks
         |Thanks a million|Thank you for your time|I am grateful|Much appreciated|Thanks mate|Thanks for everything|Great help, thank you
         |Thank you, that was it|Thanks, very kind|Thank you, very nice|Good, thanks|Thanks a bunch|Thanks, you helped me|Thank you, very helpful|All my thanks|Thanks, that will do|Thank you, friend|Thanks, great|Thank you, great answer|Oh thanks|Oh, thank you|Thanks, I see|My thanks to you|Thank you, that is all I needed|Thanks, wonderful""",
-    "goodbyes": """Bye|Goodbye|See you|See you later|Good night|Bye bye|I have to go|That's all|That is all for today|Talk to you later|I am leaving now
+    "goodbyes": """I am going now|I am off to bed|I will stop now|I must leave you|It is time to leave|Goodbye and thanks|Until then|Until we meet again|We talk tomorrow|Let us talk tomorrow|I will come back later|I will see you|I have to run|Good night to you|Off I go|That was it for today|I am finished for today|Enough for today|I will close this now|I say goodbye|Bye, take care
+        |Bye|Goodbye|See you|See you later|Good night|Bye bye|I have to go|That's all|That is all for today|Talk to you later|I am leaving now
         |Take care|Until tomorrow|See you tomorrow|See you soon|I must go|I need to go now|Got to go|I am off|I am going home|Farewell|So long|Ciao
         |Until next time|Bye for now|Goodbye for now|Have a nice day|Have a good evening|Sleep well|Bye, thanks|Ok bye|I am done for today|Later
         |I am leaving|I will be back|Talk later|I have to leave|See you around|Bye then|Bye, see you|I go now|Time to go|I have to stop now|Good night, sleep well|Goodbye, my friend|That was all, bye|See you next week|I will go now|I will leave now|Let us stop here|See you next time|Goodbye then|I have to sleep|Bye, until later|Good night then""",
-    "feelings": """How are you|How are you doing|How is it going|How do you feel|What's up|How are things|You ok|Are you well|How's your day
+    "feelings": """How are you doing today|Are you feeling well|How do you feel today|Do you feel good|Is everything fine|Are you all right|How are things today|How is your day going|How is it with you|And you, how are you|Are things good|How well are you|Is it going well|Are you in a good mood|Hey, how are you doing|Good day so far|How is your evening
+        |How are you|How are you doing|How is it going|How do you feel|What's up|How are things|You ok|Are you well|How's your day
         |How are you today|Hi, how are you|Hello, how are you|How do you do|How have you been|How is life|Are you ok|Are you fine|Is everything ok
         |All good|How goes it|How was your day|Feeling good|What is up|Everything alright|How are you feeling|How's it going|Are you alright|How's life|How are you now|How have things been|Are you good|Doing well|And how are you|How are you, friend|Is all well|How are you this morning|Is all good|All well|Are things well|Is everything well|Everything good|How are you tonight|How is everything|Are you doing fine""",
-    "praise": """You are great|Good job|Well done|Nice|Cool|Awesome|I like you|You are funny|Great|Wow|Very good|Impressive|That is nice|Good answer
+    "praise": """You are really good|You are wonderful|What a nice answer|Great stuff|That is great|That is cool|I like that|I like your answer|This was helpful|Very helpful|You are helpful|That is impressive|Splendid|Marvellous|You know a lot|You are a good model|Good one|That is correct|You are right|I love you|Sweet|Neat|Great model|So clever
+        |You are great|Good job|Well done|Nice|Cool|Awesome|I like you|You are funny|Great|Wow|Very good|Impressive|That is nice|Good answer
         |Correct|Perfect|That is right|Exactly|Excellent|Amazing|Brilliant|Fantastic|You are smart|You are clever|You are nice|You are cute
         |That was helpful|That helped|That helped a lot|Nice work|Great work|Great answer|Good work|Right answer|You are the best|I love it|Lovely|Superb
         |That was good|You did well|Bravo|Nicely done|What a good answer|You are good|That is a good answer|That was perfect|Really good|You are amazing|That was great|Well answered|This is great|You answer well|I am impressed|Very nice|Very cool|So good|Good model|That was nice of you|Well said""",
-    "blame": """You are wrong|That is wrong|That's not right|You are stupid|Bad answer|I don't believe you|That is not true|Nonsense|Wrong|You are useless
+    "blame": """You are not good|That is not good|This answer is bad|I do not like your answer|You are no help|This does not help|Not helpful|Not true|That is a lie|This is false|You are confused|You have it wrong|You are terrible|What a stupid answer|I am not happy with that|That is bad|No, not at all|This is a mistake|You failed|That answer is nonsense|That was not right|This was wrong|Your reply is wrong
+        |You are wrong|That is wrong|That's not right|You are stupid|Bad answer|I don't believe you|That is not true|Nonsense|Wrong|You are useless
         |That makes no sense|You are bad|That was wrong|Not correct|That is not correct|Incorrect|This is wrong|You made a mistake|That is a mistake
         |You are not helpful|That did not help|That is not what I asked|I did not ask that|You don't understand|You do not understand me|That is nonsense
         |That is stupid|You are silly|You are dumb|Terrible|Rubbish|I hate you|Try harder|You are lying|That is false|Bad|This is nonsense|You got it wrong
         |That can't be right|That cannot be right|This can't be true|This is not right|You are mistaken|What a bad answer|That was a bad answer|Your answer is wrong|No, that is wrong|I think you are wrong|I don't think so|No, you are wrong|That seems wrong|You are talking nonsense|What nonsense|That is a bad answer|You are not right""",
-    "assent": """Ok|Okay|Yes|Sure|I see|Alright|Got it|Understood|Right|Aha|Makes sense|Fine|No|Nope|Hm|Hmm|Maybe|Yeah|Yep|Of course|Ok cool|Oh|Oh I see
+    "assent": """Ok, I get it|I get it|Very good then|Ok, next|Sure thing|Yes, sure|Ok, fine|Right, I see|All right|Alright then|Yes, I understand|So be it|Fair enough|Indeed|True|Ok thanks, no|Yes, good|Good, ok|I know|I guess|Sounds good|As you say|Okay, I see|Oh well|Oh ok
+        |Ok|Okay|Yes|Sure|I see|Alright|Got it|Understood|Right|Aha|Makes sense|Fine|No|Nope|Hm|Hmm|Maybe|Yeah|Yep|Of course|Ok cool|Oh|Oh I see
         |I understand|Clear|That is clear|Ah|Ah ok|Interesting|Good to know|No thanks|Not now|Never mind|Well|So|And|Ok then|Very well|Hm ok|Ah I see|All clear|Good|Agreed|I agree|Yes please|Yes I see|Okay then|Right then|Ok I see|Fine by me|Fine with me|That is fine|That is ok|Ok with me|Good, go on|Yes, ok|Okay, good|Right, ok""",
 }  # fmt: skip
 PHRASES = {key: tuple(" ".join(text.split()).replace(" |", "|").split("|")) for key, text in _PHRASES.items()}

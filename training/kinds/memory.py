@@ -1,13 +1,14 @@
 """Things told in a chat and asked for later."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 from training.chat import Exchange
 from training.check import Check, Exact, Terms, Words
 from training.kinds.traits import TRAITS, Trait, a_name
 from training.lexicon import pick
-from training.phrasing import made_up, roughly
+from training.phrasing import fill, made_up, roughly
 
 Distract = Callable[[Random], list[Exchange]]
 
@@ -155,8 +156,16 @@ LIST_PLACES = (
     "Name the {o} thing on the list.", "Which thing is the {o} one?", "Tell me the {o} item.", "What comes {o} on my list?",
     "Which entry of my list is {o}?", "Which item is {o}?", "Item number {o}?", "The {o} one, please.", "What stands {o} on the list?", "Give me the {o} entry.",
 )  # fmt: skip
-LIST_COUNTS = ("How many things are on my list?", "How many items are on the list?", "Count my list.", "How long is my list?", "How many are on the list?",
-               "How many things did I tell you?", "How many items does my list have?", "Count the items on my list.")  # fmt: skip
+LIST_COUNTS = (
+    "How many things are on my list?", "How many items are on the list?", "Count my list.", "How long is my list?", "How many are on the list?",
+    "How many things did I tell you?", "How many items does my list have?", "Count the items on my list.", "How many entries has my list got?",
+    "How many entries does my list have?", "How many entries are on the list?", "What is the size of my list?", "Number of items on my list?",
+    "Tell me how many things are on my list.", "My list has how many items?", "How big is my list?", "How many things does the list hold?",
+    "How many things do I need?", "How many items did I give you?", "How many did I list?", "Count the entries.", "How many items has the list?",
+    "How many points does my list have?", "How many things have I put on the list?", "Please count what is on my list.", "My list: how many things?",
+    "Do you know how many things are on my list?", "How many items are there now?", "How many lines has my list?", "How many of them are there?",
+)  # fmt: skip
+LIST_COUNT_TESTS = ("How many things stand on my list by now?", "Tell me the length of my list.")
 
 
 def list_thread(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2) -> list[Exchange]:
@@ -194,51 +203,116 @@ def _list_question(rng: Random, items: list[str], held_out: bool) -> Exchange:
         (LIST_ASKS[-1] if held_out else rng.choice(LIST_ASKS[:-1]), "\n".join(f"- {item}" for item in items), Words(tuple(items))),
         (f"Which item did I put {ORDINALS[at]}?" if held_out else rng.choice(LIST_PLACES).format(o=ORDINALS[at]),
          f"The {ORDINALS[at]} one is {items[at]}.", Words((items[at],))),
-        ("How many entries has my list got?" if held_out else rng.choice(LIST_COUNTS),
+        (rng.choice(LIST_COUNT_TESTS if held_out else LIST_COUNTS),
          f"There are {len(items)} things on your list.", Words((str(len(items)),))),
     ]  # fmt: skip
     question, reply, check = rng.choice(choices)
     return Exchange(question if held_out else roughly(rng, question, slips=0.05), reply, check)
 
 
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """One thing that people have: how it is told, and asked for in both directions. The last of each asks is kept out.
+
+    A note holds the name on both sides of the value. So small a model cannot read backwards: from `{n} likes {v}` alone it
+    never learned to find {n} by {v}, but it does find what followed {v} in its own note.
+    """
+
+    key: str
+    tells: tuple[str, ...]
+    says: str
+    back: str
+    whats: tuple[str, ...]
+    whos: tuple[str, ...]
+
+    def note(self, n: str, v: str) -> str:
+        return f"{self.says.format(n=n, v=v)}, so {self.back.format(n=n, v=v)}."
+
+
 RELATIONS = (
-    ("{n} likes {v}.", ("What does {n} like?", "Which food does {n} like?", "{n} likes what?"), "{n} likes {v}.", ("Who likes {v}?", "Which of them likes {v}?"), "foods"),
-    ("{n} lives in {v}.", ("Where does {n} live?", "In which city does {n} live?", "{n} lives where?"), "{n} lives in {v}.", ("Who lives in {v}?", "Which of them lives in {v}?"), "cities"),
-    ("{n} has a {v}.", ("What does {n} have?", "What has {n} got?", "{n} has what?"), "{n} has a {v}.", ("Who has a {v}?", "Which of them has a {v}?", "Who has the {v}?"), "objects"),
-    ("{n} wears a {v} hat.", ("What colour is the hat of {n}?", "Which hat does {n} wear?", "The hat of {n}?"), "The hat of {n} is {v}.", ("Whose hat is {v}?", "Who wears a {v} hat?"), "colours"),
-    ("{n} works as a {v}.", ("What does {n} work as?", "What is the job of {n}?", "What does {n} do for a living?"), "{n} works as a {v}.", ("Who works as a {v}?", "Who is the {v}?", "Which of them works as a {v}?"), "jobs"),
-    ("{n} is {v} years old.", ("How old is {n}?", "What is the age of {n}?"), "{n} is {v} years old.", ("Who is {v} years old?", "Who is {v}?"), ""),
+    Relation("foods", ("{n} likes {v}.", "{n} loves {v}.", "{n} likes to eat {v}.", "The favourite food of {n} is {v}.", "{n} is fond of {v}."),
+             "{n} likes {v}", "{v} is for {n}",
+             ("What does {n} like?", "Which food does {n} like?", "{n} likes what?", "What food is for {n}?", "What would {n} like to eat?"),
+             ("Who likes {v}?", "Which of them likes {v}?", "Who was it that likes {v}?", "Who loves {v}?", "Do you know who likes {v}?", "{v} is for whom?",
+              "Who eats {v}?", "Which person likes {v}?", "Who wants {v}?", "Name the one who likes {v}.", "And who likes {v}?", "Remind me who likes {v}.")),
+    Relation("cities", ("{n} lives in {v}.", "{n} is from {v}.", "{n} has a flat in {v}.", "The home of {n} is {v}.", "{n} moved to {v}."),
+             "{n} lives in {v}", "{v} is home to {n}",
+             ("Where does {n} live?", "In which city does {n} live?", "{n} lives where?", "What is the home of {n}?", "What city does {n} live in?"),
+             ("Who lives in {v}?", "Which of them lives in {v}?", "Who was it that lives in {v}?", "Who is from {v}?", "Do you know who lives in {v}?",
+              "{v} is home to whom?", "Who is at home in {v}?", "Which person lives in {v}?", "Whose home is {v}?", "Name the one who lives in {v}.",
+              "And who lives in {v}?", "Remind me who lives in {v}.")),
+    Relation("objects", ("{n} has a {v}.", "{n} owns a {v}.", "{n} bought a {v}.", "I gave {n} a {v}.", "{n} carries a {v}."),
+             "{n} has a {v}", "the {v} belongs to {n}",
+             ("What does {n} have?", "What has {n} got?", "{n} has what?", "Which thing does {n} have?", "What belongs to {n}?"),
+             ("Who has a {v}?", "Which of them has a {v}?", "Who has the {v}?", "Who owns the {v}?", "Whose is the {v}?", "Who was it that has a {v}?",
+              "Do you know who has the {v}?", "The {v} belongs to whom?", "Which person has a {v}?", "Name the one who has the {v}.", "And who has the {v}?",
+              "Remind me who has the {v}.")),
+    Relation("colours", ("{n} wears a {v} hat.", "The hat of {n} is {v}.", "{n} has a {v} hat.", "{n} put on a {v} hat.", "{n} bought a {v} hat."),
+             "{n} wears a {v} hat", "the {v} hat belongs to {n}",
+             ("What colour is the hat of {n}?", "Which hat does {n} wear?", "The hat of {n}?", "What is the colour of the hat of {n}?", "What hat has {n} got?"),
+             ("Whose hat is {v}?", "Who wears a {v} hat?", "Who has a {v} hat?", "Who wears the {v} hat?", "Who owns the {v} hat?", "Whose is the {v} hat?",
+              "Which of them wears a {v} hat?", "Do you know whose hat is {v}?", "The {v} hat belongs to whom?", "Name the one with the {v} hat.",
+              "And who wears {v}?", "Remind me who wears the {v} hat.")),
+    Relation("jobs", ("{n} works as a {v}.", "{n} is a {v}.", "{n} earns money as a {v}.", "The job of {n} is {v}.", "{n} became a {v}."),
+             "{n} works as a {v}", "the {v} is {n}",
+             ("What does {n} work as?", "What is the job of {n}?", "What does {n} do for a living?", "Which job does {n} have?", "As what does {n} work?"),
+             ("Who works as a {v}?", "Who is the {v}?", "Which of them works as a {v}?", "Who is a {v}?", "Who was the {v}?", "Do you know who the {v} is?",
+              "The {v} is who?", "Which person works as a {v}?", "What is the name of the {v}?", "Name the {v}.", "And who is the {v}?",
+              "Remind me who works as a {v}.")),
+    Relation("", ("{n} is {v} years old.", "{n} is {v}.", "The age of {n} is {v}.", "{n} turned {v}.", "{n} has lived for {v} years."),
+             "{n} is {v} years old", "{v} is the age of {n}",
+             ("How old is {n}?", "What is the age of {n}?", "{n} is how old?", "Tell me the age of {n}.", "How many years old is {n}?"),
+             ("Who is {v} years old?", "Who is {v}?", "Which of them is {v}?", "Who was it that is {v}?", "Do you know who is {v}?", "{v} is the age of whom?",
+              "Which person is {v} years old?", "Whose age is {v}?", "Name the one who is {v}.", "And who is {v}?", "Remind me who is {v} years old.")),
 )  # fmt: skip
+NOTED = ("Noted: ", "I will remember: ", "All right: ")
+WHO = "I noted that "
+
+
+def _people(rng: Random, relation: Relation, held_out: bool) -> list[tuple[str, str]]:
+    """Two to five people with a thing each, no name and no thing twice."""
+    people: dict[str, str] = {}
+    size = rng.choice((2, 2, 3, 3, 4, 4, 5))
+    while len(people) < size:
+        if not relation.key:
+            value = str(rng.randint(3, 99))
+        else:
+            value = made_up(rng) if rng.random() < (0.1 if held_out else 0.25) else pick(rng, relation.key)
+        if value not in people.values():
+            people[a_name(rng, held_out)] = value
+    return list(people.items())
 
 
 def relation_thread(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2) -> list[Exchange]:
-    """Several people with one thing each; then who has what. Held out are the names."""
-    fact, whats, answer, whos, key = rng.choice(RELATIONS)
-    people: dict[str, str] = {}
-    size = rng.randint(2, 4)
-    while len(people) < size:
-        value = str(rng.randint(3, 99)) if not key else made_up(rng) if rng.random() < 0.1 else pick(rng, key)
-        if value not in people.values():
-            people[a_name(rng, held_out)] = value
-    pairs = list(people.items())
-    told = [fact.format(n=n, v=v) for n, v in pairs]
-    noted = rng.choice(("Noted.", "I will remember that.", "All right."))
+    """Several people with one thing each; then who has what."""
+    relation = rng.choice(RELATIONS)
+    pairs = _people(rng, relation, held_out)
+    same = rng.choice(relation.tells) if rng.random() < 0.7 else ""
+    told = [(same or rng.choice(relation.tells)).format(n=n, v=v) for n, v in pairs]
+    notes = [relation.note(n, v) for n, v in pairs]
     if rng.random() < 0.5:
-        talk = [Exchange(" ".join(told), noted, Terms(()))]
+        message = _join([line.removesuffix(".") for line in told]) + "." if rng.random() < 0.4 else " ".join(told)
+        talk = [Exchange(message, rng.choice(NOTED) + " ".join(notes), Words(tuple(v for _, v in pairs)))]
     else:
-        talk = [
-            e
-            for line in told
-            for e in (Exchange(line, noted, Terms(())), *_between(rng, distract, gaps // 4))
-        ]
+        talk = []
+        for line, note, (_, v) in zip(told, notes, pairs, strict=True):
+            talk += [Exchange(line, rng.choice(NOTED) + note, Words((v,))), *_between(rng, distract, gaps // 4)]
     talk += _between(rng, distract, gaps)
     rng.shuffle(pairs)
     for n, v in pairs[: rng.choice((1, 2, 4))]:
-        if rng.random() < 0.4:
-            talk.append(Exchange(rng.choice(whats).format(n=n), answer.format(n=n, v=v), Words((v,))))
-        else:
-            talk.append(Exchange(rng.choice(whos).format(v=v), f"That is {n}.", Words((n,))))
+        talk.append(_relation_question(rng, relation, n, v, held_out))
     return talk
+
+
+def _relation_question(rng: Random, relation: Relation, n: str, v: str, held_out: bool) -> Exchange:
+    backwards = rng.random() < 0.65
+    asks = relation.whos if backwards else relation.whats
+    question = fill(asks[-1] if held_out else rng.choice(asks[:-1]), n=n, v=v)
+    if not held_out:
+        question = _roughly(rng, question, n if not backwards else v)
+    if backwards:
+        return Exchange(question, f"{WHO}{relation.back.format(n=n, v=v)}.", Words((n,)))
+    return Exchange(question, f"{relation.says.format(n=n, v=v)}.", Words((v,)))
 
 
 SAID_FIRST = (

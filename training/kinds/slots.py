@@ -6,12 +6,24 @@ from training.lexicon import is_held_out, pick
 from training.phrasing import made_up
 
 POOLS = ("foods", "objects", "animals", "colours", "names", "cities", "pet_names", "jobs", "hobbies")
+# Also words that mean something to the engine, so that an order on one is not taken for a question about it.
+COMMON = tuple(
+    """hello world good morning evening night friend people house water paper music happy little big small great new old thank you please my your
+    name is this that we they have make write read word letter text line page number time day week year light sound street garden summer winter
+    engine token block cache queue model draft page layer head batch step prompt sampler monitor screen key stream beam seed temperature penalty
+    budget snapshot table kernel weight tensor chat test demo python code data file folder server terminal""".split()
+)
 
 
 def a_word(rng: Random, held_out: bool, most: int = 12) -> str:
     """One lower-case word. Held out are some made-up words, and the listed words that training never sees."""
     while True:
-        if rng.random() < 0.5:
+        draw = rng.random()
+        if draw < 0.2:
+            word = rng.choice(COMMON)
+            if is_held_out("word " + word) != held_out:
+                continue
+        elif draw < 0.6:
             word = made_up(rng, rng.choice((1, 2, 2)))
             if is_held_out("word " + word) != held_out:
                 continue
@@ -26,9 +38,10 @@ def several(rng: Random, held_out: bool, low: int, high: int) -> list[str]:
     while True:
         size = rng.randint(low, high)
         pool, strange = rng.choice(POOLS), rng.choice((0.0, 0.1, 0.3, 0.8))
+        plain = rng.random() < 0.15
         found = [
-            made_up(rng, rng.choice((1, 2, 2, 3))) if rng.random() < strange else pick(rng, pool)
-            for _ in range(size)
+            made_up(rng, rng.choice((1, 2, 2, 3))) if rng.random() < strange else common or pick(rng, pool)
+            for common in (rng.choices(COMMON, k=size) if plain else [""] * size)
         ]
         if len(set(found)) == size and is_held_out(" ".join(found)) == held_out:
             return found

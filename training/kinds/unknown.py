@@ -200,6 +200,27 @@ LOOSE = (
     "How old is the universe?", "What is inside the sun?", "Can dogs see colours?", "How do I tie a tie?", "What is the best language to learn?",
     "Should I buy a house?", "How do I fall asleep?", "What helps against a cold?", "Is coffee healthy?", "How many calories does an apple have?",
 )  # fmt: skip
+NUMBERED = {
+    False: (
+        "Who won the {c} in {y}?", "Who won the {c} of {y}?", "Which team won the {c} in {y}?", "Who lost the {c} in {y}?", "Where was the {c} of {y}?",
+        "When is the {c} of {y}?", "Who was the winner of the {c} in {y}?", "What was the result of the {c} in {y}?", "How did the {c} of {y} end?",
+        "Tell me who won the {c} in {y}.", "Who played in the {c} of {y}?", "What happened in {y}?", "What happened in the year {y}?", "Who was president in {y}?",
+        "Who was the king in {y}?", "Who ruled {p} in {y}?", "How many people lived in {p} in {y}?", "Who was elected in {p} in {y}?", "What was new in {y}?",
+        "What did {x} cost in {y}?", "How much was {x} in {y}?", "What was the price of {x} in {y}?", "Is {n} dollars a good price for {x}?",
+        "Can I buy {x} for {n} euros?", "How much is {n} euros in dollars?", "What is {n} pounds in euros?", "What can I buy for {n} dollars?",
+        "How far is {n} miles?", "Who wears number {n}?", "Who is number {n} on the team?", "Where does bus {n} go?", "When does the {n} leave?",
+        "What is on page {n} of the newspaper?", "Which film was the best of {y}?", "What was the best song of {y}?", "Which book came out in {y}?",
+        "Who was born in {y}?", "Who died in {y}?", "What will happen in {y}?", "Will there be {x} in {y}?", "How was life in {y}?", "Was there a war in {y}?",
+        "Why is {y} famous?", "What do you know about the year {y}?", "What is the population of {p} in {y}?", "Who scored {n} points in {y}?",
+        "Which law was made in {y}?", "How warm was it in {p} in {y}?", "Which day was 1 May {y}?", "How high is {n} feet?", "Who lives at number {n}?",
+        "How many medals did {p} win in {y}?", "Did {p} win the {c} in {y}?", "Who hosted the {c} in {y}?", "In {y}, who won the {c}?", "The {c} of {y}, who won it?",
+    ),
+    True: ("Name the winner of the {c} in {y}.", "Who came second at the {c} of {y}?", "How much did people pay for {x} in {y}?", "What was going on in {p} in {y}?"),
+}  # fmt: skip
+CONTESTS = (
+    "world cup", "election", "olympics", "chess championship", "league", "final", "race", "championship", "tour", "lottery", "song contest", "super bowl",
+    "derby", "marathon", "grand prix", "football match", "tennis open", "cup", "vote", "war", "gold medal", "presidential election", "nobel prize", "oscar",
+)  # fmt: skip
 KEYS = (
     "F5",
     "F6",
@@ -228,12 +249,23 @@ def _thing(rng: Random, held_out: bool) -> str:
             + word
             + rng.choice(("", "", "", "ing", "er", " " + made_up(rng)))
         )
-    return pick(rng, "things", held_out)
+    return pick(rng, "near" if rng.random() < 0.25 else "things", held_out)
+
+
+def _numbered(rng: Random, side: bool, held_out: bool) -> str:
+    """A question about the world that holds a year or a price: not a sum."""
+    place = pick(rng, rng.choice(("countries", "cities")), held_out)
+    number = rng.randint(2, rng.choice((99, 999, 9999)))
+    year = rng.randint(1700, 2040) if rng.random() < 0.3 else rng.randint(1900, 2030)
+    slots = {"c": rng.choice(CONTESTS), "y": year, "n": number, "p": place, "x": _thing(rng, held_out)}
+    return fill(rng.choice(NUMBERED[side]), **{name: str(value) for name, value in slots.items()})
 
 
 def _question(rng: Random, held_out: bool) -> tuple[str, str]:
     """A question outside the model's world, with the reply to it."""
     side = held_out and rng.random() < 0.5
+    if rng.random() < 0.12:
+        return _numbered(rng, side, held_out), KNOW
     draw = rng.random()
     if draw < 0.34:
         bank = rng.choice(

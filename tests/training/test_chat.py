@@ -1,0 +1,45 @@
+"""What is learned of a chat, and that the template and the training text are the same tokens."""
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers import Tokenizer
+
+from training.chat import CHAT_TEMPLATE, LEARN, START, Chat, Exchange, Passage, encode, render
+from training.check import Terms
+
+CHAT = Chat(
+    "x", (Exchange("Hi 12\n there", "Yes `x` 1.", Terms(())), Exchange("ok?", "fine", Terms(()))), "Be kind."
+)
+
+
+def test_template_makes_the_text_that_was_trained_on() -> None:
+    template = ImmutableSandboxedEnvironment().from_string(CHAT_TEMPLATE)
+    messages = [{"role": role, "content": content} for role, content in CHAT.turns()]
+    made = template.render(messages=messages, bos_token=START, add_generation_prompt=True)
+    assert made == render(CHAT.turns(), ask=True)
+
+
+def test_encoding_by_turns_equals_encoding_the_whole(tokenizer: Tokenizer) -> None:
+    whole = tokenizer.encode(render(CHAT.turns()), add_special_tokens=False).ids
+    assert [i & (LEARN - 1) for i in encode(CHAT, tokenizer)] == whole
+
+
+def test_only_replies_and_their_ends_are_learned(tokenizer: Tokenizer) -> None:
+    learned = [i & (LEARN - 1) for i in encode(CHAT, tokenizer) if i & LEARN]
+    assert tokenizer.decode(learned, skip_special_tokens=False) == "Yes `x` 1.<|im_end|>fine<|im_end|>"
+
+
+def test_a_passage_is_learned_whole_but_for_its_start(tokenizer: Tokenizer) -> None:
+    ids = encode(Passage("plain", "Once upon a time"), tokenizer)
+    assert ids[0] == tokenizer.token_to_id(START)
+    assert all(i & LEARN for i in ids[1:])
+    assert (
+        tokenizer.decode([i & (LEARN - 1) for i in ids[1:]], skip_special_tokens=False)
+        == "Once upon a time<|end|>"
+    )
+
+
+def test_digits_are_tokens_of_their_own_and_every_text_comes_back(tokenizer: Tokenizer) -> None:
+    text = "In 2048 été → 漢字 \x1b[0m 12+7"
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+    assert tokenizer.encode("2048", add_special_tokens=False).tokens == ["2", "0", "4", "8"]
+    assert tokenizer.encode("").ids == [tokenizer.token_to_id(START)]

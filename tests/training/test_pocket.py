@@ -1,0 +1,72 @@
+"""The model that ships: small enough, and it speaks."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from training.chat import END_TURN, render, token_id
+from training.check import Check, Exact, Honest, JsonIs, StoryOf, Terms, Words
+from training.decode import replies
+from training.export import parameters
+from training.model import Decoder
+from training.recipe import FULL
+
+
+@pytest.fixture(scope="module")
+def pocket(root: Path) -> Path:
+    return root / "engine" / "pocket"
+
+
+@pytest.fixture(scope="module")
+def shipped(pocket: Path) -> Decoder:
+    weights = {name: tensor.float() for name, tensor in load_file(pocket / "model.safetensors").items()}
+    model = Decoder(FULL.main, FULL.vocab)
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def test_all_of_it_is_at_most_14_megabytes(pocket: Path) -> None:
+    assert sum(path.stat().st_size for path in pocket.rglob("*") if path.is_file()) <= 14_000_000
+
+
+def test_the_draft_is_small_and_shares_the_vocabulary(pocket: Path) -> None:
+    draft = Decoder(FULL.draft, FULL.vocab)
+    draft.load_state_dict(load_file(pocket / "draft" / "model.safetensors"))
+    assert parameters(draft) <= 1_500_000
+    configs = [
+        json.loads((pocket / part / "config.json").read_text(encoding="utf-8")) for part in (".", "draft")
+    ]
+    assert configs[0]["vocab_size"] == configs[1]["vocab_size"]
+    assert configs[0]["early_exit_layers"] == list(FULL.main.exits)
+
+
+ANNA = [("user", "My name is Anna."), ("assistant", "Nice to meet you, Anna!")]
+
+
+@pytest.mark.parametrize(
+    ("turns", "check"),
+    [
+        ([("user", "What is a KV block?")], Terms(("16", "keys and values"))),
+        ([("user", "how do i open the monitor")], Terms(("F2",))),
+        (
+            [("user", "Tell me a story about a fox named Mia.")],
+            StoryOf("Mia", "fox", frozenset({"Tom", "Anna"})),
+        ),
+        ([("user", "Who was Napoleon?")], Honest()),
+        ([("user", "Reverse this list: red, green, blue")], Exact("blue, green, red")),
+        ([("user", "What is 17 + 25?")], Words(("= 42",))),
+        (
+            [("user", "To JSON: Ben is 31 years old and lives in Oslo.")],
+            JsonIs({"name": "Ben", "age": 31, "city": "Oslo"}),
+        ),
+        ([*ANNA, ("user", "What is my name?")], Words(("Anna",))),
+    ],
+)
+def test_it_answers(shipped: Decoder, pocket: Path, turns: list[tuple[str, str]], check: Check) -> None:
+    tokenizer = Tokenizer.from_file(str(pocket / "tokenizer.json"))
+    prompt = tokenizer.encode(render(turns, ask=True), add_special_tokens=False).ids
+    [written] = replies(shipped, [prompt], most=200, end=token_id(tokenizer, END_TURN))
+    assert check.right(tokenizer.decode(written))

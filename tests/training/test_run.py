@@ -1,0 +1,124 @@
+"""The very command that makes the shipped model, tiny, on a CPU."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from training.__main__ import main
+from training.decode import How, replies
+from training.model import Decoder, dense_attend
+from training.muon import orthogonal
+from training.recipe import TINY, Schedule
+from training.rows import pack
+from training.train import fit, with_exits
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("training")
+    assert main(["--tiny", "--work", str(folder / "work"), "--out", str(folder / "pocket")]) == 0
+    return folder / "pocket"
+
+
+def test_the_folder_is_whole(made: Path) -> None:
+    names = {str(path.relative_to(made)) for path in made.rglob("*") if path.is_file()}
+    assert names >= {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "MODEL_CARD.md",
+        "draft/config.json",
+        "draft/model.safetensors",
+    }
+    config = json.loads((made / "config.json").read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
+    assert config["vocab_size"] == tokenizer.get_vocab_size()
+    assert [tokenizer.id_to_token(i) for i in config["eos_token_id"]] == ["<|im_end|>", "<|end|>"]
+    assert tokenizer.id_to_token(config["bos_token_id"]) == "<|start|>"
+
+
+def test_transformers_computes_the_same(made: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(made, dtype=torch.float32).eval()
+    ours = loaded(made)
+    tokens = torch.randint(0, theirs.config.vocab_size, (2, 24), generator=torch.Generator().manual_seed(1))
+    causal = torch.ones(24, 24, dtype=torch.bool).tril()[None, None]
+    with torch.inference_mode():
+        expected = theirs(tokens).logits
+        assert torch.allclose(ours(tokens, torch.arange(24)[None], dense_attend(causal)), expected, atol=1e-4)
+
+
+def loaded(folder: Path) -> Decoder:
+    weights = {name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()}
+    model = Decoder(TINY.main, len(weights["model.embed_tokens.weight"]))
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def test_a_batch_of_replies_equals_each_alone(made: Path) -> None:
+    model = loaded(made)
+    prompts = [[0, 5, 9], [0, 7, 8, 9, 10, 11], [0]]
+    for how in (How(), How(beams=3)):
+        together = replies(model, prompts, 6, 2, how)
+        assert together == [replies(model, [prompt], 6, 2, how)[0] for prompt in prompts]
+
+
+def test_one_beam_is_greedy(made: Path) -> None:
+    model = loaded(made)
+    greedy = replies(model, [[0, 5, 9]], 8, 2)
+    assert replies(model, [[0, 5, 9]], 8, 2, How(temperature=1.0, top_p=1e-9)) == greedy
+
+
+def test_a_cut_run_goes_on_to_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = torch.randint(5, 60, (6, 33), generator=torch.Generator().manual_seed(2)).int() | 0x8000
+    data[:, 0] = 0
+    schedule = Schedule(steps=6, rows=2, matrix_rate=0.02, vector_rate=4e-3, warmup=1)
+
+    def train(steps: int, file: Path) -> dict[str, torch.Tensor]:
+        torch.manual_seed(3)
+        model = Decoder(TINY.main, 64)
+        objective = with_exits(model, 0.3)
+
+        def cut(*batch: torch.Tensor) -> torch.Tensor:
+            nonlocal steps
+            if not steps:
+                raise KeyboardInterrupt
+            steps -= 1
+            return objective(*batch)
+
+        fit(model, cut, data, 0, schedule, file, seed=1, say=lambda text: None)
+        return model.state_dict()
+
+    monkeypatch.setattr("training.train.SAVE_EVERY", 2)
+    whole = train(6, tmp_path / "whole.pt")
+    with pytest.raises(KeyboardInterrupt):
+        train(3, tmp_path / "cut.pt")
+    resumed = train(4, tmp_path / "cut.pt")  # the third step was lost with the cut, and is made again
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=60))
+def test_packing_keeps_every_item_whole_and_once(lengths: list[int]) -> None:
+    items = [[i + 1] * length for i, length in enumerate(lengths)]
+    packed = pack(iter(items), rows=len(items), width=32, pad=0)
+    found = {i: int((packed == i).sum()) for i in range(1, len(items) + 1)}
+    assert found == {i + 1: length for i, length in enumerate(lengths)}
+    for row in packed:
+        changes = np.flatnonzero(np.diff(row[row > 0]))
+        assert len(set(row[row > 0].tolist())) == len(changes) + bool(len(row[row > 0]))
+
+
+def test_muon_makes_matrices_orthogonal() -> None:
+    batch = torch.randn(3, 12, 20, generator=torch.Generator().manual_seed(4))
+    matrices = orthogonal(batch)
+    assert (matrices @ matrices.mT - torch.eye(12)).abs().max() < 0.55
+    assert (batch @ batch.mT - torch.eye(12)).abs().max() > 5
