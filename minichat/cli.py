@@ -72,7 +72,9 @@ def _add_chat(command: argparse.ArgumentParser) -> None:
     _add_sampling(command)
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
     group = command.add_argument_group("screen")
-    group.add_argument("--plain", action="store_true", help="no screen: a line a turn (as without a terminal)")
+    group.add_argument(
+        "--plain", action="store_true", help="no screen: a line a turn (as without a terminal)"
+    )
     group.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
     command.set_defaults(**dict.fromkeys(_IN_SETTINGS))
 

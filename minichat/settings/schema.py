@@ -72,20 +72,11 @@ class Rates:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chat:
     system: str = setting("", TEXT, "The system prompt of a new chat.")
-    preset: str = setting(
-        "", TEXT, "The preset of decoding that a new chat starts with; empty: `[sampling]`."
-    )
-    reasoning: str = setting(
-        "folded", one_of("folded", "shown"), "How a model's thoughts are shown at first."
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     model: str = setting("pocket", NAME, "A folder, a hub name, or pocket, the built-in model.")
-    run: str = setting(
-        "thread", one_of("thread", "process"), "Where the engine runs: here, or in a child process."
-    )
     device: str = setting("auto", NAME, "auto, cpu, cuda, cuda:1 ...")
     dtype: str = setting(
         "auto", one_of("auto", "float32", "bfloat16", "float16"), "The weights' type; auto: the checkpoint's."

@@ -41,7 +41,6 @@ def test_what_is_set_is_taken(file: Path) -> None:
         '''
         [engine]
         blocks = 512
-        run = "process"
         [sampling]
         top_k = 40
         stop = ["END"]
@@ -55,7 +54,7 @@ def test_what_is_set_is_taken(file: Path) -> None:
     assert (settings.rates.monitor, settings.rates.transcript) == (2, 10)
     assert (settings.screen.theme, settings.screen.ascii, settings.screen.mouse) == ("amber", True, True)
     assert settings.chat.system.strip() == "Be brief."
-    assert (settings.engine.blocks, settings.engine.run) == (512, "process")
+    assert settings.engine.blocks == 512
     assert settings.sampling == SamplingParams(
         temperature=0.7, top_k=40, stop=("END",), logit_bias=((5, -2.5),)
     )

@@ -1,0 +1,355 @@
+"""The program on the terminal: it owns the engine, the chats and the settings, and ends cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+from textual import work
+from textual.actions import ActionParseResult
+from textual.app import App
+from textual.binding import BindingType
+from textual.command import CommandPalette, Provider
+from textual.dom import DOMNode
+from textual.scrollbar import ScrollBar
+from textual.widgets import Input, TextArea
+
+from engine.errors import EngineError
+from engine.events import Died, Event
+from engine.params import SamplingParams
+from engine.snapshot import Snapshot
+from minichat import clipboard
+from minichat.backends.protocol import Backend
+from minichat.chats.errors import StoreError
+from minichat.chats.store import Store
+from minichat.conversation import Conversation, Desk
+from minichat.decoding import Preset
+from minichat.keys import bindings, bound, key_name, keys_of
+from minichat.open_chats import OpenChats
+from minichat.pacer import Pacer
+from minichat.palette import Commands
+from minichat.paths import Paths
+from minichat.pulse import Pulse
+from minichat.screens.main import MainScreen
+from minichat.settings import Loaded
+from minichat.settings.keymap import keymap
+from minichat.settings.presets import PresetError, load_presets, save_preset
+from minichat.terminal import Terminal
+from minichat.themes import Themes, Watch, load_themes, shipped_themes
+from minichat.widgets.marks import PlainBars
+from minichat.widgets.transcript import glyphs
+
+RESTART = 64  # the exit code that asks to be started again
+_TWICE = 1.0  # seconds between two Ctrl+C that quit
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+_LEAVE_WITHIN = 2.0  # seconds after a signal
+_PROBLEMS = 4  # that are told at the start
+_THEME = "minichat-dark"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What the command line and the settings say."""
+
+    model: str
+    paths: Paths
+    terminal: Terminal
+    params: SamplingParams
+    system: str = ""
+    ascii: bool = False
+    loaded: Loaded
+
+
+class MinichatApp(App[object], inherit_bindings=False):
+    """Draws at once; the engine comes when it has been loaded."""
+
+    CSS_PATH = "minichat.tcss"
+    TITLE = "minichat"
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("app")]
+    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {Commands}
+    NOTIFICATION_TIMEOUT = 4
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 (textual's own type)
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-high")]  # noqa: RUF012 (textual's own type)
+
+    def __init__(self, backend: Backend, store: Store, start: Start) -> None:
+        super().__init__()
+        self.backend, self.store, self.start, self.paths = backend, store, start, start.paths
+        self.settings = start.loaded.settings
+        self.keymap = keymap(start.loaded, bound())
+        self.glyphs = glyphs.ASCII if start.ascii else glyphs.UNICODE
+        self.engine_ready = asyncio.Event()
+        self.trouble = ""  # why there is no engine
+        self._interrupted_at = 0.0
+        self._mouse_is_ours = self.settings.screen.mouse
+        self._model = start.model
+        self._themes = self._read_themes()
+        self.presets: tuple[Preset, ...] = ()
+        self._theme_files = Watch(self.paths.themes)
+        rates, ssh = self.settings.rates, start.terminal.ssh
+        pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
+        desk = Desk(store, backend, pacer, self.engine_ready, self._took, self._changed, self.complain)
+        self.chats = OpenChats(desk, start.params, start.system)
+        self.main = MainScreen(self.chats)
+        if not self.settings.screen.monitor:
+            self.main.monitor_wanted = False
+        self.pulse = Pulse(
+            backend,
+            self._show,
+            lambda: self.engine_ready.is_set() and not self.trouble,
+            rates.ssh_monitor if ssh else rates.monitor,
+        )
+
+    def get_default_screen(self) -> MainScreen:
+        return self.main
+
+    def on_mount(self) -> None:
+        if self.start.ascii:
+            self.add_class("-ascii")
+            ScrollBar.renderer = PlainBars
+        self.set_keymap(self.keymap)
+        self._read_presets()
+        for problem in [*self.start.loaded.problems, *self._themes.problems][:_PROBLEMS]:
+            self.complain(str(problem))
+        self._tell_notices()
+        self._loop_of_signals = asyncio.get_running_loop()
+        for number in _ENDING:  # the loop's own handlers wait for a loop that may be stuck
+            signal.signal(number, self._told_to_end)
+        self.call_after_refresh(self._load)
+
+    def on_unmount(self) -> None:
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_DFL)
+
+    # The engine
+
+    @work
+    async def _load(self) -> None:
+        """Runs after the first frame, so that nobody waits for torch to see the screen."""
+        self.main.banner.say(f"loading {self._model}")
+        self.main.keybar.state = "loading"
+        self.backend.subscribe(self._heard)
+        try:
+            snapshot = await self.backend.load(self._progress)
+        except Exception as error:  # whatever it is, the person has to read it
+            self._fail(f"{self._model} could not be loaded: {_reason(error)}")
+        else:
+            self.main.banner.say("")
+            self.main.tabs.facts = f"{snapshot.model}  {snapshot.dtype}  {snapshot.device}"
+            self._show(snapshot)
+            self._say_ready(snapshot)
+        self.engine_ready.set()
+
+    def _progress(self, done: int, total: int) -> None:
+        size = (
+            f"{done / 1e9:.2f} of {total / 1e9:.2f} GB"
+            if total >= 1e8
+            else f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"
+        )
+        self.main.banner.say(f"loading {self._model}  {size}", done / max(total, 1))
+
+    def _say_ready(self, snapshot: Snapshot) -> None:
+        words = ["ready"]
+        if self.start.terminal.ssh:
+            words.append("ssh")
+        if not self.backend.has_template:
+            words.append("completes text: no chat template")
+        self.main.keybar.state = "  ".join(words)
+        if self.chats.first_ever:
+            room = f"{len(snapshot.blocks.refs):,} blocks of {snapshot.block_size} tokens"
+            help = key_name(keys_of("view.help", self.keymap))
+            self.notify(
+                f"{snapshot.model} on {snapshot.device}, room for {room}. {help} shows the keys.", timeout=10
+            )
+
+    def _fail(self, reason: str) -> None:
+        self.trouble = reason
+        again = key_name(keys_of("program.restart", self.keymap))
+        self.main.banner.say(
+            f"{reason}  |  {again} starts the program again, with the chats as they are", fault=True
+        )
+        self.main.keybar.state, self.main.keybar.fault = "no engine", True
+
+    def _heard(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if isinstance(event, Died) and self.is_running:
+                self._fail(f"the engine has stopped: {event.error}")
+        self.main.show_events(events)
+
+    def _show(self, snapshot: Snapshot) -> None:
+        self.main.show_snapshot(snapshot)
+
+    def _took(self, conversation: Conversation, request: int) -> None:
+        self.main.took(conversation, request)
+
+    def _changed(self, conversation: Conversation) -> None:
+        self.main.changed(conversation)
+
+    def ask(self, request: Coroutine[object, object, None]) -> None:
+        """Something for the engine, for which nobody waits; what cannot be is told."""
+
+        async def ask() -> None:
+            try:
+                await request
+            except EngineError as error:
+                self.complain(str(error))
+
+        self.run_worker(ask())
+
+    # What goes wrong
+
+    def complain(self, sentence: str) -> None:
+        self.notify(sentence, severity="error", timeout=8)
+
+    @contextmanager
+    def complaining(self) -> Iterator[None]:
+        """What the disk refuses is said, and the screen goes on."""
+        try:
+            yield
+        except (StoreError, OSError) as error:
+            self.complain(str(error))
+        self._tell_notices()
+
+    def _tell_notices(self) -> None:
+        """What the store had to do to go on."""
+        for sentence in self.store.notices:
+            self.complain(sentence)
+        self.store.notices.clear()
+
+    async def run_action(  # whatever a key or the palette does may touch the disk
+        self,
+        action: str | ActionParseResult,
+        default_namespace: DOMNode | None = None,
+        namespaces: Mapping[str, DOMNode] | None = None,
+    ) -> bool:
+        try:
+            return await super().run_action(action, default_namespace, namespaces)
+        except (StoreError, OSError) as error:
+            self.complain(str(error))
+            return True
+        finally:
+            self._tell_notices()
+
+    # How it looks
+
+    def _read_themes(self) -> Themes:
+        """Ours instead of Textual's: they say what owners and blocks look like, too."""
+        themes = load_themes(shipped_themes(), self.paths.themes)
+        for palette in themes.palettes.values():
+            self.register_theme(palette.theme())
+        wanted = self.settings.screen.theme
+        self.theme = wanted if wanted in themes.palettes else _THEME
+        for name in self.available_themes.keys() - themes.palettes.keys():
+            self.unregister_theme(name)
+        return themes
+
+    def on_app_focus(self) -> None:
+        """The person comes back from somewhere, perhaps from editing a theme."""
+        if self._theme_files.changed():
+            present = self.theme
+            self._themes = self._read_themes()
+            self.theme = present if present in self._themes.palettes else _THEME
+            self.refresh_css(animate=False)
+            for problem in self._themes.problems[:_PROBLEMS]:
+                self.complain(str(problem))
+
+    def owner_colours(self, index: int) -> str:
+        """The letter of a chat: its colour as the ground, and what can be read on it."""
+        colour = self._themes.palettes[self.theme].owner(index)
+        return f"auto on {colour}"
+
+    # Presets
+
+    def _read_presets(self) -> None:
+        presets = load_presets(self.paths.presets)
+        self.presets = tuple(Preset.of(*each) for each in presets.all.items())
+        for problem in presets.problems[:_PROBLEMS]:
+            self.complain(str(problem))
+
+    def save_preset(self, name: str, params: SamplingParams) -> None:
+        try:
+            save_preset(self.paths.presets, name, params)
+        except PresetError as error:
+            self.complain(str(error))
+        else:
+            self.notify(f"saved as the preset {name}")
+            self._read_presets()
+            self.main.tell_drawer()
+
+    # Actions
+
+    async def send_to_clipboard(self, text: str) -> None:
+        driver = self._driver
+        write = driver.write if driver else lambda _: None
+        said = await clipboard.send(text, self.paths.clipboard, write, tmux=self.start.terminal.tmux)
+        self.notify(said)
+
+    async def action_interrupt(self) -> None:
+        """Ctrl+C: copies a selection; else stops the reply; twice in a second it quits."""
+        field = self.focused
+        selected = field.selected_text if isinstance(field, Input | TextArea) else ""
+        if selected := selected or self.screen.get_selected_text() or "":
+            self.screen.clear_selection()
+            await self.send_to_clipboard(selected)
+            return
+        now = time.monotonic()
+        if now - self._interrupted_at < _TWICE:
+            await self.action_quit()
+            return
+        self._interrupted_at = now
+        if not self.chats.active.stop():
+            self.notify("once more quits", timeout=_TWICE)
+
+    def action_mouse(self) -> None:
+        """Lets the terminal select by itself, which it cannot while the program has the mouse."""
+        taken = not self._mouse_is_ours
+        self._mouse_is_ours = taken
+        switch = getattr(self._driver, "_enable_mouse_support" if taken else "_disable_mouse_support", None)
+        if switch is not None:  # a driver without a terminal has none
+            switch()
+        self.notify(
+            "the mouse is minichat's again"
+            if taken
+            else f"the mouse is the terminal's; {key_name(keys_of('view.mouse', self.keymap))} takes it back"
+        )
+
+    def action_command_palette(self) -> None:
+        if not CommandPalette.is_open(self):
+            self.push_screen(CommandPalette(placeholder="what to do", id="--command-palette"))
+
+    async def action_restart(self) -> None:
+        await self._leave(RESTART)
+
+    async def action_quit(self) -> None:
+        await self._leave(0)
+
+    def _told_to_end(self, number: int, _frame: object) -> None:
+        """Leaves as if told by a key; soon without the terminal, which may be gone or stalled."""
+        code = 128 + number
+        last_resort = threading.Timer(_LEAVE_WITHIN, self._leave_at_once, (code,))
+        last_resort.daemon = True
+        last_resort.start()
+        if not self._loop_of_signals.is_closed():
+            asyncio.run_coroutine_threadsafe(self._leave(code), self._loop_of_signals)
+
+    def _leave_at_once(self, code: int) -> None:
+        for conversation in self.chats.streaming:
+            conversation.keep()
+        os._exit(code)
+
+    async def _leave(self, code: int) -> None:
+        """Every reply is saved where it is, then the screen goes, then the engine."""
+        self.chats.active.chat.draft = self.main.prompt.text
+        await self.chats.put_away()
+        self.pulse.rest()
+        self.exit(return_code=code)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,121 @@
+"""A backend without a model: whoever holds it says what the engine says. For tests and pictures."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from engine.errors import EngineError
+from engine.events import Delta, Event, TokenLogprob
+from engine.params import SamplingParams
+from engine.request import Finish
+from engine.snapshot import Snapshot
+from minichat.backends.bridge import gathered
+from minichat.backends.protocol import Progress, Prompt, Turn
+
+
+@dataclass(eq=False)
+class FakeReply:
+    """One reply; it says what it is told to say."""
+
+    id: int
+    prompt: Prompt
+    params: SamplingParams
+    prompt_tokens: int = 7
+    finished: bool = False
+    _deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
+
+    def say(self, text: str, tokens: int = 1, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        self._deltas.put_nowait(Delta(self.id, tuple(range(tokens)), text, tuple(logprobs)))
+
+    def end(self, finish: Finish = Finish.STOP, error: str = "") -> None:
+        if not self.finished:
+            self.finished = True
+            self._deltas.put_nowait(Delta(self.id, finish=finish, error=error))
+
+    def batches(self, turn: Turn) -> AsyncIterator[list[Delta]]:
+        return gathered(self, turn)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        finish = None
+        while not finish:
+            delta = await self._deltas.get()
+            yield delta
+            finish = delta.finish
+
+
+class FakeBackend:
+    """Keeps every reply that was asked for. `script` may answer by itself; `trouble` is raised in loading."""
+
+    def __init__(
+        self,
+        snapshots: Sequence[Snapshot],
+        *,
+        script: Callable[[FakeReply], None] | None = None,
+        has_template: bool = True,
+        trouble: EngineError | None = None,
+    ) -> None:
+        self.replies: list[FakeReply] = []
+        self.updates: list[tuple[int, dict[str, Any]]] = []
+        self.refusal: EngineError | None = None  # raised at the next submit
+        self.snapshots_taken = 0
+        self.closed = False
+        self.loaded = asyncio.Event()  # a test that wants a slow start clears it first
+        self.loaded.set()
+        self.progress: Progress | None = None
+        self._snapshots, self._script, self._trouble = tuple(snapshots), script, trouble
+        self._has_template = has_template
+        self._numbers = count()
+        self._handlers: list[Callable[[Sequence[Event]], None]] = []
+
+    @property
+    def has_template(self) -> bool:
+        return self._has_template
+
+    async def load(self, progress: Progress) -> Snapshot:
+        self.progress = progress
+        await self.loaded.wait()
+        if self._trouble:
+            raise self._trouble
+        return self._snapshots[0]
+
+    async def submit(self, prompt: Prompt, params: SamplingParams) -> FakeReply:
+        if self.refusal:
+            refusal, self.refusal = self.refusal, None
+            raise refusal
+        reply = FakeReply(next(self._numbers), prompt, params)
+        self.replies.append(reply)
+        if self._script:
+            self._script(reply)
+        return reply
+
+    async def update(self, id: int, **changes: Any) -> None:
+        reply = self.replies[id]
+        reply.params = reply.params.changed(**changes)
+        self.updates.append((id, changes))
+
+    async def abort(self, id: int) -> None:
+        self.replies[id].end(Finish.ABORTED)
+
+    async def preempt(self, id: int) -> None:
+        self.updates.append((id, {"preempted": True}))
+
+    async def snapshot(self) -> Snapshot:
+        shot = self._snapshots[min(self.snapshots_taken, len(self._snapshots) - 1)]
+        self.snapshots_taken += 1
+        return shot
+
+    def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
+        self._handlers.append(handler)
+
+    def emit(self, *events: Event) -> None:
+        for handler in self._handlers:
+            handler(events)
+
+    def words(self, tokens: Sequence[int]) -> list[str]:
+        return [f" word{token}" for token in tokens]
+
+    def close(self) -> bool:
+        self.closed = True
+        return True

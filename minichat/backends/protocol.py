@@ -1,0 +1,62 @@
+"""What the screen needs of an engine, wherever that runs. All of it on the screen's own event loop."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from engine.events import Delta, Event
+from engine.params import SamplingParams
+from engine.snapshot import Snapshot
+
+# Text, which is completed; or messages, which go through the model's chat template.
+Prompt = str | Sequence[Mapping[str, str]]
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Turn = Callable[[], Awaitable[None]]  # returns when the reader may draw again
+
+
+class Reply(Protocol):
+    """One reply on its way, for one reader."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def prompt_tokens(self) -> int: ...
+
+    def batches(self, turn: Turn) -> AsyncIterator[list[Delta]]:
+        """What has come since the last turn; the last delta of the last batch has a finish."""
+        ...
+
+
+class Backend(Protocol):
+    """Nothing here blocks the loop, whatever the engine is doing."""
+
+    @property
+    def has_template(self) -> bool:
+        """Whether messages can be sent, or only text."""
+        ...
+
+    async def load(self, progress: Progress) -> Snapshot:
+        """Makes the engine ready; raises what is wrong with the model or the machine."""
+        ...
+
+    async def submit(self, prompt: Prompt, params: SamplingParams) -> Reply: ...
+
+    async def update(self, id: int, **changes: Any) -> None: ...
+
+    async def abort(self, id: int) -> None: ...
+
+    async def preempt(self, id: int) -> None: ...
+
+    async def snapshot(self) -> Snapshot: ...
+
+    def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
+        """Events in order, several at a time."""
+        ...
+
+    def words(self, tokens: Sequence[int]) -> list[str]:
+        """Each token as text of its own."""
+        ...
+
+    def close(self) -> bool:
+        """Ends what runs, once the loop is over. False where that takes too long: threads are left behind."""
+        ...

@@ -1,0 +1,131 @@
+"""Everything a person can do, once: the bindings, the palette and the help screen are made of this table."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from textual.binding import Binding
+
+from minichat.settings.keymap import Bound
+from minichat.widgets.monitor import KVMap, MonitorPanel
+from minichat.widgets.transcript import Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`id` is what the settings remap; an action without a dot is the main screen's."""
+
+    id: str
+    group: str
+    title: str
+    action: str
+    keys: str = ""
+    footer: str = ""
+    priority: bool = False
+    palette: bool = True
+
+
+COMMANDS = (
+    Command("prompt.send", "Prompt", "Send", "prompt.send", "enter", palette=False),
+    Command(
+        "prompt.newline",
+        "Prompt",
+        "New line",
+        "prompt.newline",
+        "ctrl+j,alt+enter,shift+enter",
+        priority=True,
+        palette=False,
+    ),
+    Command("reply.stop", "Reply", "Stop this reply", "stop", "escape", "stop"),
+    Command("reply.stop_all", "Reply", "Stop all replies", "stop_all"),
+    Command("reply.retry", "Reply", "Draw the last reply again", "retry", "alt+r"),
+    Command("reply.edit", "Reply", "Edit the last message and send it again", "edit", "alt+e"),
+    Command("reply.copy", "Reply", "Send the last reply to the clipboard", "copy_reply", "alt+y"),
+    Command("reply.broadcast", "Reply", "Send to all open panes, on or off", "broadcast", "alt+a"),
+    Command("chat.new", "Chats", "New chat", "new", "ctrl+n", "new"),
+    Command("chat.fork", "Chats", "Fork this chat here", "fork", "alt+k"),
+    Command("chat.rename", "Chats", "Rename this chat", "ask('rename')", "alt+t"),
+    Command("chat.system", "Chats", "System prompt of this chat", "ask('instruct')", "alt+s"),
+    Command("chat.close", "Chats", "Close this chat", "close", "alt+w"),
+    Command("chat.reopen", "Chats", "Bring back the chat closed last", "reopen", "alt+z"),
+    Command("chat.next", "Chats", "Next chat", "go_by(1)", "ctrl+pagedown,alt+l"),
+    Command("chat.previous", "Chats", "Previous chat", "go_by(-1)", "ctrl+pageup,alt+h"),
+    Command("chat.jump", "Chats", "Go to a chat, or search in all", "ask('jump')", "ctrl+o", "jump"),
+    Command("chat.find", "Chats", "Find in this chat", "find", "ctrl+f"),
+    Command("chat.export", "Chats", "Export this chat to Markdown or JSON", "ask('export')"),
+    *(
+        Command(f"chat.{n}", "Chats", f"Go to chat {n}", f"go({n - 1})", f"alt+{n}", palette=False)
+        for n in range(1, 10)
+    ),
+    Command("view.help", "View", "Help: keys and what is where", "ask('help')", "f1", "help"),
+    Command("view.monitor", "View", "Monitor: the engine at work", "monitor", "f2", "monitor"),
+    Command(
+        "view.to_monitor", "View", "Go to the monitor: 1-5 panes, o c p x P, Esc back", "to_monitor", "alt+m"
+    ),
+    Command("view.decoding", "View", "Decoding of this chat", "decoding", "f3", "decoding"),
+    Command("view.panes", "View", "Several chats side by side, or one", "panes", "alt+p"),
+    Command("view.follow", "View", "Follow the end of the chat", "follow"),
+    Command("view.mouse", "View", "Leave the mouse to the terminal, or take it back", "app.mouse", "ctrl+g"),
+    Command("view.theme", "View", "Choose a theme", "app.change_theme"),
+    Command(
+        "program.palette", "Program", "All commands", "app.command_palette", "ctrl+p", "all", palette=False
+    ),
+    Command(
+        "program.interrupt",
+        "Program",
+        "Copy, else stop; twice quits",
+        "app.interrupt",
+        "ctrl+c",
+        priority=True,
+        palette=False,
+    ),
+    Command("program.restart", "Program", "Start the program again, chats as they are", "app.restart", "f5"),
+    Command("program.quit", "Program", "Quit", "app.quit", "ctrl+q", priority=True),
+)
+
+
+def bindings(room: str) -> list[Binding]:
+    """The bindings of one place: app, or screen."""
+    return [
+        Binding(
+            each.keys,
+            each.action.removeprefix(f"{room}."),
+            each.title,
+            id=each.id,
+            show=False,
+            priority=each.priority,
+        )
+        for each in COMMANDS
+        if each.keys and _room(each) == room
+    ]
+
+
+def keys_of(id: str, keymap: Mapping[str, str]) -> str:
+    """The keys of a command, as the person has them."""
+    return keymap.get(id, next(command.keys for command in COMMANDS if command.id == id))
+
+
+def bound() -> Iterator[Bound]:
+    """Every binding that the settings may remap, here and in the widgets that have their own."""
+    for command in COMMANDS:
+        yield Bound(command.id, tuple(filter(None, command.keys.split(","))))
+    for place, widget in (("transcript", Transcript), ("monitor", MonitorPanel), ("monitor", KVMap)):
+        for binding in widget.BINDINGS:
+            if isinstance(binding, Binding) and binding.id:
+                yield Bound(binding.id, tuple(binding.key.split(",")), place)
+
+
+_NAMES = {"escape": "Esc", "enter": "Enter", "pagedown": "PgDn", "pageup": "PgUp", "ctrl": "^"}
+
+
+def key_name(keys: str) -> str:
+    """The first of the keys, as people write it: ^P, Alt+W, F1."""
+    parts = keys.split(",")[0].split("+")
+    words = [
+        _NAMES.get(part, part.upper() if len(part) <= 3 and part != "alt" else part.title()) for part in parts
+    ]
+    return "+".join(words).replace("^+", "^")
+
+
+def _room(command: Command) -> str:
+    room, dot, _ = command.action.partition(".")
+    return room if dot else "screen"

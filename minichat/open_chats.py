@@ -1,0 +1,86 @@
+"""The chats on the screen: their order, which one is spoken to, and which stand beside it."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+
+from engine.params import SamplingParams
+from minichat.chats.errors import StoreError
+from minichat.chats.model import Chat
+from minichat.conversation import Conversation, Desk
+
+
+class OpenChats:
+    """There is always at least one, and one of them is active."""
+
+    def __init__(self, desk: Desk, defaults: SamplingParams, system: str = "") -> None:
+        self.desk, self.defaults, self.system = desk, defaults, system
+        self.first_ever = not desk.store.listing(1)
+        self._all: list[Conversation] = [Conversation(chat, desk) for chat in desk.store.open_chats()]
+        if not self._all:
+            self._all.append(Conversation(self._made(), desk))
+        self.active = self._all[-1]
+        self._first = 0  # of those that are shown
+
+    def __iter__(self) -> Iterator[Conversation]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def index(self) -> int:
+        return self._all.index(self.active)
+
+    @property
+    def streaming(self) -> list[Conversation]:
+        return [each for each in self._all if each.streaming]
+
+    def shown(self, room: int) -> list[Conversation]:
+        """The active chat and its neighbours, as many as there is room for; they move no more than needed."""
+        last = max(len(self._all) - room, 0)
+        self._first = min(max(self._first, self.index - room + 1), self.index, last)
+        return self._all[self._first : self._first + room]
+
+    def of(self, chat_id: int) -> Conversation | None:
+        return next((each for each in self._all if each.chat.id == chat_id), None)
+
+    def new(self) -> Conversation:
+        """A chat that nothing was said in, after all others, drawn as the active one is."""
+        return self._add(self._made(self.active.chat), len(self._all))
+
+    def fork(self, message_id: int) -> Conversation:
+        """The active chat up to the message, beside it."""
+        return self._add(self.desk.store.fork(self.active.chat.id, message_id), self.index + 1)
+
+    def reopen(self, chat_id: int | None = None) -> Conversation | None:
+        chat = self.desk.store.reopen_chat(chat_id)
+        return self._add(chat, len(self._all)) if chat else None
+
+    async def close(self, conversation: Conversation) -> None:
+        """It leaves the screen; the store keeps it. The last one gives way to a new one."""
+        await conversation.put_away()
+        self.desk.store.close_chat(conversation.chat.id)
+        index = self._all.index(conversation)
+        self._all.remove(conversation)
+        if not self._all:
+            self._all.append(Conversation(self._made(conversation.chat), self.desk))
+        if self.active is conversation:
+            self.active = self._all[min(index, len(self._all) - 1)]
+
+    async def put_away(self) -> None:
+        """The end of the program: every reply stops where it is, and is saved."""
+        await asyncio.gather(*(each.put_away() for each in self._all))
+        for each in self._all:
+            with suppress(StoreError):  # nobody is left to be told
+                self.desk.store.change_chat(each.chat.id, draft=each.chat.draft)
+
+    def _made(self, like: Chat | None = None) -> Chat:
+        params = like.params if like else self.defaults
+        return self.desk.store.create_chat("", like.system if like else self.system, params)
+
+    def _add(self, chat: Chat, index: int) -> Conversation:
+        conversation = Conversation(chat, self.desk)
+        self._all.insert(index, conversation)
+        self.active = conversation
+        return conversation

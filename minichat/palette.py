@@ -1,0 +1,40 @@
+"""The command palette: everything in the table of commands, and every open chat."""
+
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from textual.command import DiscoveryHit, Hit, Hits, Provider
+
+from minichat.keys import COMMANDS, key_name, keys_of
+
+if TYPE_CHECKING:
+    from minichat.app import MinichatApp
+
+Entry = tuple[str, str, Callable[[], Awaitable[object] | None]]
+
+
+class Commands(Provider):
+    """Runs an action as its key would."""
+
+    async def discover(self) -> Hits:
+        for title, help, run in self._entries():
+            yield DiscoveryHit(title, run, help=help)
+
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for title, help, run in self._entries():
+            if (score := matcher.match(title)) > 0:
+                yield Hit(score, matcher.highlight(title), run, help=help)
+
+    def _entries(self) -> Iterator[Entry]:
+        app = cast("MinichatApp", self.app)
+        for command in COMMANDS:
+            if command.palette:
+                keys = keys_of(command.id, app.keymap)
+                run = partial(app.main.run_action, command.action)
+                yield command.title, f"{command.group}   {key_name(keys)}" if keys else command.group, run
+        for index, conversation in enumerate(app.chats):
+            chat = conversation.chat
+            title = f"Go to {chat.letter.upper()}: {chat.title or 'new chat'}"
+            yield title, "Chats", partial(app.main.run_action, f"go({index})")

@@ -1,0 +1,169 @@
+"""The questions that the main screen asks, and what comes of the answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual.content import Content
+
+from minichat.chats.model import Message
+from minichat.paths import private_folder
+from minichat.screens.ask import AskScreen
+from minichat.screens.help import HelpScreen
+from minichat.screens.pick import Choice, PickScreen
+
+if TYPE_CHECKING:
+    from minichat.screens.main import MainScreen
+
+_FOUND = 50
+
+
+def help(screen: MainScreen) -> None:
+    screen.app.push_screen(HelpScreen(screen.program.keymap))
+
+
+def rename(screen: MainScreen) -> None:
+    active = screen.chats.active
+
+    def take(title: str | None) -> None:
+        if title and title.strip():
+            with screen.program.complaining():
+                active.rename(title.strip())
+
+    screen.app.push_screen(AskScreen("rename this chat", active.chat.title), take)
+
+
+def instruct(screen: MainScreen) -> None:
+    active = screen.chats.active
+
+    def take(text: str | None) -> None:
+        if text is not None:
+            with screen.program.complaining():
+                active.instruct(text.strip())
+
+    screen.app.push_screen(
+        AskScreen("system prompt, from the next reply on", active.chat.system, lines=True), take
+    )
+
+
+def export(screen: MainScreen) -> None:
+    """To a file; its ending says in which form."""
+    chat, paths = screen.chats.active.chat, screen.program.paths
+    name = "".join(letter if letter.isalnum() else "-" for letter in chat.title.lower()).strip("-") or "chat"
+
+    def take(answer: str | None) -> None:
+        if not answer or not answer.strip():
+            return
+        file = Path(answer.strip()).expanduser()
+        store = screen.chats.desk.store
+        with screen.program.complaining():
+            text = store.export_json(chat.id) if file.suffix == ".json" else store.export_markdown(chat.id)
+            if file.parent == paths.exports:
+                private_folder(file.parent)
+            file.write_text(text, encoding="utf-8")
+            screen.notify(f"exported to {file}")
+
+    screen.app.push_screen(
+        AskScreen("export to a file: .md or .json", str(paths.exports / f"{name}.md")), take
+    )
+
+
+def save_preset(screen: MainScreen) -> None:
+    params = screen.chats.active.chat.params
+
+    def take(name: str | None) -> None:
+        if name and name.strip():
+            screen.program.save_preset(name.strip(), params)
+
+    screen.app.push_screen(AskScreen("save this decoding as a preset called"), take)
+
+
+def jump(screen: MainScreen) -> None:
+    """Open chats first; what is typed is looked for in everything that was ever said."""
+    store = screen.chats.desk.store
+
+    def line(letter: str, title: str, note: str, style: str) -> Content:
+        return Content.assemble(
+            (f" {letter.upper():2} ", style), f" {title or 'new chat'}  ", (note, "$text-muted")
+        )
+
+    def find(query: str) -> list[Choice[int]]:
+        if not query.strip():
+            return [
+                Choice(
+                    line(
+                        each.letter,
+                        each.title,
+                        "closed" if each.closed_at else f"{each.messages} messages",
+                        "bold",
+                    ),
+                    each.id,
+                )
+                for each in sorted(store.listing(), key=lambda each: each.closed_at is not None)
+            ]
+        return [
+            Choice(line("", hit.title, hit.snippet if hit.message else "", "bold"), hit.chat)
+            for hit in store.search(query, _FOUND)
+        ]
+
+    async def take(chat_id: int | None) -> None:
+        if chat_id is None:
+            return
+        if conversation := screen.chats.of(chat_id):
+            screen.go_to(conversation)
+        else:
+            await screen.action_reopen(chat_id)
+
+    screen.app.push_screen(PickScreen("go to a chat", find, "a word that was said, in any chat"), take)
+
+
+def message_menu(screen: MainScreen, message_id: int) -> None:
+    """What can be done with one message."""
+    active = screen.chats.active
+    message = next((each for each in active.chat.messages if each.id == message_id), None)
+    if message is None:
+        return
+
+    async def take(action: str | None) -> None:
+        with screen.program.complaining():
+            match action:
+                case "fork":
+                    await screen.action_fork(message_id)
+                case "edit":
+                    screen.action_edit(message_id)
+                case "retry":
+                    active.retry(message_id)
+                case "copy":
+                    await screen.program.send_to_clipboard(message.text)
+
+    screen.app.push_screen(
+        PickScreen("this message", lambda _: _choices(message, busy=active.streaming)), take
+    )
+
+
+def link(screen: MainScreen, address: str) -> None:
+    """The address is the model's: it is shown whole before anything is done with it."""
+
+    async def take(action: str | None) -> None:
+        match action:
+            case "open":
+                screen.app.open_url(address)
+            case "copy":
+                await screen.program.send_to_clipboard(address)
+
+    shown = "".join(letter if letter.isprintable() else "�" for letter in address)
+    choices = [("copy", "Send the address to the clipboard")]
+    if address.startswith(("https://", "http://")):
+        choices.append(("open", "Open it in a browser on this machine"))
+    listed = [Choice(Content(f" {label}"), value) for value, label in choices]
+    screen.app.push_screen(PickScreen(shown, lambda _: listed), take)
+
+
+def _choices(message: Message, *, busy: bool) -> list[Choice[str]]:
+    choices = [("copy", "Send it to the clipboard"), ("fork", "Fork the chat here")]
+    if not busy and message.role == "user":
+        choices.append(("edit", "Edit it and send it again; what came after goes"))
+    if not busy and message.role == "assistant":
+        choices.append(("retry", "Draw it again; what came after goes"))
+    return [Choice(Content(f" {label}"), value) for value, label in choices]

@@ -1,0 +1,90 @@
+"""F1: every key, and what is where. Made of the same table as the keys themselves."""
+
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from minichat.keys import COMMANDS, key_name, keys_of
+
+_KEYS = 26  # cells
+_ELSEWHERE = (
+    (
+        "In the prompt",
+        (("Up", "recall, while it is empty"), ("PgUp PgDn", "move the chat"), ("End", "follow its end")),
+    ),
+    (
+        "In a chat (Tab goes there)",
+        (
+            ("r", "draw a failed reply again"),
+            ("Enter", "what can be done with a message"),
+            ("Home End", "first, last"),
+        ),
+    ),
+    (
+        "In the monitor (Alt+M goes there)",
+        (
+            ("1 ... 5", "one pane alone, or all"),
+            ("+ -  p", "look more often, or less; hold the picture"),
+            ("o  c  l", "the map: order, what colour means, letters"),
+            ("Enter", "the map: which blocks, and whose"),
+            ("x  P", "abort, or preempt, the selected request"),
+            ("/", "filter the events"),
+        ),
+    ),
+    (
+        "In the decoding drawer",
+        (
+            ("Up Down", "another field"),
+            ("Left Right", "turn it; with Shift, tenfold"),
+            ("0-9", "type a value"),
+        ),
+    ),
+)
+
+
+class HelpScreen(ModalScreen[None]):
+    """Scrolls where the terminal is small."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,f1", "dismiss", show=False)]
+
+    def __init__(self, keymap: Mapping[str, str]) -> None:
+        super().__init__()
+        self._keymap = keymap
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(classes="sheet -help") as sheet:
+            sheet.border_title, sheet.border_subtitle = "Help", "Esc leave"
+            yield Static(self._text())
+
+    def _text(self) -> Content:
+        lines: list[Content] = []
+        for group, commands in groupby(COMMANDS, key=lambda command: command.group):
+            rows = [
+                (" ".join(key_name(key) for key in keys_of(each.id, self._keymap).split(",")), each.title)
+                for each in commands
+                if each.keys and not each.id[-1].isdigit()
+            ]
+            if group == "Chats":
+                rows.append(("Alt+1 ... Alt+9", "Go to a chat"))
+            lines += self._section(group, rows)
+        for title, pairs in _ELSEWHERE:
+            lines += self._section(title, pairs)
+        lines += [
+            Content.styled(
+                "Terminals and tmux keep some keys to themselves: ^P has every command.", "$text-muted"
+            )
+        ]
+        return Content("\n").join(lines)
+
+    def _section(self, title: str, rows: Iterable[tuple[str, str]]) -> list[Content]:
+        lines = [Content.styled(title, "bold $text-primary")]
+        for keys, what in rows:
+            lines.append(Content.assemble((f"  {keys:{_KEYS}}", "bold $text-accent"), (what, "$text")))
+        return [*lines, Content("")]

@@ -1,0 +1,416 @@
+"""The main screen: the chats, the prompt, and the engine beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal
+from textual.events import Resize
+from textual.screen import Screen
+
+from engine.events import Event
+from engine.snapshot import Snapshot
+from minichat.chats.errors import StoreError
+from minichat.conversation import Conversation
+from minichat.keys import bindings, key_name, keys_of
+from minichat.layout import SEVERAL, layout
+from minichat.open_chats import OpenChats
+from minichat.screens import dialogs, labels
+from minichat.widgets.banner import Banner
+from minichat.widgets.decoding import DecodingDrawer
+from minichat.widgets.keybar import KeyBar
+from minichat.widgets.knobs import Knobs
+from minichat.widgets.marks import ASCII
+from minichat.widgets.monitor import EngineLine, MonitorPanel, Owner, Queues
+from minichat.widgets.monitor.cells import Order, Tint
+from minichat.widgets.pane import ChatPane, FindBar
+from minichat.widgets.prompt import Prompt
+from minichat.widgets.tabs import ChatTabs
+from minichat.widgets.transcript import Transcript
+
+if TYPE_CHECKING:
+    from minichat.app import MinichatApp
+
+
+_SLOWEST, _FASTEST = 0.5, 16.0  # snapshots a second
+
+
+class MainScreen(Screen[None]):
+    """Lays out and routes; what a chat does is the conversation's business."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("screen")]
+    AUTO_FOCUS = "Prompt"
+
+    def __init__(self, chats: OpenChats) -> None:
+        super().__init__()
+        self.chats = chats
+        self.owners: dict[int, Owner] = {}  # of every request so far: cached blocks outlive theirs
+        self.monitor_wanted: bool | None = None  # None: where there is room for it
+        self.side_by_side = True
+        self.broadcast = False
+        self._panes: dict[int, ChatPane] = {}
+        self._shown: list[Conversation] = []
+
+    def compose(self) -> ComposeResult:
+        yield ChatTabs(id="tabs")
+        yield Banner(id="banner")
+        with Horizontal(id="work"):
+            yield Horizontal(id="panes")
+            yield DecodingDrawer(id="decoding")
+            yield MonitorPanel(ascii=self.program.start.ascii, id="monitor")
+        yield EngineLine(ascii=self.program.start.ascii, id="engine-line")
+        yield Prompt(id="prompt")
+        yield KeyBar(id="keybar")
+
+    async def on_mount(self) -> None:
+        self.banner, self.tabs, self.keybar = (
+            self.query_one(Banner),
+            self.query_one(ChatTabs),
+            self.query_one(KeyBar),
+        )
+        self.prompt, self.drawer = self.query_one(Prompt), self.query_one(DecodingDrawer)
+        self.monitor, self.engine_line = self.query_one(MonitorPanel), self.query_one(EngineLine)
+        self.drawer.display = False
+        screen = self.program.settings.screen
+        self.monitor.kvmap.order = Order.SESSION if screen.map_order == "session" else Order.PHYSICAL
+        self.monitor.kvmap.tint = Tint(screen.map_colour)
+        if self.program.start.ascii:
+            for drawn in (self.tabs, self.banner, self.drawer.knobs, self.drawer.likely):
+                drawn.marks = ASCII
+        self.prompt.obey(self.program.keymap)
+        for conversation in self.chats:
+            await self._mount_pane(conversation)
+        self._speak_to(self.chats.active)
+        self.lay_out()
+
+    @property
+    def program(self) -> MinichatApp:
+        return cast("MinichatApp", self.app)
+
+    # Layout
+
+    def lay_out(self) -> None:
+        """Who is seen, for this size, these chats and what is open."""
+        plan = layout(
+            self.size.width,
+            monitor=self.monitor_wanted,
+            drawer=self.drawer.display,
+            side_by_side=self.side_by_side,
+        )
+        self.monitor.display = plan.monitor
+        self.monitor.styles.width = plan.monitor_columns or "1fr"
+        self.engine_line.display = not plan.monitor
+        self.drawer.styles.width = plan.drawer_columns or "1fr"
+        self.query_one("#panes").display = plan.chats
+        self._shown = self.chats.shown(plan.panes)
+        for conversation in self.chats:
+            self._panes[conversation.chat.id].display = conversation in self._shown
+            self._panes[conversation.chat.id].set_class(conversation is not self._shown[-1], "-divided")
+        self.set_class(len(self._shown) > 1, "-several")
+        self.label()
+        self.wake()
+
+    def label(self) -> None:
+        """Tabs, heads of panes, the prompt's border, the keys."""
+        active, keymap = self.chats.active, self.program.keymap
+        for each in self._shown:
+            each.unread = False
+            self._panes[each.chat.id].show_label(self._colours(each), active=each is active)
+        self.tabs.tabs = tuple(
+            labels.tab(each, self._colours(each), active=each is active, shown=each in self._shown)
+            for each in self.chats
+        )
+        self.prompt.border_title = labels.recipient(active, self._shown if self.broadcast else [active])
+        self.prompt.placeholder = "" if active.chat.messages else "say something"
+        self.prompt.border_subtitle = labels.hint(active, keymap)
+        self.keybar.keys = labels.footer(keymap, streaming=active.streaming)
+
+    def _colours(self, conversation: Conversation) -> str:
+        return self.program.owner_colours(conversation.colour)
+
+    def on_resize(self, event: Resize) -> None:
+        self.lay_out()
+
+    # What the rest of the program tells
+
+    def changed(self, conversation: Conversation) -> None:
+        """A chat began or ended a reply, or is called something else."""
+        if not conversation.streaming and conversation not in self._shown:
+            conversation.unread = True
+        self.label()
+        self.wake()
+
+    def took(self, conversation: Conversation, request: int) -> None:
+        self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.colour)
+        self.wake()
+
+    def wake(self) -> None:
+        self.program.pulse.wake()
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        if self.monitor.display:
+            self.monitor.update_from(snapshot, self.owners)
+        else:
+            self.engine_line.update_from(snapshot, self.owners)
+        if self.drawer.display:
+            self._show_likely()
+
+    def show_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.monitor.add_event(event)
+        self.wake()
+
+    # Chats come and go
+
+    async def _mount_pane(self, conversation: Conversation) -> None:
+        pane = self._panes[conversation.chat.id] = ChatPane(conversation, self.program.glyphs)
+        panes, place = self.query_one("#panes"), list(self.chats).index(conversation)
+        await panes.mount(pane, before=place if place < len(panes.children) else None)
+
+    async def add(self, conversation: Conversation) -> None:
+        """A chat that has just been opened."""
+        await self._mount_pane(conversation)
+        self._speak_to(conversation)
+        self.lay_out()
+
+    def go_to(self, conversation: Conversation) -> None:
+        """The prompt, the drawer and the marks are this chat's now."""
+        if conversation is not self.chats.active:
+            before = self.chats.active
+            before.chat.draft = "" if before.editing is not None else self.prompt.text
+            before.editing = None
+            self.chats.active = conversation
+            self._speak_to(conversation)
+            self.lay_out()
+
+    def _speak_to(self, conversation: Conversation) -> None:
+        self.prompt.put(conversation.chat.draft)
+        self.tell_drawer()
+
+    def tell_drawer(self) -> None:
+        """It shows the active chat, whose likeliest tokens alone are asked for while it is open."""
+        for each in self.chats:
+            each.watch(self.drawer.display and each is self.chats.active)
+        self.drawer.knobs.presets = self.program.presets
+        self.drawer.knobs.params = self.chats.active.chat.params
+        self._show_likely()
+
+    def _show_likely(self) -> None:
+        self.drawer.likely.show(self.chats.active.likely, self.program.backend.words)
+
+    @property
+    def transcript(self) -> Transcript:
+        return self._panes[self.chats.active.chat.id].transcript
+
+    # Messages from the widgets
+
+    @on(Prompt.Sent)
+    def _send(self, event: Prompt.Sent) -> None:
+        to = self._shown if self.broadcast and self.chats.active.editing is None else [self.chats.active]
+        if busy := [each for each in to if each.streaming]:
+            letters = ", ".join(each.chat.letter.upper() for each in busy)
+            self.notify(f"{letters} is still answering: Esc stops it", severity="warning")
+            self.prompt.put(event.text + self.prompt.text)
+            return
+        try:
+            for conversation in to:
+                conversation.send(event.text)
+        except StoreError as error:
+            self.program.complain(str(error))
+            self.prompt.put(event.text + self.prompt.text)
+        self.chats.active.chat.draft = ""
+        self.label()
+
+    @on(Prompt.Recall)
+    def _recall(self) -> None:
+        own = [message.text for message in self.chats.active.chat.messages if message.role == "user"]
+        if own:
+            self.prompt.put(own[-1])
+
+    @on(Prompt.Scroll)
+    def _scroll(self, event: Prompt.Scroll) -> None:
+        if event.pages:
+            self.transcript.scroll_relative(y=event.pages * (self.transcript.size.height - 1), animate=False)
+        else:
+            self.action_follow()
+
+    @on(ChatTabs.Chosen)
+    def _tab_chosen(self, event: ChatTabs.Chosen) -> None:
+        self.action_go(event.index)
+
+    @on(KeyBar.Pressed)
+    async def _key_pressed(self, event: KeyBar.Pressed) -> None:
+        await self.run_action(event.action)
+
+    @on(ChatPane.Touched)
+    def _pane_touched(self, event: ChatPane.Touched) -> None:
+        self.go_to(event.conversation)
+
+    @on(Transcript.RetryRequested)
+    def _retry_wanted(self, event: Transcript.RetryRequested) -> None:
+        with self.program.complaining():
+            self.chats.active.retry(event.message_id)
+
+    @on(Transcript.MessageMenu)
+    def _menu_wanted(self, event: Transcript.MessageMenu) -> None:
+        dialogs.message_menu(self, event.message_id)
+
+    @on(Transcript.CopyRequested)
+    async def _copy_wanted(self, event: Transcript.CopyRequested) -> None:
+        await self.program.send_to_clipboard(event.text)
+
+    @on(Transcript.LinkClicked)
+    def _link_clicked(self, event: Transcript.LinkClicked) -> None:
+        dialogs.link(self, event.address)
+
+    @on(Knobs.Turned)
+    def _knob_turned(self, event: Knobs.Turned) -> None:
+        with self.program.complaining():
+            self.chats.active.tune(event.params)
+
+    @on(Knobs.SaveWanted)
+    def _preset_wanted(self) -> None:
+        dialogs.save_preset(self)
+
+    @on(MonitorPanel.RateWanted)
+    def _rate_wanted(self, event: MonitorPanel.RateWanted) -> None:
+        pulse = self.program.pulse
+        pulse.rate = min(max(pulse.rate * 2**event.by, _SLOWEST), _FASTEST)
+        self.notify(f"the monitor looks {pulse.rate:g} times a second", timeout=2)
+
+    @on(Queues.Abort)
+    def _abort_wanted(self, event: Queues.Abort) -> None:
+        self.program.ask(self.program.backend.abort(event.request))
+
+    @on(Queues.Preempt)
+    def _preempt_wanted(self, event: Queues.Preempt) -> None:
+        self.program.ask(self.program.backend.preempt(event.request))
+
+    @on(DecodingDrawer.Left)
+    @on(FindBar.Left)
+    @on(MonitorPanel.Left)
+    def _left(self) -> None:
+        self.prompt.focus()
+
+    # Actions
+
+    def action_stop(self) -> None:
+        """Esc: the nearest thing that can be left is left."""
+        active = self.chats.active
+        if active.editing is not None:
+            active.editing = None
+            self.prompt.put(active.chat.draft)
+            self.label()
+        elif not active.stop():
+            self.prompt.focus()
+
+    def action_stop_all(self) -> None:
+        for conversation in self.chats.streaming:
+            conversation.stop()
+
+    def action_retry(self) -> None:
+        if not self.chats.active.retry():
+            self.notify("there is no finished reply to draw again", severity="warning")
+
+    def action_edit(self, message_id: int | None = None) -> None:
+        active, typed = self.chats.active, self.prompt.text
+        if (text := active.edit(message_id)) is None:
+            self.notify("there is no message of yours to edit while nothing is finished", severity="warning")
+            return
+        active.chat.draft = typed
+        self.prompt.put(text)
+        self.prompt.focus()
+        self.label()
+
+    async def action_copy_reply(self) -> None:
+        if text := self.transcript.last_reply():
+            await self.program.send_to_clipboard(text)
+        else:
+            self.notify("there is no reply to send to the clipboard", severity="warning")
+
+    def action_broadcast(self) -> None:
+        self.broadcast = not self.broadcast
+        if self.broadcast and len(self._shown) < 2:
+            self.notify(f"one pane is open: {SEVERAL} columns show several", severity="warning")
+        self.label()
+
+    async def action_new(self) -> None:
+        self.chats.active.chat.draft = self.prompt.text
+        await self.add(self.chats.new())
+        self.prompt.focus()
+
+    async def action_fork(self, message_id: int | None = None) -> None:
+        messages = self.chats.active.chat.messages
+        if not messages:
+            self.notify("there is nothing to fork yet", severity="warning")
+            return
+        self.chats.active.chat.draft = self.prompt.text
+        await self.add(self.chats.fork(message_id or messages[-1].id))
+        self.prompt.focus()
+
+    async def action_close(self) -> None:
+        conversation = self.chats.active
+        conversation.chat.draft = self.prompt.text
+        await self.chats.close(conversation)
+        await self._panes.pop(conversation.chat.id).remove()
+        if self.chats.active.chat.id not in self._panes:
+            await self._mount_pane(self.chats.active)
+        self._speak_to(self.chats.active)
+        self.lay_out()
+        self.prompt.focus()
+        undo = key_name(keys_of("chat.reopen", self.program.keymap))
+        self.notify(f"closed; {undo} brings it back")
+
+    async def action_reopen(self, chat_id: int | None = None) -> None:
+        self.chats.active.chat.draft = self.prompt.text
+        if conversation := self.chats.reopen(chat_id):
+            await self.add(conversation)
+        else:
+            self.notify("no chat is closed", severity="warning")
+
+    def action_go(self, index: int) -> None:
+        if index < len(self.chats):
+            self.go_to(list(self.chats)[index])
+            self.prompt.focus()
+
+    def action_go_by(self, by: int) -> None:
+        self.action_go((self.chats.index + by) % len(self.chats))
+
+    def action_ask(self, dialog: str) -> None:
+        """A question of `dialogs`, by its name."""
+        getattr(dialogs, dialog)(self)
+
+    def action_find(self) -> None:
+        self._panes[self.chats.active.chat.id].find()
+
+    def action_monitor(self) -> None:
+        self.monitor_wanted = not self.monitor.display
+        if not self.monitor_wanted:
+            self.prompt.focus()  # first: what has the focus is about to go
+        self.lay_out()
+        if self.monitor.display and not self.query_one("#panes").display:
+            self.monitor.focus_first()
+
+    def action_to_monitor(self) -> None:
+        self.monitor_wanted = True
+        self.lay_out()
+        self.monitor.focus_first()
+
+    def action_decoding(self) -> None:
+        """Opens the drawer and goes there; from there it closes it."""
+        opening = not self.drawer.display
+        self.drawer.display = opening
+        self.tell_drawer()
+        self.lay_out()
+        (self.drawer.knobs if opening else self.prompt).focus()
+
+    def action_panes(self) -> None:
+        self.side_by_side = not self.side_by_side
+        self.lay_out()
+
+    def action_follow(self) -> None:
+        self.transcript.follow()

@@ -1,0 +1,80 @@
+"""A list to choose from, narrowed down by typing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, OptionList
+from textual.widgets.option_list import Option
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[T]):
+    """One line, and what it stands for."""
+
+    label: Content
+    value: T
+
+
+class PickScreen(ModalScreen[T | None], Generic[T]):
+    """`find` gives the choices for what is typed; without a hint nothing can be typed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", show=False),
+        Binding("down", "move(1)", show=False),
+        Binding("up", "move(-1)", show=False),
+        Binding("pagedown", "move(8)", show=False),
+        Binding("pageup", "move(-8)", show=False),
+    ]
+
+    def __init__(self, title: str, find: Callable[[str], Sequence[Choice[T]]], hint: str = "") -> None:
+        super().__init__()
+        self._title, self._find, self._hint = title, find, hint
+        self._choices: Sequence[Choice[T]] = ()
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="sheet") as sheet:
+            sheet.border_title, sheet.border_subtitle = self._title, "Enter take  Esc leave"
+            if self._hint:
+                yield Input(placeholder=self._hint, compact=True)
+            yield OptionList(compact=True)
+
+    def on_mount(self) -> None:
+        if self._hint:
+            field = self.query_one(Input)
+            field.cursor_blink = False
+            field.focus()
+        self._list("")
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._list(event.value)
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self.dismiss(self._choices[event.option_index].value)
+
+    def action_move(self, by: int) -> None:
+        options = self.query_one(OptionList)
+        if options.option_count:
+            options.highlighted = min(max((options.highlighted or 0) + by, 0), options.option_count - 1)
+
+    def on_input_submitted(self) -> None:
+        place = self.query_one(OptionList).highlighted
+        if place is not None:
+            self.dismiss(self._choices[place].value)
+
+    def action_leave(self) -> None:
+        self.dismiss(None)
+
+    def _list(self, query: str) -> None:
+        self._choices = self._find(query)
+        options = self.query_one(OptionList)
+        options.clear_options()
+        options.add_options([Option(choice.label) for choice in self._choices])
+        options.highlighted = 0 if self._choices else None

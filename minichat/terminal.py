@@ -1,0 +1,45 @@
+"""What this terminal is, and what must be settled before textual is imported."""
+
+import os
+import sys
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """The little that the program adapts to."""
+
+    ssh: bool
+    tmux: bool
+    unicode: bool
+
+    @classmethod
+    def found(cls) -> "Terminal":
+        encoding = (getattr(sys.stdout, "encoding", "") or "").lower()
+        return cls(
+            ssh="SSH_CONNECTION" in os.environ,
+            tmux="TMUX" in os.environ,
+            unicode=encoding.replace("-", "") == "utf8",
+        )
+
+
+def calm(terminal: Terminal) -> None:
+    """No animations, and fewer frames where each one crosses a network. What the person has set stays."""
+    os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
+    if terminal.ssh:
+        os.environ.setdefault("TEXTUAL_FPS", "20")
+
+
+def teach_alt_keys() -> None:
+    """Textual reads Alt+1 as the "¡" of a Mac's keyboard, Alt+Enter as Enter, and other Alt keys late.
+
+    Alt+B and Alt+F stay what they are there: a word to the left and to the right.
+    """
+    from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
+
+    sequences: dict[str, Any] = ANSI_SEQUENCES_KEYS  # type: ignore[assignment]
+    for key in "1234567890acdeghijklmnopqrstuvwxyz":
+        sequences[f"\x1b{key}"] = (SimpleNamespace(value=f"alt+{key}"),)
+    sequences["\x1b\r"] = (SimpleNamespace(value="alt+enter"),)

@@ -1,0 +1,45 @@
+"""The few signs that the program itself draws, for terminals with and without Unicode."""
+
+from dataclasses import dataclass
+
+from textual.scrollbar import ScrollBarRender
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What stands for what."""
+
+    running: str = "●"
+    unread: str = "○"
+    failed: str = "✗"
+    left: str = "‹"
+    right: str = "›"
+    pointer: str = "▸"
+    dot: str = " · "
+    bar: str = "█"
+    rest: str = "░"
+    ellipsis: str = "…"
+    unused: str = "–"
+
+
+UNICODE = Marks()
+ASCII = Marks(
+    running="*",
+    unread="o",
+    failed="x",
+    left="<",
+    right=">",
+    pointer=">",
+    dot=" - ",
+    bar="#",
+    rest=".",
+    ellipsis="~",
+    unused="-",
+)
+
+
+class PlainBars(ScrollBarRender):
+    """A scroll bar of whole cells: its ends are not drawn with parts of blocks."""
+
+    VERTICAL_BARS = [" "] * 8
+    HORIZONTAL_BARS = VERTICAL_BARS

@@ -1,0 +1,24 @@
+"""Numbers as the monitor writes them: short, and of a width that does not jump about."""
+
+_SIZES = ("B", "KB", "MB", "GB", "TB")
+
+
+def duration(seconds: float) -> str:
+    """8.1 ms, 92 ms, 1.24 s; a dash where nothing was measured."""
+    if seconds <= 0:
+        return "-"
+    if seconds < 0.01:
+        return f"{seconds * 1e3:.1f} ms" if seconds >= 0.00095 else f"{seconds * 1e3:.2f} ms"
+    return f"{seconds * 1e3:.0f} ms" if seconds < 0.9995 else f"{seconds:.2f} s"
+
+
+def size(count: float) -> str:
+    """5.2 GB."""
+    unit = 0
+    while count >= 999.5 and unit < len(_SIZES) - 1:
+        count, unit = count / 1000, unit + 1
+    return f"{count:.1f} {_SIZES[unit]}" if unit and count < 99.95 else f"{count:.0f} {_SIZES[unit]}"
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}{'s' * (count != 1)}"

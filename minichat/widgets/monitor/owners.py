@@ -1,0 +1,43 @@
+"""Whose a block is: a letter and a colour for each request, and small numbers for them in arrays."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+_MOST = 255  # owners that a byte can tell apart
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A chat, as the monitor shows it."""
+
+    letter: str
+    index: int  # of its colour in the theme's palette
+
+
+UNKNOWN = Owner("?", -1)  # a request that no chat on this screen made
+
+
+class Codes:
+    """Gives each owner a small number; 0 is whoever is not known."""
+
+    def __init__(self) -> None:
+        self.owners: list[Owner] = [UNKNOWN]
+        self._known: dict[int, Owner] = {}
+        self._table = np.zeros(2, np.uint8)
+
+    def of(self, requests: np.ndarray, owners: Mapping[int, Owner], live: Iterable[int]) -> np.ndarray:
+        """The number of each request's owner; -1 is nobody's. Requests new to us are among the `live`."""
+        if len(owners) != len(self._known) or any(owners.get(id) != self._known.get(id) for id in live):
+            self._learn(owners)
+        return self._table.take(requests + 1, mode="clip")
+
+    def _learn(self, owners: Mapping[int, Owner]) -> None:
+        self._known = dict(owners)
+        self.owners = [UNKNOWN, *dict.fromkeys(self._known.values())][:_MOST]
+        numbers = {owner: number for number, owner in enumerate(self.owners)}
+        # A row for nobody at either end: requests beyond the last are clipped to it.
+        self._table = np.zeros(max(self._known, default=-1) + 3, np.uint8)
+        for request, owner in self._known.items():
+            self._table[request + 1] = numbers.get(owner, 0)

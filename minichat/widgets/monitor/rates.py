@@ -1,0 +1,62 @@
+"""How fast the engine runs, now and in the last minutes."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from engine.snapshot import Snapshot
+from minichat.widgets.monitor.figures import plural
+from minichat.widgets.monitor.graphs import graph
+from minichat.widgets.monitor.pane import Line, Pane, Row
+
+_KEPT = 1024  # samples
+_LABEL = 21  # cells of `prefill   1,234 tok/s`
+
+
+class Rates(Pane):
+    """Prefill and decode as graphs, and what a step holds."""
+
+    number, title = 3, "rates"
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._prefill: deque[float] = deque(maxlen=_KEPT)
+        self._decode: deque[float] = deque(maxlen=_KEPT)
+
+    def remember(self, snapshot: Snapshot) -> None:
+        """Also while nobody looks, so that the graph has no gap."""
+        self._prefill.append(snapshot.rates.prefill)
+        self._decode.append(snapshot.rates.decode)
+
+    def rows(self, width: int, height: int) -> Sequence[Line]:
+        if (shot := self.snapshot) is None:
+            return super().rows(width, height)
+        rates = shot.rates
+        lines = max(1, (height - 3) // 2)
+        return (
+            self.heading(f"{rates.steps:.0f} steps/s"),
+            *self._graph("prefill", rates.prefill, self._prefill, "second", width, lines),
+            *self._graph("decode", rates.decode, self._decode, "graph", width, lines),
+            (
+                (" batch ", "muted"),
+                (f"{rates.batch:.1f}", "value"),
+                ("  step ", "muted"),
+                (f"{rates.step_tokens:.0f} tok", "value"),
+                ("  prefix hits " if width >= 48 else "  hits ", "muted"),
+                (f"{shot.prefix_hit_rate:.0%}", "value"),
+            ),
+            (
+                (" ", ""),
+                (plural(shot.preemptions, "preemption"), "value"),
+                ("  ", ""),
+                (plural(shot.blocks.evictions, "eviction"), "value"),
+                (f"  {shot.finished:,} done", "muted"),
+            ),
+        )
+
+    def _graph(
+        self, name: str, value: float, history: Sequence[float], look: str, width: int, lines: int
+    ) -> list[Row]:
+        drawn = graph(list(history), max(0, width - _LABEL - 3), lines, ascii=self.signs.ascii)
+        label = f" {name:<7} {value:>7,.0f} tok/s "
+        labels = [*[" " * len(label)] * (lines - 1), label]
+        return [((text, "value"), (line, look)) for text, line in zip(labels, drawn, strict=True)]

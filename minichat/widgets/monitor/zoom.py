@@ -1,0 +1,50 @@
+"""A line a block: its number, its state, how full it is, and who holds it."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from engine.snapshot import Snapshot
+from minichat.widgets.monitor.cells import State
+from minichat.widgets.monitor.owners import UNKNOWN, Owner
+from minichat.widgets.monitor.pane import Row, Signs, Span
+
+
+def block_rows(
+    shot: Snapshot, owners: Mapping[int, Owner], state: np.ndarray, wanted: Sequence[int], signs: Signs
+) -> list[Row]:
+    holders = _holders(shot, frozenset(wanted))
+    digits = len(f"{len(state)}")
+    return [_row(shot, owners, State(state[block]), block, holders[block], digits) for block in wanted]
+
+
+def _holders(shot: Snapshot, wanted: frozenset[int]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for request in shot.requests:
+        for block in wanted.intersection(request.blocks):
+            found[block].append(request.id)
+    return found
+
+
+def _row(
+    shot: Snapshot, owners: Mapping[int, Owner], state: State, block: int, holders: Sequence[int], digits: int
+) -> Row:
+    spans: list[Span] = [(f" {block:>{digits}} ", "value"), (f" {state.name.lower():<7}", "muted")]
+    if state is State.FREE:
+        return tuple(spans)
+    blocks = shot.blocks
+    spans.append((f"{blocks.filled[block]:>3}/{shot.block_size} ", "value"))
+    if state is State.CACHED:
+        request = int(blocks.owner[block])
+        ago = max(0, shot.step - int(blocks.used_at[block]))
+        return (*spans, ("of ", "muted"), *_named(request, owners), (f"{ago:,} steps ago", "muted"))
+    for request in holders:
+        spans += _named(request, owners)
+    hidden = int(blocks.refs[block]) - len(holders)
+    return (*spans, (f"+{hidden} more", "muted")) if hidden > 0 else tuple(spans)
+
+
+def _named(request: int, owners: Mapping[int, Owner]) -> list[Span]:
+    owner = owners.get(request, UNKNOWN)
+    return [(owner.letter, f"owner:{owner.index}"), (f" {request}  ", "muted")]

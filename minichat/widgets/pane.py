@@ -1,0 +1,188 @@
+"""One chat on the screen: a line that says what it is, its transcript, and a line to find in it."""
+
+import time
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.events import Click, DescendantFocus
+from textual.message import Message as TextualMessage
+from textual.reactive import reactive
+from textual.widget import Widget
+from textual.widgets import Input
+
+from minichat.chats.model import Message
+from minichat.conversation import Conversation
+from minichat.decoding import strategy
+from minichat.widgets.transcript import Glyphs, Transcript
+
+_PAGE = 50  # older messages at a time
+_FIGURES_EVERY = 0.5  # seconds
+
+
+class PaneHead(Widget):
+    """Letter, title and decoding at the left; how fast it runs at the right."""
+
+    label: reactive[Content] = reactive(Content(""), layout=False)
+    figures: reactive[str] = reactive("", layout=False)
+
+    def render(self) -> Content:
+        room = self.size.width - len(self.figures) - 1
+        label = self.label.truncate(max(room, 0), ellipsis=True)
+        gap = " " * max(0, self.size.width - label.cell_length - len(self.figures) - 1)
+        return Content.assemble(label, gap, (self.figures, "$text-muted"), " ")
+
+
+class FindBar(Input):
+    """What is looked for in the transcript above; Enter goes on, Escape ends it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", show=False),
+        Binding("down", "step(1)", show=False),
+        Binding("shift+enter,up", "step(-1)", show=False),
+    ]
+
+    class Left(TextualMessage):
+        """The person has found it, or given up."""
+
+    class Stepped(TextualMessage):
+        """To the next place, or the one before."""
+
+        def __init__(self, by: int) -> None:
+            super().__init__()
+            self.by = by
+
+    def __init__(self) -> None:
+        super().__init__(placeholder="find  Enter next  Shift+Enter previous  Esc done", compact=True)
+        self.cursor_blink = False
+
+    def action_leave(self) -> None:
+        self.post_message(self.Left())
+
+    def action_step(self, by: int) -> None:
+        self.post_message(self.Stepped(by))
+
+
+class ChatPane(Vertical):
+    """Draws a conversation; whatever is done to it goes upward as messages of the transcript."""
+
+    class Touched(TextualMessage):
+        """The person turned to this pane."""
+
+        def __init__(self, conversation: Conversation) -> None:
+            super().__init__()
+            self.conversation = conversation
+
+    def __init__(self, conversation: Conversation, glyphs: Glyphs) -> None:
+        super().__init__()
+        self.conversation = conversation
+        self._figured = 0.0
+        self.head, self.transcript, self.finder = PaneHead(), Transcript(glyphs), FindBar()
+
+    def compose(self) -> ComposeResult:
+        yield self.head
+        yield self.transcript
+        self.finder.display = False
+        yield self.finder
+
+    def on_mount(self) -> None:
+        self.conversation.view = self
+        self.show_messages()
+        self.watch(self.transcript, "scroll_y", self._reach_back, init=False)
+
+    def _reach_back(self, top: float) -> None:
+        """The reader is at the top of what was read from the store: more comes from there."""
+        if top <= 0 and not self.transcript.following:
+            self.read_older(_PAGE)
+
+    def read_older(self, count: int) -> None:
+        if older := self.conversation.read_older(count):
+            self.transcript.prepend(older)
+
+    # What the conversation tells
+
+    def show_messages(self) -> None:
+        chat = self.conversation.chat
+        self.transcript.show(chat.messages, chat.letter.upper())
+        self.show_figures()
+
+    def add_message(self, message: Message) -> None:
+        self.transcript.append(message)
+        self.show_figures()
+
+    def add_text(self, text: str, tail: str) -> None:
+        self.transcript.extend(text, tail)
+        # The head is far from the newest line: both in one frame would have all between drawn again.
+        if (now := time.monotonic()) - self._figured >= _FIGURES_EVERY:
+            self._figured = now
+            self.show_figures()
+
+    def settle_message(self, message: Message) -> None:
+        self.transcript.settle(message)
+        self.show_figures()
+
+    def show_label(self, colours: str, *, active: bool) -> None:
+        chat = self.conversation.chat
+        title = chat.title or "new chat"
+        self.head.label = Content.assemble(
+            (f" {chat.letter.upper()} ", f"bold {colours}"),
+            (f" {title} ", "bold $text" if active else "$text-muted"),
+            (f" {strategy(chat.params)}", "$text-muted"),
+        )
+        self.set_class(active, "-active")
+
+    def show_figures(self) -> None:
+        """How the reply that runs is doing."""
+        self.head.figures = self._figures()
+
+    def _figures(self) -> str:
+        run, chat = self.conversation.run, self.conversation.chat
+        if run is None:
+            return ""
+        if run.first is None:
+            return "waiting"
+        stats = run.stats(self.conversation.desk.clock(), chat.params)
+        return (
+            f"{stats.rate:.0f} tok/s  {stats.tokens} tok"
+            if self.size.width >= 40
+            else f"{stats.rate:.0f} tok/s"
+        )
+
+    # What the person does
+
+    def scroll(self, pages: int) -> None:
+        """By pages; 0 goes to the end and follows it."""
+        if not pages:
+            self.transcript.follow()
+        elif pages < 0 and self.transcript.scroll_y <= 0:
+            self.read_older(_PAGE)
+        self.transcript.scroll_relative(y=pages * (self.transcript.size.height - 1), animate=False)
+
+    def find(self) -> None:
+        self.read_older(self.conversation.chat.earlier)
+        self.finder.display = True
+        self.finder.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self.transcript.find(event.value)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.transcript.find_next(1)
+
+    def on_find_bar_stepped(self, event: FindBar.Stepped) -> None:
+        self.transcript.find_next(event.by)
+
+    def on_find_bar_left(self) -> None:
+        self.finder.display = False
+        self.finder.value = ""
+        self.transcript.clear_find()
+
+    def on_click(self, event: Click) -> None:
+        self.post_message(self.Touched(self.conversation))
+
+    def on_descendant_focus(self, event: DescendantFocus) -> None:
+        self.post_message(self.Touched(self.conversation))

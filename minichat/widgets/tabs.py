@@ -1,0 +1,99 @@
+"""The open chats on one line, and the model behind them at its right end."""
+
+from dataclasses import dataclass
+
+from textual.content import Content
+from textual.events import Click
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from minichat.widgets.marks import UNICODE, Marks
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """One chat's label."""
+
+    letter: str
+    title: str
+    colours: str  # of its letter: "#101010 on #e69f00"
+    active: bool = False
+    shown: bool = False  # beside the active one
+    running: bool = False
+    unread: bool = False
+    failed: bool = False
+
+
+class ChatTabs(Widget):
+    """One line, one widget, however many chats there are."""
+
+    class Chosen(Message):
+        """A chat was clicked."""
+
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self.index = index
+
+    tabs: reactive[tuple[Tab, ...]] = reactive(())
+    facts: reactive[str] = reactive("")
+    marks: Marks = UNICODE
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._spans: list[tuple[int, int, int]] = []  # from, to, index
+
+    def render(self) -> Content:
+        width = self.size.width
+        facts = f" {self.facts} " if len(self.facts) + 34 <= width else ""
+        labels = self._labels(width - len(facts))
+        room = width - len(facts) - sum(label.cell_length for _, label in labels)
+        self._spans, column = [], 0
+        for index, label in labels:
+            if index >= 0:
+                self._spans.append((column, column + label.cell_length, index))
+            column += label.cell_length
+        return Content.assemble(*(label for _, label in labels), " " * max(0, room), (facts, "$text-muted"))
+
+    def _labels(self, room: int) -> list[tuple[int, Content]]:
+        """The labels that fit around the active one, with a mark where some are left out."""
+        for title in (24, 16, 10, 5):
+            labels = [self._label(index, tab, title) for index, tab in enumerate(self.tabs)]
+            if sum(label.cell_length for label in labels) <= room:
+                return list(enumerate(labels))
+        active = next((index for index, tab in enumerate(self.tabs) if tab.active), 0)
+        first = last = active
+        taken = labels[active].cell_length + 4 if labels else 0
+        while True:
+            if last + 1 < len(labels) and taken + labels[last + 1].cell_length <= room:
+                last += 1
+                taken += labels[last].cell_length
+            elif first > 0 and taken + labels[first - 1].cell_length <= room:
+                first -= 1
+                taken += labels[first].cell_length
+            else:
+                break
+        window = [(index, labels[index]) for index in range(first, last + 1)]
+        before = [(-1, Content.styled(f"{self.marks.left} ", "$text-muted"))] if first else []
+        after = (
+            [(-1, Content.styled(f" {self.marks.right}", "$text-muted"))] if last + 1 < len(labels) else []
+        )
+        return [*before, *window, *after]
+
+    def _label(self, index: int, tab: Tab, longest: int) -> Content:
+        title = tab.title if len(tab.title) <= longest else tab.title[: longest - 1] + self.marks.ellipsis
+        sign = self.marks.running if tab.running else self.marks.unread if tab.unread else ""
+        sign = self.marks.failed if tab.failed and not tab.running else sign
+        style = "bold $text on $panel" if tab.active else "$text" if tab.shown else "$text-muted"
+        number = f" {index + 1} " if index < 9 else " "
+        return Content.assemble(
+            (number, "$text-muted on $panel" if tab.active else "$text-muted"),
+            (tab.letter, f"bold {tab.colours}"),
+            (f" {title} ", style),
+            (f"{sign} " if sign else "", style),
+        )
+
+    def on_click(self, event: Click) -> None:
+        for start, end, index in self._spans:
+            if start <= event.x < end:
+                self.post_message(self.Chosen(index))

@@ -1,0 +1,162 @@
+"""The screen on a terminal of any size, with an engine that says what the test says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from textual.pilot import Pilot
+
+from engine.params import SamplingParams
+from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
+from minichat.app import MinichatApp, Start
+from minichat.backends.fake import FakeBackend, FakeReply
+from minichat.chats.store import Store
+from minichat.paths import locate
+from minichat.screens.main import MainScreen
+from minichat.settings import load
+from minichat.terminal import Terminal
+
+HERE = Terminal(ssh=False, tmux=False, unicode=True)
+
+
+def snapshot(step: int = 0, running: tuple[int, ...] = (), **changes: Any) -> Snapshot:
+    """An engine of 64 blocks; each running request has two of them."""
+    owner = np.full(64, -1)
+    for place, request in enumerate(running):
+        owner[2 * place : 2 * place + 2] = request
+    views = tuple(
+        RequestView(request, "decode", "", 7, step, 7 + step, 99, 0, 0, 0, (2 * place, 2 * place + 1), ())
+        for place, request in enumerate(running)
+    )
+    shot = Snapshot(
+        at=float(step),
+        step=step,
+        state="ready",
+        error="",
+        model="tiny",
+        dtype="float32",
+        device="cpu",
+        attention="torch",
+        policy="fcfs",
+        quantization="none",
+        depth=0,
+        block_size=16,
+        max_context=512,
+        blocks=BlockView(
+            16 * 4, (owner >= 0).astype(int), owner, (owner >= 0) * 16, owner * 0, 2 * len(running), 0, 0
+        ),
+        host_in_use=0,
+        host_size=0,
+        requests=views,
+        waiting=0,
+        running=len(running),
+        preemptions=0,
+        prefix_hit_rate=0.0,
+        rates=Rates(decode=40.0 * len(running)),
+        step_times=StepTimes(),
+        ttft=Quantiles(),
+        itl=Quantiles(),
+        finished=0,
+        memory={},
+    )
+    return replace(shot, **changes)
+
+
+@dataclass
+class Bench:
+    """What a test holds in its hands."""
+
+    app: MinichatApp
+    pilot: Pilot[object]
+    backend: FakeBackend
+
+    @property
+    def main(self) -> MainScreen:
+        return self.app.main
+
+    @property
+    def replies(self) -> list[FakeReply]:
+        return self.backend.replies
+
+    def texts(self) -> list[tuple[str, str, str]]:
+        """What stands in the active chat."""
+        return [(each.role, each.text, each.state) for each in self.app.chats.active.chat.messages]
+
+    async def say(self, text: str) -> FakeReply:
+        """Types and sends; the reply that the engine was asked for."""
+        asked = len(self.replies)
+        self.main.prompt.put(text)
+        await self.pilot.press("enter")
+        await self.until(lambda: len(self.replies) > asked)
+        return self.replies[-1]
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        """Waits for what must come; a test that waits in vain says for what line it waited."""
+        for _ in range(400):
+            await self.pilot.pause()
+            if holds():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("it never came")
+
+    async def answered(self, reply: FakeReply, text: str = "fine") -> None:
+        """The whole reply comes, and is settled."""
+        reply.say(text)
+        reply.end()
+        await self.until(lambda: not any(each.streaming for each in self.app.chats if _asked(each, reply)))
+
+    def screen_text(self) -> str:
+        return "\n".join(
+            "".join(segment.text for segment in strip)
+            for strip in self.app.screen._compositor.render_strips()
+        )
+
+    def notices(self) -> list[str]:
+        return [notice.message for notice in self.app._notifications]
+
+
+def _asked(conversation: Any, reply: FakeReply) -> bool:
+    return conversation.run is not None and conversation.run.reply is reply
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Callable[..., Any]:
+    """Opens the program: `async with bench((80, 24)) as it`. What it stores outlives it, within the test."""
+
+    @asynccontextmanager
+    async def opened(size: tuple[int, int] = (80, 24), **more: Any) -> AsyncIterator[Bench]:
+        paths = locate({"HOME": str(tmp_path)})
+        backend = more.pop("backend", None) or FakeBackend([snapshot()])
+        store = Store(paths.chats)
+        keywords = {
+            "params": SamplingParams(temperature=0.7),
+            "terminal": HERE,
+            "loaded": load(paths.settings),
+            **more,
+        }
+        app = MinichatApp(backend, store, Start(model="tiny", paths=paths, **keywords))
+        app.chats.desk.pacer.rate = 200
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            yield Bench(app, pilot, backend)
+        store.close()
+
+    return opened
+
+
+def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """An async test, on a loop of its own."""
+    import functools
+    import inspect
+
+    @functools.wraps(test)
+    def plain(*arguments: Any, **keywords: Any) -> None:
+        asyncio.run(test(*arguments, **keywords))
+
+    plain.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
+    return plain

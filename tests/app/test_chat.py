@@ -1,0 +1,213 @@
+"""One chat, from the keyboard to the screen and into the store."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.errors import EngineDead
+from engine.request import Finish
+from minichat.chats.errors import StoreBusy
+from tests.app.conftest import run
+
+
+@run
+async def test_a_reply_streams_to_the_screen(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        assert reply.prompt == [{"role": "user", "content": "hello"}]
+        reply.say("**good**")
+        await it.until(lambda: "good" in it.screen_text())
+        assert it.texts()[-1] == ("assistant", "", "streaming")
+        await it.answered(reply, " day")
+        assert it.texts() == [("user", "hello", "done"), ("assistant", "**good** day", "done")]
+        assert it.app.chats.active.chat.messages[-1].stats.tokens == 2
+        assert it.app.chats.active.chat.title == "hello"
+
+
+@run
+async def test_the_next_turn_carries_what_was_said(bench: Callable[..., Any]) -> None:
+    async with bench(system="be brief") as it:
+        await it.answered(await it.say("one"), "first")
+        reply = await it.say("two")
+        assert [turn["content"] for turn in reply.prompt] == ["be brief", "one", "first", "two"]
+
+
+@run
+async def test_a_model_without_a_template_goes_on_with_the_text(bench: Callable[..., Any]) -> None:
+    from minichat.backends.fake import FakeBackend
+    from tests.app.conftest import snapshot
+
+    async with bench(backend=FakeBackend([snapshot()], has_template=False)) as it:
+        await it.answered(await it.say("Once"), " upon")
+        assert (await it.say(" a time")).prompt == "Once upon a time"
+
+
+@run
+async def test_escape_stops_and_keeps_what_came(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        reply.say("half")
+        await it.until(lambda: it.app.chats.active.run.parts.text)
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.app.chats.active.streaming)
+        assert it.texts()[-1] == ("assistant", "half", "stopped")
+
+
+@run
+async def test_a_failure_is_told_at_the_reply_and_r_draws_it_again(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        reply.say("ha")
+        reply.end(Finish.FAILED, "3 blocks are missing")
+        await it.until(lambda: not it.app.chats.active.streaming)
+        await it.until(lambda: "3 blocks are missing" in it.screen_text())
+        it.main.transcript.focus()
+        await it.pilot.press("r")
+        await it.until(lambda: len(it.replies) == 2)
+        await it.answered(it.replies[-1], "well")
+        assert it.texts() == [("user", "hello", "done"), ("assistant", "well", "done")]
+
+
+@run
+async def test_an_engine_that_refuses_fails_the_reply(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.backend.refusal = EngineDead("it is gone")
+        it.main.prompt.put("hello")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.texts() and it.texts()[-1][2] == "failed")
+        assert it.app.chats.active.chat.messages[-1].error == "it is gone"
+
+
+@run
+async def test_a_prompt_that_cannot_be_stored_is_not_lost(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+
+        def refuse(*_: object, **__: object) -> None:
+            raise StoreBusy("another minichat writes")
+
+        monkeypatch.setattr(it.app.store, "append", refuse)
+        it.main.prompt.put("precious")
+        await it.pilot.press("enter")
+        await it.until(lambda: "another minichat writes" in it.notices())
+        assert it.main.prompt.text == "precious"
+
+
+@run
+async def test_a_fault_of_the_program_fails_one_reply_only(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+
+        async def break_down(*_: object) -> None:
+            raise ZeroDivisionError("by zero")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(it.backend, "submit", break_down)
+            it.main.prompt.put("hello")
+            await it.pilot.press("enter")
+            await it.until(lambda: it.texts() and it.texts()[-1][2] == "failed")
+        assert it.app.chats.active.chat.messages[-1].error == "ZeroDivisionError: by zero"
+        await it.answered(await it.say("again"))
+
+
+@run
+async def test_a_chat_closed_while_its_request_is_on_its_way_ends_it(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+        submit, begun, go_on = it.backend.submit, asyncio.Event(), asyncio.Event()
+
+        async def slowly(*asked: Any) -> Any:
+            begun.set()
+            await go_on.wait()
+            return await submit(*asked)
+
+        monkeypatch.setattr(it.backend, "submit", slowly)
+        it.main.prompt.put("hello")
+        await it.pilot.press("enter")
+        await begun.wait()
+        closing = asyncio.create_task(it.main.action_close())
+        await asyncio.sleep(0)
+        go_on.set()
+        await closing
+        assert it.replies[0].finished
+
+
+@run
+async def test_retry_replaces_the_last_reply(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "one")
+        await it.pilot.press("alt+r")
+        await it.until(lambda: len(it.replies) == 2)
+        await it.answered(it.replies[-1], "two")
+        assert it.texts() == [("user", "hello", "done"), ("assistant", "two", "done")]
+
+
+@run
+async def test_edit_replaces_the_message_and_what_came_after(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        it.main.prompt.put("not sent yet")
+        await it.pilot.press("alt+e")
+        assert it.main.prompt.text == "hello"
+        await it.pilot.press("escape")
+        assert it.main.prompt.text == "not sent yet"
+        await it.pilot.press("alt+e")
+        reply = await it.say("good bye")
+        assert reply.prompt == [{"role": "user", "content": "good bye"}]
+        await it.answered(reply, "yes")
+        assert [text for _, text, _ in it.texts()] == ["good bye", "yes"]
+
+
+@run
+async def test_a_prompt_that_comes_too_early_is_kept(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.say("hello")
+        it.main.prompt.put("more")
+        await it.pilot.press("enter")
+        await it.until(lambda: any("still answering" in said for said in it.notices()))
+        assert it.main.prompt.text == "more"
+
+
+@run
+async def test_what_streams_is_saved_each_second(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        it.app.chats.active.run.saved -= 2
+        reply.say("kept")
+        await it.until(lambda: it.app.chats.active.run.parts.text)
+        kept = it.app.store.open_chats()[0].messages[-1]
+        assert (kept.text, kept.state) == ("kept", "streaming")
+
+
+@run
+async def test_chats_come_back_as_they_were(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("ctrl+n")
+        reply = await it.say("and you")
+        reply.say("cut")
+        await it.until(lambda: it.app.chats.active.run.parts.text)
+        it.main.prompt.put("a draft")
+        await it.app.action_quit()
+    async with bench() as it:
+        assert [each.chat.title for each in it.app.chats] == ["hello", "and you"]
+        assert it.texts()[-1] == ("assistant", "cut", "stopped")
+        assert it.main.prompt.text == "a draft"
+
+
+@run
+async def test_reasoning_is_kept_apart(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        reply.say("<thi")
+        reply.say("nk>hm, well</th")
+        await it.until(lambda: it.app.chats.active.run.parts.thinking)
+        await it.answered(reply, "ink>\n\nyes")
+        message = it.app.chats.active.chat.messages[-1]
+        assert (message.reasoning, message.text) == ("hm, well", "yes")
+        assert [turn["content"] for turn in (await it.say("so?")).prompt] == ["hello", "yes", "so?"]

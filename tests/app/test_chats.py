@@ -1,0 +1,178 @@
+"""Several chats: coming, going, side by side, each its own."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.app.conftest import run
+
+
+def titles(it: Any) -> list[str]:
+    return [each.chat.title for each in it.app.chats]
+
+
+async def two_chats(it: Any) -> None:
+    await it.answered(await it.say("first"))
+    await it.pilot.press("ctrl+n")
+    await it.answered(await it.say("second"))
+
+
+@run
+async def test_new_and_go(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        assert titles(it) == ["first", "second"]
+        it.main.prompt.put("a draft")
+        for keys, title, draft in (
+            ("alt+1", "first", ""),
+            ("alt+2", "second", "a draft"),
+            ("ctrl+pageup", "first", ""),
+            ("ctrl+pagedown", "second", "a draft"),
+            ("alt+h", "first", ""),
+            ("alt+l", "second", "a draft"),
+        ):
+            await it.pilot.press(keys)
+            assert (it.app.chats.active.chat.title, it.main.prompt.text) == (title, draft), keys
+
+
+@run
+async def test_tabs_can_be_clicked(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        await it.pilot.click("#tabs", offset=(4, 0))
+        assert it.app.chats.active.chat.title == "first"
+
+
+@run
+async def test_close_and_undo(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        await it.pilot.press("alt+w")
+        assert titles(it) == ["first"]
+        await it.pilot.press("alt+z")
+        assert titles(it) == ["first", "second"]
+        assert it.texts()[-1] == ("assistant", "fine", "done")
+
+
+@run
+async def test_closing_the_last_one_leaves_an_empty_one(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.say("first")
+        await it.pilot.press("alt+w")
+        await it.until(lambda: it.replies[0].finished)
+        assert titles(it) == [""]
+        assert "new chat" in it.screen_text()
+
+
+@run
+async def test_fork_takes_all_that_was_said(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        await it.pilot.press("alt+1", "alt+k")
+        assert titles(it) == ["first", "first (fork)", "second"]
+        reply = await it.say("on")
+        assert [turn["content"] for turn in reply.prompt] == ["first", "fine", "on"]
+
+
+@run
+async def test_fork_from_a_message(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("one"))
+        await it.answered(await it.say("two"))
+        await it.main.action_fork(it.app.chats.active.chat.messages[1].id)
+        await it.pilot.pause()
+        assert [text for _, text, _ in it.texts()] == ["one", "fine"]
+
+
+@run
+async def test_rename(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        await it.pilot.press("alt+t")
+        for _ in "second":
+            await it.pilot.press("backspace")
+        await it.pilot.press(*"other", "enter")
+        await it.until(lambda: titles(it) == ["first", "other"])
+        assert "other" in it.screen_text()
+
+
+@run
+async def test_system_prompt(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("alt+s", *"rhyme", "ctrl+s")
+        await it.until(lambda: it.app.chats.active.chat.system == "rhyme")
+        assert (await it.say("hello")).prompt[0] == {"role": "system", "content": "rhyme"}
+
+
+@run
+async def test_jump_finds_what_was_said_in_a_closed_chat(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        await it.pilot.press("alt+1", "alt+w", "ctrl+o", *"first")
+        await it.until(lambda: "you" in it.screen_text() or "first" in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: it.app.chats.active.chat.title == "first")
+
+
+@run
+@pytest.mark.parametrize("ending", ["md", "json"])
+async def test_export(bench: Callable[..., Any], tmp_path: Any, ending: str) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "good day")
+        await it.pilot.press("ctrl+p", *"export", "down", "enter")
+        await it.until(lambda: it.app.screen.query("Input"))
+        it.app.screen.query_one("Input").value = str(tmp_path / f"out.{ending}")
+        await it.pilot.press("enter")
+        await it.until(lambda: (tmp_path / f"out.{ending}").exists())
+        assert "good day" in (tmp_path / f"out.{ending}").read_text()
+
+
+@run
+async def test_an_export_that_cannot_be_written_is_told(bench: Callable[..., Any], tmp_path: Any) -> None:
+    async with bench() as it:
+        it.main.action_ask("export")
+        await it.pilot.pause()
+        it.app.screen.query_one("Input").value = str(tmp_path / "no" / "folder.md")
+        await it.pilot.press("enter")
+        await it.until(lambda: any("folder.md" in said for said in it.notices()))
+
+
+@run
+async def test_all_stream_at_once_side_by_side(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50)) as it:
+        replies = []
+        for number in range(3):
+            replies.append(await it.say(f"chat {number}"))
+            if number < 2:
+                await it.pilot.press("ctrl+n")
+        for reply in replies:
+            reply.say(f"text{reply.id}")
+        await it.until(lambda: all(f"text{place}" in it.screen_text() for place in (1, 2)))
+        assert len(it.app.chats.streaming) == 3
+        await it.main.run_action("stop_all")
+        await it.until(lambda: not it.app.chats.streaming)
+        assert [each.chat.messages[-1].text for each in it.app.chats] == ["text0", "text1", "text2"]
+
+
+@run
+async def test_broadcast_goes_to_all_that_are_seen(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50)) as it:
+        await it.pilot.press("ctrl+n", "alt+a")
+        assert "to all 2 panes: A B" in it.screen_text()
+        it.main.prompt.put("compare")
+        await it.pilot.press("enter")
+        await it.until(lambda: len(it.replies) == 2)
+        assert [each.chat.messages[0].text for each in it.app.chats] == ["compare", "compare"]
+        await it.pilot.press("alt+a")
+        assert "to all" not in it.screen_text()
+
+
+@run
+async def test_each_chat_has_its_own_decoding(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        first = await it.say("hello")
+        await it.pilot.press("ctrl+n")
+        it.app.chats.active.tune(it.app.chats.active.chat.params.changed(temperature=0.0))
+        second = await it.say("hello")
+        assert (first.params.temperature, second.params.temperature) == (0.7, 0.0)

@@ -1,0 +1,138 @@
+"""The decoding drawer: in force at once, for one chat."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.errors import BadParams
+from engine.events import TokenLogprob
+from engine.params import SamplingParams
+from minichat.decoding import KNOBS, Preset, nudged, parsed, preset_of, shown, strategy
+from tests.app.conftest import run
+
+KNOB = {knob.field: knob for knob in KNOBS}
+
+
+def row(it: Any, name: str) -> None:
+    knobs = it.main.drawer.knobs
+    labels = [each if isinstance(each, str) else each.field for each in knobs.rows]
+    knobs.row = labels.index(name)
+
+
+@run
+async def test_a_turned_knob_reaches_the_reply_that_runs(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        await it.pilot.press("f3")
+        row(it, "temperature")
+        await it.pilot.press("right", "right")
+        await it.until(lambda: reply.params.temperature == pytest.approx(0.8))
+        assert it.app.chats.active.chat.params.temperature == pytest.approx(0.8)
+        assert "T 0.8" in it.screen_text()
+
+
+@run
+async def test_typed_values_and_their_faults(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        row(it, "top_p")
+        await it.pilot.press(*"0.9", "enter")
+        await it.until(lambda: it.app.chats.active.chat.params.top_p == 0.9)
+        await it.pilot.press(*"7", "enter")
+        await it.until(lambda: "from 0 to 1" in it.screen_text() or "top_p" in it.screen_text())
+        assert it.app.chats.active.chat.params.top_p == 0.9
+        await it.pilot.press("delete")
+        await it.until(lambda: it.app.chats.active.chat.params.top_p == 1.0)
+
+
+@run
+async def test_greedy_hides_what_it_does_not_use(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        assert "top-k" in it.screen_text()
+        row(it, "strategy")
+        await it.pilot.press("right")
+        await it.until(lambda: it.app.chats.active.chat.params.greedy)
+        assert "top-k" not in it.screen_text()
+        await it.pilot.press("right")
+        await it.until(lambda: it.app.chats.active.chat.params.temperature == 0.7)
+
+
+@run
+async def test_likely_tokens_are_asked_for_while_it_is_open(bench: Callable[..., Any]) -> None:
+    async with bench((100, 40)) as it:
+        reply = await it.say("hello")
+        assert reply.params.logprobs is None
+        await it.pilot.press("f3")
+        await it.until(lambda: reply.params.logprobs == 10)
+        reply.say("x", logprobs=[TokenLogprob(7, -0.1, 1, ((7, -0.1), (8, -2.5)))])
+        await it.until(lambda: it.app.chats.active.likely)
+        it.main.wake()
+        await it.until(lambda: "word7" in it.screen_text())
+        assert "90.5%" in it.screen_text()
+        await it.pilot.press("f3")
+        await it.until(lambda: reply.params.logprobs is None)
+
+
+@run
+async def test_escape_goes_back_to_the_prompt(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        assert it.app.focused is it.main.drawer.knobs
+        await it.pilot.press("escape")
+        assert it.app.focused is it.main.prompt
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"temperature": 0.0}, "greedy"),
+        ({"temperature": 0.7, "top_p": 0.95}, "T 0.7 top-p 0.95"),
+        ({"top_k": 40, "min_p": 0.05}, "T 1 top-k 40 min-p 0.05"),
+    ],
+)
+def test_strategy_in_words(params: dict[str, Any], words: str) -> None:
+    assert strategy(SamplingParams(**params)) == words
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("temperature", "0.5", 0.5),
+        ("top_k", "40", 40),
+        ("top_k", "", 0),
+        ("top_p", "-", 1.0),
+        ("seed", "", None),
+        ("max_tokens", "64", 64),
+        ("stop", r"END|\n\n", ("END", "\n\n")),
+    ],
+)
+def test_what_is_typed_is_read(field: str, text: str, value: object) -> None:
+    assert parsed(KNOB[field], text) == value
+    params = SamplingParams().changed(**{field: value})
+    assert parsed(KNOB[field], shown(KNOB[field], params)) == value
+
+
+def test_what_is_no_number_is_refused() -> None:
+    with pytest.raises(BadParams, match="top_k: must be a whole number, not 'many'"):
+        parsed(KNOB["top_k"], "many")
+
+
+@pytest.mark.parametrize("knob", [knob for knob in KNOBS if knob.step], ids=lambda knob: knob.field)
+def test_arrows_stay_in_range(knob: Any) -> None:
+    for steps in (-1, 1, -1000, 1000):
+        params = SamplingParams()
+        for _ in range(3):
+            params = params.changed(**{knob.field: nudged(knob, params, steps)})
+
+
+def test_presets_know_themselves_and_leave_the_length_alone() -> None:
+    presets = (
+        Preset("exact", (("temperature", 0.0),)),
+        Preset("wild", (("temperature", 1.2), ("top_p", 0.98))),
+    )
+    params = presets[1].apply(SamplingParams(seed=3, max_tokens=9))
+    assert (params.temperature, params.seed, params.max_tokens) == (1.2, 3, 9)
+    assert preset_of(params, presets) is presets[1]
+    assert preset_of(params.changed(top_k=3), presets) is None

@@ -1,0 +1,181 @@
+"""The keys of the prompt, the transcript, the drawers and the monitor, where they change something else."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.events import Admitted
+from minichat.backends.fake import FakeBackend
+from minichat.settings.presets import load_presets
+from tests.app.conftest import run, snapshot
+
+
+@run
+async def test_the_prompt_takes_lines_and_grows(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        before = it.main.prompt.size.height
+        await it.pilot.press(*"a", "ctrl+j", *"b", "alt+enter", *"c")
+        assert it.main.prompt.text == "a\nb\nc"
+        assert it.main.prompt.size.height == before + 2
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)
+        assert it.replies[0].prompt[-1]["content"] == "a\nb\nc"
+
+
+@run
+async def test_up_in_an_empty_prompt_recalls(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("up")
+        await it.until(lambda: it.main.prompt.text == "hello")
+        await it.pilot.press("up")
+        assert it.main.prompt.text == "hello"
+
+
+@run
+async def test_nothing_is_sent_while_nothing_is_typed(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("enter", "space", "enter")
+        await it.pilot.pause()
+        assert it.texts() == []
+
+
+@run
+async def test_the_page_keys_move_the_chat_and_end_follows_it(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        await it.answered(reply, "\n\n".join(f"line {n}" for n in range(60)))
+        await it.until(lambda: "line 59" in it.screen_text())
+        await it.pilot.press("pageup", "pageup")
+        await it.until(lambda: "line 59" not in it.screen_text())
+        await it.pilot.press("end")
+        await it.until(lambda: "line 59" in it.screen_text())
+
+
+@run
+async def test_older_messages_come_when_the_reader_goes_up(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        chat = it.app.chats.active.chat
+        for number in range(60):
+            it.app.store.append(chat.id, "user", f"message {number}")
+    async with bench() as it:
+        active = it.app.chats.active
+        assert (len(active.chat.messages), active.chat.earlier) == (20, 40)
+        assert len((await it.say("next")).prompt) == 61
+        for _ in range(12):
+            await it.pilot.press("pageup")
+        await it.until(lambda: active.chat.earlier == 0)
+        await it.pilot.press("pageup", "pageup", "pageup", "pageup", "pageup", "pageup")
+        await it.until(lambda: active.chat.messages[0].text == "message 0")
+
+
+@run
+async def test_find_in_this_chat(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "needle " + "hay\n\n" * 60 + "needle")
+        await it.pilot.press("ctrl+f", *"needle")
+        await it.until(lambda: it.main.transcript.find_count[1] == 2)
+        first = it.main.transcript.find_count[0]
+        await it.pilot.press("enter")
+        await it.until(lambda: it.main.transcript.find_count[0] != first)
+        await it.pilot.press("escape")
+        await it.until(lambda: it.app.focused is it.main.prompt)
+        assert it.main.transcript.find_count[1] == 0
+
+
+@run
+@pytest.mark.parametrize(("choice", "outcome"), [("fork", 2), ("clip", 1)])
+async def test_the_menu_of_a_message(bench: Callable[..., Any], choice: str, outcome: int) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "good day")
+        it.main.transcript.focus()
+        await it.pilot.press("m")
+        await it.until(lambda: "Fork the chat here" in it.screen_text())
+        await it.pilot.press(*(["down"] if choice == "fork" else []), "enter")
+        await it.until(lambda: len(it.app.chats) == outcome)
+        await it.until(lambda: choice == "fork" or it.app.paths.clipboard.exists())
+
+
+@run
+async def test_a_preset_is_saved_and_chosen(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3", "ctrl+s", *"mine", "enter")
+        await it.until(lambda: "mine" in load_presets(it.app.paths.presets).own)
+        await it.until(lambda: "preset       ‹ mine ›" in it.screen_text())
+        await it.pilot.press("right")
+        await it.until(lambda: it.app.chats.active.chat.params.greedy)
+        await it.pilot.press("left")
+        await it.until(lambda: it.app.chats.active.chat.params.temperature == 0.7)
+
+
+@run
+async def test_the_monitor_shows_whose_request_runs_and_ends_it(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot(), snapshot(1, running=(0,)), snapshot(2, running=(0,))])
+    async with bench((140, 50), backend=backend) as it:
+        reply = await it.say("hello")
+        backend.emit(Admitted(1, 1.0, 0, 5))
+        await it.until(lambda: "admitted" in it.screen_text())
+        await it.until(lambda: "1 running" in it.screen_text())
+        assert it.main.owners[0].letter == "A"
+        await it.pilot.press("alt+m", "2", "P")
+        await it.until(lambda: backend.updates == [(0, {"preempted": True})])
+        await it.pilot.press("x")
+        await it.until(lambda: reply.finished)
+        await it.until(lambda: it.texts()[-1][2] == "stopped")
+        rate = it.app.pulse.rate
+        await it.pilot.press("plus")
+        assert it.app.pulse.rate == 2 * rate
+        await it.pilot.press("escape", "escape")
+        await it.until(lambda: it.app.focused is it.main.prompt)
+
+
+@run
+async def test_f2_on_a_small_screen_goes_there_and_back(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        await it.pilot.press("f2")
+        assert it.app.focused in it.main.monitor.panes.values()
+        await it.pilot.press("f2")
+        assert it.app.focused is it.main.prompt
+
+
+@run
+async def test_a_theme_that_is_edited_is_read_again(
+    bench: Callable[..., Any], tmp_path: Path, root: Path
+) -> None:
+    async with bench() as it:
+        themes = it.app.paths.themes
+        themes.mkdir(parents=True)
+        text = (root / "themes" / "minichat-dark.toml").read_text()
+        (themes / "own.toml").write_text(text.replace('name = "minichat-dark"', 'name = "own"'))
+        it.app.on_app_focus()
+        assert "own" in it.app.available_themes
+        (themes / "own.toml").write_text("name = 3")
+        it.app.on_app_focus()
+        await it.until(lambda: any("own.toml" in said for said in it.notices()))
+        assert "own" not in it.app.available_themes
+
+
+@run
+async def test_every_theme_draws_the_screen(bench: Callable[..., Any]) -> None:
+    async with bench((140, 40)) as it:
+        await it.answered(await it.say("hello"))
+        for name in it.app.available_themes:
+            it.app.theme = name
+            await it.pilot.pause()
+            assert "hello" in it.screen_text()
+
+
+@run
+async def test_without_colours_the_active_chat_is_still_told(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("ctrl+n")
+        strip = it.app.screen._compositor.render_strips()[0]
+        bold = "".join(segment.text for segment in strip if segment.style and segment.style.bold)
+        assert "new chat" in bold
+        assert "hello" not in bold

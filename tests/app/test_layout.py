@@ -1,0 +1,76 @@
+"""Who gets which columns."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minichat.layout import MOST_PANES, layout
+from tests.app.conftest import run
+
+
+@pytest.mark.parametrize(
+    ("width", "monitor", "panes"),
+    [
+        (40, False, 1),
+        (80, False, 1),
+        (119, False, 1),
+        (120, True, 1),
+        (180, True, 1),
+        (200, True, 2),
+        (300, True, 4),
+    ],
+)
+def test_by_itself(width: int, monitor: bool, panes: int) -> None:
+    plan = layout(width, monitor=None, drawer=False, side_by_side=True)
+    assert (plan.monitor, plan.panes, plan.chats) == (monitor, panes, True)
+
+
+@given(st.integers(10, 400), st.sampled_from([None, True, False]), st.booleans(), st.booleans())
+def test_something_is_always_seen(width: int, monitor: bool | None, drawer: bool, side_by_side: bool) -> None:
+    plan = layout(width, monitor=monitor, drawer=drawer, side_by_side=side_by_side)
+    assert plan.chats or plan.monitor or drawer
+    assert 1 <= plan.panes <= (MOST_PANES if side_by_side else 1)
+    taken = plan.monitor_columns * plan.monitor + plan.drawer_columns * drawer
+    assert taken < width or not plan.chats
+
+
+@run
+async def test_a_resize_while_it_streams(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        reply = await it.say("hello")
+        for place, size in enumerate([(200, 60), (40, 12), (120, 40), (300, 90), (80, 24)]):
+            await it.pilot.resize_terminal(*size)
+            reply.say(f"piece{place} ")
+            await it.until(lambda place=place: f"piece{place}" in it.screen_text())
+
+
+@run
+async def test_monitor_on_and_off(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        assert not it.main.monitor.display
+        assert it.main.engine_line.display
+        await it.pilot.press("f2")
+        assert it.main.monitor.display
+        assert not it.main.query_one("#panes").display
+        await it.pilot.press("f2")
+        assert it.main.query_one("#panes").display
+        await it.pilot.resize_terminal(130, 40)
+        assert not it.main.monitor.display
+        await it.pilot.press("f2")
+        assert it.main.monitor.display
+        assert it.main.query_one("#panes").display
+
+
+@run
+async def test_snapshots_are_taken_only_while_something_happens(bench: Callable[..., Any]) -> None:
+    async with bench((130, 40)) as it:
+        await it.until(lambda: it.app.pulse._task.done())
+        before = it.backend.snapshots_taken
+        for _ in range(5):
+            await it.pilot.pause(0.02)
+        assert it.backend.snapshots_taken == before
+        await it.say("hello")
+        await it.until(lambda: it.backend.snapshots_taken > before)

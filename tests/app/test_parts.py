@@ -1,0 +1,171 @@
+"""The small parts, each by itself."""
+
+import asyncio
+import base64
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual._xterm_parser import XTermParser
+
+from engine.events import Delta, Event
+from engine.request import Finish
+from minichat import clipboard
+from minichat.backends.bridge import Handover, gathered, in_thread
+from minichat.keys import COMMANDS, bound, key_name
+from minichat.pacer import Pacer
+from minichat.reasoning import ReplyText
+from minichat.terminal import teach_alt_keys
+from minichat.widgets.likely import visible
+from tests.app.conftest import run
+
+
+@given(st.lists(st.text("<think>/ab\n", max_size=9), max_size=12))
+def test_reasoning_is_the_same_however_it_is_cut(pieces: list[str]) -> None:
+    whole, cut = ReplyText(), ReplyText()
+    said = whole.push("".join(pieces)) + whole.flush()
+    told = "".join(map(cut.push, pieces)) + cut.flush()
+    assert (cut.reasoning.strip("\n"), cut.text) == (whole.reasoning.strip("\n"), whole.text)
+    assert (said, told) == (whole.text, cut.text)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reasoning", "text"),
+    [
+        ("plain", "", "plain"),
+        ("<think>why</think>\n\nso", "why", "so"),
+        ("  <think>\nwhy", "why", ""),
+        ("a <think>b</think>", "", "a <think>b</think>"),
+        ("<thin", "", "<thin"),
+    ],
+)
+def test_reasoning(raw: str, reasoning: str, text: str) -> None:
+    parts = ReplyText()
+    parts.push(raw)
+    parts.flush()
+    assert (parts.reasoning, parts.text) == (reasoning, text)
+
+
+class Tap:
+    """A stream that counts how often somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.deltas: asyncio.Queue[Delta] = asyncio.Queue()
+        self.waits = 0
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        while True:
+            if self.deltas.empty():
+                self.waits += 1
+            delta = await self.deltas.get()
+            yield delta
+            if delta.finish:
+                return
+
+
+@run
+async def test_deltas_are_gathered_between_two_turns() -> None:
+    tap, turns = Tap(), 0
+
+    async def turn() -> None:
+        nonlocal turns
+        turns += 1
+        for _ in range(3):
+            tap.deltas.put_nowait(Delta(0, (turns,)))
+        if turns == 3:
+            tap.deltas.put_nowait(Delta(0, finish=Finish.STOP))
+
+    tap.deltas.put_nowait(Delta(0, (0,)))
+    batches = [batch async for batch in gathered(tap, turn)]
+    assert [len(batch) for batch in batches] == [1, 3, 3, 4]
+    assert batches[-1][-1].finish is Finish.STOP
+
+
+@run
+async def test_a_reader_that_is_cancelled_lets_go() -> None:
+    reader = asyncio.ensure_future(anext(gathered(Tap(), lambda: asyncio.sleep(0))))
+    await asyncio.sleep(0)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+
+
+@run
+async def test_threads_bring_results_and_errors() -> None:
+    assert await in_thread(lambda: threading.current_thread().daemon)
+    with pytest.raises(ValueError, match="this"):
+        await in_thread(lambda: int("this"))
+
+
+@run
+async def test_events_come_in_order_and_together() -> None:
+    heard: list[list[int]] = []
+    hand_over = Handover(lambda events: heard.append([event.step for event in events]))
+    for step in range(3):
+        hand_over(Event(step, 0.0))
+    await asyncio.sleep(0)
+    hand_over(Event(3, 0.0))
+    await asyncio.sleep(0)
+    assert heard == [[0, 1, 2], [3]]
+
+
+@run
+async def test_costly_turns_come_later() -> None:
+    cpu = 0.0
+    pacer, loop = Pacer(1000, lambda: cpu), asyncio.get_running_loop()
+    await pacer.turn()
+    cpu += 0.012
+    began = loop.time()
+    await pacer.turn()
+    await pacer.turn()
+    assert loop.time() - began >= 0.11
+
+
+@run
+async def test_the_clipboard_gets_an_escape_sequence_and_a_file(tmp_path: Path) -> None:
+    written: list[str] = []
+    said = await clipboard.send("grüße", tmp_path / "kept.txt", written.append, tmux=False)
+    assert "sent to the clipboard" in said
+    assert written == [f"\x1b]52;c;{base64.b64encode('grüße'.encode()).decode()}\a"]
+    assert (tmp_path / "kept.txt").stat().st_mode & 0o777 == 0o600
+    said = await clipboard.send("x" * 80_000, tmp_path / "kept.txt", written.append, tmux=False)
+    assert "too long" in said
+    assert len(written) == 1
+    assert len((tmp_path / "kept.txt").read_text()) == 80_000
+
+
+def test_alt_keys_are_what_they_are_called() -> None:
+    teach_alt_keys()
+
+    def keys(sequence: str) -> list[str]:
+        return [event.key for event in XTermParser().feed(sequence)]  # type: ignore[union-attr]
+
+    assert keys("\x1b1") == ["alt+1"]
+    assert keys("\x1bw") == ["alt+w"]
+    assert keys("\x1b\r") == ["alt+enter"]
+    assert keys("\x1bf") == ["ctrl+right"]
+    assert keys("¡") == ["inverted_exclamation_mark"]
+
+
+def test_no_two_commands_have_a_key_and_none_has_one_that_terminals_mix_up() -> None:
+    keys = [key for command in COMMANDS for key in command.keys.split(",") if key]
+    assert len(keys) == len(set(keys))
+    assert not {"ctrl+i", "ctrl+m", "ctrl+h", "ctrl+left_square_bracket"}.intersection(keys)
+    ids = [each.id for each in bound()]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [("ctrl+n,x", "^N"), ("alt+1", "Alt+1"), ("f1", "F1"), ("escape", "Esc"), ("ctrl+pagedown", "^PgDn")],
+)
+def test_keys_are_named_as_people_write_them(key: str, name: str) -> None:
+    assert key_name(key) == name
+
+
+def test_tokens_are_shown_and_never_sent() -> None:
+    assert visible(" a\n\x1b[2J") == "·a\\n�[2J" + " " * 6
+    assert len(visible("x" * 99)) == 14

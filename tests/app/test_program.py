@@ -1,0 +1,169 @@
+"""The program around the chats: how it starts, what it says when things go wrong, how it ends."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ModelNotFound
+from engine.events import Died
+from minichat.app import RESTART
+from minichat.backends.fake import FakeBackend
+from minichat.terminal import Terminal
+from tests.app.conftest import run, snapshot
+
+
+@run
+async def test_the_screen_is_there_before_the_engine(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot()])
+    backend.loaded.clear()
+    async with bench(backend=backend) as it:
+        await it.until(lambda: backend.progress)
+        backend.progress(300_000_000, 1_200_000_000)
+        await it.until(lambda: "0.30 of 1.20 GB" in it.screen_text())
+        assert "25%" in it.screen_text()
+        it.main.prompt.put("early")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.texts())
+        assert backend.replies == []
+        backend.loaded.set()
+        await it.until(lambda: backend.replies)
+        assert "loading" not in it.screen_text()
+
+
+@run
+async def test_what_waits_for_the_engine_can_be_stopped(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot()])
+    backend.loaded.clear()
+    async with bench(backend=backend) as it:
+        it.main.prompt.put("early")
+        await it.pilot.press("enter", "escape")
+        await it.until(lambda: it.texts() and it.texts()[-1][2] == "stopped")
+
+
+@run
+async def test_a_model_that_cannot_be_loaded_is_told(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot()], trouble=ModelNotFound("no folder has it"))
+    async with bench((100, 24), backend=backend) as it:
+        await it.until(lambda: "no folder has it" in it.screen_text())
+        assert "no engine" in it.screen_text()
+
+
+@run
+async def test_a_dead_engine_shows_a_banner_and_f5_starts_again(bench: Callable[..., Any]) -> None:
+    async with bench((100, 24)) as it:
+        it.backend.emit(Died(3, 1.0, "a CUDA error"))
+        await it.until(lambda: "the engine has stopped: a CUDA error" in it.screen_text())
+        await it.pilot.press("f5")
+        await it.until(lambda: it.app.return_code == RESTART)
+
+
+@run
+async def test_control_c_copies_then_stops_then_quits(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.main.prompt.put("copied")
+        it.main.prompt.select_all()
+        await it.pilot.press("ctrl+c")
+        await it.until(lambda: it.app.paths.clipboard.exists())
+        assert it.app.paths.clipboard.read_text() == "copied"
+        await it.say("hello")
+        await it.pilot.press("ctrl+c")
+        await it.until(lambda: it.texts()[-1][2] == "stopped")
+        assert it.app.return_code is None
+        await it.pilot.press("ctrl+c", "ctrl+c")
+        await it.until(lambda: it.app.return_code == 0)
+
+
+@run
+async def test_quitting_while_it_streams_saves_and_tells_the_engine(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        reply.say("half")
+        await it.until(lambda: it.app.chats.active.run.parts.text)
+        await it.pilot.press("ctrl+q")
+        await it.until(lambda: it.app.return_code == 0)
+        assert it.texts()[-1] == ("assistant", "half", "stopped")
+        assert reply.finished
+
+
+@run
+async def test_the_last_reply_goes_to_the_clipboard(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "take this")
+        await it.pilot.press("alt+y")
+        await it.until(lambda: any("sent to the clipboard" in said for said in it.notices()))
+        assert it.app.paths.clipboard.read_text() == "take this"
+
+
+@run
+async def test_help_shows_every_key(bench: Callable[..., Any]) -> None:
+    async with bench((100, 80)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "Alt+K" in it.screen_text())
+        for words in ("Fork this chat", "^P", "In the decoding drawer"):
+            assert words in it.screen_text()
+        await it.pilot.press("escape")
+        assert it.app.screen is it.main
+
+
+@run
+async def test_the_palette_has_everything(bench: Callable[..., Any]) -> None:
+    async with bench((100, 40)) as it:
+        await it.pilot.press("ctrl+p", *"several")
+        await it.until(lambda: "Several chats side by side" in it.screen_text())
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: not it.main.side_by_side)
+
+
+@run
+async def test_keys_can_be_given_and_clashes_are_told(bench: Callable[..., Any], tmp_path: Path) -> None:
+    config = tmp_path / ".config" / "minichat" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[keys]\n"chat.new" = "f9"\n"prompt.send" = "ctrl+s"\n"chat.fork" = "ctrl+q"\n')
+    async with bench() as it:
+        await it.until(lambda: any("ctrl+q" in said for said in it.notices()))
+        await it.pilot.press("f9")
+        assert len(it.app.chats) == 2
+        await it.pilot.press("ctrl+n")
+        assert len(it.app.chats) == 2
+        await it.pilot.press(*"a", "enter", *"b", "ctrl+s")
+        await it.until(lambda: it.replies)
+        assert it.replies[0].prompt == [{"role": "user", "content": "a\nb"}]
+
+
+@run
+async def test_the_mouse_can_be_left_to_the_terminal(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("ctrl+g")
+        assert any("the mouse is the terminal's" in said for said in it.notices())
+        await it.pilot.press("ctrl+g")
+        assert any("minichat's again" in said for said in it.notices())
+
+
+@run
+async def test_over_ssh_it_draws_less(bench: Callable[..., Any]) -> None:
+    async with bench(terminal=Terminal(ssh=True, tmux=False, unicode=True)) as it:
+        assert "ssh" in it.screen_text()
+        assert it.app.settings.rates.ssh_transcript == 5
+
+
+@run
+@pytest.mark.parametrize("size", [(40, 12), (80, 24), (200, 60)])
+async def test_ascii_draws_nothing_else(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+    async with bench(size, ascii=True) as it:
+        await it.answered(await it.say("hello"), "- a list\n- of two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")
+        await it.pilot.press("f3")
+        assert it.screen_text().isascii()
+        await it.pilot.press("f3", "f1")
+        assert it.screen_text().isascii()
+
+
+@run
+async def test_idle_it_has_no_timers(bench: Callable[..., Any]) -> None:
+    async with bench((200, 60)) as it:
+        await it.answered(await it.say("hello"))
+        await it.until(lambda: it.app.pulse._task.done())
+        for node in [it.app, *it.app.screen.walk_children(with_self=True)]:
+            running = [timer for timer in node._timers if timer._active.is_set() and timer._repeat is None]
+            assert running == [], node

@@ -1,0 +1,176 @@
+"""The real program on a real terminal, with real (small) models."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from minichat.chats.model import Message
+from minichat.chats.store import Store
+from minichat.paths import locate
+
+PATIENCE = 40.0  # seconds, on a machine that does much else
+ENDED = "the program ended with"
+
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+
+
+class Tmux:
+    """One terminal, with a server of its own."""
+
+    def __init__(self, root: Path, home: Path, *words: str, size: tuple[int, int] = (100, 30)) -> None:
+        self.home, self._socket = home, home / "tmux"
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith(("TMUX", "SSH", "XDG"))},
+            "HOME": str(home),
+            "LC_ALL": "C.UTF-8",
+        }
+        program = " ".join([sys.executable, "-m", "minichat", *words])
+        # Whoever kills the tests leaves the server behind: it ends itself, then.
+        lapse = f"(sleep 150; tmux -S {self._socket} kill-server) &"
+        script = f"{lapse} echo before; {program}; echo {ENDED} $?; stty -a; sleep 60"
+        columns, lines = size
+        subprocess.run(
+            [
+                "tmux",
+                "-S",
+                self._socket,
+                "-f",
+                "/dev/null",
+                "new-session",
+                "-d",
+                "-x",
+                str(columns),
+                "-y",
+                str(lines),
+                script,
+            ],
+            cwd=root,
+            env=environment,
+            check=True,
+        )
+
+    def __call__(self, *words: str) -> str:
+        return subprocess.run(
+            ["tmux", "-S", self._socket, *words], capture_output=True, text=True, check=False
+        ).stdout
+
+    def type(self, *keys: str) -> None:
+        self("send-keys", *keys)
+
+    def screen(self) -> str:
+        return self("capture-pane", "-p")
+
+    def until(self, holds: Callable[[str], object]) -> str:
+        end = time.monotonic() + PATIENCE
+        while not holds(screen := self.screen()):
+            assert time.monotonic() < end, f"it never came; this is on the screen:\n{screen}"
+            time.sleep(0.1)
+        return screen
+
+    def program(self) -> int:
+        """The process of minichat itself."""
+        shell = self("display-message", "-p", "#{pane_pid}").strip()
+        return int(
+            subprocess.run(
+                ["pgrep", "-x", "-P", shell, Path(sys.executable).name],
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
+
+    def messages(self) -> list[Message]:
+        store = Store(locate({"HOME": str(self.home)}).chats)
+        messages = [message for chat in store.open_chats() for message in chat.messages]
+        store.close()
+        return messages
+
+
+@pytest.fixture
+def terminal(root: Path, tmp_path: Path) -> Iterator[Callable[..., Tmux]]:
+    opened: list[Tmux] = []
+
+    def start(*words: str, **more: tuple[int, int]) -> Tmux:
+        opened.append(Tmux(root, tmp_path, *words, **more))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each("kill-server")
+
+
+def gone(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+def test_a_chat_with_the_built_in_model(terminal: Callable[..., Tmux]) -> None:
+    tmux = terminal("--temperature", "0")
+    tmux.until(lambda screen: "Enter send" in screen)
+    tmux.type("What is the KV cache?")
+    tmux.until(lambda screen: "What is the KV cache?" in screen)
+    tmux.type("Enter")
+    tmux.until(lambda screen: "keys and values" in screen and "TTFT" in screen)
+    tmux("resize-window", "-x", "40", "-y", "12")
+    small = tmux.until(lambda screen: "keys and values" in screen and len(screen.splitlines()) == 12)
+    assert all(len(line) <= 40 for line in small.splitlines())
+    tmux("resize-window", "-x", "100", "-y", "30")
+    tmux.until(lambda screen: len(screen.splitlines()) == 30 and "Enter send" in screen)
+    tmux.type("C-q")
+    after = tmux.until(lambda screen: f"{ENDED} 0" in screen and "speed" in screen)
+    assert "before" in after
+    assert " echo " in after.replace(";", " ") and " icanon" in after
+    assert tmux.messages()[-1].state == "done"
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> None:
+    """Replies that go on until the context is full: seconds, even on a quick machine."""
+    config = locate({"HOME": str(tmp_path)}).settings
+    config.parent.mkdir(parents=True)
+    config.write_text("[sampling]\nignore_eos = true\n")
+
+
+def begin(terminal: Callable[..., Tmux]) -> Tmux:
+    """A terminal on which a reply streams, and has been saved once."""
+    tmux = terminal()
+    tmux.until(lambda screen: "ready" in screen)
+    tmux.type("Tell me a story.", "Enter")
+    tmux.until(lambda _: any(message.text for message in tmux.messages()[1:]))
+    return tmux
+
+
+@pytest.mark.usefixtures("endless")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_streamed_is_there_again(terminal: Callable[..., Tmux], number: signal.Signals) -> None:
+    tmux = begin(terminal)
+    process = tmux.program()
+    os.kill(process, number)
+    screen = tmux.until(lambda screen: ENDED in screen)
+    assert gone(process)
+    assert f"{ENDED} {128 + number}" in screen
+    question, answer = tmux.messages()
+    assert (question.text, answer.state) == ("Tell me a story.", "stopped")
+    assert answer.text
+
+
+@pytest.mark.usefixtures("endless")
+def test_a_terminal_that_goes_away_takes_the_program_along(terminal: Callable[..., Tmux]) -> None:
+    tmux = begin(terminal)
+    process = tmux.program()
+    tmux("kill-session")
+    end = time.monotonic() + PATIENCE
+    while not gone(process):
+        assert time.monotonic() < end, "the program outlived its terminal"
+        time.sleep(0.1)
+    assert (tmux.messages()[-1].state, tmux.messages()[-1].error) == ("stopped", "")

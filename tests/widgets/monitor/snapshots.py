@@ -1,0 +1,99 @@
+"""Engines at one moment, made by hand."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
+from minichat.widgets.monitor import Owner
+
+BLOCK = 16
+OWNERS: Mapping[int, Owner] = {
+    number: Owner("ABCDEFGHIJKLMNOP"[number % 16], number % 16) for number in range(64)
+}
+
+
+def request(id: int, phase: str = "decode", blocks: Sequence[int] = (), **changes: Any) -> RequestView:
+    usual = RequestView(
+        id=id,
+        phase=phase,
+        why="",
+        prompt=120,
+        generated=30 if phase == "decode" else 0,
+        launched=149 if phase == "decode" else 0,
+        max_len=632,
+        cached_tokens=0,
+        priority=0,
+        preemptions=0,
+        blocks=tuple(blocks),
+        host_blocks=(),
+    )
+    return usual._replace(**changes)
+
+
+def blocks(
+    size: int,
+    requests: Sequence[RequestView] = (),
+    cached: Mapping[int, int] | None = None,  # a block and who left it
+    filled: Mapping[int, int] | None = None,  # blocks that are not full
+    used_at: Mapping[int, int] | None = None,
+) -> BlockView:
+    refs, owner = np.zeros(size, np.int32), np.full(size, -1, np.int64)
+    for each in reversed(requests):  # the first of those that share a block took it
+        for block in each.blocks:
+            refs[block] += 1
+            owner[block] = each.id
+    for block, who in (cached or {}).items():
+        owner[block] = who
+    full = np.where(owner >= 0, BLOCK, 0).astype(np.int32)
+    for block, tokens in (filled or {}).items():
+        full[block] = tokens
+    used = np.zeros(size, np.int64)
+    for block, step in (used_at or {}).items():
+        used[block] = step
+    in_use = int((refs > 0).sum())
+    return BlockView(size, refs, owner, full, used, in_use, int(((refs == 0) & (owner >= 0)).sum()), 7)
+
+
+def snapshot(
+    size: int = 64, requests: Sequence[RequestView] = (), step: int = 100, **changes: Any
+) -> Snapshot:
+    view = changes.pop("blocks", None) or blocks(size, requests)
+    waits = [each for each in requests if each.phase in ("waiting", "preempted", "swapped")]
+    shot = Snapshot(
+        at=12.0,
+        step=step,
+        state="ready",
+        error="",
+        model="tiny",
+        dtype="float32",
+        device="cpu",
+        attention="torch",
+        policy="fcfs",
+        quantization="none",
+        depth=0,
+        block_size=BLOCK,
+        max_context=4096,
+        blocks=view,
+        host_in_use=3,
+        host_size=64,
+        requests=tuple(requests),
+        waiting=len(waits),
+        running=len(requests) - len(waits),
+        preemptions=2,
+        prefix_hit_rate=0.61,
+        rates=Rates(prefill=1234.0, decode=412.0, steps=98.0, batch=5.2, step_tokens=17.0),
+        step_times=StepTimes(plan=0.0004, launch=0.0021, wait=0.0052, commit=0.0004),
+        ttft=Quantiles(0.092, 0.2, 0.31, 42),
+        itl=Quantiles(0.0081, 0.01, 0.0123, 4200),
+        finished=40,
+        memory={
+            "weights": 5_200_000_000,
+            "cache": 1_100_000_000,
+            "host_cache": 0,
+            "device_free": 20_400_000_000,
+        },
+    )
+    return replace(shot, **changes)

@@ -1,0 +1,122 @@
+"""From blocks to cells: against the same said block by block."""
+
+from collections import Counter
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.snapshot import BlockView, Snapshot
+from minichat.widgets.monitor.cells import (
+    BRIGHT,
+    RAMP,
+    Grid,
+    Order,
+    State,
+    Tint,
+    aggregate,
+    session_order,
+    states,
+)
+from minichat.widgets.monitor.owners import UNKNOWN, Codes, Owner
+from tests.widgets.monitor.snapshots import BLOCK, snapshot
+
+STEP = 5000
+block = st.one_of(
+    st.just((0, -1, 0, 0)),
+    st.tuples(st.just(0), st.integers(0, 9), st.just(BLOCK), st.integers(0, STEP)),
+    st.tuples(st.integers(1, 9), st.integers(0, 9), st.integers(0, BLOCK), st.integers(0, STEP)),
+)
+
+
+def shot_of(blocks: list[tuple[int, int, int, int]]) -> Snapshot:
+    refs, owner, filled, used_at = (np.array(column, np.int64) for column in zip(*blocks, strict=True))
+    view = BlockView(len(blocks), refs, owner, filled, used_at, int((refs > 0).sum()), 0, 0)
+    return snapshot(blocks=view, step=STEP)
+
+
+def level(part: list[tuple[int, int, int, int]], per: int, tint: Tint) -> int:
+    """How bright a cell of these blocks is."""
+    if tint is Tint.REFERENCES:
+        return min(max(refs for refs, *_ in part), RAMP - 1)
+    if tint is Tint.AGE:
+        youngest = min(0 if refs else STEP - used for refs, _, _, used in part)
+        return min((youngest + 1).bit_length() - 1 >> 1, RAMP - 1)
+    levels = BRIGHT if tint is Tint.OWNER else RAMP
+    tokens = sum(filled for refs, _, filled, _ in part if refs)
+    return next(step for step in range(levels) if tokens * levels <= (step + 1) * per * BLOCK)
+
+
+@given(st.lists(block, min_size=1, max_size=60), st.integers(1, 9), st.sampled_from(Tint), st.booleans())
+def test_a_cell_tells_of_its_blocks(
+    blocks: list[tuple[int, int, int, int]], per: int, tint: Tint, sorted_by_session: bool
+) -> None:
+    shot = shot_of(blocks)
+    state, codes = states(shot.blocks), (shot.blocks.owner + 1).astype(np.uint8)
+    order = session_order(state, codes) if sorted_by_session else None
+    cells = aggregate(shot, state, codes, per, tint, order)
+    placed = blocks if order is None else [blocks[place] for place in order]
+    assert len(cells.state) == -(-len(blocks) // per)
+    for number in range(len(cells.state)):
+        part = placed[number * per : (number + 1) * per]
+        kinds = [1 + min(refs, 2) if refs else int(owner >= 0) for refs, owner, *_ in part]
+        assert cells.state[number] == max(kinds)
+        assert cells.level[number] == level(part, per, tint)
+        wanted = min(max(kinds), State.USED)
+        votes = Counter(
+            owner + 1
+            for kind, (_, owner, *_) in zip(kinds, part, strict=True)
+            if min(kind, State.USED) == wanted
+        )
+        if max(kinds) == State.FREE:
+            assert cells.owner[number] == 0
+        else:
+            assert votes[cells.owner[number]] == max(votes.values())
+
+
+@given(st.integers(1, 200_000), st.integers(1, 300), st.integers(1, 180))
+def test_every_block_has_a_cell_and_no_cell_is_too_large(blocks: int, width: int, lines: int) -> None:
+    grid = Grid.fit(blocks, width, lines)
+    assert grid.columns * grid.span <= width
+    assert grid.cells * grid.per >= blocks
+    assert grid.per == 1 or (grid.per - 1) * width * lines < blocks
+    last = (blocks - 1) // grid.per
+    assert blocks - 1 in grid.blocks(last, blocks)
+    assert last < grid.cells
+
+
+@given(st.lists(block, min_size=1, max_size=80))
+def test_by_session_owners_stand_together(blocks: list[tuple[int, int, int, int]]) -> None:
+    shot = shot_of(blocks)
+    state, codes = states(shot.blocks), (shot.blocks.owner + 1).astype(np.uint8)
+    order = session_order(state, codes)
+    assert sorted(order.tolist()) == list(range(len(blocks)))
+    rooms = [(0 if state[place] >= State.USED else 2 - state[place], codes[place]) for place in order]
+    assert rooms == sorted(rooms)
+
+
+def test_few_blocks_are_broad() -> None:
+    assert Grid.fit(64, 60, 20) == Grid(15, 20, 1, 4)
+    assert Grid.fit(12_288, 60, 32) == Grid(60, 32, 7, 1)
+
+
+def test_owners_have_small_numbers_and_strangers_none() -> None:
+    codes = Codes()
+    a, b = Owner("A", 0), Owner("B", 1)
+    owners = {3: a, 70: b, 71: a}
+    assert codes.of(np.array([-1, 3, 70, 71, 5, 90]), owners, ()).tolist() == [0, 1, 2, 1, 0, 0]
+    assert codes.owners == [UNKNOWN, a, b]
+    del owners[70]
+    owners[90] = b
+    assert codes.of(np.array([90, 70]), owners, live=(90,)).tolist() == [2, 0]
+
+
+def test_the_names_that_the_heading_shows() -> None:
+    assert [*map(str, Order), *map(str, Tint)] == [
+        "physical",
+        "by session",
+        "owner",
+        "age",
+        "references",
+        "fill",
+    ]

@@ -1,0 +1,135 @@
+"""The engine's log."""
+
+import pytest
+from textual.widgets import Input
+
+from engine import events
+from engine.events import Event
+from minichat.widgets.monitor import EventLog
+from minichat.widgets.monitor.words import said
+from tests.widgets.monitor.snapshots import OWNERS, snapshot
+from tests.widgets.monitor.stage import lines, staged
+
+
+def log() -> EventLog:
+    return EventLog(ascii=True, clock=lambda: 1_700_000_000.0)
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (events.Queued(1, 0, 3, 120), ("queued", "prompt of 120 tokens")),
+        (events.Admitted(1, 0, 3, 32), ("admitted", "32 tokens from the cache")),
+        (events.Admitted(1, 0, 3, 0), ("admitted", "nothing cached")),
+        (events.Preempted(1, 0, 3, False, 12), ("preempted", "gave up 12 blocks")),
+        (events.Preempted(1, 0, 3, True, 1), ("swapped", "1 block to host memory")),
+        (events.Resumed(1, 0, 3, True, 0), ("resumed", "its blocks came back from host memory")),
+        (events.Resumed(1, 0, 3, False, 64), ("resumed", "64 tokens from the cache")),
+        (events.Copied(1, 0, 3, 12, 31), ("copied", "block 12 to 31: it was shared")),
+        (events.Forked(1, 0, 3, 2, 9), ("forked", "from 2, shares 9 blocks")),
+        (events.FirstToken(1, 0, 3, 0.092), ("first", "token after 92 ms")),
+        (events.Updated(1, 0, 3, ("top_p", "seed")), ("changed", "top_p, seed")),
+        (events.Finished(1, 0, 3, "length", 214, ""), ("finished", "length, 214 tokens")),
+        (
+            events.Finished(1, 0, 3, "failed", 2, "no\x1b[2J\nroom"),
+            ("failed", "after 2 tokens: no\x1b[2J\nroom"),
+        ),
+        (events.StepBroke(1, 0, "bad", (1, 2)), ("failed", "a step with 2 requests: bad")),
+        (events.Died(1, 0, "gone"), ("died", "gone")),
+    ],
+)
+def test_every_event_in_words(event: Event, words: tuple[str, str]) -> None:
+    assert said(event) == words
+
+
+async def test_the_newest_is_at_the_end() -> None:
+    pane = log()
+    async with staged(pane, (60, 4), focus=False) as pilot:
+        pane.update_from(snapshot(64), OWNERS)
+        assert "nothing has happened yet" in lines(pane)[1]
+        for number in range(5):
+            pane.add(events.Admitted(number, 12.0, number, 32))
+        pane.add(events.Died(6, 13.5, "gone"))
+        await pilot.pause()
+        shown = lines(pane)
+        assert shown[0].split() == ["5", "events", "6"]
+        assert [line[10:] for line in shown[1:]] == [
+            "D    3  admitted  32 tokens from the cache".ljust(50),
+            "E    4  admitted  32 tokens from the cache".ljust(50),
+            "        died      gone".ljust(50),
+        ]
+        clock = [line[1:9] for line in shown[1:]]
+        assert clock[0] == clock[1] < clock[2]
+
+
+async def test_who_scrolls_up_stays_there() -> None:
+    pane = log()
+    async with staged(pane, (40, 4)) as pilot:
+        pane.update_from(snapshot(64), OWNERS)
+        for number in range(10):
+            pane.add(events.Queued(number, 0.0, 1, number))
+        await pilot.pause()
+        await pilot.press("up", "up")
+        before = lines(pane)[1:]
+        assert "of 7 tok" in before[-1]
+        for number in range(10, 15):
+            pane.add(events.Queued(number, 0.0, 1, number))
+        await pilot.pause()
+        assert lines(pane)[1:] == before
+        assert "7 new, End to follow" in lines(pane)[0]
+        await pilot.press("end")
+        assert "of 14 to" in lines(pane)[-1]
+        pane.add(events.Queued(16, 0.0, 1, 99))
+        await pilot.pause()
+        assert "of 99 to" in lines(pane)[-1]
+
+
+async def test_a_filter_by_letter_and_words() -> None:
+    pane = log()
+    async with staged(pane, (60, 6)) as pilot:
+        pane.update_from(snapshot(64), OWNERS)
+        for number in range(3):
+            pane.add(events.Queued(1, 0.0, number, 5))
+            pane.add(events.Admitted(1, 0.0, number, 0))
+        pane.filter()
+        await pilot.press("b", "space", *"admit")
+        assert pane.pattern == "b admit"
+        assert "1 of 6" in lines(pane)[0]
+        assert "B" in lines(pane)[1]
+        assert "admitted" in lines(pane)[1]
+        await pilot.press("enter")
+        assert pilot.app.focused is pane
+        pane.add(events.Admitted(2, 0.0, 1, 9))
+        pane.add(events.Admitted(2, 0.0, 2, 9))
+        await pilot.pause()
+        assert "2 of 8" in lines(pane)[0]
+        await pilot.press("escape")
+        assert pane.pattern == ""
+        assert "8" in lines(pane)[0]
+        assert not pane.query_one(Input).display
+
+
+async def test_what_an_error_holds_is_never_sent() -> None:
+    event = events.Finished(1, 0.0, 3, "failed", 2, "no\x1b[2J\nröom 漢字漢字")
+    for ascii, shown in (
+        (True, "after 2 tokens: no?[2J r?om ????"),
+        (False, "after 2 tokens: no␛[2J röom 漢字漢字"),
+    ):
+        pane = EventLog(ascii=ascii)
+        async with staged(pane, (72, 3), focus=False) as pilot:
+            pane.update_from(snapshot(64), OWNERS)
+            pane.add(event)
+            await pilot.pause()
+            assert lines(pane)[1][28:].rstrip() == shown
+            assert pane.render_line(1).cell_length == 72
+
+
+async def test_the_log_is_bounded() -> None:
+    pane = log()
+    async with staged(pane, (60, 6), focus=False) as pilot:
+        pane.update_from(snapshot(64), OWNERS)
+        for number in range(2500):
+            pane.add(events.Queued(number, 0.0, 1, number))
+        await pilot.pause()
+        assert lines(pane)[0].split()[:3] == ["5", "events", "2000"]
+        assert "of 2,499 tokens" in lines(pane)[-1]

@@ -1,0 +1,110 @@
+"""Rates, latencies and the one line for small terminals."""
+
+from textual.content import Content
+
+from engine.snapshot import Rates as Speeds
+from engine.snapshot import Snapshot, StepTimes
+from minichat.widgets.monitor import EngineLine, Latency, MonitorPanel, Rates
+from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
+from tests.widgets.monitor.stage import lines, staged
+
+
+def at(decode: float, prefill: float = 0.0) -> Snapshot:
+    return snapshot(64, rates=Speeds(prefill, decode, 98.0, 5.2, 17.0))
+
+
+async def test_rates_have_a_history() -> None:
+    rates = Rates(ascii=True)
+    async with staged(rates, (40, 5), focus=False):
+        for decode in (0, 100, 200, 300, 400):
+            rates.remember(at(decode))
+        rates.update_from(at(400, 1234), OWNERS)
+        assert [line.rstrip() for line in lines(rates)] == [
+            " 3 rates  98 steps/s",
+            " prefill   1,234 tok/s",
+            " decode      400 tok/s             _.-^",
+            " batch 5.2  step 17 tok  hits 61%",
+            " 2 preemptions  7 evictions  40 done",
+        ]
+
+
+async def test_graphs_grow_with_the_pane() -> None:
+    rates = Rates()
+    async with staged(rates, (80, 13), focus=False):
+        for decode in range(200):
+            rates.remember(at(decode, 5))
+        rates.update_from(at(199, 5), OWNERS)
+        assert all(line.rstrip().endswith("⣿") for line in lines(rates)[1:11])
+        assert "decode      199 tok/s" in lines(rates)[10]
+
+
+async def test_the_history_has_no_gap_while_another_pane_is_maximised() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (60, 30)) as pilot:
+        panel.maximise(1)
+        await pilot.pause()
+        for decode in (100, 200, 300, 400):
+            panel.update_from(at(decode), OWNERS)
+        panel.maximise(None)
+        await pilot.pause()
+        assert lines(panel.rates)[2].rstrip().endswith("_.-^")
+
+
+async def test_a_step_is_taken_apart() -> None:
+    latency = Latency(ascii=True)
+    async with staged(latency, (62, 6), focus=False):
+        latency.update_from(snapshot(64, step_times=StepTimes(0.001, 0.002, 0.002, 0.001)), OWNERS)
+        assert [line.rstrip() for line in lines(latency)] == [
+            " 4 latency  step 6.0 ms",
+            " first token p50   92 ms  p99  310 ms  n 42",
+            " next token  p50  8.1 ms  p99   12 ms  n 4,200",
+            " " + "P" * 10 + "L" * 20 + "W" * 20 + "C" * 10,
+            " P plan 1.0 L launch 2.0 W wait 2.0 C commit 1.0",
+            " weights 5.2 GB  cache 1.1 GB  free 20.4 GB",
+        ]
+
+
+async def test_a_narrow_latency_pane_keeps_the_numbers() -> None:
+    latency = Latency()
+    async with staged(latency, (40, 6), focus=False):
+        latency.update_from(snapshot(64, step_times=StepTimes(0.0001, 0.02, 0.01, 0.0001)), OWNERS)
+        assert lines(latency)[4].rstrip() == " █ pl 0.1 ▓ la 20.0 ▒ wa 10.0 ░ co 0.1"
+        assert len(set(lines(latency)[3].split()[0])) == 2  # the parts are told apart without colour
+        assert lines(latency)[5].rstrip() == " weights 5.2 GB  cache 1.1 GB"
+
+
+def words(line: EngineLine) -> str:
+    shown = line.render()
+    assert isinstance(shown, Content)
+    return shown.plain
+
+
+async def test_the_engine_in_a_line() -> None:
+    line = EngineLine(ascii=True)
+    requests = [
+        request(0, blocks=range(39)),
+        request(1, "prefill"),
+        *(request(number, "waiting") for number in (2, 3)),
+        request(4, "preempted"),
+    ]
+    async with staged(line, (80, 3)) as pilot:
+        assert words(line) == ""
+        for rate in (103, 206, 309):
+            line.update_from(snapshot(64, requests, rates=Speeds(decode=rate)), OWNERS)
+        line.update_from(snapshot(64, requests, rates=Speeds(decode=412)), OWNERS)
+        assert words(line) == " KV [#######____]  61% 39/64 | W 2 P 1 D 1 X 1 | 412 tok/s     _.-^ | 8.1 ms"
+        for width, shown in (
+            (60, " KV [####__]  61% | W 2 P 1 D 1 X 1 | 412 tok/s _.-^"),
+            (40, " KV [####__]  61% | W2 P1 D1 X1"),
+            (20, " KV [####__]  61%"),
+        ):
+            await pilot.resize_terminal(width, 3)
+            await pilot.pause()
+            assert words(line) == shown
+
+
+async def test_the_line_tells_of_a_dead_engine() -> None:
+    line = EngineLine()
+    async with staged(line, (80, 3)):
+        line.update_from(snapshot(64, state="dead", error="out of\nmemory"), OWNERS)
+        assert words(line) == " engine dead: out of memory"

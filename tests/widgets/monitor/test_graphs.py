@@ -1,0 +1,76 @@
+"""Small graphs, and numbers in few characters."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minichat.widgets.monitor.figures import duration, plural, size
+from minichat.widgets.monitor.graphs import bar, graph, shares
+
+amounts = st.lists(st.floats(0, 1e9), max_size=50)
+
+
+@given(amounts, st.integers(0, 30), st.integers(1, 5), st.booleans())
+def test_a_graph_has_the_size_that_was_asked_for(
+    values: list[float], width: int, height: int, ascii: bool
+) -> None:
+    drawn = graph(values, width, height, ascii=ascii)
+    assert [len(line) for line in drawn] == [width] * height
+    assert all(line.isascii() == ascii or not line for line in drawn)
+
+
+def test_braille_fills_from_below_with_the_newest_at_the_right() -> None:
+    assert graph([0, 1, 2, 3, 4], 3) == ["⠀⣠⣾"]
+    assert graph([1, 8], 1, 2) == ["⢸", "⣸"]
+
+
+def test_ascii_graphs_rise() -> None:
+    assert graph([0, 1, 2, 3, 4], 6, ascii=True) == ["  _.-^"]
+    assert graph([1, 8], 2, 2, ascii=True) == [" ^", "_|"]
+
+
+def test_a_little_is_seen() -> None:
+    assert graph([0.001, 100], 2, ascii=True) == ["_^"]
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=1, max_size=6), st.integers(0, 200))
+def test_shares_fill_the_bar(parts: list[float], width: int) -> None:
+    cells = shares(parts, width)
+    assert sum(cells) == (width if sum(parts) > 0 else 0)
+    assert all(count == 0 for count, part in zip(cells, parts, strict=True) if part == 0)
+
+
+def test_a_bar_stays_within() -> None:
+    assert [bar(share, 4, "#", "_") for share in (-1, 0, 0.5, 1, 9)] == [
+        "____",
+        "____",
+        "##__",
+        "####",
+        "####",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "-"),
+        (0.0004, "0.40 ms"),
+        (0.0081, "8.1 ms"),
+        (0.0123, "12 ms"),
+        (0.92, "920 ms"),
+        (1.238, "1.24 s"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (5.24e9, "5.2 GB"), (139e9, "139 GB"), (4e15, "4000 TB")]
+)
+def test_sizes(count: float, text: str) -> None:
+    assert size(count) == text
+
+
+def test_words_are_counted() -> None:
+    assert (plural(1, "block"), plural(1200, "block")) == ("1 block", "1,200 blocks")

@@ -1,0 +1,236 @@
+"""The map of blocks on a terminal."""
+
+from typing import Any
+
+import pytest
+from rich.color import Color as RichColor
+from textual.geometry import Region
+
+from engine.snapshot import Snapshot
+from minichat.themes import OKABE_ITO
+from minichat.widgets.monitor import KVMap
+from minichat.widgets.monitor.owners import Owner
+from tests.widgets.monitor.snapshots import OWNERS, blocks, request, snapshot
+from tests.widgets.monitor.stage import heard, lines, staged
+
+TWO = (request(0, blocks=(0, 1, 2, 3)), request(1, blocks=(0, 1, 4)))  # they share 0 and 1
+
+
+def small(step: int = 100, **changes: Any) -> Snapshot:
+    """Eight blocks: two shared, two of A, one of B, one that C left, two free."""
+    return snapshot(8, TWO, step, blocks=blocks(8, TWO, {5: 2}, {3: 4}, {5: 60}), **changes)
+
+
+def colour(widget: KVMap, x: int, y: int) -> tuple[RichColor | None, RichColor | None]:
+    strip = widget.render_line(y).crop(x, x + 1)
+    style = next(iter(strip)).style
+    assert style is not None
+    return style.color, style.bgcolor
+
+
+async def test_letters_say_whose_and_what_without_colour() -> None:
+    kvmap = KVMap(ascii=True)
+    async with staged(kvmap, (47, 8), focus=False):
+        kvmap.update_from(small(), OWNERS)
+        heading, first, *_ = lines(kvmap)
+        assert heading.split() == ["1", "KV", "map", "62%", "1", "block", "a", "cell", "owner"]
+        assert first.rstrip() == "++++++++AAAAAAAABBBBcccc........"
+        assert lines(kvmap)[-2:] == [
+            " # A 4  # B 1".ljust(47),
+            " + shared 2  a cached 1  swapped 3/64  . free 2".ljust(47)[:47],
+        ]
+
+
+async def test_no_color_means_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    kvmap = KVMap()
+    async with staged(kvmap, (40, 8)):
+        kvmap.update_from(small(), OWNERS)
+        assert not kvmap.halves
+        assert "AAAAAAAABBBBcccc" in lines(kvmap)[1]
+
+
+async def test_the_terminals_own_colours_mean_letters_in_them() -> None:
+    kvmap = KVMap()
+    async with staged(kvmap, (40, 8), theme="terminal"):
+        kvmap.update_from(small(), OWNERS)
+        assert "AAAAAAAABBBBcccc" in lines(kvmap)[1]
+        assert colour(kvmap, 8, 1)[0] == RichColor.from_ansi(4)
+
+
+async def test_half_blocks_have_a_hue_an_owner() -> None:
+    kvmap = KVMap()
+    async with staged(kvmap, (16, 5), focus=False) as pilot:
+        full = snapshot(64, (request(0, blocks=range(16)), request(1, blocks=range(16, 32))))
+        kvmap.update_from(full, OWNERS)
+        assert kvmap.halves
+        # 16 columns and four half lines: A in the upper half, B in the lower; the rest is free.
+        assert lines(kvmap)[1] == "▀" * 16
+        above, below = colour(kvmap, 5, 1)
+        assert above == RichColor.parse(OKABE_ITO[0].lower())
+        assert below == RichColor.parse(OKABE_ITO[1].lower())
+        free, same = colour(kvmap, 5, 2)
+        assert free is None
+        assert same == RichColor.parse(pilot.app.theme_variables["map-free"].lower())
+
+
+async def test_a_block_that_is_not_full_is_darker() -> None:
+    kvmap = KVMap()
+    async with staged(kvmap, (16, 5), focus=False):
+        one = (request(0, blocks=range(16)),)
+        levels = []
+        for tokens in (1, 8, 12, 16):
+            kvmap.update_from(snapshot(64, one, blocks=blocks(64, one, None, {5: tokens})), OWNERS)
+            found = colour(kvmap, 5, 1)[0]
+            assert found
+            levels.append(sum(found.get_truecolor()))
+        assert levels == sorted(set(levels))
+
+
+async def test_only_changed_lines_are_repainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    kvmap = KVMap()
+    async with staged(kvmap, (64, 19)) as pilot:
+        one = request(0, blocks=range(500))
+        kvmap.update_from(snapshot(2048, (one,)), OWNERS)
+        await pilot.pause()
+        regions: list[Region] = []
+        monkeypatch.setattr(kvmap, "refresh", lambda *dirty, **_: regions.extend(dirty))
+        kvmap.update_from(snapshot(2048, (one,), step=101), OWNERS)
+        assert regions == []
+        more = one._replace(blocks=(*one.blocks, 1500))
+        kvmap.update_from(snapshot(2048, (more,), step=102), OWNERS)
+        # Block 1500 is in half line 23, thus in the twelfth line under the heading; then there is the legend.
+        assert {region.y for region in regions} == {0, 12, 17}
+        assert {region.height for region in regions} == {1}
+
+
+async def test_a_hidden_map_works_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    kvmap = KVMap()
+    async with staged(kvmap) as pilot:
+        kvmap.display = False
+        await pilot.pause()
+        monkeypatch.setattr("minichat.widgets.monitor.kvmap.states", None)  # would raise if it were called
+        kvmap.update_from(small(), OWNERS)
+        monkeypatch.undo()
+        kvmap.display = True
+        await pilot.pause()
+        assert "62%" in lines(kvmap)[0]
+
+
+async def test_enter_shows_who_holds_the_blocks() -> None:
+    kvmap = KVMap(ascii=True)
+    async with staged(kvmap, (40, 8)) as pilot:
+        kvmap.update_from(small(), OWNERS)
+        await pilot.press("enter")
+        assert [line.rstrip() for line in lines(kvmap)[:2]] == [
+            ">1 KV map  1 block             Esc back",
+            " 0  shared  16/16 A 0  B 1",
+        ]
+        await pilot.press("right", "right", "right")
+        assert lines(kvmap)[1].rstrip() == " 3  used     4/16 A 0"
+        await pilot.press("right", "right")
+        assert lines(kvmap)[1].rstrip() == " 5  cached  16/16 of C 2  40 steps ago"
+        await pilot.press("right")
+        assert lines(kvmap)[1].rstrip() == " 6  free"
+        await pilot.press("escape")
+        assert not kvmap.zoomed
+        pointed = [
+            message.blocks for message in heard(pilot, KVMap.Pointed) if isinstance(message, KVMap.Pointed)
+        ]
+        assert pointed == [(1,), (2,), (3,), (4,), (5,), (6,)]
+
+
+async def test_the_list_of_a_large_cell_scrolls() -> None:
+    kvmap = KVMap(ascii=True)
+    async with staged(kvmap, (10, 6)) as pilot:
+        kvmap.update_from(snapshot(900), OWNERS)
+        await pilot.press("enter", "down", "down")
+        assert [int(line.split()[0]) for line in lines(kvmap)[1:]] == [2, 3, 4, 5, 6]
+        kvmap.action_move(0, 40)
+        assert [int(line.split()[0]) for line in lines(kvmap)[1:]] == [25, 26, 27, 28, 29]
+
+
+async def test_the_cursor_stays_on_the_map() -> None:
+    kvmap = KVMap()
+    async with staged(kvmap, (20, 8)) as pilot:
+        kvmap.update_from(snapshot(400), OWNERS)
+        await pilot.press("up", "left")
+        assert kvmap.pointed()[0] == 0
+        kvmap.action_move(30, 30)
+        assert max(kvmap.pointed()) <= 399
+        assert "┼" in lines(kvmap)[5]
+        await pilot.resize_terminal(10, 6)
+        await pilot.pause()
+        assert sum(line.count("┼") for line in lines(kvmap)) == 1
+
+
+async def test_a_click_points() -> None:
+    kvmap = KVMap(ascii=True)
+    async with staged(kvmap, (40, 8)) as pilot:
+        kvmap.update_from(small(), OWNERS)
+        await pilot.click(KVMap, offset=(17, 1))
+        assert kvmap.pointed() == (4,)
+
+
+async def test_orders_and_meanings_take_turns() -> None:
+    kvmap = KVMap(ascii=True)
+    async with staged(kvmap, (40, 8), focus=False):
+        scattered = (request(0, blocks=(1, 5)), request(1, blocks=(0, 6)))
+        kvmap.update_from(snapshot(8, scattered, blocks=blocks(8, scattered, None, {5: 4})), OWNERS)
+        assert lines(kvmap)[1].rstrip() == "BBBBAAAA............AAAABBBB...."
+        kvmap.next_order()
+        assert lines(kvmap)[1].rstrip() == "AAAAAAAABBBBBBBB................"
+        kvmap.next_order()
+        seen = []
+        for _ in range(4):
+            kvmap.next_tint()
+            seen.append((str(kvmap.tint), lines(kvmap)[1].rstrip()[:8], lines(kvmap)[1][20:24]))
+        assert seen == [
+            ("age", "00000000", "0000"),
+            ("references", "11111111", "1111"),
+            ("fill", "77777777", "1111"),
+            ("owner", "BBBBAAAA", "AAAA"),
+        ]
+        kvmap.next_tint()
+        assert lines(kvmap)[-2].rstrip() == " now 01234567 long unused"
+
+
+async def test_letters_can_be_wanted_where_there_is_colour() -> None:
+    kvmap = KVMap()
+    async with staged(kvmap, (40, 8)):
+        kvmap.update_from(small(), OWNERS)
+        kvmap.toggle_letters()
+        assert "AAAAAAAABBBB" in lines(kvmap)[1]
+        kvmap.toggle_letters()
+        assert "A" not in lines(kvmap)[1]
+
+
+async def test_blocks_glow() -> None:
+    kvmap = KVMap()
+    async with staged(kvmap, (40, 8), focus=False):
+        kvmap.update_from(small(), OWNERS)
+        kvmap.glow((2, 99))
+        assert lines(kvmap)[1].count("*") == 4
+        kvmap.glow(())
+        assert "*" not in lines(kvmap)[1]
+
+
+async def test_a_new_owner_gets_a_colour_at_once() -> None:
+    kvmap = KVMap(ascii=True)
+    owners: dict[int, Owner] = {}
+    async with staged(kvmap, (40, 8), focus=False):
+        kvmap.update_from(small(), owners)
+        assert "????" in lines(kvmap)[1]
+        owners[0] = Owner("Q", 3)
+        kvmap.update_from(small(101), owners)
+        assert lines(kvmap)[1][8:16] == "QQQQQQQQ"
+
+
+async def test_another_theme_has_other_colours() -> None:
+    kvmap = KVMap()
+    async with staged(kvmap, (16, 5)) as pilot:
+        kvmap.update_from(snapshot(64), OWNERS)
+        dark = colour(kvmap, 5, 1)
+        pilot.app.theme = "minichat-light"
+        await pilot.pause()
+        assert colour(kvmap, 5, 1) != dark

@@ -1,0 +1,165 @@
+"""The panes together: who stands where, which keys do what."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.color import Color
+from textual.geometry import Region
+
+from engine import events
+from minichat.widgets.monitor import MonitorPanel, Queues
+from minichat.widgets.monitor.arrange import PANES, arrange
+from minichat.widgets.monitor.pane import Pane
+from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
+from tests.widgets.monitor.stage import heard, lines, staged
+
+SHOT = snapshot(640, [request(number, blocks=range(number * 9, number * 9 + 9)) for number in range(6)])
+
+
+@given(st.integers(1, 300), st.integers(1, 100), st.sampled_from([None, *PANES]))
+def test_panes_neither_overlap_nor_leave_the_room(width: int, height: int, maximised: int | None) -> None:
+    room = Region(0, 0, width, height)
+    places = [Region(*place) for place in arrange(width, height, maximised).values()]
+    assert places
+    assert all(place in room and place.area for place in places)
+    assert not any(one.overlaps(other) for one, other in combinations(places, 2))
+
+
+def test_the_usual_sizes_show_all_five() -> None:
+    for size in ((50, 33), (66, 53), (120, 20), (300, 80)):
+        assert sorted(arrange(*size)) == list(PANES)
+    assert sorted(arrange(40, 12)) == [1, 2]
+
+
+async def test_all_panes_say_something() -> None:
+    panel = MonitorPanel()
+    async with staged(panel, (66, 40)) as pilot:
+        panel.update_from(SHOT, OWNERS)
+        panel.add_event(events.Queued(1, 0.0, 3, 120))
+        await pilot.pause()
+        for number, pane in panel.panes.items():
+            shown = lines(pane)
+            assert shown[0].startswith(f" {number} {pane.title}")
+            assert shown[1].strip()
+            assert all(len(line) == 66 for line in shown)
+
+
+async def test_ascii_is_ascii() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (50, 33)) as pilot:
+        panel.update_from(SHOT, OWNERS)
+        panel.add_event(events.Finished(1, 0.0, 3, "failed", 1, "x" * 99))
+        panel.focus_first()
+        await pilot.pause()
+        assert all(line.isascii() for pane in panel.panes.values() for line in lines(pane))
+
+
+@pytest.mark.parametrize("theme", ["minichat-dark", "minichat-light", "high-contrast"])
+async def test_everything_can_be_read_on_the_themes_ground(theme: str) -> None:
+    panel = MonitorPanel()
+    async with staged(panel, (66, 40), theme=theme) as pilot:
+        panel.update_from(SHOT, OWNERS)
+        panel.add_event(events.Queued(1, 0.0, 3, 120))
+        panel.queues.focus()
+        await pilot.pause()
+        ground = Color.parse(pilot.app.theme_variables["background"])
+        for pane in (panel.queues, panel.rates, panel.latency, panel.event_log):
+            for segment in (each for y in range(pane.size.height) for each in pane.render_line(y)):
+                assert segment.style
+                assert segment.style.color
+                assert segment.style.bgcolor
+                if segment.text.strip():
+                    ink, paper = (
+                        Color.from_rich_color(c) for c in (segment.style.color, segment.style.bgcolor)
+                    )
+                    assert abs(ink.brightness - paper.brightness) > 0.25, (segment, pane)
+                    assert abs(ground.brightness - paper.brightness) < 0.2, (segment, pane)
+
+
+async def test_a_number_maximises_and_brings_back() -> None:
+    panel = MonitorPanel()
+    async with staged(panel, (66, 40)) as pilot:
+        panel.update_from(SHOT, OWNERS)
+        panel.focus_first()
+        for number in PANES:
+            await pilot.press(f"{number}")
+            assert [pane.number for pane in panel.panes.values() if pane.display] == [number]
+            assert panel.panes[number].size == (66, 40)
+            assert panel.panes[number].has_focus
+            assert lines(panel.panes[number])[1].strip()
+        await pilot.press("5")
+        assert all(pane.display for pane in panel.panes.values())
+        await pilot.press("2", "escape")
+        assert panel.maximised is None
+        assert not heard(pilot, MonitorPanel.Left)
+        await pilot.press("escape")
+        assert len(heard(pilot, MonitorPanel.Left)) == 1
+
+
+async def test_a_pane_that_is_not_seen_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    panel = MonitorPanel()
+    told: list[Pane] = []
+    monkeypatch.setattr(Pane, "draw", lambda pane: told.append(pane))
+    async with staged(panel, (66, 40)) as pilot:
+        panel.maximise(4)
+        await pilot.pause()
+        told.clear()
+        panel.update_from(SHOT, OWNERS)
+        assert told == [panel.latency]
+        panel.display = False
+        await pilot.pause()
+        told.clear()
+        panel.update_from(SHOT, OWNERS)
+        assert told == []
+        panel.display = True
+        await pilot.pause()
+        assert panel.latency in told
+
+
+async def test_p_holds_the_picture() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (60, 40)) as pilot:
+        panel.update_from(SHOT, OWNERS)
+        panel.focus_first()
+        await pilot.press("p")
+        assert lines(panel.queues)[0].rstrip().endswith("paused")
+        panel.update_from(snapshot(640), OWNERS)
+        panel.add_event(events.Died(1, 0.0, "gone"))
+        await pilot.pause()
+        assert "6 running" in lines(panel.queues)[0]
+        assert "gone" not in lines(panel.event_log)[1]
+        await pilot.press("p")
+        await pilot.pause()
+        assert "0 running" in lines(panel.queues)[0]
+        assert "gone" in lines(panel.event_log)[1]
+
+
+async def test_keys_act_wherever_the_focus_is() -> None:
+    panel = MonitorPanel()
+    async with staged(panel, (66, 40)) as pilot:
+        panel.update_from(SHOT, OWNERS)
+        panel.latency.focus()
+        await pilot.press("o", "c", "l", "plus", "minus", "x", "P")
+        assert (panel.kvmap.order, panel.kvmap.tint, panel.kvmap.letters) == ("by session", "age", True)
+        assert [message.by for message in heard(pilot, MonitorPanel.RateWanted)] == [1, -1]
+        assert [message.request for message in heard(pilot, Queues.Abort)] == [0]
+        assert [message.request for message in heard(pilot, Queues.Preempt)] == [0]
+        await pilot.press("slash", *"xp1")
+        assert panel.event_log.pattern == "xp1"
+        assert len(heard(pilot, Queues.Abort)) == 1
+
+
+async def test_every_size_from_tiny_to_huge() -> None:
+    panel = MonitorPanel()
+    async with staged(panel, (66, 40)) as pilot:
+        panel.add_event(events.Queued(1, 0.0, 3, 120))
+        for size in ((1, 1), (10, 3), (40, 12), (120, 30), (300, 90)):
+            await pilot.resize_terminal(*size)
+            await pilot.pause()
+            panel.update_from(SHOT, OWNERS)
+            await pilot.pause()
+            for pane in panel.panes.values():
+                if pane.display:
+                    assert all(len(line) == pane.size.width for line in lines(pane))

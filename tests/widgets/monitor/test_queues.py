@@ -1,0 +1,89 @@
+"""The line a request."""
+
+from minichat.widgets.monitor import Queues
+from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
+from tests.widgets.monitor.stage import heard, lines, staged
+
+DECODE = request(0, blocks=(0, 1, 2), cached_tokens=32)
+PREFILL = request(1, "prefill", (3, 4), launched=64)
+WAITING = request(12, "waiting", why="waits for blocks: needs 9, 2 to spare")
+SWAPPED = request(
+    3, "swapped", host_blocks=(0, 1), generated=7, why="gave way;\x1b[31m its blocks\nlie elsewhere"
+)
+ALL = snapshot(64, (DECODE, PREFILL, WAITING, SWAPPED))
+
+
+async def test_a_line_says_whose_where_how_far_and_why() -> None:
+    queues = Queues(ascii=True)
+    async with staged(queues, (84, 8), focus=False):
+        queues.update_from(ALL, OWNERS)
+        assert [line.rstrip() for line in lines(queues)] == [
+            " 2 queues  2 running  2 waiting",
+            "       id phase           done  blk cached why",
+            "> A     0 decode        30/512    3     32",
+            "* B     1 prefill       64/120    2      0",
+            "* M    12 waiting        0/120    0      0 waits for blocks: needs 9, 2 to spare",
+            "* D     3 swapped        7/512    2      0 gave way;?[31m its blocks lie elsewhere",
+            "",
+            "",
+        ]
+
+
+async def test_forty_columns_still_say_the_most() -> None:
+    queues = Queues(ascii=True)
+    async with staged(queues, (40, 4), focus=False):
+        queues.update_from(ALL, OWNERS)
+        assert lines(queues) == [
+            " 2 queues  2 running  2 waiting  2 more ",
+            "       id phase           done  blk why ",
+            "> A     0 decode        30/512    3     ",
+            "* B     1 prefill       64/120    2     ",
+        ]
+
+
+async def test_a_change_of_phase_is_marked_for_a_while() -> None:
+    queues = Queues(ascii=True)
+    async with staged(queues, (60, 8), focus=False):
+        for _ in range(8):
+            queues.update_from(ALL, OWNERS)
+        assert not any(line.startswith("*") for line in lines(queues))
+        now = snapshot(64, (DECODE, PREFILL._replace(phase="decode", generated=1), WAITING))
+        marks = []
+        for _ in range(6):
+            queues.update_from(now, OWNERS)
+            marks.append(lines(queues)[3][:1])
+        assert marks == ["*", "*", "*", "*", " ", " "]
+        assert "1/512" in lines(queues)[3]
+
+
+async def test_the_selection_follows_its_request() -> None:
+    queues = Queues()
+    async with staged(queues, (60, 8)) as pilot:
+        queues.update_from(ALL, OWNERS)
+        await pilot.press("down", "down")
+        assert queues.selected == 12
+        queues.update_from(snapshot(64, (WAITING, DECODE)), OWNERS)
+        assert queues.selected == 12
+        queues.update_from(snapshot(64, (DECODE,)), OWNERS)
+        assert queues.selected == 0
+        queues.update_from(snapshot(64), OWNERS)
+        assert queues.selected is None
+        assert "nothing to do" in lines(queues)[1]
+        queues.abort_selected()
+        await pilot.pause()
+        assert heard(pilot, Queues.Abort) == []
+
+
+async def test_the_selected_line_is_in_view() -> None:
+    queues = Queues(ascii=True)
+    many = snapshot(64, [request(number) for number in range(20)])
+    async with staged(queues, (60, 6)) as pilot:
+        queues.update_from(many, OWNERS)
+        await pilot.press("end")
+        assert queues.selected == 19
+        assert [int(line[4:9]) for line in lines(queues)[2:]] == [16, 17, 18, 19]
+        await pilot.press("up", "up", "up", "up")
+        assert [int(line[4:9]) for line in lines(queues)[2:]] == [15, 16, 17, 18]
+        await pilot.click(Queues, offset=(5, 4))
+        assert queues.selected == 17
+        assert "16 more" in lines(queues)[0]

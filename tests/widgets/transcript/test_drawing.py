@@ -1,0 +1,181 @@
+"""Rows fit, show what they say they show, and never hold anything that a terminal would obey."""
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.style import Style
+
+from minichat.widgets.transcript import ASCII, UNICODE
+from minichat.widgets.transcript.canvas import Canvas
+from minichat.widgets.transcript.cells import cell_width, wrap
+from minichat.widgets.transcript.document import Document
+from minichat.widgets.transcript.draw import draw
+from minichat.widgets.transcript.glyphs import drawable, pasteable
+from minichat.widgets.transcript.inline import parse
+from minichat.widgets.transcript.leaves import Leaf
+from minichat.widgets.transcript.splitter import Splitter
+from minichat.widgets.transcript.table import fitted
+from tests.widgets.transcript.texts import EVERYTHING, texts
+
+
+def leaves(text: str) -> list[Leaf]:
+    splitter = Splitter(text)
+    splitter.advance()
+    return splitter.leaves
+
+
+def rows(text: str, width: int = 40) -> list[str]:
+    return [row.text for leaf in leaves(text) for row in draw(leaf, width, UNICODE).rows]
+
+
+def document(width: int) -> Document:
+    return Document(Canvas(width, UNICODE, lambda look: Style()))
+
+
+def drawn_lines(made: Document) -> list[str]:
+    return [row.text for index in range(len(made.leaves)) for row in made.sheet(index).drawn.rows]
+
+
+def sendable(text: str) -> bool:
+    """No control character, nothing that turns the direction of text, no half of a pair."""
+    return all(
+        unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
+        and character not in "\u202e\u2066\u200d\ufe0f"
+        for character in text
+    )
+
+
+@given(texts, st.integers(4, 60), st.sampled_from([UNICODE, ASCII]))
+def test_rows_fit_and_are_harmless(text: str, width: int, glyphs: object) -> None:
+    assert glyphs in (UNICODE, ASCII)
+    for leaf in leaves(text):
+        drawn = draw(leaf, width, UNICODE if glyphs is UNICODE else ASCII)
+        for row in drawn.rows:
+            assert row.width <= width
+            assert sendable(row.text)
+            for fragment in row.fragments:
+                if fragment.at >= 0:
+                    assert drawn.plain[fragment.at :][: len(fragment.text)] == fragment.text
+
+
+@given(texts, st.integers(4, 60))
+def test_nothing_but_white_space_is_lost_in_folding(text: str, width: int) -> None:
+    for leaf in leaves(text):
+        drawn = draw(leaf, width, UNICODE)
+        shown = {
+            at
+            for row in drawn.rows
+            for fragment in row.fragments
+            if fragment.at >= 0
+            for at in range(fragment.at, fragment.at + len(fragment.text))
+        }
+        assert not "".join(drawn.plain[at] for at in range(len(drawn.plain)) if at not in shown).strip()
+
+
+@given(texts, st.lists(st.integers(0, 200), max_size=8), st.integers(5, 50))
+def test_streamed_lines_are_those_of_the_whole(text: str, cuts: list[int], width: int) -> None:
+    whole, streamed, at = document(width), document(width), 0
+    whole.feed(text, lambda: False)
+    for cut in [*sorted(min(cut, len(text)) for cut in cuts), len(text)]:
+        before = drawn_lines(streamed)
+        line, _ = streamed.extend(text[at:cut], "", lambda: False)
+        assert drawn_lines(streamed)[:line] == before[:line]  # what it says is unchanged
+        at = cut
+    assert drawn_lines(streamed) == drawn_lines(whole)
+
+
+@given(st.text(max_size=80), st.integers(1, 20))
+def test_wrapped_lines_fit(text: str, width: int) -> None:
+    plain = drawable(text.replace("\t", " "))
+    lines = wrap(plain, width)
+    assert all(cell_width(plain[start:end]) <= max(2, width) for start, end in lines)
+    assert [start for start, _ in lines] == sorted(start for start, _ in lines)
+
+
+def test_words_stay_whole_and_ideographs_part() -> None:
+    assert rows("one two three", 9) == ["one two", "three"]
+    assert rows("中文中文中文", 5) == ["中文", "中文", "中文"]
+    assert rows("a" * 25, 10) == ["a" * 10, "a" * 10, "a" * 5]
+
+
+def test_everything_at_a_readable_width() -> None:
+    assert rows(EVERYTHING, 40)[:8] == [
+        "Title",
+        "Some text bold more text with a link and",
+        "code",
+        "",
+        "• one two",
+        "  ◦ nested",
+        "",
+        "    para in nested",
+    ]
+    assert "   │ def f():" in rows(EVERYTHING, 40)
+    assert "▎ • in quote" in rows(EVERYTHING, 40)
+
+
+def test_table_columns_align_and_fold() -> None:
+    table = "| left | n |\n|---|--:|\n| some words here | 1 |\n| x | 22 |"
+    assert rows(table) == [
+        "left            │  n",
+        "────────────────┼───",
+        "some words here │  1",
+        "x               │ 22",
+    ]
+    assert rows(table, 14) == [
+        "left      │  n",
+        "──────────┼───",
+        "some      │  1",
+        "words     │   ",
+        "here      │   ",
+        "x         │ 22",
+    ]
+    assert rows(table, 6)[0] == "left n"  # no room for columns: running text
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(8, 200))
+def test_columns_share_the_room(natural: list[int], room: int) -> None:
+    widths = fitted(natural, room)
+    assert all(1 <= width <= wanted for width, wanted in zip(widths, natural, strict=True))
+    assert sum(widths) <= max(room, len(natural))
+
+
+def test_long_code_lines_turn_with_a_sign() -> None:
+    assert rows("```\nabcdefghijklmnop\n```", 10) == ["│ abcdef", "│ ↪ ghijkl", "│ ↪ mnop"]
+
+
+def test_tabs_in_code_are_drawn_as_spaces_and_kept_as_tabs() -> None:
+    (leaf,) = leaves("```\nif:\n\tx\ty\n```")
+    drawn = draw(leaf, 40, UNICODE)
+    assert [row.text for row in drawn.rows] == ["│ if:", "│     x   y"]
+    assert drawn.plain == "if:\n\tx\ty"
+
+
+def test_links_are_found_and_bare_addresses_too() -> None:
+    runs = parse("see [the paper](https://a.org/x), https://b.org/y. Not [js](javascript:alert(1))")
+    assert [(run.text, run.link) for run in runs if run.link] == [
+        ("the paper", "https://a.org/x"),
+        ("https://b.org/y", "https://b.org/y"),
+    ]
+
+
+@pytest.mark.parametrize("noise", ["[" * 2000, "[[a](" * 400, "*a_" * 600, "![" * 1000])
+def test_noise_is_shown_as_it_stands(noise: str) -> None:
+    assert "".join(run.text for run in parse(noise)) == noise
+
+
+def test_control_characters_become_symbols() -> None:
+    assert drawable("a\x1b[31m\x07\x9b\u202eb\x7f") == "a␛[31m␇\ufffd\ufffdb␡"
+    assert drawable("👩\u200d🚀❤\ufe0f") == "👩🚀❤"
+    assert drawable("e" + "\u0301" * 50) == "e" + "\u0301" * 4
+    assert pasteable("a\r\nb\x1bc👩\u200d🚀") == "a\nb␛c👩\u200d🚀"
+
+
+def test_entities_cannot_bring_control_characters_back() -> None:
+    assert all(sendable(run.text) for run in parse("&#27;[2J &#x9b; &#8238; *x*"))
+
+
+def test_ascii_has_no_other_glyphs() -> None:
+    text = "# T\n- a\n  - b\n> q\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n```py\n" + "x" * 60 + "\n```"
+    assert all(row.text.isascii() for leaf in leaves(text) for row in draw(leaf, 30, ASCII).rows)

@@ -1,0 +1,95 @@
+"""Finding goes to places, shows which one it is, and comes around."""
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.style import Style
+
+from minichat.widgets.transcript import UNICODE
+from minichat.widgets.transcript.canvas import Canvas
+from minichat.widgets.transcript.finding import Find
+from minichat.widgets.transcript.view import View
+from tests.widgets.transcript.reader import Reader, reading, scene, user
+
+MESSAGES = [
+    user(f"Apple {number}\n\n" + "filler\n\n" * 12 + "pear **app**le", number) for number in range(10)
+]
+
+
+def marked(reader: Reader, look: str) -> list[str]:
+    """What is drawn in a look."""
+    style = reader.transcript.get_component_rich_style(f"transcript--{look}", partial=True)
+    return [
+        segment.text
+        for strip in reader.app.screen._compositor.render_strips()
+        for segment in strip
+        if segment.style and segment.style.reverse and bool(segment.style.underline) == bool(style.underline)
+    ]
+
+
+@scene
+async def test_next_and_previous_bring_places_into_view() -> None:
+    async with reading((40, 12)) as reader:
+        reader.transcript.show(MESSAGES, "a")
+        await reader.settled()
+        await reader.press("home")
+        assert reader.transcript.find("APPLE 3")
+        await reader.settled()
+        assert marked(reader, "current") == ["Apple 3"]
+        assert reader.transcript.find_count == (1, 1, True)
+        assert not reader.transcript.following
+        reader.transcript.find("apple")
+        assert reader.transcript.find_next()
+        await reader.settled()
+        assert reader.transcript.find_count == (5, 10, True)
+        await reader.press("N", "N")
+        assert reader.transcript.find_count == (3, 10, True)
+        assert "Apple 2" in reader.drawn()
+        reader.transcript.clear_find()
+        await reader.settled()
+        assert marked(reader, "current") == []
+
+
+@scene
+async def test_what_is_nowhere_is_not_found() -> None:
+    async with reading() as reader:
+        reader.transcript.show(MESSAGES, "a")
+        await reader.settled()
+        assert not reader.transcript.find("quince")
+        assert not reader.transcript.find_next()
+        assert not reader.transcript.find("")
+
+
+@scene
+async def test_every_place_in_view_is_marked() -> None:
+    async with reading() as reader:
+        reader.transcript.show([user("cat **cat** dog\n\ncat")], "a")
+        await reader.settled()
+        reader.transcript.find("cat")
+        await reader.settled()
+        assert marked(reader, "current") == ["cat"]
+        assert marked(reader, "found") == ["cat", "cat"]
+
+
+@given(
+    st.lists(st.text("aAbİß ", max_size=12), min_size=1, max_size=6), st.text("abİß", min_size=1, max_size=2)
+)
+def test_steps_visit_every_place_once(sources: list[str], wanted: str) -> None:
+    view = View(Canvas(30, UNICODE, lambda look: Style()))
+    view.show([user(text, number) for number, text in enumerate(sources)], "a")
+    find = Find(view, wanted)
+    plain = [
+        (number, found.start())
+        for number, text in enumerate(sources)
+        for found in re.finditer(re.escape(wanted), text, re.IGNORECASE)
+    ]
+    visited = []
+    for _ in plain:
+        assert find.step(1)
+        assert find.current
+        visited.append((find.current.entry - view.entries[0].serial, find.current.offset))
+    assert visited == plain
+    assert find.step(1) == bool(plain)
+    if plain and find.current:
+        assert find.current.offset == plain[0][1]

@@ -1,0 +1,166 @@
+"""What is selected is what was written, wherever lines were folded."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.style import Style
+from textual.geometry import Offset
+from textual.selection import SELECT_ALL, Selection
+
+from minichat.widgets.transcript import UNICODE, Transcript
+from minichat.widgets.transcript.canvas import Canvas
+from minichat.widgets.transcript.entry import Part, Spot
+from minichat.widgets.transcript.glyphs import pasteable
+from minichat.widgets.transcript.selecting import selected
+from minichat.widgets.transcript.view import Place, View
+from tests.widgets.transcript.reader import Reader, reading, reply, scene, user
+from tests.widgets.transcript.texts import EVERYTHING, texts
+
+LIST = "Take these:\n\n- **one** of a few words\n- two `code`\n\nand go"
+
+
+def view_of(*sources: str, width: int = 30) -> View:
+    view = View(Canvas(width, UNICODE, lambda look: Style()))
+    view.show([user(text, number) for number, text in enumerate(sources)], "a")
+    return view
+
+
+def key(view: View, message: int, leaf: int) -> int:
+    view.entries[message].open(lambda: False)
+    return Place(view.entries[message], Spot(Part.BODY, leaf, 0)).key
+
+
+def chosen(reader: Reader) -> str:
+    return reader.app.screen.get_selected_text() or ""
+
+
+@given(texts, st.integers(5, 60))
+def test_all_of_a_message_is_its_source(text: str, width: int) -> None:
+    view = view_of(text, "end", width=width)
+    assert selected(view, SELECT_ALL) == (pasteable(text) + "\n\n" + "end" if text else "end")
+
+
+@given(texts, st.integers(5, 60), st.data())
+def test_a_selection_does_not_depend_on_the_width(text: str, width: int, data: st.DataObject) -> None:
+    one, other = view_of(text, width=width), view_of(text, width=33)
+    count = len(one.entries[0].open(lambda: False).leaves)
+    ends = [
+        Offset(data.draw(st.integers(0, 30)), key(one, 0, data.draw(st.integers(0, max(0, count - 1)))))
+        for _ in range(2)
+    ]
+    selection = Selection.from_offsets(*ends)
+    assert selected(one, selection) == selected(other, selection)
+
+
+def test_whole_leaves_are_source_and_parts_are_what_is_read() -> None:
+    view = view_of(LIST)
+    assert selected(view, Selection(Offset(5, key(view, 0, 0)), Offset(3, key(view, 0, 2)))) == (
+        "these:\n\n- **one** of a few words\ntwo"
+    )
+    assert selected(view, Selection(Offset(0, key(view, 0, 1)), Offset(99, key(view, 0, 1)))) == (
+        "- **one** of a few words"
+    )
+    assert selected(view, Selection(Offset(0, key(view, 0, 1)), Offset(8, key(view, 0, 1)))) == "one of a"
+
+
+def test_code_alone_comes_without_its_fence() -> None:
+    view = view_of("do\n\n```sh\nls\t-l\n```")
+    assert selected(view, Selection(Offset(0, key(view, 0, 1)), Offset(99, key(view, 0, 1)))) == "ls\t-l"
+    assert selected(view, Selection(Offset(0, key(view, 0, 0)), Offset(99, key(view, 0, 1)))).endswith("```")
+
+
+def test_cells_of_a_table_are_parted_by_tabs() -> None:
+    view = view_of("| a | b |\n|---|---|\n| 1 | 2 |")
+    assert selected(view, Selection(Offset(2, key(view, 0, 0)), Offset(7, key(view, 0, 0)))) == "b\n1\t2"
+
+
+@scene
+async def test_the_mouse_selects_across_folded_lines() -> None:
+    async with reading((21, 12)) as reader:
+        reader.transcript.show([user("alpha beta gamma delta epsilon zeta")], "a")
+        await reader.settled()
+        assert reader.lines()[1:3] == ["alpha beta gamma", "delta epsilon zeta"]
+        await reader.pilot.mouse_down(Transcript, offset=(6, 1))
+        await reader.pilot.hover(Transcript, offset=(4, 2))
+        await reader.pilot.mouse_up(Transcript, offset=(4, 2))
+        assert chosen(reader) == "beta gamma delta"
+        before = reader.app.screen.selections
+        await reader.pilot.resize_terminal(60, 12)
+        await reader.settled()
+        assert reader.app.screen.selections == before
+        assert chosen(reader) == "beta gamma delta"
+
+
+@scene
+async def test_a_bullet_means_the_text_after_it() -> None:
+    async with reading() as reader:
+        reader.transcript.show([user("- one two\n- three")], "a")
+        await reader.settled()
+        await reader.pilot.mouse_down(Transcript, offset=(0, 1))
+        await reader.pilot.hover(Transcript, offset=(4, 1))
+        await reader.pilot.mouse_up(Transcript, offset=(4, 1))
+        assert chosen(reader) == "one"
+
+
+@scene
+async def test_two_clicks_select_a_word_and_three_its_paragraph() -> None:
+    async with reading() as reader:
+        reader.transcript.show([user("alpha beta-two gamma")], "a")
+        await reader.settled()
+        await reader.pilot.click(Transcript, offset=(8, 1), times=2)
+        assert chosen(reader) == "beta-two"
+        await reader.pilot.click(Transcript, offset=(8, 1), times=3)
+        assert chosen(reader) == "alpha beta-two gamma"
+
+
+@scene
+async def test_keys_select_and_copy() -> None:
+    async with reading((40, 12)) as reader:
+        reader.transcript.show([user("first line  \nsecond line"), reply("the reply")], "a")
+        await reader.settled()
+        await reader.press("shift+up", "y")
+        await reader.press("shift+up")
+        assert chosen(reader) == "second line\n\nthe reply".replace("\n\n", "\n\n")
+        await reader.press("shift+right")
+        assert chosen(reader).startswith("econd")
+        await reader.press("shift+home", "shift+left", "shift+left")
+        assert chosen(reader).startswith("e\nsecond")
+        await reader.press("a")
+        assert chosen(reader) == "the reply"
+        await reader.press("ctrl+a")
+        assert chosen(reader) == "first line  \nsecond line\n\nthe reply"
+        reader.app.screen.clear_selection()
+        await reader.press("y")
+        texts = [event.text for event in reader.app.asked if isinstance(event, Transcript.CopyRequested)]
+        assert texts == ["the reply", "the reply"]
+
+
+@scene
+async def test_selecting_by_keys_scrolls_along() -> None:
+    async with reading((40, 10)) as reader:
+        reader.transcript.show([user("\n\n".join(f"line {number}" for number in range(30)))], "a")
+        await reader.settled()
+        await reader.press(*["shift+up"] * 20)
+        assert chosen(reader).startswith("line 10")
+        assert "line 10" in reader.drawn()
+        await reader.press("shift+pagedown", *["shift+down"] * 30)
+        assert not chosen(reader)
+
+
+@scene
+async def test_what_is_selected_is_not_told_by_colour_alone() -> None:
+    async with reading() as reader:
+        reader.app.no_color = True
+        reader.transcript.show([user(EVERYTHING)], "a")
+        await reader.settled()
+        await reader.press("ctrl+a")
+        strip = next(
+            strip for strip in reader.app.screen._compositor.render_strips() if "Under" in strip.text
+        )
+        assert any(segment.style.reverse for segment in strip if segment.style and "Under" in segment.text)
+
+
+@scene
+async def test_last_reply_is_the_newest_with_text() -> None:
+    async with reading() as reader:
+        reader.transcript.show([reply("old", 1), reply("new", 2), user("x", 3), reply("", 4)], "a")
+        assert reader.transcript.last_reply() == "new"

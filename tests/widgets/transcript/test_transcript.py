@@ -1,0 +1,285 @@
+"""What a reader sees and does: following, folding, retrying, clicking, resizing."""
+
+import pytest
+
+from minichat.chats.model import Message
+from minichat.widgets.transcript import ASCII, Transcript
+from tests.widgets.transcript.reader import reading, reply, scene, streaming, user
+from tests.widgets.transcript.test_drawing import sendable
+from tests.widgets.transcript.texts import EVERYTHING
+
+LINES = "\n\n".join(f"line {number}" for number in range(40))
+
+
+@scene
+async def test_messages_have_headers_with_role_time_and_cost() -> None:
+    async with reading((70, 12)) as reader:
+        reader.transcript.show([user("Hello"), reply("Hi **there**")], "b")
+        await reader.settled()
+        assert reader.lines()[:5] == [
+            "▌ you  12:01",
+            "Hello",
+            "",
+            "▌ assistant b  12:01  top-p  38 tok/s  TTFT 92 ms  214 tok",
+            "Hi there",
+        ]
+
+
+@scene
+async def test_it_follows_the_end_until_the_reader_scrolls_up() -> None:
+    async with reading() as reader:
+        reader.transcript.show([user(LINES), streaming()], "a")
+        await reader.settled()
+        assert reader.transcript.following
+        reader.transcript.extend("first words")
+        await reader.settled()
+        assert "first words" in reader.drawn()
+        await reader.press("pageup")
+        top = reader.lines()[0]
+        assert not reader.transcript.following
+        reader.transcript.extend("\n\nmore\n\nand more")
+        await reader.settled()
+        assert reader.lines()[0] == top
+        assert reader.lines()[-1].strip() == "-- ↓ 4 new lines, End to follow --"
+        await reader.press("end")
+        assert reader.transcript.following
+        assert "and more" in reader.drawn()
+        assert "End to follow" not in reader.drawn()
+
+
+@scene
+async def test_scrolling_down_to_the_end_follows_again() -> None:
+    async with reading() as reader:
+        reader.transcript.show([user(LINES)], "a")
+        await reader.settled()
+        await reader.press("up", "up")
+        assert not reader.transcript.following
+        await reader.press("down", "down")
+        assert reader.transcript.following
+
+
+@scene
+async def test_scrolling_up_moves_the_text_by_what_was_asked_for() -> None:
+    async with reading() as reader:
+        reader.transcript.show(
+            [user("word " * 60 + "\n\n" + EVERYTHING, number) for number in range(30)], "a"
+        )
+        await reader.settled()
+        before = reader.lines()
+        for _ in range(40):
+            await reader.press("up")
+            after = reader.lines()
+            assert after[1:] == before[:-1]
+            before = after
+
+
+@scene
+async def test_a_page_up_and_down_is_where_it_was() -> None:
+    async with reading() as reader:
+        reader.transcript.show([user(EVERYTHING, number) for number in range(30)], "a")
+        await reader.settled()
+        await reader.press("pageup")
+        before = reader.lines()
+        await reader.press("pageup", "pageup", "pagedown", "pagedown")
+        assert reader.lines() == before
+
+
+@scene
+async def test_the_tail_is_dim_replaced_and_becomes_text() -> None:
+    async with reading() as reader:
+        reader.transcript.show([streaming()], "a")
+        reader.transcript.extend("The sky is", " blue or")
+        await reader.settled()
+        assert "The sky is blue or" in reader.drawn()
+        strip = reader.app.screen._compositor.render_strips()[1]
+        certain, tail = (next(s for s in strip if word in s.text).style for word in ("sky", "blue"))
+        assert certain != tail
+        reader.transcript.extend("", " green")
+        await reader.settled()
+        assert "The sky is green" in reader.drawn()
+        reader.transcript.settle(reply("The sky is green."))
+        await reader.settled()
+        assert reader.lines()[1] == "The sky is green."
+
+
+@scene
+async def test_reasoning_shows_while_it_comes_then_folds_to_a_line() -> None:
+    async with reading((60, 20)) as reader:
+        reader.transcript.show([streaming()], "a")
+        reader.transcript.extend("", "let me think")
+        await reader.settled()
+        assert reader.lines()[:2] == ["▌ assistant a  12:01  thinking", "let me think"]
+        reader.app.now = 12.0
+        reader.transcript.extend("Four.")
+        reader.transcript.settle(reply("Four.", reasoning="let me think\n\nabout *it*"))
+        await reader.settled()
+        assert reader.lines()[1:3] == ["▸ thought for 12 s, 5 words  Enter shows it", "Four."]
+        await reader.press("enter")
+        assert reader.lines()[1:6] == [
+            "▾ thought for 12 s, 5 words  Enter hides it",
+            "let me think",
+            "",
+            "about it",
+            "Four.",
+        ]
+        await reader.pilot.click(Transcript, offset=(2, 1))
+        await reader.settled()
+        assert reader.lines()[2] == "Four."
+
+
+@scene
+async def test_a_failed_reply_says_why_and_asks_for_a_retry() -> None:
+    async with reading() as reader:
+        failed = Message(7, "assistant", "par", state="failed", error="3 blocks short\x1b[2J")
+        reader.transcript.show([user("Hi"), failed], "a")
+        await reader.settled()
+        assert "✗ failed: 3 blocks short␛[2J  r to retry" in reader.drawn()
+        await reader.press("r")
+        await reader.pilot.click(Transcript, offset=(4, reader.lines().index("par") + 1))
+        await reader.settled()
+        asked = [event for event in reader.app.asked if isinstance(event, Transcript.RetryRequested)]
+        assert [event.message_id for event in asked] == [7, 7]
+
+
+@scene
+async def test_a_stopped_reply_says_so() -> None:
+    async with reading() as reader:
+        reader.transcript.show([Message(1, "assistant", "half", state="stopped")], "a")
+        await reader.settled()
+        assert reader.lines()[1:3] == ["half", "stopped"]
+
+
+@scene
+async def test_links_and_headers_can_be_clicked() -> None:
+    async with reading() as reader:
+        reader.transcript.show([reply("see [here](https://example.org/a) now", 5)], "a")
+        await reader.settled()
+        for offset in ((5, 1), (1, 1), (3, 0)):
+            await reader.pilot.click(Transcript, offset=offset)
+            await reader.pilot.pause(0.6)  # not a double click
+        link, menu = reader.app.asked
+        assert isinstance(link, Transcript.LinkClicked)
+        assert link.address == "https://example.org/a"
+        assert isinstance(menu, Transcript.MessageMenu)
+        assert menu.message_id == 5
+
+
+@scene
+async def test_keys_act_on_the_message_that_was_chosen() -> None:
+    async with reading() as reader:
+        reader.transcript.show([user(f"message {number}", number) for number in range(4)], "a")
+        await reader.settled()
+        await reader.press("ctrl+down", "m")
+        assert reader.lines()[3].startswith("> you")
+        await reader.press("end", "m")
+        assert [getattr(event, "message_id", None) for event in reader.app.asked] == [1, 3]
+
+
+@scene
+async def test_a_resize_keeps_the_text_at_the_top() -> None:
+    async with reading((60, 15)) as reader:
+        words = " ".join(f"word{number}" for number in range(400))
+        reader.transcript.show([user(words, number) for number in range(4)], "a")
+        await reader.settled()
+        await reader.scroll(60)
+        first = reader.lines()[0].split()[0]
+        await reader.pilot.resize_terminal(37, 15)
+        await reader.settled()
+        assert first in reader.lines()[0]
+
+
+@scene
+async def test_a_resize_while_streaming_shows_what_a_fresh_screen_shows() -> None:
+    async with reading((60, 30)) as reader:
+        reader.transcript.show([streaming()], "a")
+        for at in range(0, len(EVERYTHING), 9):
+            reader.transcript.extend(EVERYTHING[at : at + 9])
+            if at % 90 == 0:
+                await reader.pilot.resize_terminal(30 + at % 41, 10 + at % 23)
+        reader.transcript.settle(reply(EVERYTHING))
+        await reader.pilot.resize_terminal(50, 24)
+        await reader.settled()
+        streamed = reader.lines()
+        reader.transcript.show([reply(EVERYTHING)], "a")
+        await reader.settled()
+        assert streamed == reader.lines()
+
+
+@scene
+async def test_older_messages_come_in_above_what_is_read() -> None:
+    async with reading() as reader:
+        reader.transcript.show([user(LINES, 10)], "a")
+        await reader.settled()
+        await reader.scroll(5)
+        before = reader.lines()
+        reader.transcript.prepend([user(EVERYTHING, number) for number in range(9)])
+        await reader.settled()
+        assert reader.lines() == before
+        await reader.scroll(0)
+        assert reader.lines()[1] == "Title"
+
+
+@pytest.mark.parametrize("glyphs", ["unicode", "ascii"])
+def test_nothing_that_a_terminal_obeys_reaches_it(glyphs: str) -> None:
+    @scene
+    async def screen() -> None:
+        async with reading((40, 60), ASCII) if glyphs == "ascii" else reading((40, 60)) as reader:
+            nasty = "".join(map(chr, range(0x100))) + "\u2028\u202e\u2066\ud800\U000e0041" + EVERYTHING
+            failed = Message(2, "assistant", nasty, nasty, 1.0, "failed", nasty)
+            reader.transcript.show([user(nasty), failed], nasty)
+            await reader.settled()
+            await reader.press("enter", "ctrl+a")
+            for y in range(0, 200, 40):
+                await reader.scroll(y)
+                for strip in reader.app.screen._compositor.render_strips():
+                    for segment in strip:
+                        assert segment.control is None
+                        assert sendable(segment.text)
+                        assert segment.style is None or segment.style.link is None
+
+    screen()
+
+
+@scene
+async def test_ascii_draws_no_other_glyphs() -> None:
+    async with reading((60, 60), ASCII) as reader:
+        text = "# T\n- a\n> q\n\n| a | b |\n|---|---|\n| 1 | \x1b |\n\n```py\n" + "x" * 90 + "\n```"
+        reader.transcript.show([user(LINES), reply(text, reasoning="hm")], "a")
+        await reader.settled()
+        assert all(strip.text.isascii() for strip in reader.app.screen._compositor.render_strips())
+
+
+@scene
+async def test_large_things_are_usable() -> None:
+    async with reading((80, 24)) as reader:
+        reader.transcript.show([user(f"message {number}", number) for number in range(10_000)], "a")
+        await reader.settled()
+        assert "message 9999" in reader.drawn()
+        await reader.press("home")
+        assert reader.lines()[1] == "message 0"
+        reader.transcript.show([reply((EVERYTHING + "\n\n") * 1500), user("last")], "a")
+        await reader.settled()
+        assert reader.lines()[-2] == "last"
+        await reader.press("pageup")
+        assert "Under" in reader.drawn()
+        reader.transcript.show([reply("x" * 100_000)], "a")
+        await reader.settled()
+        assert reader.lines()[5] == "x" * 79
+
+
+@scene
+async def test_streaming_into_nothing_is_an_error() -> None:
+    async with reading() as reader:
+        with pytest.raises(ValueError, match="append"):
+            reader.transcript.extend("text")
+
+
+@scene
+async def test_code_gets_its_colours_when_the_lexer_is_there() -> None:
+    async with reading() as reader:
+        reader.transcript.show([reply("```python\ndef f(): return 'x'\n```")], "a")
+        await reader.settled()
+        await reader.app.workers.wait_for_complete()
+        await reader.settled()
+        (line,) = [strip for strip in reader.app.screen._compositor.render_strips() if "def" in strip.text]
+        assert len({segment.style for segment in line if segment.text.strip()}) >= 4
