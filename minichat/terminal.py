@@ -26,7 +26,12 @@ class Terminal:
 
 
 def calm(terminal: Terminal) -> None:
-    """No animations, and fewer frames where each one crosses a network. What the person has set stays."""
+    """No animations, and fewer frames where each one crosses a network. What the person has set stays.
+
+    But not a size: where COLUMNS and LINES were exported, textual would never see the terminal change.
+    """
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
     os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
     if terminal.ssh:
         os.environ.setdefault("TEXTUAL_FPS", "20")

@@ -70,9 +70,7 @@ def _recall(rng: Random) -> Case:
         talk = memory.exchanges(rng, distract, held_out=True, gaps=rng.choice((0, 2, 4, 8)))
         last = max(i for i, e in enumerate(talk) if id(e) not in between)
         if sum(len(e.user) + len(e.reply) + 40 for e in talk) < 5000:
-            return Case(
-                "who" if talk[last].reply.startswith(memory.WHO) else "recall", tuple(talk[:last]), talk[last]
-            )
+            return Case("who" if memory.WHO in talk[last].reply else "recall", tuple(talk[:last]), talk[last])
 
 
 def test_questions(cases: list[Case]) -> frozenset[str]:

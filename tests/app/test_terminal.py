@@ -30,6 +30,8 @@ class Tmux:
             **{key: value for key, value in os.environ.items() if not key.startswith(("TMUX", "SSH", "XDG"))},
             "HOME": str(home),
             "LC_ALL": "C.UTF-8",
+            "COLUMNS": "80",  # as somebody may have exported it: the terminal itself knows better
+            "LINES": "24",
         }
         program = " ".join([sys.executable, "-m", "minichat", *words])
         # Whoever kills the tests leaves the server behind: it ends itself, then.

@@ -231,9 +231,9 @@ class Relation:
 
 RELATIONS = (
     Relation("foods", ("{n} likes {v}.", "{n} loves {v}.", "{n} likes to eat {v}.", "The favourite food of {n} is {v}.", "{n} is fond of {v}."),
-             "{n} likes {v}", "{v} is for {n}",
-             ("What does {n} like?", "Which food does {n} like?", "{n} likes what?", "What food is for {n}?", "What would {n} like to eat?"),
-             ("Who likes {v}?", "Which of them likes {v}?", "Who was it that likes {v}?", "Who loves {v}?", "Do you know who likes {v}?", "{v} is for whom?",
+             "{n} likes {v}", "{v} will please {n}",
+             ("What does {n} like?", "Which food does {n} like?", "{n} likes what?", "What food will please {n}?", "What would {n} like to eat?"),
+             ("Who likes {v}?", "Which of them likes {v}?", "Who was it that likes {v}?", "Who loves {v}?", "Do you know who likes {v}?", "{v} will please whom?",
               "Who eats {v}?", "Which person likes {v}?", "Who wants {v}?", "Name the one who likes {v}.", "And who likes {v}?", "Remind me who likes {v}.")),
     Relation("cities", ("{n} lives in {v}.", "{n} is from {v}.", "{n} has a flat in {v}.", "The home of {n} is {v}.", "{n} moved to {v}."),
              "{n} lives in {v}", "{v} is home to {n}",
@@ -290,18 +290,32 @@ def relation_thread(rng: Random, distract: Distract, held_out: bool = False, gap
     same = rng.choice(relation.tells) if rng.random() < 0.7 else ""
     told = [(same or rng.choice(relation.tells)).format(n=n, v=v) for n, v in pairs]
     notes = [relation.note(n, v) for n, v in pairs]
-    if rng.random() < 0.5:
-        message = _join([line.removesuffix(".") for line in told]) + "." if rng.random() < 0.4 else " ".join(told)
-        talk = [Exchange(message, rng.choice(NOTED) + " ".join(notes), Words(tuple(v for _, v in pairs)))]
+    way = rng.random()
+    if way < 0.12:
+        return [_told_and_asked(rng, relation, pairs, " ".join(told), " ".join(notes), held_out)]
+    talk: list[Exchange] = []
+    if way < 0.55:
+        message = " ".join(told) if way < 0.4 else _join([line.removesuffix(".") for line in told]) + "."
+        talk.append(Exchange(message, rng.choice(NOTED) + " ".join(notes), Words(tuple(v for _, v in pairs))))
     else:
-        talk = []
         for line, note, (_, v) in zip(told, notes, pairs, strict=True):
-            talk += [Exchange(line, rng.choice(NOTED) + note, Words((v,))), *_between(rng, distract, gaps // 4)]
+            talk.append(Exchange(line, rng.choice(NOTED) + note, Words((v,))))
+            talk += _between(rng, distract, gaps // 4)
     talk += _between(rng, distract, gaps)
     rng.shuffle(pairs)
     for n, v in pairs[: rng.choice((1, 2, 4))]:
         talk.append(_relation_question(rng, relation, n, v, held_out))
     return talk
+
+
+def _told_and_asked(
+    rng: Random, relation: Relation, pairs: list[tuple[str, str]], told: str, notes: str, held_out: bool
+) -> Exchange:
+    """All in one message: the reply writes its notes first, and answers from them."""
+    n, v = rng.choice(pairs)
+    asks = relation.whos[-1:] if held_out else relation.whos[:-1]
+    answer = f"{WHO}{relation.back.format(n=n, v=v)}."
+    return Exchange(f"{told} {fill(rng.choice(asks), n=n, v=v)}", f"{notes} {answer}", Terms((answer,)))
 
 
 def _relation_question(rng: Random, relation: Relation, n: str, v: str, held_out: bool) -> Exchange:
