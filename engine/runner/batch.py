@@ -19,6 +19,7 @@ class BatchBuilder:
         self, requests: Mapping[int, Request], tables: BlockTables, block_size: int, device: torch.device
     ):
         self._requests, self._tables, self._block_size, self._device = requests, tables, block_size, device
+        self._ones = np.arange(len(tables.grid) + 1, dtype=np.int32)  # where rows of one token begin
 
     def build(self, plan: Plan, last_ids: torch.Tensor) -> Batch:
         """`last_ids[slot]` is the token a slot has drawn last; it may not have reached the host yet."""
@@ -26,11 +27,11 @@ class BatchBuilder:
         columns = columns.reshape(len(plan.rows), -1)
         slots, firsts, counts = columns[:, 1], columns[:, 2], columns[:, 3]
         contexts = firsts + counts
-        starts = np.zeros(len(counts) + 1, np.int32)
-        np.cumsum(counts, out=starts[1:])
         if plan.single == len(counts):
-            positions, token_slots = firsts, slots
+            starts, positions, token_slots = self._ones[: len(counts) + 1], firsts, slots
         else:
+            starts = np.zeros(len(counts) + 1, np.int32)
+            np.cumsum(counts, out=starts[1:])
             positions = np.repeat(firsts - starts[:-1], counts) + np.arange(plan.tokens)
             token_slots = np.repeat(slots, counts)
         blocks, offsets = np.divmod(positions, self._block_size)
@@ -74,4 +75,5 @@ class BatchBuilder:
         return np.fromiter(chain(ids, chain.from_iterable(chunks)), np.int64, plan.tokens), pending
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
