@@ -17,7 +17,7 @@ GOALS = {"about": 0.90, "recall": 0.95, "instructions": 0.90, "unknown": 0.90}
 MEANING = {
     "about": "paraphrased questions about minichat, families of phrasing kept out of training",
     "recall": "things told in the chat and asked for later, values and question kept out",
-    "who": "the same backwards: several people told with one thing each, then `who likes tea?`",
+    "reworded": "who has what, as `recall` holds it too, but asked in words kept out of training as well",
     "instructions": "small orders on words and lists that were kept out",
     "json": "one JSON object or list from a sentence, exact value",
     "numbers": "sums, comparing, counting, numbers as words; operands kept out",
@@ -159,10 +159,10 @@ Loss on the reference replies, and how often an exit or the draft finds the same
 
 - It knows nothing outside minichat: no people, places, science, code or news. It is trained to say so, and sometimes still invents.
 - Sums: adding and subtracting up to 999, multiplying and dividing within 12 times 12. Letters of long words go wrong.
-- Told what several people have, it finds what a person has, but not who has a thing: the row `who` is little better than a guess,
-  and is not counted under `recall`.
+- It cannot read backwards: who has a thing it finds only in its own note ("Ben likes tea, so tea will please Ben"), so what it did
+  not note it does not find, and a new way to ask (the row `reworded`) often misses.
 - It follows few of the many ways to ask; a question about two things at once gets the answer to one of them. An unknown thing
-  whose name resembles a known one ("a hash table") may get the wrong answer instead of the honest one.
+  whose name resembles a known one ("a block of ice") may get the wrong answer instead of the honest one.
 - English only. Its stories come from ten plots.
 - It describes minichat as planned when it was trained; where the program differs, the program is right.
 """

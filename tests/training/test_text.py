@@ -9,6 +9,7 @@ from training import evaluate
 from training.chat import Chat, render
 from training.check import Terms
 from training.facts import BANKS, all_facts
+from training.kinds.memory import LIST_COUNT_TESTS, LIST_COUNTS, RELATIONS
 from training.kinds.memory import exchanges as recall
 from training.kinds.numbers import spell
 from training.lexicon import every_key, words
@@ -37,6 +38,18 @@ def test_held_out_families_are_not_among_the_trained(bank: str) -> None:
 
 def test_held_out_words_are_not_among_the_trained() -> None:
     assert all(not set(words(key, True)) & set(words(key, False)) for key in every_key())
+
+
+def test_held_out_asks_for_things_told_are_not_among_the_trained() -> None:
+    assert not {normal(q) for q in LIST_COUNTS} & {normal(q) for q in LIST_COUNT_TESTS}
+    asks = [asks for relation in RELATIONS for asks in (relation.whats, relation.whos)]
+    assert all(normal(kept) not in map(normal, trained) for *trained, kept in asks)
+
+
+def test_a_note_says_the_name_again_after_the_thing() -> None:
+    for relation in RELATIONS:
+        note = relation.note("Ben", "tea")
+        assert note.index("Ben") < note.index("tea") < note.rindex("tea") < note.rindex("Ben")
 
 
 def test_reference_replies_of_the_cases_are_right() -> None:

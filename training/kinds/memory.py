@@ -277,14 +277,20 @@ def _people(rng: Random, relation: Relation, held_out: bool) -> list[tuple[str, 
         if not relation.key:
             value = str(rng.randint(3, 99))
         else:
-            value = made_up(rng) if rng.random() < (0.1 if held_out else 0.25) else pick(rng, relation.key)
+            value = (
+                made_up(rng)
+                if rng.random() < (0.1 if held_out else 0.25)
+                else pick(rng, relation.key, held_out)
+            )
         if value not in people.values():
             people[a_name(rng, held_out)] = value
     return list(people.items())
 
 
-def relation_thread(rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2) -> list[Exchange]:
-    """Several people with one thing each; then who has what."""
+def relation_thread(
+    rng: Random, distract: Distract, held_out: bool = False, gaps: int = 2, reworded: bool = False
+) -> list[Exchange]:
+    """Several people with one thing each; then who has what. Held out are names and things, `reworded` also the asks."""
     relation = rng.choice(RELATIONS)
     pairs = _people(rng, relation, held_out)
     same = rng.choice(relation.tells) if rng.random() < 0.7 else ""
@@ -292,7 +298,7 @@ def relation_thread(rng: Random, distract: Distract, held_out: bool = False, gap
     notes = [relation.note(n, v) for n, v in pairs]
     way = rng.random()
     if way < 0.12:
-        return [_told_and_asked(rng, relation, pairs, " ".join(told), " ".join(notes), held_out)]
+        return [_told_and_asked(rng, relation, pairs, " ".join(told), " ".join(notes), reworded)]
     talk: list[Exchange] = []
     if way < 0.55:
         message = " ".join(told) if way < 0.4 else _join([line.removesuffix(".") for line in told]) + "."
@@ -304,24 +310,26 @@ def relation_thread(rng: Random, distract: Distract, held_out: bool = False, gap
     talk += _between(rng, distract, gaps)
     rng.shuffle(pairs)
     for n, v in pairs[: rng.choice((1, 2, 4))]:
-        talk.append(_relation_question(rng, relation, n, v, held_out))
+        talk.append(_relation_question(rng, relation, n, v, held_out, reworded))
     return talk
 
 
 def _told_and_asked(
-    rng: Random, relation: Relation, pairs: list[tuple[str, str]], told: str, notes: str, held_out: bool
+    rng: Random, relation: Relation, pairs: list[tuple[str, str]], told: str, notes: str, reworded: bool
 ) -> Exchange:
     """All in one message: the reply writes its notes first, and answers from them."""
     n, v = rng.choice(pairs)
-    asks = relation.whos[-1:] if held_out else relation.whos[:-1]
+    asks = relation.whos[-1:] if reworded else relation.whos[:-1]
     answer = f"{WHO}{relation.back.format(n=n, v=v)}."
     return Exchange(f"{told} {fill(rng.choice(asks), n=n, v=v)}", f"{notes} {answer}", Terms((answer,)))
 
 
-def _relation_question(rng: Random, relation: Relation, n: str, v: str, held_out: bool) -> Exchange:
+def _relation_question(
+    rng: Random, relation: Relation, n: str, v: str, held_out: bool, reworded: bool
+) -> Exchange:
     backwards = rng.random() < 0.65
     asks = relation.whos if backwards else relation.whats
-    question = fill(asks[-1] if held_out else rng.choice(asks[:-1]), n=n, v=v)
+    question = fill(asks[-1] if reworded else rng.choice(asks[:-1]), n=n, v=v)
     if not held_out:
         question = _roughly(rng, question, n if not backwards else v)
     if backwards:
