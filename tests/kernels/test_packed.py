@@ -1,0 +1,58 @@
+"""The packed product against the plain one, and a row against itself in other company."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.kernels.packed import PackedLinear, why_not
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def layer(inputs: int, outputs: int, dtype: torch.dtype, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(outputs, inputs, generator=generator).to(dtype)
+    if (problem := why_not(weight)) is not None:
+        pytest.skip(problem)
+    return weight, torch.randn(40, inputs, generator=generator).to(dtype)
+
+
+@given(
+    inputs=st.sampled_from([1, 8, 64, 172, 300]),
+    outputs=st.sampled_from([1, 7, 64, 500]),
+    dtype=st.sampled_from(DTYPES),
+    rows=st.integers(1, 40),
+    biased=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_is_the_plain_product(
+    inputs: int, outputs: int, dtype: torch.dtype, rows: int, biased: bool, seed: int
+) -> None:
+    weight, x = layer(inputs, outputs, dtype, seed)
+    bias = torch.arange(outputs).to(dtype) if biased else None
+    with torch.inference_mode():
+        out = PackedLinear(weight, bias)(x[:rows])
+    exact = F.linear(x[:rows].double(), weight.double(), None if bias is None else bias.double())
+    assert out.dtype is dtype
+    assert out.shape == (rows, outputs)
+    tolerance = 1e-5 if dtype is torch.float32 else 1e-2
+    assert (out - exact).abs().max() <= tolerance * exact.abs().max() + tolerance
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 172), (172, 64), (256, 1024), (2048, 96)])
+def test_company_changes_no_bit(dtype: torch.dtype, inputs: int, outputs: int) -> None:
+    weight, x = layer(inputs, outputs, dtype, 0)
+    product = PackedLinear(weight, None)
+    with torch.inference_mode():
+        whole = product(x)
+        for rows in range(1, 40):
+            assert torch.equal(product(x[:rows]), whole[:rows]), f"{rows} rows"
+            assert torch.equal(product(x[-rows:]), whole[-rows:]), f"the last {rows} rows"
+
+
+def test_what_cannot_be_packed_says_why() -> None:
+    assert "meta" in (why_not(torch.empty(4, 4, device="meta")) or "")
+    assert "float64" in (why_not(torch.empty(4, 4, dtype=torch.float64)) or "")
