@@ -302,9 +302,7 @@ class Scheduler:
             victim.blocks = []
             victim.phase, victim.why = Phase.SWAPPED, "gave way; its blocks lie in host memory"
         else:
-            self._release(victim)
-            victim.launched = 0
-            victim.phase, victim.why = Phase.PREEMPTED, "gave way; will be computed again"
+            self._start_over(victim, "gave way; will be computed again")
         self.waiting.push(victim)
         self.emit(events.Preempted(self.step, self.clock(), victim.id, swapped, held))
 
@@ -314,15 +312,12 @@ class Scheduler:
             self._ordered_out.append(request)
 
     def _swaps(self, victim: Request) -> bool:
-        if (
-            victim.shares_tail
-            or not self.host.can_take(self._blocks_for(victim.launched))
-            or not victim.launched
-        ):
+        written = self._blocks_for(victim.launched)
+        if victim.shares_tail or not written or not self.host.can_take(written):
             return False
         if self.rules.preemption != "auto":
             return self.rules.preemption == "swap"
-        return self.costs.swap_is_cheaper(victim.launched, self._blocks_for(victim.launched))
+        return self.costs.swap_is_cheaper(victim.launched, written)
 
     def relying_on(self, plan: Plan) -> list[Request]:
         """The requests of a plan, and forks of them that share a block which its step was to write."""
@@ -344,9 +339,7 @@ class Scheduler:
         for request in list(self.waiting):
             if moved.intersection(request.host_blocks):
                 self.waiting.remove(request)
-                self._release(request)
-                request.launched = 0
-                request.phase, request.why = Phase.PREEMPTED, "its swap failed; will be computed again"
+                self._start_over(request, "its swap failed; will be computed again")
                 self.waiting.push(request)
 
     # Small things
@@ -367,6 +360,11 @@ class Scheduler:
         self.tables.close(request.slot)
         request.slot = -1
 
+    def _start_over(self, request: Request, why: str) -> None:
+        self._release(request)
+        request.launched = 0
+        request.phase, request.why = Phase.PREEMPTED, why
+
     def _release(self, request: Request) -> None:
         self.pool.give_back(request.blocks)
         self.host.give_back(request.host_blocks)
@@ -376,7 +374,7 @@ class Scheduler:
         self._name_blocks(request, full)
         for at in range(request.published, full):
             self.pool.publish(request.blocks[at], request.chain[at])
-            request.published = full
+        request.published = max(request.published, full)  # fewer may be launched again after a preemption
 
     def _name_blocks(self, request: Request, count: int) -> None:
         start = prefix.root(self.epoch, request.salt)

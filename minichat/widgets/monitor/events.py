@@ -38,7 +38,7 @@ class EventLog(Pane):
         height: 1;
         border: none;
         padding: 0 1;
-        background: $boost;
+        background: $panel;
     }
     """
     number, title = 5, "events"
