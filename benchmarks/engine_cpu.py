@@ -1,17 +1,19 @@
 """Decoding on a CPU beside transformers' generate, with the same random Llama: one request, and 8 at once.
 
-Every contender gets the same prompts and gives the same number of tokens; they run in turns.
+Every contender gets the same prompts and gives the same number of tokens; they run in turns. Decoding alone
+is the difference of a long run and a short one, by processor time.
 `--parameters 335 --dtype bfloat16` is the shape that docs/cpu-products.md compares with llama.cpp.
 """
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.harness import Bench
+from benchmarks.harness import Bench, Call, timed
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.params import SamplingParams
@@ -20,6 +22,7 @@ from engine.start import start
 # Millions of parameters: hidden size, MLP, layers, heads, key-value heads.
 SHAPES = {100: (768, 2048, 12, 12, 4), 335: (1024, 3584, 20, 16, 4)}
 PROMPT = 32
+SHORT = 4  # tokens of the run whose time is taken from that of a longer one
 
 
 def run(
@@ -46,6 +49,10 @@ def run(
         },
         unit="tok/s",
     )
+    for rows, label in ((1, "1 request"), (8, "8 at once")):
+        theirs = partial(generates, reference, prompts[:rows])
+        ours = partial(batches, engine, [prompts[:rows].tolist()])
+        decoding(bench, label, theirs, ours, tokens)
     bench.compare(
         {
             "minichat, 8 one after another": batches(engine, [[each] for each in prompts.tolist()], tokens),
@@ -53,6 +60,24 @@ def run(
         },
         unit="tok/s",
     )
+
+
+def decoding(
+    bench: Bench, label: str, theirs: Callable[[int], Call], ours: Callable[[int], Call], tokens: int
+) -> None:
+    """Processor seconds of one step without its prompt, and how many times as fast as theirs ours is."""
+    lengths = (SHORT, tokens)
+    calls = {(who, count): make(count) for who, make in enumerate((theirs, ours)) for count in lengths}
+    rounds = []
+    for number in range(bench.warmup + bench.repeats):
+        order = list(calls) if number % 2 == 0 else list(calls)[::-1]
+        spent = {key: timed(label, calls[key]).cpu for key in order}
+        rounds.append([(spent[who, tokens] - spent[who, SHORT]) / (tokens - SHORT) for who in (0, 1)])
+    rounds = rounds[bench.warmup :]
+    for name, samples in zip(("transformers", "minichat"), zip(*rounds, strict=True), strict=True):
+        bench.note(f"{name}, {label}, a decode step's processor time", samples, "s")
+    ratios = [theirs / ours for theirs, ours in rounds]
+    bench.note(f"minichat / transformers, {label}, decoding alone", ratios, "x")
 
 
 def random_llama(folder: Path, shape: tuple[int, ...], dtype: str) -> Any:

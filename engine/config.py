@@ -37,20 +37,36 @@ class EngineConfig:
     seed: int | None = None  # of the seeds drawn for requests that bring none
 
     def __post_init__(self) -> None:
-        if self.block_size not in BLOCK_SIZES:
+        if not _is_whole(self.block_size) or self.block_size not in BLOCK_SIZES:
             raise BadInput(f"block_size must be one of {BLOCK_SIZES}, not {self.block_size!r}")
-        if self.depth not in (None, 0, 1):
+        if self.depth is not None and not (_is_whole(self.depth) and self.depth in (0, 1)):
             raise BadInput(f"depth must be 0 or 1, not {self.depth!r}")
         if self.preemption not in ("auto", "recompute", "swap"):
             raise BadInput(f"preemption must be auto, recompute or swap, not {self.preemption!r}")
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise BadInput(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}")
-        for name in ("threads", "max_running", "max_step_tokens", "max_waiting", "blocks", "max_context"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        for name in ("model", "device", "attention", "policy"):
+            if not isinstance(value := getattr(self, name), str):
+                raise BadInput(f"{name} must be a name, not {value!r}")
+        for name in ("dummy_weights", "prefix_cache", "chunked_prefill"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise BadInput(f"{name} must be True or False, not {value!r}")
+        optional = ("threads", "max_step_tokens", "blocks", "max_context")
+        for name in (
+            "max_running",
+            "max_waiting",
+            *(each for each in optional if getattr(self, each) is not None),
+        ):
+            if not (_is_whole(value := getattr(self, name)) and value > 0):
                 raise BadInput(f"{name} must be a whole number above 0, not {value!r}")
-        if self.host_blocks is not None and self.host_blocks < 0:
-            raise BadInput(f"host_blocks must be 0 or more, not {self.host_blocks!r}")
+        if self.host_blocks is not None and not (_is_whole(self.host_blocks) and self.host_blocks >= 0):
+            raise BadInput(f"host_blocks must be a whole number, 0 or more, not {self.host_blocks!r}")
+        if self.seed is not None and not _is_whole(self.seed):
+            raise BadInput(f"seed must be a whole number, not {self.seed!r}")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +80,7 @@ class LayerSpec:
     scale: float
     window: int | None = None  # a token sees itself and the window - 1 before it
     softcap: float | None = None  # scores pass through cap * tanh(score / cap)
+    sinks: bool = False  # a learned score a head stands beside the keys; KVLayer.sinks holds them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Plain torch: what CPUs run, and the oracle every other back end is held against."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, NamedTuple
 
 import numpy as np
@@ -84,7 +85,7 @@ class TorchAttention:
         values = Cells(layer.values.flatten(0, 1), prepared.block_size)
         keys.all.index_copy_(0, prepared.places, k)
         values.all.index_copy_(0, prepared.places, v)
-        queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim).float() * spec.scale
+        queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim) * _float32(spec.scale, q.device)
         out = queries.new_empty(*queries.shape[:3], spec.value_dim)
         for row in prepared.rows:
             if row.stop - row.start == 1:
@@ -93,6 +94,12 @@ class TorchAttention:
                 chunk = slice(row.start, row.stop)
                 _attend_chunk(row, queries[chunk], out[chunk], keys, values, layer)
         return out.flatten(1, 2).to(q.dtype)
+
+
+@cache
+def _float32(scale: float, device: torch.device) -> Tensor:
+    """With an axis, so that what is multiplied by it becomes float32 in the same operation."""
+    return torch.tensor([scale], dtype=torch.float32, device=device)
 
 
 def _attend_token(row: Row, query: Tensor, out: Tensor, keys: Cells, values: Cells, layer: KVLayer) -> None:

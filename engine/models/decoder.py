@@ -72,12 +72,12 @@ class Layer(nn.Module):
         x += self.mlp(self.mlp_norm(x))
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        qk, v = self.qkv(x).view(self.shape).split(self.parts, dim=1)
+        qk, v = self.qkv(x).view(self.shape).split_with_sizes(self.parts, 1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
         if self.has_rope:
             rotate(qk, cos, sin)
-        q, k = qk.split(self.heads, dim=1)
+        q, k = qk.split_with_sizes(self.heads, 1)
         return self.out(attend(self.index, q, k, v).flatten(1))
 
     def mlp(self, x: Tensor) -> Tensor:

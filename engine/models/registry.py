@@ -7,10 +7,11 @@ import torch
 
 from engine.config import DTypeName, ModelConfig, ModelPlace
 from engine.errors import BadInput
+from engine.kernels.mirrored import MirroredNorm
 from engine.kernels.packed import PackedLinear, why_not
 from engine.models.base import LanguageModel
 from engine.models.config_json import read_config
-from engine.models.decoder import Decoder, Linear
+from engine.models.decoder import Decoder, Linear, Norm
 from engine.models.families import FAMILIES
 from engine.models.fields import Fields
 from engine.models.loader import Progress, load_weights, random_weights
@@ -72,11 +73,16 @@ def native(order: Order) -> LanguageModel:
 
 
 def pack(model: Decoder) -> None:
-    """On a CPU: every product over packed weights, one layer after another. The embedding stays as it is."""
+    """On a CPU: every product over packed weights, one layer after another, and norms in one kernel.
+
+    The embedding stays as it is.
+    """
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, Linear) and why_not(child.weight) is None:
                 setattr(module, name, PackedLinear(child.weight, child.bias))
+            elif isinstance(child, Norm):
+                setattr(module, name, MirroredNorm(child.weight, child.eps))
 
 
 def bridged(order: Order) -> LanguageModel:

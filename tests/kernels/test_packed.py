@@ -53,6 +53,19 @@ def test_company_changes_no_bit(dtype: torch.dtype, inputs: int, outputs: int) -
             assert torch.equal(product(x[-rows:]), whole[-rows:]), f"the last {rows} rows"
 
 
+@pytest.mark.parametrize("inputs", [256, 512, 1024, 3584])
+def test_a_long_prompt_changes_no_bit(inputs: int) -> None:
+    """Kernels that take many rows may add in another order; 600 rows against the same rows in fours."""
+    weight, _ = layer(inputs, 96, torch.bfloat16, 0)
+    x = torch.randn(600, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
+    product = PackedLinear(weight, None)
+    with torch.inference_mode():
+        fours = torch.cat([product(four) for four in x.split(4)])
+        for rows in (33, 36, 37, 64, 129, 400, 600):
+            assert torch.equal(product(x[:rows]), fours[:rows]), f"{rows} rows"
+            assert torch.equal(product(x[-rows:]), fours[-rows:]), f"the last {rows} rows"
+
+
 def test_what_cannot_be_packed_says_why() -> None:
     assert "meta" in (why_not(torch.empty(4, 4, device="meta")) or "")
     assert "float64" in (why_not(torch.empty(4, 4, dtype=torch.float64)) or "")

@@ -84,6 +84,7 @@ def test_logits_are_those_of_transformers(family: str, changes: dict[str, Any], 
     theirs = reference(family, changes, tmp_path)
     model, config = load_model(ModelPlace(family, tmp_path))
     assert isinstance(model, BridgedModel)
+    assert [spec.sinks for spec in config.layers] == [n in model.sinks for n in range(len(config.layers))]
     rows = [(torch.arange(length) * 31 + length) % 96 for length in (config.max_context - 2, 9)]
     lengths = [len(row) for row in rows]
     attend = plain_attend(config.layers, lengths, model.sinks)

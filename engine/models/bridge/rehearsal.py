@@ -69,6 +69,7 @@ class Notebook:
             scale=q.shape[2] ** -0.5 if scale is None else float(scale),
             window=window,
             softcap=said.get("softcap"),
+            sinks=said.get("s_aux") is not None,
         )
 
     def end_pass(self) -> None:

@@ -30,7 +30,9 @@ class SdpaAttention:
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
-        return "it cannot cap scores, as this model wants" if spec.softcap is not None else None
+        if spec.softcap is not None or spec.sinks:
+            return "it knows neither capped scores nor sinks, and this model has them"
+        return None
 
     def prepare(self, batch: Batch) -> tuple[Tensor, list[Row]]:
         borders, contexts = pairwise(batch.host_starts.tolist()), batch.host_contexts.tolist()
@@ -45,8 +47,6 @@ class SdpaAttention:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: tuple[Tensor, list[Row]]
     ) -> Tensor:
-        if layer.sinks is not None:
-            raise ValueError("attention 'sdpa' knows no sinks, which this model has: choose another")
         spec, (new, rows) = layer.spec, prepared
         keys, values = layer.keys.flatten(0, 1), layer.values.flatten(0, 1)
         keys[new], values[new] = k, v  # these are views: this writes to the cache

@@ -1,0 +1,46 @@
+"""What an engine is made with: every field that is wrong is named, before anything is loaded."""
+
+import math
+
+import pytest
+
+from engine.config import FIELDS, EngineConfig
+from engine.errors import BadInput
+
+BAD = {
+    "model": [None, 5],
+    "dtype": ["int8", None],
+    "device": [0, None],
+    "threads": [0, -1, 1.0, "2", True],
+    "dummy_weights": ["no", 1, None],
+    "attention": [None, 3],
+    "policy": [None, 3],
+    "block_size": [15, 0, 16.0, "16", True],
+    "blocks": [0, 2.5, "many"],
+    "host_blocks": [-1, 1.5, "3", True],
+    "max_context": [0, "long", math.inf],
+    "max_running": [0, None, False],
+    "max_step_tokens": [0, 1.5],
+    "max_waiting": [0, "9", None],
+    "prefix_cache": ["yes", 0, None],
+    "chunked_prefill": ["yes", 1, None],
+    "preemption": ["never", None],
+    "depth": [2, -1, True, 1.0, "0"],
+    "seed": ["x", 1.5, True, math.nan],
+}
+CASES = [(field, value) for field, values in BAD.items() for value in values]
+
+
+def test_every_field_has_bad_values_here() -> None:
+    assert set(BAD) == set(FIELDS)
+
+
+@pytest.mark.parametrize(("field", "value"), CASES)
+def test_a_bad_value_is_refused_and_its_field_named(field: str, value: object) -> None:
+    with pytest.raises(BadInput, match=f"^{field} must be .*{value!r}"):
+        EngineConfig(**{"model": "m", field: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [None, 0, -5, 2**70])
+def test_any_whole_number_is_a_seed(seed: int | None) -> None:
+    assert EngineConfig(model="m", seed=seed).seed == seed
