@@ -81,7 +81,7 @@ def empty_engine(rows: int, blocks: int, kind: type[ModelRunner] = Mute) -> Engi
     return Engine(
         scheduler=scheduler,
         runner=runner,
-        tokenizer=BareTokenizer(CONFIG),  # type: ignore[arg-type]  # it has all that replies need
+        tokenizer=BareTokenizer(VOCAB),  # type: ignore[arg-type]  # it has all that replies need
         limits=Limits(4096, VOCAB, 100_000),
         facts=Facts("empty", "float32", "cpu", "torch", "fcfs"),
         bus=bus,

@@ -18,7 +18,7 @@ from engine.request import Finish, Request
 from engine.runner.protocol import BAD, Outcome, Runner
 from engine.scheduling.plan import Plan, Row
 from engine.scheduling.scheduler import Scheduler
-from engine.snapshot import Snapshot
+from engine.snapshot import Snapshot, Switch
 from engine.text.tokenizer import Tokenizer
 
 Sink = Callable[[Delta], None]
@@ -70,6 +70,7 @@ class Engine:
         self._seeds = random.Random(seed)
         self._ahead: Flight | None = None
         self._committed_at = 0.0
+        self._usual = self._switched()
 
     # What a person may ask for
 
@@ -138,6 +139,10 @@ class Engine:
         self.scheduler.fork(source, child)
         return child.id
 
+    def length(self, id: int) -> int:
+        """Tokens of a request, prompt and reply, that are committed."""
+        return len(self._request(id).tokens)
+
     def update(self, id: int, **changes: object) -> None:
         """Other sampling parameters, from the next step that is not launched yet."""
         request = self._request(id)
@@ -162,6 +167,39 @@ class Engine:
     def preempt(self, id: int) -> None:
         """Makes a running request give way for a moment."""
         self.scheduler.preempt(self._request(id))
+
+    def set_switch(self, name: str, on: bool) -> None:
+        """Turns a technique off or on from the next plan on, whatever runs. Tokens stay the same."""
+        present = self._switched()
+        if name not in present:
+            raise BadInput(f"this engine has no switch {name!r}; it has {', '.join(present)}")
+        if not isinstance(on, bool):
+            raise BadInput(f"the switch {name} is True or False, not {on!r}")
+        if on is present[name]:
+            return
+        match name:
+            case "prefix_cache":
+                self.scheduler.rules.prefix_cache = on
+            case "chunked_prefill":
+                self.scheduler.rules.chunked_prefill = on
+            case "overlap":  # a step that is under way is committed before the next one, or with it
+                self.depth = int(on)
+            case "graphs":
+                self.runner.graphs = on
+        self.bus.emit(events.Switched(self.scheduler.step, self.clock(), name, on))
+
+    @property
+    def switches(self) -> tuple[Switch, ...]:
+        return tuple(Switch(name, on, self._usual[name]) for name, on in self._switched().items())
+
+    def _switched(self) -> dict[str, bool]:
+        rules, graphs = self.scheduler.rules, self.runner.graphs
+        found = {
+            "prefix_cache": rules.prefix_cache,
+            "chunked_prefill": rules.chunked_prefill,
+            "overlap": self.depth > 0,
+        }
+        return found if graphs is None else {**found, "graphs": graphs}
 
     def snapshot(self) -> Snapshot:
         return snapshot(self)

@@ -29,6 +29,10 @@ class TemplateError(BadInput):
     """A chat template failed, or took too long."""
 
 
+class BadWire(EngineError):
+    """What another process sent is not of the form, or the version, that this one reads."""
+
+
 class QueueFull(EngineError):
     """Too many requests wait already; try again later."""
 

@@ -22,7 +22,11 @@ class TokenLogprob(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What one step added to one reply. The last one of a request has a finish."""
+    """What one step added to one reply. The last one of a reply has a finish.
+
+    Where a request has several replies, `choice` tells them apart; `tail` is what may still be taken back, and
+    stands only until the next delta of its choice.
+    """
 
     request: int
     tokens: tuple[int, ...] = ()
@@ -30,6 +34,15 @@ class Delta(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
     error: str = ""
+    choice: int = 0
+    left: int = 0  # with a finish: replies of the request that are still to end
+    tail: str = ""
+    score: float | None = None  # with a finish, of beams and of the best of several: what they were ranked by
+
+    @property
+    def last(self) -> bool:
+        """Whether nothing comes after it."""
+        return self.finish is not None and not self.left
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +110,14 @@ class FirstToken(Event):
 class Updated(Event):
     request: int
     changes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Switched(Event):
+    """A technique was turned off or on; `name` is one of the snapshot's switches."""
+
+    name: str
+    on: bool
 
 
 @dataclass(frozen=True, slots=True)

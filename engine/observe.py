@@ -28,12 +28,14 @@ class Facts:
     attention: str
     policy: str
     quantization: str = "none"
+    kv_dtype: str = ""
 
 
 def snapshot(engine: Engine) -> Snapshot:
     scheduler, facts, meters = engine.scheduler, engine.facts, engine.meters
     now = engine.clock()
-    shown = itertools.chain(scheduler.running, itertools.islice(scheduler.waiting, _SHOWN_WAITING))
+    line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
+    shown = itertools.chain(scheduler.running, scheduler.parked.values(), line)
     return Snapshot(
         at=now,
         step=scheduler.step,
@@ -62,6 +64,9 @@ def snapshot(engine: Engine) -> Snapshot:
         itl=meters.itl(),
         finished=meters.finished,
         memory={} if engine.error else engine.runner.memory(),  # a lost GPU answers nothing
+        switches=engine.switches,
+        reads=engine.runner.reads(),
+        kv_dtype=facts.kv_dtype,
     )
 
 
@@ -93,8 +98,8 @@ def _blocks(scheduler: Scheduler) -> BlockView:
             filled[block] = 0
         if full < len(request.blocks):
             filled[request.blocks[full]] = request.launched % pool.block_size
-    refs, used_at = pool.refs.copy(), pool.used_at.copy()
-    for column in (refs, owner, filled, used_at):
+    refs, used_at, place = pool.refs.copy(), pool.used_at.copy(), pool.place.copy()
+    for column in (refs, owner, filled, used_at, place):
         column.setflags(write=False)
     return BlockView(
         size=pool.size,
@@ -105,4 +110,5 @@ def _blocks(scheduler: Scheduler) -> BlockView:
         in_use=pool.in_use,
         cached=pool.cached,
         evictions=pool.evictions,
+        place=place,
     )

@@ -2,13 +2,17 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from engine.errors import BadParams
 
 MAX_STOPS = 16
 MAX_BIASED = 1024
 MAX_LOGPROBS = 20
+MAX_BEAMS = 512
+MAX_SAMPLES = 128
+
+EarlyStopping = Literal[False, True, "never"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,11 @@ class SamplingParams:
     max_tokens: int | None = None  # None: as many as fit
     logprobs: int | None = None  # None: none; n: the chosen token's and the n likeliest
     ignore_eos: bool = False
+    beams: int = 1  # hypotheses of a beam search, which draws nothing; 1: none
+    length_penalty: float = 1.0  # of beams: a hypothesis' score is its log-probability by length ** this
+    early_stopping: EarlyStopping = False  # of beams, as transformers understands it
+    n: int = 1  # replies to one prompt
+    best_of: int | None = None  # draws so many replies, and gives the n likeliest of them
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, 100.0)
@@ -52,9 +61,34 @@ class SamplingParams:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not isinstance(self.ignore_eos, bool):
             raise BadParams("ignore_eos", f"must be true or false, not {self.ignore_eos!r}")
+        self._check_many()
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "stop_ids", _ids("stop_ids", self.stop_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    def _check_many(self) -> None:
+        """The parameters of more than one reply, and which of them go together."""
+        _whole("beams", self.beams, 1, MAX_BEAMS)
+        _whole("n", self.n, 1, MAX_SAMPLES)
+        _number("length_penalty", self.length_penalty, -10.0, 10.0)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise BadParams("early_stopping", f"must be true, false or 'never', not {self.early_stopping!r}")
+        if self.best_of is not None:
+            _whole("best_of", self.best_of, 1, MAX_SAMPLES)
+            if self.best_of < self.n:
+                raise BadParams("best_of", f"{self.best_of} is less than n ({self.n})")
+        if self.beams > 1:
+            if self.best_of is not None:
+                raise BadParams("best_of", f"cannot be had with beams ({self.beams}), which give the best anyway")
+            if self.n > self.beams:
+                raise BadParams("n", f"{self.n} is more than beams ({self.beams})")
+            if self.logprobs is not None:
+                raise BadParams("logprobs", f"cannot be had with beams ({self.beams}): a whole reply has a score")
+
+    @property
+    def samples(self) -> int:
+        """How many replies are drawn."""
+        return 1 if self.beams > 1 else self.best_of or self.n
 
     @property
     def greedy(self) -> bool:
@@ -122,6 +156,6 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise BadParams(name, f"must be a list, not {value!r}")
     return tuple(value)

@@ -1,6 +1,6 @@
 """The engine at one moment, between two steps. Immutable; made only when somebody asks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,36 @@ class RequestView(NamedTuple):
     host_blocks: tuple[int, ...]
 
 
+class Switch(NamedTuple):
+    """A technique that can be turned off and on while the engine runs."""
+
+    name: str
+    on: bool
+    usual: bool  # how the engine was started
+
+
+class Reads(NamedTuple):
+    """What a step reads from the device's memory: the weights once, and the cache of each of its rows."""
+
+    weights: int = 0  # bytes
+    cache: tuple[tuple[int, int], ...] = ()  # (window in tokens, 0: all of them; bytes a token)
+
+    def of_context(self, tokens: int) -> int:
+        """Bytes that one row with so many tokens behind it reads of the cache."""
+        return sum(each * (min(tokens, window) if window else tokens) for window, each in self.cache)
+
+
+class Speeds(NamedTuple):
+    """What a device can do at best, as measured on it."""
+
+    read: float  # bytes a second
+    multiply: float  # floating point operations a second, in the dtype of the weights
+
+
+def _nothing() -> np.ndarray:
+    return np.zeros(0, np.int32)
+
+
 @dataclass(frozen=True, slots=True)
 class BlockView:
     """Every block, as columns."""
@@ -35,6 +65,7 @@ class BlockView:
     in_use: int
     cached: int
     evictions: int
+    place: np.ndarray = field(default_factory=_nothing)  # which of its request's blocks it is, from 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,4 +133,7 @@ class Snapshot:
     ttft: Quantiles
     itl: Quantiles
     finished: int
-    memory: dict[str, int]  # bytes: weights, cache, and what the device says
+    memory: dict[str, int]  # bytes by purpose, at most a second old: weights, cache, device_free ...
+    switches: tuple[Switch, ...] = ()
+    reads: Reads = field(default_factory=Reads)
+    kv_dtype: str = ""  # of the cache's keys and values

@@ -51,7 +51,8 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Engine:
         progress=progress,
     )
     # The stand-in has no chat template, so that nothing else of a tokenizer is asked of it.
-    tokenizer = cast(Tokenizer, BareTokenizer(model_config)) if bare else Tokenizer.load(place.folder)
+    stand_in = BareTokenizer(model_config.vocab, model_config.stop_ids)
+    tokenizer = cast(Tokenizer, stand_in) if bare else Tokenizer.load(place.folder)
     dtype = next(iter(model.parameters())).dtype
     if device.type == "cpu":
         weights = sum(each.nbytes for each in chain(model.parameters(), model.buffers()))
@@ -109,6 +110,7 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Engine:
             device=_device_name(device),
             attention=attention.name,
             policy=policy.name,
+            kv_dtype=str(dtype).removeprefix("torch."),
         ),
         bus=bus,
         depth=config.depth if config.depth is not None else int(device.type == "cuda"),

@@ -14,6 +14,7 @@ class BlockPool:
         # Columns, so that a snapshot is a few copies.
         self.refs = np.zeros(size, np.int32)
         self.owner = np.full(size, -1, np.int64)  # the request that took it, kept while it is cached
+        self.place = np.zeros(size, np.int32)  # which of its owner's blocks it is, from 0
         self.used_at = np.zeros(size, np.int64)  # the clock when it was last given back or shared
         self.clock = 0  # the step, set by whoever drives
         self.evictions = 0
@@ -38,14 +39,15 @@ class BlockPool:
     def can_take(self, count: int) -> bool:
         return count <= len(self._free) + len(self._idle)
 
-    def take(self, count: int, owner: int) -> list[int]:
-        """That many blocks for `owner`, free ones first, then the longest unused of the cached."""
+    def take(self, count: int, owner: int, place: int = 0) -> list[int]:
+        """That many blocks for `owner`, its `place`th and on; free ones first, then the longest unused."""
         if not self.can_take(count):
             raise ValueError(f"{count} blocks wanted, {self.available} of {self.size} are free")
         taken = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
-        for block in taken:
+        for at, block in enumerate(taken, place):
             self.refs[block] = 1
             self.owner[block] = owner
+            self.place[block] = at
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -106,6 +108,8 @@ class BlockPool:
         for owner, blocks in tables.items():
             assert len(set(blocks)) == len(blocks), f"request {owner} holds a block twice: {blocks}"
             np.add.at(held, blocks, 1)
+            places = self.place[list(blocks)].tolist()
+            assert places == list(range(len(blocks))), f"request {owner}: blocks {blocks} say places {places}"
         wrong = np.flatnonzero(held != self.refs)
         assert not wrong.size, (
             f"block {wrong[0]}: {held[wrong[0]]} tables hold it, {self.refs[wrong[0]]} counted"

@@ -62,6 +62,15 @@ class KVStore:
         width = sum(spec.kv_heads * (spec.key_dim + spec.value_dim) for spec in specs)
         return width * block_size * dtype.itemsize
 
+    def read_per_token(self) -> tuple[tuple[int, int], ...]:
+        """Bytes that a token of a row's context costs to read, by the window of the layers (0: none)."""
+        found: dict[int, int] = {}
+        for each in self.layers:
+            width = each.spec.kv_heads * (each.spec.key_dim + each.spec.value_dim)
+            window = each.spec.window or 0
+            found[window] = found.get(window, 0) + width * each.keys.element_size()
+        return tuple(found.items())
+
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copies whole blocks on the device, each (from, to)."""
         self._move(self.layers, self.layers, pairs)

@@ -10,6 +10,7 @@ class BlockTables:
 
     def __init__(self, slots: int, width: int) -> None:
         self.grid = np.zeros((slots, width), np.int32)
+        self.written: dict[int, tuple[int, int]] = {}  # by slot, the columns since a copy was last made
         self.clear()
 
     @property
@@ -23,7 +24,10 @@ class BlockTables:
         return slot
 
     def write(self, slot: int, at: int, blocks: Sequence[int]) -> None:
-        self.grid[slot, at : at + len(blocks)] = blocks
+        end = at + len(blocks)
+        self.grid[slot, at:end] = blocks
+        begin, last = self.written.get(slot, (at, end))
+        self.written[slot] = min(begin, at), max(last, end)
 
     def close(self, slot: int) -> None:
         self._free.append(slot)

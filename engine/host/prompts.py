@@ -1,19 +1,33 @@
 """What may stand before a reply."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import BadInput
+from engine.layout import Layout, Place
 from engine.text.chat import Chat
 
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages, with what else the chat template may know of."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 # Token ids; or plain text, which is completed; or messages, which go through the model's chat template.
-Prompt = Sequence[int] | str | Sequence[Mapping[str, Any]]
+Prompt = Sequence[int] | str | Sequence[Mapping[str, Any]] | Conversation
 
 
 def prompt_ids(prompt: Prompt, chat: Chat) -> tuple[list[int], bool]:
     """The prompt as the model reads it, and whether the reply's text goes on from it."""
     if isinstance(prompt, str):
         return chat.tokenizer.encode_raw(prompt), True
+    if isinstance(prompt, Conversation):
+        return chat.prompt(prompt.messages, prompt.tools or None, **prompt.options), False
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
         raise BadInput(f"a prompt is text, messages or token ids, not {type(prompt).__name__}")
     if prompt and isinstance(prompt[0], Mapping):
@@ -22,3 +36,25 @@ def prompt_ids(prompt: Prompt, chat: Chat) -> tuple[list[int], bool]:
         if not isinstance(token, int) or isinstance(token, bool):
             raise BadInput(f"a prompt of token ids holds {token!r}, which is none")
     return list(prompt), True  # type: ignore[arg-type]
+
+
+def prompt_layout(prompt: str | Sequence[Mapping[str, Any]], chat: Chat) -> Layout:
+    """Which characters the tokens of `prompt_ids` stand for; plain text counts as one message."""
+    if not isinstance(prompt, str):
+        return chat.layout(prompt)
+    ids, placed = chat.tokenizer.encode_raw(prompt), chat.tokenizer.encode_placed(prompt)
+    start = len(ids) - len(placed)  # the model's own tokens before it
+    if ids[start:] != [token for token, _, _ in placed]:
+        return Layout()
+    known = (Place(0, begin, end) for _, begin, end in placed)
+    return Layout(tuple(ids), (*(Place(-1) for _ in range(start)), *known))
+
+
+def text_ends(tokens: Sequence[int], after: Sequence[int], chat: Chat) -> list[int]:
+    """How long a reply's text is after each of its tokens. `after`: the tokens that it goes on from."""
+    detokenizer = chat.tokenizer.detokenizer(after=after)
+    ends, length = [], 0
+    for token in tokens:
+        length += len(detokenizer.push(token))
+        ends.append(length)
+    return ends

@@ -1,13 +1,14 @@
 """All that a screen, a server or a test may do to an engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from engine.events import Handler
-from engine.host.prompts import Prompt
+from engine.host.prompts import Conversation, Prompt
 from engine.host.stream import Stream
+from engine.layout import Layout
 from engine.params import SamplingParams
-from engine.snapshot import Snapshot
+from engine.snapshot import Snapshot, Speeds
 
 
 class EngineHost(Protocol):
@@ -15,6 +16,19 @@ class EngineHost(Protocol):
 
     @property
     def has_template(self) -> bool: ...
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        """The sources of the model's chat templates, by their names."""
+        ...
+
+    def text(self, conversation: Conversation) -> str:
+        """What the template makes of it, to be looked at."""
+        ...
+
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """What each token stands for inside a text."""
+        ...
 
     def submit(
         self,
@@ -30,11 +44,25 @@ class EngineHost(Protocol):
 
     def update(self, id: int, **changes: Any) -> None: ...
 
-    def abort(self, id: int) -> None: ...
+    def abort(self, *ids: int) -> None:
+        """All of them between the same two steps."""
+        ...
 
     def preempt(self, id: int) -> None: ...
 
+    def layout(self, prompt: str | Sequence[Mapping[str, Any]]) -> Layout:
+        """Which characters of a prompt's text or messages its tokens stand for."""
+        ...
+
+    def text_ends(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[int]:
+        """How long a reply's text is after each of its tokens. `after`: the tokens that it goes on from."""
+        ...
+
+    def set_switch(self, name: str, on: bool) -> None: ...
+
     def snapshot(self) -> Snapshot: ...
+
+    def speeds(self) -> Speeds: ...
 
     def subscribe(self, handler: Handler) -> Callable[[], None]: ...
 

@@ -65,6 +65,17 @@ class Stream:
             if self._wake is wake:  # else somebody reads on where this one has left
                 self._wake = None
 
+    def listen(self, wake: Callable[[], None]) -> None:
+        """For a reader that takes in its own time: `wake` runs on the engine's thread after each delta."""
+        self._wake = wake
+
+    def take(self) -> list[Delta]:
+        """All that has come since; waits for nothing."""
+        deltas = []
+        while self._last is None and not self._deltas.empty():
+            deltas.append(self._read(block=False))
+        return deltas
+
     def result(self) -> Result:
         """Waits for the whole reply, or what is left of it; raises where it failed."""
         text: list[str] = []

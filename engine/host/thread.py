@@ -12,8 +12,9 @@ from engine.errors import EngineDead, EngineError
 from engine.events import Handler
 from engine.host.prompts import Prompt, prompt_ids
 from engine.host.stream import Stream
+from engine.host.words import Words
 from engine.params import SamplingParams
-from engine.snapshot import Snapshot
+from engine.snapshot import Snapshot, Speeds
 from engine.text.chat import Chat
 
 log = logging.getLogger("minichat.engine")
@@ -22,7 +23,7 @@ T = TypeVar("T")
 _Command = Callable[[], None]
 
 
-class EngineThread:
+class EngineThread(Words):
     """Owns an engine and steps it. Callers wait for the answer to a command, at most one step."""
 
     def __init__(self, engine: Engine) -> None:
@@ -35,11 +36,6 @@ class EngineThread:
         self._thread.start()
 
     # From any thread
-
-    @property
-    def has_template(self) -> bool:
-        """Whether messages can be submitted, or only text and tokens."""
-        return self._chat.has_template
 
     def submit(
         self,
@@ -73,6 +69,7 @@ class EngineThread:
 
         def begin() -> None:
             stream.id = self._engine.fork(id, stream.put, params)
+            stream.prompt_tokens = self._engine.length(stream.id)
 
         self._ask(begin)
         return stream
@@ -80,14 +77,27 @@ class EngineThread:
     def update(self, id: int, **changes: Any) -> None:
         self._ask(lambda: self._engine.update(id, **changes))
 
-    def abort(self, id: int) -> None:
-        self._ask(lambda: self._engine.abort(id))
+    def abort(self, *ids: int) -> None:
+        """All of them between the same two steps."""
+
+        def end() -> None:
+            for id in ids:
+                self._engine.abort(id)
+
+        self._ask(end)
 
     def preempt(self, id: int) -> None:
         self._ask(lambda: self._engine.preempt(id))
 
+    def set_switch(self, name: str, on: bool) -> None:
+        self._ask(lambda: self._engine.set_switch(name, on))
+
     def snapshot(self) -> Snapshot:
         return self._ask(self._engine.snapshot)
+
+    def speeds(self) -> Speeds:
+        """Measured when first asked, here, on the caller's thread: steps go on beside it."""
+        return self._engine.runner.speeds()
 
     def subscribe(self, handler: Handler) -> Callable[[], None]:
         """The handler runs on the engine's thread: it must only hand the event on."""
@@ -104,6 +114,10 @@ class EngineThread:
         """Has the engine's thread run it between two steps, and waits for what it returns or raises."""
         if threading.current_thread() is self._thread:
             return command()
+        return self.later(command).result()
+
+    def later(self, command: Callable[[], T]) -> Future[T]:
+        """The same for whoever does not wait."""
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -118,7 +132,7 @@ class EngineThread:
             if self._closing:
                 raise EngineDead("the engine has been closed")
             self._commands.put(run)
-        return answer.result()
+        return answer
 
     # On the engine's thread
 

@@ -47,6 +47,7 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(policy.rank)
         self.running: list[Request] = []
+        self.parked: dict[int, Request] = {}  # gave way while others decide how they go on; not in line
         self._ordered_out: list[Request] = []  # to be preempted by hand
         self.gave_way = False  # somebody did in the newest plan, so nobody was let in
         self.step = 0
@@ -66,17 +67,22 @@ class Scheduler:
 
     def finish(self, request: Request, finish: Finish, error: str = "") -> None:
         """Ends a request in whatever phase it is; all it holds is given back."""
-        if request.phase in (Phase.PREFILL, Phase.DECODE):
-            self._stop_running(request)
-        else:
-            self.waiting.remove(request)
         if error:
             self.pool.forget(request.blocks)  # what a failed request computed is not to be trusted
-        self._release(request)
-        del self.requests[request.id]
+        self.drop(request)
         request.phase, request.finish, request.error, request.why = Phase.DONE, finish, error, ""
         done = events.Finished(self.step, self.clock(), request.id, finish.value, request.generated, error)
         self.emit(done)
+
+    def drop(self, request: Request) -> None:
+        """The same without a word, for one of several that answer a request."""
+        if request.slot >= 0:
+            self._stop_running(request)
+        elif self.parked.pop(request.id, None) is None:
+            self.waiting.remove(request)
+        self._release(request)
+        del self.requests[request.id]
+        request.phase = Phase.DONE
 
     def clear(self, error: str) -> None:
         """Fails all there is without looking at it: what called for this may have left anything half done."""
@@ -89,26 +95,43 @@ class Scheduler:
             )
         self.requests.clear()
         self.running.clear()
+        self.parked.clear()
         self.waiting = WaitingQueue(self.policy.rank)
         self.tables.clear()
         self.pool, self.host = (BlockPool(each.size, each.block_size) for each in (self.pool, self.host))
 
     def fork(self, parent: Request, child: Request) -> None:
         """A child with the parent's tokens. Where the parent runs and a row is free, it shares its blocks."""
+        if self.branch(parent, child):
+            shared = len(child.blocks)
+            self.emit(events.Forked(self.step, self.clock(), child.id, parent.id, shared))
+        else:
+            self.emit(events.Queued(self.step, self.clock(), child.id, child.prompt_len))
+
+    def branch(self, parent: Request, child: Request) -> bool:
+        """The same without a word; says whether blocks are shared. The child may have tokens of its own."""
+        self.requests[child.id] = child
         if parent.slot < 0 or not self.tables.free:
-            self.add(child)
-            return
-        # The child draws for itself after the last token, so it computes that one again.
+            child.phase, child.why = Phase.WAITING, "waits its turn"
+            self.waiting.push(child)
+            return False
+        # The child draws for itself after its last token, so it computes that one.
         child.launched = min(parent.launched, len(child.tokens) - 1)
         held = self._blocks_for(child.launched)
         child.blocks = parent.blocks[:held]
         self.pool.share(child.blocks)
         child.shares_tail = parent.shares_tail = True
         child.chain = parent.chain[: child.launched // self.pool.block_size]
+        child.published = min(parent.published, len(child.chain))
         child.cached_tokens = child.launched
-        self.requests[child.id] = child
         self._start_running(child)
-        self.emit(events.Forked(self.step, self.clock(), child.id, parent.id, held))
+        return True
+
+    def go_on(self, request: Request, token: int) -> None:
+        """Somebody has decided how a request that awaits it goes on."""
+        request.tokens.append(token)
+        if self.parked.pop(request.id, None):
+            self.waiting.push(request)
 
     # The next step
 
@@ -126,6 +149,8 @@ class Scheduler:
                 prefilling.append(request)
             elif request.slot < 0 or known == start or known == request.max_len:
                 continue  # preempted a moment ago for one before it, or nothing more to compute
+            elif request.awaits and request.pending:
+                continue
             elif start < len(request.blocks) * size and not request.shares_tail:
                 # The plain case, for most rows of most steps.
                 draft.add(Row(request.id, request.slot, start, 1, True))
@@ -134,9 +159,11 @@ class Scheduler:
         for request in sorted(prefilling, key=self.policy.rank):
             if request.slot >= 0 and (count := self._chunk(draft, request.known - request.launched)):
                 self._schedule(draft, request, count)
-        self.gave_way = draft.preempted
         if not draft.preempted:
             self._admit_waiting(draft)
+            if not draft.rows:
+                self._make_room(draft)
+        self.gave_way = draft.preempted
         if not draft.rows and not draft.swaps_out:
             return None
         plan = draft.plan(self.step)
@@ -155,9 +182,14 @@ class Scheduler:
         if token is not None:
             request.tokens.append(token)
             request.pending -= 1
+        elif row.samples:  # others decide what it goes on with
+            if request.slot < 0:
+                self.waiting.remove(request)
+                self.parked[request.id] = request
+            request.pending -= 1
         full = len(request.tokens) // self.pool.block_size
         if request.slot >= 0:
-            if token is not None:
+            if row.samples:
                 request.phase = Phase.DECODE
             if full > request.published and self.rules.prefix_cache:
                 self._publish(request, min(full, request.launched // self.pool.block_size))
@@ -188,7 +220,7 @@ class Scheduler:
         if tail is not None:
             self._copy_on_write(draft, request, tail)
         if missing > 0:
-            fresh = self.pool.take(missing, request.id)
+            fresh = self.pool.take(missing, request.id, len(request.blocks))
             self.tables.write(request.slot, len(request.blocks), fresh)
             request.blocks += fresh
         draft.add(Row(request.id, request.slot, start, count, samples=start + count == request.known))
@@ -205,7 +237,7 @@ class Scheduler:
 
     def _copy_on_write(self, draft: Draft, request: Request, block: int) -> None:
         at = request.blocks.index(block)
-        [fresh] = self.pool.take(1, request.id)
+        [fresh] = self.pool.take(1, request.id, at)
         self.pool.give_back([block])
         request.blocks[at] = fresh
         self.tables.write(request.slot, at, [fresh])
@@ -288,7 +320,7 @@ class Scheduler:
     def _preempt(self, draft: Draft, victim: Request) -> None:
         """Takes all of a request's blocks. It comes back by itself when there is room."""
         draft.preempted = True
-        held = len(victim.blocks)
+        held, idle = len(victim.blocks), victim.launched == victim.known
         swapped = self._swaps(victim) and victim.id not in draft.copies  # a copy that is never made
         draft.drop(victim.id)
         self._stop_running(victim)
@@ -303,8 +335,18 @@ class Scheduler:
             victim.phase, victim.why = Phase.SWAPPED, "gave way; its blocks lie in host memory"
         else:
             self._start_over(victim, "gave way; will be computed again")
-        self.waiting.push(victim)
+        if idle:
+            self.parked[victim.id] = victim
+        else:
+            self.waiting.push(victim)
         self.emit(events.Preempted(self.step, self.clock(), victim.id, swapped, held))
+
+    def _make_room(self, draft: Draft) -> None:
+        """Nothing can run: of those that hold blocks and only wait for their fellows, the last gives way."""
+        if not len(self.waiting) or self.held_until is not None or any(each.pending for each in self.running):
+            return
+        if idle := [each for each in self.running if each.launched == each.known]:
+            self._preempt(draft, max(idle, key=self.policy.rank))
 
     def preempt(self, request: Request) -> None:
         """Makes a running request give way by hand, in the next plan."""
@@ -336,11 +378,16 @@ class Scheduler:
     def abandon(self, plan: Plan) -> None:
         """The plan's block moves may not have happened: who was being swapped out is computed again."""
         moved = {host for _, host in plan.swaps_out}
-        for request in list(self.waiting):
-            if moved.intersection(request.host_blocks):
-                self.waiting.remove(request)
-                self._start_over(request, "its swap failed; will be computed again")
-                self.waiting.push(request)
+        why = "its swap failed; will be computed again"
+        for request in [*self.waiting, *self.parked.values()]:
+            if not moved.intersection(request.host_blocks):
+                continue
+            if request.id in self.parked:
+                self._start_over(request, why)
+                continue
+            self.waiting.remove(request)
+            self._start_over(request, why)
+            self.waiting.push(request)
 
     # Small things
 
@@ -388,13 +435,14 @@ class Scheduler:
         alive = self.requests.values()
         self.pool.check({each.id: each.blocks for each in alive})
         self.host.check({each.id: each.host_blocks for each in alive})
-        assert {each.id for each in self.running} | {each.id for each in self.waiting} == set(self.requests)
-        assert len(self.running) + len(self.waiting) == len(self.requests), "a request is in two places"
+        places = [*self.running, *self.waiting, *self.parked.values()]
+        assert {each.id for each in places} == set(self.requests)
+        assert len(places) == len(self.requests), "a request is in two places"
         slots = [each.slot for each in self.running]
         assert len(set(slots)) == len(slots) and self.tables.free + len(slots) == len(self.tables.grid)
         for each in self.running:
             row = self.tables.grid[each.slot, : len(each.blocks)].tolist()
             assert row == each.blocks, f"request {each.id}: table {row}, blocks {each.blocks}"
             assert len(each.blocks) >= self._blocks_for(each.launched), f"request {each.id} lacks a block"
-        for each in self.waiting:
+        for each in (*self.waiting, *self.parked.values()):
             assert each.slot < 0 and not each.blocks, f"request {each.id} waits and holds blocks"

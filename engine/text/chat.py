@@ -1,10 +1,12 @@
 """A conversation as the model wants to read it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Self
 
 from engine.errors import BadInput, TemplateError
+from engine.layout import Layout
+from engine.text.contents import contents, places
 from engine.text.guard import MARK, Guard
 from engine.text.messages import clean, clean_messages, clean_tools
 from engine.text.template import TemplateRenderer
@@ -31,6 +33,20 @@ class Chat:
         """The tokens of the rendered conversation. It starts as the template says."""
         parts = self._render(messages, tools, options).split(MARK)
         return [token for part in parts for token in self.tokenizer.encode(part)]
+
+    def layout(self, messages: Sequence[Mapping[str, Any]]) -> Layout:
+        """The same tokens, and the characters of the messages that they stand for."""
+        parts = self._render(messages, None, {}).split(MARK)
+        ids: list[int] = []
+        spans: list[tuple[int, int]] = []
+        begin = 0
+        for part in parts:
+            for token, start, end in self.tokenizer.encode_placed(part):
+                ids.append(token)
+                spans.append((begin + start, begin + end))
+            begin += len(part)
+        found = contents(messages, "".join(parts), self.text)
+        return Layout(tuple(ids), places(spans, found))
 
     def text(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any) -> str:
         """The rendered conversation, to be looked at: its tokens come from `prompt`."""

@@ -21,7 +21,8 @@ TOKEN_FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
 class Tokenizer:
     """One checkpoint's tokenizer. It is only read once it is loaded, so threads may share it."""
 
-    def __init__(self, files: TextFiles) -> None:
+    def __init__(self, files: TextFiles, folder: Path | None = None) -> None:
+        self.folder = folder  # whence another process can load the same
         self._tokenizer = files.tokenizer
         self.templates: Mapping[str, str] = files.templates
         self.special_names = _special_names(files.settings)  # bos_token and its like, as templates know them
@@ -42,12 +43,17 @@ class Tokenizer:
     @classmethod
     def load(cls, folder: Path) -> Self:
         """Read tokenizer.json and the files beside it."""
-        return cls(TextFiles.read(folder))
+        return cls(TextFiles.read(folder), folder)
 
     def encode(self, text: str) -> list[int]:
         """The text's tokens and no others. Special tokens that are written out in it are taken as such."""
         encoding = self._tokenizer.encode(checked_text(text, "the text"), add_special_tokens=False)
         return list(encoding.ids)
+
+    def encode_placed(self, text: str) -> list[tuple[int, int, int]]:
+        """The tokens of `encode`, each with the characters that it stands for: from, to."""
+        encoding = self._tokenizer.encode(checked_text(text, "the text"), add_special_tokens=False)
+        return [(token, *span) for token, span in zip(encoding.ids, encoding.offsets, strict=True)]
 
     def encode_raw(self, text: str) -> list[int]:
         """A prompt without a template: the start tokens that the tokenizer puts before a text, then the text.

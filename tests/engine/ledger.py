@@ -20,6 +20,7 @@ from engine.runner.protocol import Outcome
 from engine.scheduling.plan import Plan
 from engine.scheduling.policy import choose
 from engine.scheduling.scheduler import Rules, Scheduler
+from engine.snapshot import Reads
 
 VOCAB = 1000
 EMPTY = -1
@@ -59,6 +60,8 @@ def alone(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
 
 class LedgerRunner:
     """Runs a plan on cells of integers, with the device's order: moves, then writes, then reads."""
+
+    graphs: bool | None = None
 
     def __init__(
         self, requests: dict[int, Request], tables: BlockTables, blocks: int, host: int, size: int
@@ -119,6 +122,9 @@ class LedgerRunner:
 
     def memory(self) -> dict[str, int]:
         return {}
+
+    def reads(self) -> Reads:
+        return Reads()
 
 
 @dataclass

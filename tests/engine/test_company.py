@@ -3,11 +3,13 @@
 Run on the ledger, whose every token depends on every cell that its row reads; models are tested beside it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.core import Engine
 from engine.params import SamplingParams
 from engine.request import Finish
 from tests.engine.ledger import Clock, Reply, alone, drain, ledger_engine
@@ -85,9 +87,18 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
 
 
+def nothing(engine: Engine, step: int) -> None:
+    """Leaves the engine as it is."""
+
+
 @settings(max_examples=400)
 @given(workloads())
 def test_company_changes_nothing(work: Workload) -> None:
+    run_workload(work)
+
+
+def run_workload(work: Workload, meddle: Callable[[Engine, int], None] = nothing) -> None:
+    """To the end, with a check after every step; `meddle` is called before each with the engine."""
     engine = ledger_engine(
         blocks=work.blocks,
         host=work.host,
@@ -125,6 +136,7 @@ def test_company_changes_nothing(work: Workload) -> None:
                 engine.fork(id, branch, SamplingParams(max_tokens=job.count, seed=job.seed + 10))
             if since == job.abort_after:
                 engine.abort(id)
+        meddle(engine, step)
         engine.step()
         engine.clock.now += 0.05
         engine.scheduler.check()

@@ -1,0 +1,143 @@
+"""What a busy program costs the engine: on a thread of the program, and in a process of its own.
+
+Four replies stream on a model whose steps take about a millisecond; they are read twenty times a second, as
+a screen does. The busy interpreter burns half of its time in Python, in stretches of ten milliseconds. Rates
+are of the time that the engine's thread ran or waited for the program, without that in which it could run but
+other work had the cores (Linux counts it): a neighbour's load is no part of the question. `working` is the
+share of that time in which it ran: on a machine that is shared, where running itself is slower at times, this
+says best what is lost by waiting for the interpreter.
+"""
+
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+
+from benchmarks.harness import Bench
+from engine.config import EngineConfig
+from engine.events import Finished
+from engine.host.process import EngineProcess
+from engine.host.protocol import EngineHost
+from engine.host.thread import EngineThread
+from engine.params import SamplingParams
+from engine.start import start
+
+STREAMS = 4
+READ_EVERY = 0.05  # seconds
+STRETCH = 0.01  # seconds
+
+
+def run(bench: Bench, *, tokens: int = 1000, layers: int = 2, hidden: int = 64) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder)
+        (model / "config.json").write_text(json.dumps(shape(layers, hidden)))
+        config = EngineConfig(model=folder, dummy_weights=True, device="cpu", threads=1, blocks=1024)
+        thread, process = EngineThread(start(config)), EngineProcess(config, model / "engine.log")
+        try:
+            tasks = {"thread": own_thread(thread), "process": thread_of_engine(process)}
+            hosts: dict[str, EngineHost] = {"thread": thread, "process": process}
+            measure(bench, hosts, tasks, tokens)
+        finally:
+            thread.close()
+            process.close()
+
+
+def measure(bench: Bench, hosts: dict[str, EngineHost], tasks: dict[str, Path], tokens: int) -> None:
+    """Each in its turn, beside an interpreter that is idle or busy; every other round runs backwards."""
+    kinds = [(place, state) for state in ("idle", "busy") for place in hosts]
+    rates: dict[str, list[float]] = {f"{place}, {state} interpreter": [] for place, state in kinds}
+    shares: dict[str, list[float]] = {name: [] for name in rates}
+    for number in range(bench.warmup + bench.repeats):
+        for place, state in kinds if number % 2 == 0 else kinds[::-1]:
+            with burning() if state == "busy" else nullcontext():
+                before = schedstat(tasks[place])
+                wall = stream(hosts[place], tokens)
+                ran, delayed, _ = (
+                    now - then for now, then in zip(schedstat(tasks[place]), before, strict=True)
+                )
+            seconds = wall - delayed / 1e9
+            if number >= bench.warmup:
+                rates[f"{place}, {state} interpreter"].append(STREAMS * tokens / seconds)
+                shares[f"{place}, {state} interpreter"].append(ran / 1e9 / seconds)
+    for name in rates:
+        bench.note(name, rates[name], "tok/s")
+        bench.note(f"{name}: working", shares[name], "")
+    first, *others = rates
+    for name in others:
+        for found, what in ((rates, ""), (shares, ": working")):
+            ratios = [one / base for one, base in zip(found[name], found[first], strict=True)]
+            bench.note(f"{name} / {first}{what}", ratios, "x")
+
+
+def shape(layers: int, hidden: int) -> dict[str, object]:
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 1024,
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "dtype": "float32",
+    }
+
+
+def stream(host: EngineHost, tokens: int) -> float:
+    """Seconds until the engine had the last token; both processes go by one clock."""
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    ends: list[float] = []
+    leave = host.subscribe(lambda event: ends.append(event.at) if isinstance(event, Finished) else None)
+    began = time.monotonic()
+    running = [host.submit([n + 1, 2, 3], params) for n in range(STREAMS)]
+    while running:
+        time.sleep(READ_EVERY)
+        for each in list(running):
+            deltas = each.take()
+            if deltas and deltas[-1].finish:
+                running.remove(each)
+    host.snapshot()  # events have come before its answer
+    leave()
+    return max(ends) - began
+
+
+def own_thread(host: EngineThread) -> Path:
+    return Path(f"/proc/self/task/{host._thread.native_id}")
+
+
+def thread_of_engine(host: EngineProcess) -> Path:
+    """The one that works while a reply streams."""
+    before = {task: schedstat(task)[0] for task in Path(f"/proc/{host.pid}/task").iterdir()}
+    stream(host, 100)
+    return max(before, key=lambda task: schedstat(task)[0] - before[task])
+
+
+def schedstat(task: Path) -> list[int]:
+    """Nanoseconds on a core, nanoseconds of waiting for one, and turns."""
+    return [int(word) for word in (task / "schedstat").read_text().split()]
+
+
+@contextmanager
+def burning() -> Iterator[None]:
+    """A thread that computes half of the time, as a program's interpreter does that has much to draw."""
+    over = threading.Event()
+
+    def burn() -> None:
+        while not over.is_set():
+            until = time.perf_counter() + STRETCH
+            while time.perf_counter() < until:
+                sum(range(200))
+            time.sleep(STRETCH)
+
+    thread = threading.Thread(target=burn)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

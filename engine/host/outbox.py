@@ -1,0 +1,119 @@
+"""What the engine's process has to say, gathered on its way out.
+
+The engine's thread only lays things down. Another one sends them: at once where a reply begins or ends, else
+what has gathered in a fiftieth of a second. While the other side does not read, what waits is merged, so that
+a stalled screen costs the engine neither time nor memory.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine import wire
+from engine.events import Delta, Event, log
+from engine.host.frames import Frames
+
+TICK = 0.02  # seconds that a token waits at most for the next ones
+YOUNG = 4  # deltas of a reply that do not wait
+_MERGED_AT = 64  # deltas of one reply
+_EVENTS = 10_000  # that are kept for a reader who has stalled; the oldest are lost first
+
+Answer = Callable[[], dict[str, Any]]  # made into JSON by the thread that sends
+
+
+def merged(deltas: Sequence[Delta]) -> Delta:
+    """All of one reply as if one step had given it."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1]
+    return Delta(
+        last.request,
+        tuple([token for delta in deltas for token in delta.tokens]),
+        "".join([delta.text for delta in deltas]),
+        tuple([each for delta in deltas for each in delta.logprobs]),
+        last.finish,
+        last.error,
+    )
+
+
+class Outbox:
+    """Takes from any thread. `lost` is called, on the sending thread, when nobody listens any more."""
+
+    def __init__(self, frames: Frames, lost: Callable[[], None]) -> None:
+        self._frames, self._lost = frames, lost
+        self._gate = threading.Lock()
+        self._woken = threading.Event()
+        self._closing = False
+        self._progress: tuple[int, int] | None = None
+        self._answers: list[Answer] = []
+        self._events: deque[Event] = deque(maxlen=_EVENTS)
+        self._deltas: dict[int, list[Delta]] = {}  # by the number of the command that began the reply
+        self._ages: dict[int, int] = {}  # deltas so far, of replies that run
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    def progress(self, done: int, total: int) -> None:
+        """Only the newest is worth sending."""
+        self._progress = (done, total)
+        self._woken.set()
+
+    def answer(self, answer: Answer) -> None:
+        with self._gate:
+            self._answers.append(answer)
+        self._woken.set()
+
+    def event(self, event: Event) -> None:
+        with self._gate:
+            self._events.append(event)
+        self._woken.set()
+
+    def delta(self, reply: int, delta: Delta) -> None:
+        with self._gate:
+            waiting = self._deltas.setdefault(reply, [])
+            waiting.append(delta)
+            if len(waiting) >= _MERGED_AT:
+                waiting[:] = [merged(waiting)]
+            age = self._ages[reply] = self._ages.get(reply, 0) + 1
+            if delta.finish:
+                del self._ages[reply]
+        if age <= YOUNG or delta.finish:
+            self._woken.set()
+
+    def close(self) -> None:
+        """Sends what is there, and no more."""
+        self._closing = True
+        self._woken.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._woken.wait(TICK if self._ages else None)
+                self._woken.clear()
+                self._send()
+            self._send()
+        except OSError:
+            self._lost()
+        except Exception:
+            log.exception("nothing can be sent any more")
+            self._lost()
+
+    def _send(self) -> None:
+        with self._gate:
+            answers, self._answers = self._answers, []
+            events = list(self._events)
+            self._events.clear()
+            deltas, self._deltas = self._deltas, {}
+            progress, self._progress = self._progress, None
+        frame: dict[str, Any] = {}
+        if progress:
+            frame["progress"] = progress
+        if answers:
+            frame["answers"] = [answer() for answer in answers]
+        if events:
+            frame["events"] = [wire.encode_event(event) for event in events]
+        if deltas:
+            frame["deltas"] = [[reply, wire.encode_delta(merged(each))] for reply, each in deltas.items()]
+        if frame:
+            self._frames.send(frame)

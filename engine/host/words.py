@@ -1,0 +1,41 @@
+"""What a host knows of the model's text. Found on the caller's thread: it is no concern of the engine's."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.host.prompts import Conversation, prompt_layout, text_ends
+from engine.layout import Layout
+from engine.text.chat import Chat
+
+
+class Words:
+    """The part of a host that is the same wherever the engine runs."""
+
+    _chat: Chat
+
+    @property
+    def has_template(self) -> bool:
+        """Whether messages can be submitted, or only text and tokens."""
+        return self._chat.has_template
+
+    @property
+    def templates(self) -> Mapping[str, str]:
+        """The sources of the model's chat templates, by their names."""
+        return self._chat.tokenizer.templates
+
+    def text(self, conversation: Conversation) -> str:
+        """What the template makes of a conversation, to be looked at."""
+        tools = conversation.tools or None
+        return self._chat.text(conversation.messages, tools, **conversation.options)
+
+    def pieces(self, tokens: Sequence[int]) -> list[bytes]:
+        """What each token stands for inside a text."""
+        return [self._chat.tokenizer.piece(token) for token in tokens]
+
+    def layout(self, prompt: str | Sequence[Mapping[str, Any]]) -> Layout:
+        """Which characters of a prompt's text or messages its tokens stand for."""
+        return prompt_layout(prompt, self._chat)
+
+    def text_ends(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[int]:
+        """How long a reply's text is after each of its tokens. `after`: the tokens that it goes on from."""
+        return text_ends(tokens, after, self._chat)

@@ -1,0 +1,18 @@
+"""What the tokens of a prompt stand for."""
+
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """The characters that one token of a prompt stands for. Message -1: the template's own, or not known."""
+
+    message: int
+    start: int = 0
+    end: int = 0
+
+
+class Layout(NamedTuple):
+    """A prompt as the model reads it, token by token."""
+
+    ids: tuple[int, ...] = ()
+    places: tuple[Place, ...] = ()

@@ -1,0 +1,49 @@
+"""Whether a folder's model can be run here, from its small files alone. Needs no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import EngineError
+from engine.models.checkpoint import shards
+from engine.models.config_json import read_config, refuse_quantized
+from engine.models.families import FAMILIES
+from engine.models.fields import Fields
+
+_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # that predict tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What a model is, and why it cannot be run; one of transformers may still be refused as it is loaded."""
+
+    family: str
+    bytes: int  # of its weights
+    native: bool = False
+    trouble: str = ""
+
+
+def support(folder: Path) -> Support:
+    """Looks at the config and at which files there are."""
+    file = folder / "config.json"
+    family, size, native = "", 0, False
+    try:
+        fields = Fields.read(file)
+        family = fields.text("model_type")
+        native = family in FAMILIES
+        files = shards(folder)
+        size = sum(each.stat().st_size for each in files)
+        if native:
+            read_config(folder)
+        else:
+            refuse_quantized(fields)
+            _check_head(fields)
+    except (EngineError, OSError) as error:
+        said = str(error).removeprefix(f"{file}: ").replace(f"{folder}/", "").replace(f"{folder} ", "it ")
+        return Support(family, size, native, said)
+    return Support(family, size, native)
+
+
+def _check_head(fields: Fields) -> None:
+    names = fields.list("architectures", [])
+    if names and not any(isinstance(name, str) and name.endswith(_HEADS) for name in names):
+        raise fields.unsupported("architectures", "it does not end in a head that predicts tokens")

@@ -1,0 +1,100 @@
+"""Switches change how the engine works, at any moment, and never what it says."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import BadInput
+from engine.events import Event, Switched
+from engine.params import SamplingParams
+from tests.engine.ledger import Reply, alone, drain, ledger_engine
+from tests.engine.test_company import Workload, run_workload, workloads
+
+NAMES = ("prefix_cache", "chunked_prefill", "overlap")
+
+
+@settings(max_examples=150)
+@given(
+    workloads(),
+    st.dictionaries(st.integers(0, 28), st.lists(st.sampled_from(NAMES), min_size=1), max_size=12),
+)
+def test_turning_them_at_any_moment_changes_nothing(work: Workload, turns: dict[int, list[str]]) -> None:
+    def turn(engine: object, step: int) -> None:
+        for name in turns.get(step, ()):
+            present = {each.name: each.on for each in engine.switches}
+            engine.set_switch(name, not present[name])
+
+    run_workload(work, turn)
+
+
+def test_each_is_told_and_seen_where_it_differs_from_the_start() -> None:
+    engine, heard = ledger_engine(depth=1), list[Event]()
+    engine.bus.subscribe(heard.append)
+    engine.set_switch("overlap", False)
+    engine.set_switch("overlap", False)  # it is off already: nothing happens
+    assert [(each.name, each.on) for each in heard if isinstance(each, Switched)] == [("overlap", False)]
+    assert [(each.name, each.on, each.usual) for each in engine.snapshot().switches] == [
+        ("prefix_cache", True, True),
+        ("chunked_prefill", True, True),
+        ("overlap", False, True),
+    ]
+
+
+def test_they_do_what_they_say() -> None:
+    engine = ledger_engine(step_tokens=16)
+    prompt = [7] * 40
+
+    def ask() -> Reply:
+        reply = Reply()
+        engine.submit(prompt, SamplingParams(max_tokens=2, seed=0), reply)
+        return reply
+
+    def cached() -> int:
+        before = engine.scheduler.cached_tokens
+        drain(engine)
+        return engine.scheduler.cached_tokens - before
+
+    ask()
+    drain(engine)
+    longest = max(row.length for plan in engine.runner.plans for row in plan.rows)
+    assert longest == 16
+    ask()
+    assert cached() == 32
+    engine.set_switch("prefix_cache", False)
+    engine.set_switch("chunked_prefill", False)
+    engine.runner.plans.clear()
+    ask()
+    assert cached() == 0
+    assert max(row.length for plan in engine.runner.plans for row in plan.rows) == 40
+    engine.set_switch("prefix_cache", True)
+    ask()
+    assert cached() == 32
+
+
+def test_overlap_stops_with_a_step_under_way() -> None:
+    engine, reply = ledger_engine(depth=1), Reply()
+    engine.submit([1, 2, 3], SamplingParams(max_tokens=6, seed=0), reply)
+    engine.step()
+    engine.step()
+    assert len(reply.tokens) == 1
+    engine.set_switch("overlap", False)
+    engine.step()
+    assert len(reply.tokens) == 3, "the one under way, and the next"
+    engine.step()
+    assert len(reply.tokens) == 4
+    drain(engine)
+    assert reply.tokens == alone([1, 2, 3], 6, 0)
+
+
+def test_graphs_are_a_switch_where_the_runner_has_them() -> None:
+    engine = ledger_engine()
+    with pytest.raises(BadInput, match="no switch 'graphs'; it has prefix_cache, chunked_prefill, overlap"):
+        engine.set_switch("graphs", False)
+    engine.runner.graphs = True
+    engine.set_switch("graphs", False)
+    assert engine.runner.graphs is False
+
+
+def test_only_true_and_false() -> None:
+    with pytest.raises(BadInput, match="overlap is True or False, not 1"):
+        ledger_engine().set_switch("overlap", 1)

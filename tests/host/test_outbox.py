@@ -1,0 +1,133 @@
+"""What the engine's process sends: at once where a person waits, merged where nobody reads."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import wire
+from engine.events import Delta, Queued, TokenLogprob
+from engine.host.frames import Frames
+from engine.host.outbox import YOUNG, Outbox, merged
+from engine.request import Finish
+
+
+class Pair:
+    """An outbox, and the other end of its socket."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        self.lost = threading.Event()
+        self.frames, self.reader = Frames(ours), Frames(theirs)
+        self.outbox = Outbox(self.frames, self.lost.set)
+        self.coming = iter(self.reader)
+
+    def deltas(self) -> Iterator[Delta]:
+        """Of one reply, until its end."""
+        for frame in self.coming:
+            for _, written in frame.get("deltas", ()):
+                delta = wire.decode_delta(written)
+                yield delta
+                if delta.finish:
+                    return
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    pair = Pair()
+    yield pair
+    pair.reader.end()
+    pair.outbox.close()
+    pair.frames.close()
+    pair.reader.close()
+
+
+def delta(token: int, finish: Finish | None = None) -> Delta:
+    return Delta(3, (token,), f"{token} ", (TokenLogprob(token, -1.0, 1, ()),), finish)
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.sampled_from([None, *Finish]))
+def test_merged_is_all_of_them(tokens: list[int], finish: Finish | None) -> None:
+    deltas = [delta(token) for token in tokens[:-1]] + [delta(tokens[-1], finish)]
+    assert merged(deltas) == Delta(
+        3,
+        tuple(tokens),
+        "".join(f"{token} " for token in tokens),
+        tuple(TokenLogprob(token, -1.0, 1, ()) for token in tokens),
+        finish,
+    )
+
+
+def test_the_first_tokens_come_one_by_one(pair: Pair) -> None:
+    for n in range(YOUNG):
+        pair.outbox.delta(7, delta(n))
+        assert next(pair.coming) == {"deltas": [[7, wire.encode_delta(delta(n))]]}
+
+
+def test_later_ones_come_without_being_called_for(pair: Pair) -> None:
+    for n in range(YOUNG + 5):
+        pair.outbox.delta(7, delta(n))
+    tokens: list[int] = []
+    while len(tokens) < YOUNG + 5:
+        tokens += next(pair.coming)["deltas"][0][1]["tokens"]
+    assert tokens == list(range(YOUNG + 5))
+
+
+def test_a_reader_who_stalls_costs_nothing_and_loses_no_token(pair: Pair) -> None:
+    total = 10_000
+    for n in range(total):  # more than the socket holds: it would stand still if this waited
+        pair.outbox.delta(7, delta(n))
+    assert len(pair.outbox._deltas[7]) < 64
+    pair.outbox.delta(7, Delta(3, finish=Finish.LENGTH))
+    received = list(pair.deltas())
+    assert [token for each in received for token in each.tokens] == list(range(total))
+    assert "".join(each.text for each in received) == "".join(f"{n} " for n in range(total))
+    assert len(received) < 200
+
+
+def test_of_many_events_the_newest_are_kept(pair: Pair) -> None:
+    first = Queued(0, 0.0, 0, 10**6)
+    for n in range(60_000):
+        pair.outbox.event(Queued(n, 0.0, n, 1) if n else first)
+    steps: list[int] = []
+    while not steps or steps[-1] != 59_999:
+        steps += [event["step"] for event in next(pair.coming).get("events", ())]
+    assert len(steps) < 60_000
+    assert steps == sorted(steps)
+
+
+def test_answers_and_the_newest_progress(pair: Pair) -> None:
+    pair.outbox.answer(lambda: {"to": 1, "is": None})
+    assert next(pair.coming) == {"answers": [{"to": 1, "is": None}]}
+    pair.outbox.progress(3, 9)
+    assert next(pair.coming) == {"progress": [3, 9]}
+
+
+def test_when_nobody_listens(pair: Pair) -> None:
+    pair.reader.end()
+    for n in count():
+        pair.outbox.delta(7, delta(n))
+        if pair.lost.wait(0.001):
+            break
+
+
+def test_what_cannot_be_sent_is_no_silence(pair: Pair) -> None:
+    pair.outbox.answer(lambda: {"to": 1, "is": float("nan")})
+    assert pair.lost.wait(20)
+
+
+@pytest.mark.parametrize("cut", [0, 2, 4, 9])
+def test_a_frame_that_breaks_off_is_the_end(cut: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        frame = (12).to_bytes(4, "little") + b'{"a": 12345}'
+        ours.sendall(frame + frame[:cut])
+        ours.shutdown(socket.SHUT_WR)
+        reader = Frames(theirs)
+        assert list(reader) == [{"a": 12345}]
+        reader.close()

@@ -1,0 +1,332 @@
+"""The engine in a child process: the same host as the thread. And what the one does when the other dies."""
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import (
+    BadInput,
+    BadParams,
+    EngineDead,
+    ModelNotFound,
+    QueueFull,
+    RequestTooLong,
+    UnknownRequest,
+)
+from engine.events import Died, Event, Finished, Queued, Switched
+from engine.host.process import EngineProcess, _ending
+from engine.host.protocol import EngineHost
+from engine.host.stream import ReplyFailed, Stream
+from engine.host.thread import EngineThread
+from engine.params import SamplingParams
+from engine.request import Finish
+from engine.start import start
+
+CONFIG = EngineConfig(
+    model="pocket", device="cpu", blocks=600, threads=1, max_running=16, max_waiting=60, seed=5
+)
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+HUGE = SamplingParams(max_tokens=10**6)
+ENDLESS = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+ASK = [{"role": "user", "content": "What is 2 + 3?"}]
+GONE = 20.0  # seconds on the clock: never waited for unless something is wrong
+
+
+@pytest.fixture(scope="module")
+def thread() -> Iterator[EngineThread]:
+    host = EngineThread(start(CONFIG))
+    yield host
+    host.close()
+
+
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    host = EngineProcess(CONFIG, tmp_path_factory.mktemp("state") / "engine.log")
+    yield host
+    host.close()
+
+
+@pytest.fixture(params=["thread", "process"])
+def host(request: pytest.FixtureRequest) -> EngineHost:
+    return request.getfixturevalue(request.param)
+
+
+def begun(host: EngineHost, params: SamplingParams = ENDLESS) -> Stream:
+    stream = host.submit(ASK, params)
+    next(iter(stream))
+    return stream
+
+
+def gone(pid: int) -> bool:
+    """Whether a process, not necessarily ours, ends."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], GONE)[0])
+    finally:
+        os.close(handle)
+
+
+class TestTheSameHost:
+    def test_replies_are_the_threads_to_the_last_digit(
+        self, thread: EngineThread, process: EngineProcess
+    ) -> None:
+        for params in (
+            SamplingParams(temperature=0, max_tokens=30, logprobs=3),
+            SamplingParams(
+                temperature=0.9, seed=2**63 + 5, max_tokens=30, logit_bias=((65, 3.0),), stop=(".",)
+            ),
+        ):
+            for prompt in (ASK, "One, two, three", [70, 71, 72]):
+                here, there = (each.submit(prompt, params) for each in (thread, process))
+                assert here.prompt_tokens == there.prompt_tokens
+                ours, theirs = list(here), list(there)
+                for name in ("tokens", "logprobs"):
+                    assert sum((getattr(delta, name) for delta in theirs), ()) == sum(
+                        (getattr(delta, name) for delta in ours), ()
+                    )
+                assert "".join(delta.text for delta in theirs) == "".join(delta.text for delta in ours)
+                assert theirs[-1].finish is ours[-1].finish
+
+    def test_what_it_knows_of_texts(self, thread: EngineThread, process: EngineProcess) -> None:
+        assert process.has_template
+        assert process.templates == thread.templates
+        assert process.pieces([70, 300, 500]) == thread.pieces([70, 300, 500])
+        assert process.layout(ASK) == thread.layout(ASK)
+        assert process.text_ends([300, 301, 302]) == thread.text_ends([300, 301, 302])
+        assert process.snapshot().model == thread.snapshot().model == "pocket"
+
+    def test_fifty_streams_at_once(self, process: EngineProcess) -> None:
+        prompts = [[65 + n % 60, 70, 75 + n % 7] for n in range(50)]
+
+        def whole(prompt: list[int]) -> tuple[int, ...]:
+            return process.submit(prompt, GREEDY).result().tokens
+
+        alone = {tuple(prompt): whole(prompt) for prompt in prompts[:4]}
+        with ThreadPoolExecutor(50) as pool:
+            replies = dict(zip(map(tuple, prompts), pool.map(whole, prompts), strict=True))
+        assert all(len(reply) == 24 for reply in replies.values())
+        assert all(replies[prompt] == alone[prompt] for prompt in alone)
+        assert process.snapshot().running == 0
+
+    def test_async_readers(self, process: EngineProcess) -> None:
+        async def read(stream: Stream) -> tuple[int, ...]:
+            return tuple([token async for delta in stream for token in delta.tokens])
+
+        async def all_of_them() -> list[tuple[int, ...]]:
+            streams = [process.submit([70, n, 72], GREEDY) for n in range(65, 71)]
+            return await asyncio.gather(*map(read, streams))
+
+        assert [len(reply) for reply in asyncio.run(all_of_them())] == [24] * 6
+
+    def test_fork(self, host: EngineHost) -> None:
+        parent = begun(host)
+        child = host.fork(parent.id, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+        host.abort(parent.id)
+        result = child.result()
+        assert child.id != parent.id
+        assert child.prompt_tokens > parent.prompt_tokens
+        assert result.finish is Finish.LENGTH
+        assert child.prompt_tokens - parent.prompt_tokens + len(result.tokens) == 60
+
+    def test_commands_on_a_running_reply(self, host: EngineHost) -> None:
+        stream = begun(host)
+        host.preempt(stream.id)
+        host.update(stream.id, temperature=0.5, stop="zzz", max_tokens=300)
+        snapshot = host.snapshot()
+        assert [view.max_len for view in snapshot.requests if view.id == stream.id] == [
+            stream.prompt_tokens + 300
+        ]
+        other = begun(host)
+        host.abort(stream.id, other.id)
+        assert stream.result().finish is Finish.ABORTED
+        assert other.result().finish is Finish.ABORTED
+        assert host.snapshot().running == 0
+
+    def test_events_come_in_order(self, host: EngineHost) -> None:
+        heard: list[Event] = []
+        leave = host.subscribe(heard.append)
+        host.set_switch("prefix_cache", False)
+        host.set_switch("prefix_cache", True)
+        ids = [
+            stream.id
+            for stream in (host.submit([70, 71], GREEDY), host.submit([71, 72], GREEDY))
+            if stream.result()
+        ]
+        host.snapshot()  # what was said before an answer has come with it
+        leave()
+        kinds = [(type(event), getattr(event, "request", None)) for event in heard]
+        assert [kind for kind, _ in kinds[:2]] == [Switched, Switched]
+        for id in ids:
+            assert kinds.index((Queued, id)) < kinds.index((Finished, id))
+        host.submit([70], GREEDY).result()
+        host.snapshot()
+        assert len(heard) == len(kinds)
+
+    def test_speeds(self, process: EngineProcess) -> None:
+        assert process.speeds().read > 1e6
+
+    @pytest.mark.parametrize(
+        ("kind", "words", "ask"),
+        [
+            (RequestTooLong, "lower max_tokens", lambda host: host.submit([70], HUGE)),
+            (BadInput, "token id 999999 is out of range", lambda host: host.submit([999_999], GREEDY)),
+            (BadInput, "holds 'x'", lambda host: host.submit([70, "x"], GREEDY)),
+            (BadInput, "priority must be a whole", lambda host: host.submit([70], GREEDY, priority="first")),
+            (BadInput, "", lambda host: host.submit([70], GREEDY, deadline=float("nan"))),
+            (BadInput, "", lambda host: host.submit([70], GREEDY, priority=object())),
+            (BadInput, "no switch 'warp'", lambda host: host.set_switch("warp", True)),
+            (UnknownRequest, "no request 12345 is alive", lambda host: host.fork(12345)),
+            (UnknownRequest, "no request 12345 is alive", lambda host: host.update(12345, temperature=1.0)),
+            (UnknownRequest, "no request 12345 is alive", lambda host: host.preempt(12345)),
+            (BadParams, "heat: is no sampling parameter", lambda host: host.update(begun(host).id, heat=1)),
+            (BadParams, "top_p: must be a number", lambda host: host.update(begun(host).id, top_p=7)),
+        ],
+    )  # fmt: skip
+    def test_errors_keep_their_class(
+        self, host: EngineHost, kind: type[Exception], words: str, ask: Any
+    ) -> None:
+        with pytest.raises(kind) as caught:
+            ask(host)
+        assert type(caught.value) is kind
+        assert words in str(caught.value)
+        host.abort(*[view.id for view in host.snapshot().requests])
+        assert host.submit([70, 71], GREEDY).result().finish is Finish.LENGTH  # it goes on
+
+    def test_a_full_queue(self, process: EngineProcess) -> None:
+        big = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
+        streams: list[Stream] = []
+
+        def fill() -> None:
+            while len(streams) < 200:
+                streams.append(process.submit([65 + len(streams) % 60], big))
+
+        with pytest.raises(QueueFull, match="60 requests wait already"):
+            fill()
+        assert len(streams) >= 16 + 60
+        process.abort(*[stream.id for stream in streams])
+        assert {stream.result().finish for stream in streams} == {Finish.ABORTED}
+
+    def test_a_handler_cannot_ask(self, process: EngineProcess) -> None:
+        said: list[str] = []
+
+        def handler(event: Event) -> None:
+            try:
+                process.snapshot()
+            except RuntimeError as error:
+                said.append(str(error))
+
+        leave = process.subscribe(handler)
+        process.submit([70], GREEDY).result()
+        process.snapshot()
+        leave()
+        assert said and "only hand them on" in said[0]
+
+    def test_nothing_of_it_touches_the_terminal(self, process: EngineProcess) -> None:
+        fds = {n: os.readlink(f"/proc/{process.pid}/fd/{n}") for n in range(3)}
+        assert fds[0] == "/dev/null"
+        assert fds[1] == fds[2]
+        assert fds[1].endswith("engine.log")
+        assert os.getsid(process.pid) == process.pid  # no Ctrl+C, no hangup
+
+
+class TestWhenTheChildDies:
+    def test_everybody_learns_why(self, tmp_path: Path) -> None:
+        log = tmp_path / "engine.log"
+        host = EngineProcess(CONFIG, log)
+        heard: list[Event] = []
+        host.subscribe(heard.append)
+        streams = [begun(host) for _ in range(4)]
+        os.kill(host.pid, signal.SIGSTOP)  # it will answer nothing more
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(host.submit, [70], GREEDY) for _ in range(8)]
+            os.kill(host.pid, signal.SIGKILL)
+            errors = [each.exception() for each in asked]
+        reason = (
+            f"the engine's process was ended by SIGKILL (perhaps because memory ran out); its log is {log}"
+        )
+        assert {(type(error), str(error)) for error in errors} == {(EngineDead, reason)}
+        for stream in streams:
+            with pytest.raises(ReplyFailed) as caught:
+                stream.result()
+            assert str(caught.value) == reason
+        snapshot = host.snapshot()
+        assert (snapshot.state, snapshot.error, snapshot.requests) == ("dead", reason, ())
+        assert snapshot.blocks.in_use == 0 and not snapshot.blocks.refs.any()
+        for ask in (lambda: host.submit([70], GREEDY), lambda: host.abort(0), lambda: host.speeds()):
+            with pytest.raises(EngineDead, match="ended by SIGKILL"):
+                ask()
+        host.close()
+        assert [event.error for event in heard if isinstance(event, Died)] == [reason]
+
+    @pytest.mark.parametrize(
+        ("code", "words"),
+        [
+            (-signal.SIGSEGV, "was ended by SIGSEGV"),
+            (-signal.SIGTERM, "was ended by SIGTERM"),
+            (-60, "was ended by signal 60"),
+            (70, "ended with exit code 70"),
+            (None, "said no more, and was ended"),
+        ],
+    )
+    def test_the_ending_is_named(self, code: int | None, words: str) -> None:
+        assert _ending(code) == words
+
+    def test_what_cannot_be_loaded(self, tmp_path: Path) -> None:
+        before = threading.enumerate()
+        with pytest.raises(ModelNotFound, match="nowhere"):
+            EngineProcess(EngineConfig(model=str(tmp_path / "nowhere")), tmp_path / "engine.log")
+        assert threading.enumerate() == before
+        assert "Traceback" in (tmp_path / "engine.log").read_text()
+
+    def test_close(self, tmp_path: Path) -> None:
+        host = EngineProcess(CONFIG, tmp_path / "engine.log")
+        stream = begun(host)
+        host.close()
+        with pytest.raises(ReplyFailed, match=r"^the engine was closed$"):
+            stream.result()
+        assert gone(host.pid)
+        for ask in (lambda: host.submit([70], GREEDY), host.snapshot):
+            with pytest.raises(EngineDead, match="the engine was closed"):
+                ask()
+        host.close()
+
+
+_PARENT = """
+import sys, threading
+from pathlib import Path
+from engine.config import EngineConfig
+from engine.host.process import EngineProcess
+from engine.params import SamplingParams
+host = EngineProcess(EngineConfig(model="pocket", threads=1), Path(sys.argv[1]))
+stream = host.submit([70, 71], SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True))
+next(iter(stream))
+assert "torch" not in sys.modules
+print(host.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+class TestWhenTheParentDies:
+    def test_kill_9(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-c", _PARENT, str(tmp_path / "engine.log")]
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+        assert gone(child)
+        parent.stdout.close()

@@ -1,0 +1,58 @@
+"""What a step reads, and what the device can do."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from engine.cache.store import KVStore
+from engine.config import LayerSpec
+from engine.models.decoder import Linear, parameter
+from engine.runner.traffic import measure, weights_read
+from engine.snapshot import Reads
+from tests.runner.small import engine_on
+
+
+class Model(nn.Module):
+    """A table, a layer, a head that may be the table."""
+
+    def __init__(self, *, tied: bool) -> None:
+        super().__init__()
+        self.embed = parameter(10, 4, dtype=torch.float32)
+        self.layer = Linear.empty(4, 4, bias=True, dtype=torch.float32)
+        self.head = Linear(self.embed if tied else parameter(10, 4, dtype=torch.float32))
+        self.register_buffer("rope", torch.zeros(100, 4))
+
+
+def test_a_table_is_read_whole_only_where_it_is_the_head() -> None:
+    layer, table = 4 * (16 + 4), 4 * 40
+    assert weights_read(Model(tied=True)) == layer + table
+    assert weights_read(Model(tied=False)) == layer + table  # of the head; the table beside it is looked up
+    model = Model(tied=False)
+    model.words = nn.Embedding(1000, 4)
+    assert weights_read(model) == layer + table
+
+
+def test_the_cache_is_read_as_far_as_a_window_reaches() -> None:
+    full = LayerSpec(heads=4, kv_heads=2, key_dim=8, value_dim=8, scale=1.0)
+    near = LayerSpec(heads=4, kv_heads=2, key_dim=8, value_dim=8, scale=1.0, window=10)
+    store = KVStore(
+        [full, near, near], blocks=1, block_size=16, host_blocks=0, dtype=torch.bfloat16,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    reads = Reads(0, store.read_per_token())
+    assert reads.cache == ((0, 64), (10, 128))
+    assert reads.of_context(4) == 4 * 64 + 4 * 128
+    assert reads.of_context(100) == 100 * 64 + 10 * 128
+
+
+def test_an_engine_says_what_it_reads(llama: Path) -> None:
+    reads = engine_on(llama).snapshot().reads
+    assert reads.weights > 0
+    assert reads.of_context(1) > 0
+
+
+def test_a_device_is_measured() -> None:
+    speeds = measure(torch.device("cpu"), torch.float32, 2**20)
+    assert speeds.read > 1e6
+    assert speeds.multiply > 1e6
