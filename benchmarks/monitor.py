@@ -9,30 +9,19 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from textual.app import App, ComposeResult
-from textual.drivers.headless_driver import HeadlessDriver
 
 from benchmarks.harness import Bench
+from benchmarks.sink import Sink
 from engine.cache.pool import BlockPool
 from engine.events import Admitted
 from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
+from minichat.backends.moments import moment
+from minichat.frames import FrameScreen
 from minichat.widgets.monitor import MonitorPanel, Owner
 
 _BLOCK = 16
 _GROWTH = 10  # tokens of each request from one update to the next: 40 a second, looked at 4 times
 _SETTLED = 0.06  # seconds after which an update is on the screen
-
-
-class Sink(HeadlessDriver):
-    """A terminal that counts what is sent to it; the program draws for it as for a real one."""
-
-    sent = 0
-
-    @property
-    def is_headless(self) -> bool:
-        return False
-
-    def write(self, data: str) -> None:
-        Sink.sent += len(data.encode())
 
 
 @dataclass
@@ -52,6 +41,9 @@ class Screen(App[None]):
     def __init__(self) -> None:
         super().__init__(driver_class=Sink)
         self.panel = MonitorPanel()
+
+    def get_default_screen(self) -> FrameScreen[None]:
+        return FrameScreen()
 
     def compose(self) -> ComposeResult:
         yield self.panel
@@ -111,35 +103,16 @@ def _requests(live: Mapping[int, Grown]) -> list[RequestView]:
 
 
 def _snapshot(step: int, blocks: BlockView, requests: list[RequestView]) -> Snapshot:
-    moment = step // _GROWTH
-    return Snapshot(
-        at=moment / 4,
+    """Figures that are others each time, as those of an engine at work are."""
+    now = step // _GROWTH
+    return moment(
+        blocks,
+        requests,
+        at=now / 4,
         step=step,
-        state="ready",
-        error="",
-        model="none",
-        dtype="bfloat16",
-        device="cuda",
-        attention="triton",
-        policy="fcfs",
-        quantization="none",
-        depth=1,
-        block_size=_BLOCK,
-        max_context=4096,
-        blocks=blocks,
-        host_in_use=0,
-        host_size=64,
-        requests=tuple(requests),
-        waiting=0,
-        running=len(requests),
-        preemptions=0,
-        prefix_hit_rate=0.3,
-        rates=Rates(100.0 * (moment % 9), 1600.0 + 10 * (moment % 13), 100.0, len(requests), len(requests)),
-        step_times=StepTimes(1e-4, 2e-4, 8e-3 + 1e-5 * (moment % 7), 3e-4),
-        ttft=Quantiles(0.05, 0.08, 0.1, 16),
-        itl=Quantiles(0.01, 0.012, 0.013 + 1e-4 * (moment % 5), 2048),
-        finished=0,
-        memory={"weights": 16_000_000_000, "cache": 27_000_000_000, "device_free": 90_000_000_000},
+        rates=Rates(100.0 * (now % 9), 1600.0 + 10 * (now % 13), 100.0, len(requests), len(requests)),
+        step_times=StepTimes(1e-4, 2e-4, 8e-3 + 1e-5 * (now % 7), 3e-4),
+        itl=Quantiles(0.01, 0.012, 0.013 + 1e-4 * (now % 5), 2048),
     )
 
 

@@ -25,6 +25,7 @@ from engine.runner.protocol import Outcome
 from engine.sampling.rows import RowsView, SamplingRows
 from engine.sampling.sampler import sample
 from engine.scheduling.plan import Plan
+from engine.snapshot import Reads, Speeds
 from engine.start import start
 
 
@@ -258,6 +259,8 @@ def preemption(bench: Bench) -> None:
 class Device:
     """Stands for a GPU: a step takes it that long, and the host is free meanwhile."""
 
+    graphs: bool | None = None
+
     def __init__(self, seconds: float) -> None:
         self.seconds, self.free_at = seconds, 0.0
 
@@ -275,6 +278,12 @@ class Device:
 
     def memory(self) -> dict[str, int]:
         return {}
+
+    def reads(self) -> Reads:
+        return Reads()
+
+    def speeds(self) -> Speeds:
+        return Speeds(1.0, 1.0)
 
 
 def launch_and_commit(bench: Bench, device_ms: float = 2.0) -> None:

@@ -3,19 +3,17 @@
 import asyncio
 import gc
 import time
-from asyncio.events import Handle
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import cycle
 from operator import sub
 
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal
-from textual.drivers.headless_driver import HeadlessDriver
 
 from benchmarks.harness import Bench
+from benchmarks.sink import Sink, Stretches
 from minichat.chats.model import Message
+from minichat.frames import FrameScreen
+from minichat.interpreter import share
 from minichat.widgets.transcript import Transcript
 
 _TURN = 0.02  # seconds between two panes, as the program does it
@@ -46,25 +44,15 @@ def take(self, count: int) -> list[int]:
 """
 
 
-class Sink(HeadlessDriver):
-    """A terminal that counts what is sent to it; the program draws for it as for a real one."""
-
-    sent = 0
-
-    @property
-    def is_headless(self) -> bool:
-        return False
-
-    def write(self, data: str) -> None:
-        Sink.sent += len(data.encode())
-
-
 class Screen(App[None]):
     CSS = "Transcript { width: 1fr; border-right: solid $panel; }"
 
     def __init__(self, panes: int) -> None:
         super().__init__(driver_class=Sink)
         self._panes = [Transcript() for _ in range(panes)]
+
+    def get_default_screen(self) -> FrameScreen[None]:
+        return FrameScreen()
 
     def compose(self) -> ComposeResult:
         with Horizontal():
@@ -73,36 +61,6 @@ class Screen(App[None]):
     @property
     def panes(self) -> list[Transcript]:
         return self._panes
-
-
-@dataclass
-class Stretches:
-    """How long the loop was held by one callback after another, in seconds of its thread's processor time."""
-
-    seconds: list[float] = field(default_factory=list)
-    of_collector: list[float] = field(default_factory=list)  # how much of each was the garbage collector's
-    _collecting: float = 0.0
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        run = Handle._run
-
-        def timed(handle: Handle) -> None:
-            begin, self._collecting = time.thread_time(), 0.0
-            run(handle)
-            self.seconds.append(time.thread_time() - begin)
-            self.of_collector.append(self._collecting)
-
-        Handle._run = timed  # type: ignore[method-assign, assignment]
-        gc.callbacks.append(self._collector)
-        try:
-            yield
-        finally:
-            Handle._run = run  # type: ignore[method-assign]
-            gc.callbacks.remove(self._collector)
-
-    def _collector(self, phase: str, _info: dict[str, int]) -> None:
-        self._collecting += time.thread_time() * (1 if phase == "stop" else -1)
 
 
 async def stream(panes: int, messages: int, flushes: int, size: tuple[int, int]) -> dict[str, list[float]]:
@@ -118,12 +76,12 @@ async def stream(panes: int, messages: int, flushes: int, size: tuple[int, int])
         for pane in screen.panes:
             pane.show([*history, Message(messages, "assistant", "", state="streaming")], "a")
         await asyncio.sleep(2)  # lexers load
+        gc.freeze()  # as the program does it once the engine is there
         text = cycle(_REPLY)
         with stretches.watched():
             for number in range(flushes):
                 if number == flushes // 10:
-                    stretches.seconds.clear()
-                    stretches.of_collector.clear()
+                    stretches.clear()
                 begin, before = time.process_time(), Sink.sent
                 for pane in screen.panes:
                     pane.extend("".join(next(text) for _ in range(_PIECE)))
@@ -150,6 +108,7 @@ def run(
     messages: tuple[int, ...] = (10, 40),
     flushes: int = 100,
 ) -> None:
+    share()
     for count in panes:
         for length in messages:
             name = f"{count} panes, {length} messages"

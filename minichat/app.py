@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from textual import work
 from textual.actions import ActionParseResult
-from textual.app import App
+from textual.app import App, SuspendNotSupported
 from textual.binding import BindingType
 from textual.command import CommandPalette, Provider
 from textual.dom import DOMNode
 from textual.scrollbar import ScrollBar
+from textual.theme import Theme
 from textual.widgets import Input, TextArea
 
 from engine.errors import EngineError
@@ -31,12 +33,16 @@ from minichat.chats.errors import StoreError
 from minichat.chats.store import Store
 from minichat.conversation import Conversation, Desk
 from minichat.decoding import Preset
+from minichat.first import First
+from minichat.keeper import Keeper
 from minichat.keys import bindings, bound, key_name, keys_of
 from minichat.open_chats import OpenChats
 from minichat.pacer import Pacer
 from minichat.palette import Commands
 from minichat.paths import Paths
 from minichat.pulse import Pulse
+from minichat.remembered import Remembered
+from minichat.screens.guide import Guide
 from minichat.screens.main import MainScreen
 from minichat.settings import Loaded
 from minichat.settings.keymap import keymap
@@ -65,6 +71,8 @@ class Start:
     system: str = ""
     ascii: bool = False
     loaded: Loaded
+    first: First = field(default_factory=First)
+    tour: bool = False  # whether a panel leads through what the engine can do
 
 
 class MinichatApp(App[object], inherit_bindings=False):
@@ -84,17 +92,16 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.settings = start.loaded.settings
         self.keymap = keymap(start.loaded, bound())
         self.glyphs = glyphs.ASCII if start.ascii else glyphs.UNICODE
-        self.engine_ready = asyncio.Event()
-        self.trouble = ""  # why there is no engine
+        self.keeper = Keeper(self, start.model)
         self._interrupted_at = 0.0
         self._mouse_is_ours = self.settings.screen.mouse
-        self._model = start.model
-        self._themes = self._read_themes()
+        remembered = Remembered.read(self.paths.remembered)
+        self._themes = self._read_themes(remembered.theme_for(self.settings.screen.theme))
         self.presets: tuple[Preset, ...] = ()
         self._theme_files = Watch(self.paths.themes)
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
-        desk = Desk(store, backend, pacer, self.engine_ready, self._took, self._changed, self.complain)
+        desk = Desk(store, backend, pacer, self.keeper.ready, self._took, self._changed, self.complain)
         self.chats = OpenChats(desk, start.params, start.system)
         self.main = MainScreen(self.chats)
         if not self.settings.screen.monitor:
@@ -102,7 +109,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.pulse = Pulse(
             backend,
             self._show,
-            lambda: self.engine_ready.is_set() and not self.trouble,
+            lambda: self.keeper.alive,
             rates.ssh_monitor if ssh else rates.monitor,
         )
 
@@ -114,6 +121,7 @@ class MinichatApp(App[object], inherit_bindings=False):
             self.add_class("-ascii")
             ScrollBar.renderer = PlainBars
         self.set_keymap(self.keymap)
+        self.theme_changed_signal.subscribe(self, self._theme_chosen)
         self._read_presets()
         for problem in [*self.start.loaded.problems, *self._themes.problems][:_PROBLEMS]:
             self.complain(str(problem))
@@ -121,7 +129,10 @@ class MinichatApp(App[object], inherit_bindings=False):
         self._loop_of_signals = asyncio.get_running_loop()
         for number in _ENDING:  # the loop's own handlers wait for a loop that may be stuck
             signal.signal(number, self._told_to_end)
-        self.call_after_refresh(self._load)
+        self.call_after_refresh(lambda: self.run_worker(self.keeper.load()))
+        if self.start.tour:
+            self.chats.first_ever = False  # the panel says what there is
+            self.run_worker(Guide(self.main).begin())
 
     def on_unmount(self) -> None:
         for number in _ENDING:
@@ -129,58 +140,16 @@ class MinichatApp(App[object], inherit_bindings=False):
 
     # The engine
 
-    @work
-    async def _load(self) -> None:
-        """Runs after the first frame, so that nobody waits for torch to see the screen."""
-        self.main.banner.say(f"loading {self._model}")
-        self.main.keybar.state = "loading"
-        self.backend.subscribe(self._heard)
-        try:
-            snapshot = await self.backend.load(self._progress)
-        except Exception as error:  # whatever it is, the person has to read it
-            self._fail(f"{self._model} could not be loaded: {_reason(error)}")
-        else:
-            self.main.banner.say("")
-            self.main.tabs.facts = f"{snapshot.model}  {snapshot.dtype}  {snapshot.device}"
-            self._show(snapshot)
-            self._say_ready(snapshot)
-        self.engine_ready.set()
-
-    def _progress(self, done: int, total: int) -> None:
-        size = (
-            f"{done / 1e9:.2f} of {total / 1e9:.2f} GB"
-            if total >= 1e8
-            else f"{done / 1e6:.1f} of {total / 1e6:.1f} MB"
-        )
-        self.main.banner.say(f"loading {self._model}  {size}", done / max(total, 1))
-
-    def _say_ready(self, snapshot: Snapshot) -> None:
-        words = ["ready"]
-        if self.start.terminal.ssh:
-            words.append("ssh")
-        if not self.backend.has_template:
-            words.append("completes text: no chat template")
-        self.main.keybar.state = "  ".join(words)
-        if self.chats.first_ever:
-            room = f"{len(snapshot.blocks.refs):,} blocks of {snapshot.block_size} tokens"
-            help = key_name(keys_of("view.help", self.keymap))
-            self.notify(
-                f"{snapshot.model} on {snapshot.device}, room for {room}. {help} shows the keys.", timeout=10
-            )
-
-    def _fail(self, reason: str) -> None:
-        self.trouble = reason
-        again = key_name(keys_of("program.restart", self.keymap))
-        self.main.banner.say(
-            f"{reason}  |  {again} starts the program again, with the chats as they are", fault=True
-        )
-        self.main.keybar.state, self.main.keybar.fault = "no engine", True
-
-    def _heard(self, events: Sequence[Event]) -> None:
+    def heard(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Died) and self.is_running:
-                self._fail(f"the engine has stopped: {event.error}")
+                self.keeper.lose(f"the engine has stopped: {event.error}")
+                self.ask(self._look())
         self.main.show_events(events)
+
+    async def _look(self) -> None:
+        """Once more, though the pulse rests: nothing runs any longer."""
+        self._show(await self.backend.snapshot())
 
     def _show(self, snapshot: Snapshot) -> None:
         self.main.show_snapshot(snapshot)
@@ -205,7 +174,7 @@ class MinichatApp(App[object], inherit_bindings=False):
     # What goes wrong
 
     def complain(self, sentence: str) -> None:
-        self.notify(sentence, severity="error", timeout=8)
+        self.notify(sentence, severity="error", timeout=8, markup=False)
 
     @contextmanager
     def complaining(self) -> Iterator[None]:
@@ -238,23 +207,26 @@ class MinichatApp(App[object], inherit_bindings=False):
 
     # How it looks
 
-    def _read_themes(self) -> Themes:
+    def _read_themes(self, wanted: str) -> Themes:
         """Ours instead of Textual's: they say what owners and blocks look like, too."""
         themes = load_themes(shipped_themes(), self.paths.themes)
         for palette in themes.palettes.values():
             self.register_theme(palette.theme())
-        wanted = self.settings.screen.theme
-        self.theme = wanted if wanted in themes.palettes else _THEME
+        self.theme = self._given_theme = wanted if wanted in themes.palettes else _THEME
         for name in self.available_themes.keys() - themes.palettes.keys():
             self.unregister_theme(name)
         return themes
 
+    def _theme_chosen(self, theme: Theme) -> None:
+        """What a person chose in the palette is there again at the next start."""
+        if theme.name != self._given_theme:
+            self._given_theme, file = theme.name, self.paths.remembered
+            Remembered.read(file).themed(theme.name, self.settings.screen.theme).write(file)
+
     def on_app_focus(self) -> None:
         """The person comes back from somewhere, perhaps from editing a theme."""
         if self._theme_files.changed():
-            present = self.theme
-            self._themes = self._read_themes()
-            self.theme = present if present in self._themes.palettes else _THEME
+            self._themes = self._read_themes(self.theme)
             self.refresh_css(animate=False)
             for problem in self._themes.problems[:_PROBLEMS]:
                 self.complain(str(problem))
@@ -319,12 +291,34 @@ class MinichatApp(App[object], inherit_bindings=False):
             else f"the mouse is the terminal's; {key_name(keys_of('view.mouse', self.keymap))} takes it back"
         )
 
+    def action_redraw(self) -> None:
+        """What something else has written to the terminal goes: only cells that change are sent else."""
+        if self._driver is not None:
+            self._driver.write("\x1b[0m\x1b[2J")
+        self.screen.refresh()
+
     def action_command_palette(self) -> None:
         if not CommandPalette.is_open(self):
             self.push_screen(CommandPalette(placeholder="what to do", id="--command-palette"))
 
+    def action_tour(self) -> None:
+        """A program of its own, with an engine of its own, while this one stands aside."""
+        if self.start.tour:
+            self.notify("this is the tour")
+            return
+        words = ["--ascii"] if self.start.ascii else []
+        try:
+            with self.suspend():
+                subprocess.run([sys.executable, "-m", "minichat", "tour", *words], check=False)
+        except SuspendNotSupported:
+            self.notify("the tour needs the terminal: leave, and say minichat tour", severity="warning")
+
+    def leave(self, code: int) -> None:
+        self.run_worker(self._leave(code))
+
     async def action_restart(self) -> None:
-        await self._leave(RESTART)
+        if not self.keeper.again():
+            await self._leave(RESTART)
 
     async def action_quit(self) -> None:
         await self._leave(0)
@@ -349,7 +343,3 @@ class MinichatApp(App[object], inherit_bindings=False):
         await self.chats.put_away()
         self.pulse.rest()
         self.exit(return_code=code)
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__

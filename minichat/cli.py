@@ -11,6 +11,10 @@ from minichat import __version__
 COMMANDS = {
     "chat": "chat in the terminal (what plain `minichat` does)",
     "generate": "stream one reply to standard output",
+    "tour": "see the engine at work, step by step, with the built-in model",
+    "fetch": "download a model of the hub",
+    "locate": "print where everything lies: settings, themes, chats, logs",
+    "serve": "serve the engine over HTTP, for OpenAI's clients and screens elsewhere",
     "doctor": "say what was found here: devices, memory, versions, back ends",
 }
 
@@ -68,6 +72,7 @@ def _add_sampling(command: argparse.ArgumentParser) -> None:
 
 
 def _add_chat(command: argparse.ArgumentParser) -> None:
+    command.add_argument("text", nargs="*", metavar="TEXT", help="a first message; a pipe goes along with it")
     _add_model(command)
     _add_sampling(command)
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
@@ -76,6 +81,12 @@ def _add_chat(command: argparse.ArgumentParser) -> None:
         "--plain", action="store_true", help="no screen: a line a turn (as without a terminal)"
     )
     group.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+    group.add_argument(
+        "--engine",
+        dest="runs_in",
+        choices=["thread", "process"],
+        help="where the engine runs: a thread (default), or a process of its own, which may crash alone",
+    )
     command.set_defaults(**dict.fromkeys(_IN_SETTINGS))
 
 
@@ -88,7 +99,65 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
     _add_sampling(command)
 
 
+def _add_serve(command: argparse.ArgumentParser) -> None:
+    _add_model(command)
+    group = command.add_argument_group("where it listens")
+    group.add_argument(
+        "--host", default="127.0.0.1", metavar="H", help="an address (default: this machine only)"
+    )
+    group.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="0 takes any that is free (default: 8000)"
+    )
+    group.add_argument(
+        "--uds", metavar="FILE", help="a Unix socket of this user alone, instead of an address"
+    )
+    group.add_argument("--tls-cert", metavar="FILE", help="a certificate, in PEM")
+    group.add_argument("--tls-key", metavar="FILE", help="its key")
+    group = command.add_argument_group("who may use it")
+    group.add_argument(
+        "--api-key-file", metavar="FILE", help="keys, one a line (default: one is made and kept)"
+    )
+    group.add_argument("--no-key", action="store_true", help="ask for no key")
+    group.add_argument("--insecure", action="store_true", help="with --no-key: even beyond this machine")
+    group.add_argument(
+        "--max-in-flight",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="replies that may run and wait (default: 1024)",
+    )
+    group.add_argument(
+        "--max-per-key", type=int, default=512, metavar="N", help="of them by a key (default: 512)"
+    )
+    group = command.add_argument_group("how it serves")
+    group.add_argument("--served-name", metavar="NAME", help="what clients call the model (default: --model)")
+    group.add_argument(
+        "--drain", type=float, default=30.0, metavar="S", help="seconds for replies at the end"
+    )
+    group.add_argument("--access-log", action="store_true", help="a line a request, without its text")
+    group.add_argument("--log-prompts", action="store_true", help="prompts in the log as well")
+    group.add_argument(
+        "--dry-run", action="store_true", help="no weights: made-up replies, to write clients with"
+    )
+    group.add_argument(
+        "--rate", type=float, metavar="N", help="tokens a second of each made-up reply (default: 30)"
+    )
+
+
 def _add_doctor(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="the same as JSON")
+
+
+def _add_tour(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+
+
+def _add_fetch(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME", help="such as Qwen/Qwen3-0.6B")
+    command.add_argument("--json", action="store_true", help="tell how far it is in lines of JSON")
+
+
+def _add_locate(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="the same as JSON")
 
 
@@ -96,14 +165,34 @@ def _add_doctor(command: argparse.ArgumentParser) -> None:
 _IN_SETTINGS = ("model", "device", "dtype", "attention")
 # Whose file is called otherwise: chat has a screen, and a plain form behind it.
 _FILES = {"chat": "tui"}
-_ADD = {"chat": _add_chat, "generate": _add_generate, "doctor": _add_doctor}
+_ADD = {
+    "chat": _add_chat,
+    "generate": _add_generate,
+    "tour": _add_tour,
+    "fetch": _add_fetch,
+    "locate": _add_locate,
+    "serve": _add_serve,
+    "doctor": _add_doctor,
+}
+
+
+_HELP = ("-h", "--help", "--version")
+
+
+def _is_for_chat(word: str) -> bool:
+    """An option, or a question. A single word may be a command with a slip in it, and asks nothing."""
+    if word.startswith("-"):
+        return word not in _HELP
+    return any(letter.isspace() for letter in word.strip())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0 ok, 1 failed, 2 bad usage."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or (words[0].startswith("-") and words[0] not in ("-h", "--help", "--version")):
+    if not words or _is_for_chat(words[0]):
         words.insert(0, "chat")
+    if words[0] not in (*COMMANDS, *_HELP):
+        parser().error(f"there is no command {words[0]!r}; to ask the model: minichat chat {words[0]!r}")
     options = parser().parse_args(words)
     try:
         command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")

@@ -3,29 +3,32 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 from engine.errors import EngineDead, EngineError, UnknownRequest
 from engine.events import Delta, TokenLogprob
 from engine.params import FIELDS, SamplingParams
 from engine.request import Finish
 from minichat.backends.protocol import Backend, Prompt, Reply
+from minichat.branching import branch, retraced
 from minichat.chats.errors import StoreError
 from minichat.chats.letters import colour_index
-from minichat.chats.model import Chat, Message, ReplyStats, State, title_from
+from minichat.chats.model import Attachment, Chat, Message, State, title_from
 from minichat.chats.store import Store
-from minichat.decoding import changed_from_default, strategy
+from minichat.decoding import changed_from_default
 from minichat.pacer import Pacer
-from minichat.reasoning import ReplyText
+from minichat.parting import MOST, Comparison
+from minichat.run import Run, View
+from minichat.traces import Trace
 
 log = logging.getLogger("minichat.app")
 
 _FAREWELL = 1.0  # seconds that a reply may take to end
 _SAVE_EVERY = 1.0  # seconds of streaming that a crash may cost
-_LIKELY = 10  # tokens whose likelihood the decoding drawer shows
+_TRACES = 16  # requests of a chat whose text can be found in blocks
 _THOUGHT_SHOWN = 160  # characters of reasoning that are seen as they come
 _STATES: dict[Finish, State] = {
     Finish.STOP: "done",
@@ -35,40 +38,7 @@ _STATES: dict[Finish, State] = {
 }
 
 
-class View(Protocol):
-    """Who draws a conversation."""
-
-    def show_messages(self) -> None: ...
-
-    def add_message(self, message: Message) -> None: ...
-
-    def add_text(self, text: str, tail: str) -> None: ...
-
-    def settle_message(self, message: Message) -> None: ...
-
-
-@dataclass(slots=True)
-class Run:
-    """A reply on its way."""
-
-    message: Message
-    began: float
-    parts: ReplyText = field(default_factory=ReplyText)
-    reply: Reply | None = None
-    first: float | None = None
-    tokens: int = 0
-    saved: float = 0.0
-    stopping: bool = False
-    task: asyncio.Task[None] | None = None
-
-    def stats(self, now: float, params: SamplingParams) -> ReplyStats:
-        return ReplyStats(
-            tokens=self.tokens,
-            seconds=now - self.began,
-            ttft=(self.first or now) - self.began,
-            prompt_tokens=self.reply.prompt_tokens if self.reply else 0,
-            strategy=strategy(params),
-        )
+Begin = Callable[[Run, SamplingParams], Awaitable[Reply]]  # has the engine begin it
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +66,8 @@ class Conversation:
         self.likely: TokenLogprob | None = None  # the newest token's rivals
         self.unread = False
         self.watching = False  # somebody looks at the likeliest tokens
+        self.compared: Comparison[Conversation] | None = None  # with the replies of other chats
+        self.traces: dict[int, Trace] = {}  # of the newest requests, by their numbers
         self._asked: set[asyncio.Task[None]] = set()
 
     @property
@@ -108,7 +80,7 @@ class Conversation:
 
     # What a person does
 
-    def send(self, text: str) -> None:
+    def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
         """A message of the person's, and the reply to it. While one is edited, it takes that one's place."""
         if self.streaming:
             return
@@ -117,7 +89,7 @@ class Conversation:
             self.editing = None
         if not self.chat.messages and not self.chat.earlier:
             self.rename(title_from(text))
-        self._append(self.desk.store.append(self.chat.id, "user", text))
+        self._append(self.desk.store.append(self.chat.id, "user", text, attachments=attachments))
         self._answer()
 
     def retry(self, message_id: int | None = None) -> bool:
@@ -138,6 +110,11 @@ class Conversation:
             return None
         self.editing = wanted[-1].id
         return wanted[-1].text
+
+    def files(self) -> tuple[Attachment, ...]:
+        """What goes with the message that is edited: it may be nowhere else any more."""
+        edited = [message.attachments for message in self.chat.messages if message.id == self.editing]
+        return edited[0] if edited else ()
 
     def stop(self) -> bool:
         """Ends the reply that runs; what has come stays."""
@@ -164,8 +141,19 @@ class Conversation:
         if on == self.watching:
             return
         self.watching, self.likely = on, None
+        self._ask_likely()
+
+    def compare(self, comparison: "Comparison[Conversation]") -> None:
+        """The next reply is looked at beside others, with the rivals of its tokens."""
+        self.compared = comparison
+
+    def _ask_likely(self) -> None:
         if self.run is not None and self.run.reply is not None:
-            self._ask(self.desk.backend.update(self.run.reply.id, logprobs=_LIKELY if on else None))
+            self._ask(self.desk.backend.update(self.run.reply.id, logprobs=self._likely))
+
+    @property
+    def _likely(self) -> int | None:
+        return MOST if self.watching or self.compared is not None else None
 
     def rename(self, title: str) -> None:
         self.chat.title = title
@@ -201,26 +189,62 @@ class Conversation:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
+    async def cut_short(self, reason: str) -> None:
+        """The engine goes: what has come is saved, with the reason."""
+        if self.run is not None:
+            self.run.reason = reason
+            await self.put_away()
+
     # The reply
+
+    def join(self, other: "Conversation") -> None:
+        """Goes on by itself from where another chat's running reply is: this one is a copy of it so far."""
+        source, theirs = other.run, tuple(other.chat.messages)
+        if source is None or source.reply is None:
+            return
+        message = replace(self.chat.messages[-1], text="", reasoning="", state="streaming")
+        self.chat.messages[-1] = message
+        if self.view is not None:
+            self.view.show_messages()
+
+        async def begin(run: Run, params: SamplingParams) -> Reply:
+            reply, count, before = await branch(self.desk.backend, source, params)
+            if source.trace is not None:
+                self._trace(run, retraced(source.trace, reply.id, count, theirs, self.chat.messages))
+            run.pieces = [(count, before)]
+            added = run.parts.push(before)
+            if self.view is not None:
+                self.view.add_text(added, "")
+            return reply
+
+        self._run(message, begin)
 
     def _answer(self) -> None:
         message = self.desk.store.append(
             self.chat.id, "assistant", "", state="streaming", params=changed_from_default(self.chat.params)
         )
         self._append(message)
+        self._run(message, self._submit)
+
+    def _run(self, message: Message, begin: Begin) -> None:
         now = self.desk.clock()
         self.run = Run(message, now, saved=now)
-        self.run.task = asyncio.create_task(self._follow(self.run), name=f"reply-{self.chat.letter}")
+        self.run.task = asyncio.create_task(self._follow(self.run, begin), name=f"reply-{self.chat.letter}")
         self.desk.changed(self)
 
-    async def _follow(self, run: Run) -> None:
+    async def _submit(self, run: Run, params: SamplingParams) -> Reply:
+        prompt, parts = self._prompt()
+        reply = await self.desk.backend.submit(prompt, params)
+        self._trace(run, Trace(reply.id, prompt, parts, reply.prompt_tokens, run.message.id))
+        return reply
+
+    async def _follow(self, run: Run, begin: Begin) -> None:
         """From the first word to the last, and whatever goes wrong between."""
         finish, error = Finish.ABORTED, ""
         try:
             await self.desk.ready.wait()
             asked = self.chat.params
-            reply = await self.desk.backend.submit(self._prompt(), self._watched(asked))
-            run.reply = reply
+            run.reply = reply = await begin(run, self._watched(asked))
             self.desk.took(self, reply.id)
             self._catch_up(run, reply, asked)
             async for batch in reply.batches(self.desk.pacer.turn):
@@ -248,11 +272,21 @@ class Conversation:
             run.first = now
         run.tokens += sum(len(delta.tokens) for delta in fresh)
         added = run.parts.push("".join(delta.text for delta in batch))
-        if self.watching and (rivals := [one for delta in batch for one in delta.logprobs]):
+        run.pieces += [(len(delta.tokens), delta.text) for delta in batch]
+        if run.trace is not None:
+            run.trace.tokens += [token for delta in fresh for token in delta.tokens]
+            run.trace.begins, run.trace.shown = run.parts.begins, len(run.parts.text)
+        rivals = [one for delta in batch for one in delta.logprobs]
+        if self.watching and rivals:
             self.likely = rivals[-1]
         if self.view is not None:
             tail = run.parts.reasoning[-_THOUGHT_SHOWN:] if run.parts.thinking else ""
             self.view.add_text(added, tail)
+        if self.compared is not None:
+            self.compared.take(self, rivals)
+            if self.compared.reached(self):
+                self.compared = None
+                self._ask_likely()
         if now - run.saved >= _SAVE_EVERY:
             run.saved = now
             self._save(self._written(run))
@@ -261,12 +295,17 @@ class Conversation:
         added = run.parts.flush()
         if added and self.view is not None:
             self.view.add_text(added, "")
+        if run.trace is not None:
+            run.trace.begins, run.trace.shown = run.parts.begins, len(run.parts.text)
         stats = run.stats(self.desk.clock(), self.chat.params)
-        message = replace(self._written(run), state=_STATES[finish], error=error, stats=stats)
+        message = replace(self._written(run), state=_STATES[finish], error=error or run.reason, stats=stats)
         self.run = None
+        compared, self.compared = self.compared, None
         self._save(message)
         if self.view is not None:
             self.view.settle_message(message)
+        if compared is not None:
+            compared.end(self)
         self.desk.changed(self)
 
     def _written(self, run: Run) -> Message:
@@ -282,21 +321,28 @@ class Conversation:
 
     # The chat behind it
 
-    def _prompt(self) -> Prompt:
-        """What the model reads: all that was said before the reply that is wanted."""
+    def _trace(self, run: Run, trace: Trace) -> None:
+        run.trace = self.traces[trace.request] = trace
+        while len(self.traces) > _TRACES:
+            del self.traces[next(iter(self.traces))]
+
+    def _prompt(self) -> tuple[Prompt, tuple[tuple[int, int], ...]]:
+        """What the model reads: all that was said before the reply that is wanted; and of whom it is."""
         newest = self.chat.messages
         earlier = (
             self.desk.store.older(self.chat.id, newest[0].id, self.chat.earlier) if self.chat.earlier else []
         )
         said = [*earlier, *newest[:-1]]
         if not self.desk.backend.has_template:
-            return "".join(message.text for message in said)
+            return "".join(each.whole for each in said), tuple((each.id, len(each.whole)) for each in said)
         opening = [{"role": "system", "content": self.chat.system}] if self.chat.system else []
-        turns = [{"role": message.role, "content": message.text} for message in said if message.text]
-        return [*opening, *turns]
+        said = [message for message in said if message.text]
+        turns = [{"role": message.role, "content": message.whole} for message in said]
+        own = [(-1, 0) for _ in opening]
+        return [*opening, *turns], (*own, *((each.id, len(each.whole)) for each in said))
 
     def _watched(self, params: SamplingParams) -> SamplingParams:
-        return params.changed(logprobs=_LIKELY) if self.watching else params
+        return params.changed(logprobs=self._likely) if self._likely else params
 
     def _append(self, message: Message) -> None:
         self.chat.messages.append(message)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 from minichat.keys import COMMANDS, key_name, keys_of
+from minichat.switches import NAMES
 
 if TYPE_CHECKING:
     from minichat.app import MinichatApp
@@ -34,6 +35,9 @@ class Commands(Provider):
                 keys = keys_of(command.id, app.keymap)
                 run = partial(app.main.run_action, command.action)
                 yield command.title, f"{command.group}   {key_name(keys)}" if keys else command.group, run
+        for each in app.main.latest.switches if app.main.latest else ():
+            title = f"Turn {NAMES.get(each.name, each.name)} {'off' if each.on else 'on'}"
+            yield title, "Engine", partial(app.main.run_action, f"switch({each.name!r})")
         for index, conversation in enumerate(app.chats):
             chat = conversation.chat
             title = f"Go to {chat.letter.upper()}: {chat.title or 'new chat'}"

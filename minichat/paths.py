@@ -34,8 +34,20 @@ class Paths:
         return self.state / "chats.db"
 
     @property
+    def remembered(self) -> Path:
+        return self.state / "remembered.json"
+
+    @property
     def log(self) -> Path:
         return self.state / "minichat.log"
+
+    @property
+    def server_key(self) -> Path:
+        return self.state / "server.key"
+
+    @property
+    def engine_log(self) -> Path:
+        return self.state / "engine.log"
 
     @property
     def clipboard(self) -> Path:
@@ -47,7 +59,8 @@ class Paths:
 
     def named(self) -> dict[str, Path]:
         """Every path by its name, in the order in which a person wants to read them."""
-        names = "settings presets themes chats exports clipboard log config state cache".split()
+        files = "settings presets themes chats remembered exports clipboard log engine_log"
+        names = [*files.split(), "config", "state", "cache"]
         return {name: getattr(self, name) for name in names}
 
 

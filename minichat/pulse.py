@@ -7,6 +7,7 @@ from contextlib import suppress
 from engine.errors import EngineDead
 from engine.snapshot import Snapshot
 from minichat.backends.protocol import Backend
+from minichat.interpreter import tidy
 
 
 class Pulse:
@@ -31,12 +32,17 @@ class Pulse:
             self._task.cancel()
 
     async def _beat(self) -> None:
+        ran = False
         with suppress(EngineDead):
             while self._watched():
                 self._woken = False
                 snapshot = await self._backend.snapshot()
                 self._show(snapshot)
-                if _quiet(snapshot) and not self._woken:
+                if not _quiet(snapshot):
+                    ran = True
+                elif not self._woken:
+                    if ran:
+                        tidy()
                     return
                 await asyncio.sleep(1 / self.rate)
 

@@ -12,12 +12,15 @@ class ReplyText:
     reasoning: str = ""
     text: str = ""
     thinking: bool = False
+    begins: int = 0  # character of all that came where the answer begins
+    _length: int = 0
     _raw: str = ""  # not decided yet
     _begun: bool = False
 
     def push(self, piece: str) -> str:
         """Takes what came; returns what it adds to the answer."""
         self._raw += piece
+        self._length += len(piece)
         if not self._begun:
             start = self._raw.lstrip()
             if _OPEN.startswith(start[: len(_OPEN)]) and len(start) < len(_OPEN):
@@ -48,6 +51,8 @@ class ReplyText:
         piece, self._raw = self._raw, ""
         if not self.text and self.reasoning:
             piece = piece.lstrip("\n")  # the blank lines between the reasoning and the answer
+        if not self.text:
+            self.begins = self._length - len(piece)
         self.text += piece
         return piece
 

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 from engine.errors import EngineError
-from engine.events import Delta, Event, TokenLogprob
+from engine.events import Delta, Event, Switched, TokenLogprob
+from engine.layout import Layout, Place
 from engine.params import SamplingParams
 from engine.request import Finish
-from engine.snapshot import Snapshot
+from engine.snapshot import Snapshot, Speeds
 from minichat.backends.bridge import gathered
 from minichat.backends.protocol import Progress, Prompt, Turn
 
@@ -24,9 +25,11 @@ class FakeReply:
     params: SamplingParams
     prompt_tokens: int = 7
     finished: bool = False
+    tokens: int = 0  # that it has said
     _deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
 
     def say(self, text: str, tokens: int = 1, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        self.tokens += tokens
         self._deltas.put_nowait(Delta(self.id, tuple(range(tokens)), text, tuple(logprobs)))
 
     def end(self, finish: Finish = Finish.STOP, error: str = "") -> None:
@@ -64,6 +67,8 @@ class FakeBackend:
         self.loaded = asyncio.Event()  # a test that wants a slow start clears it first
         self.loaded.set()
         self.progress: Progress | None = None
+        self.switched: list[str] = []  # models, in the order in which they were asked for
+        self.unloadable: dict[str, EngineError] = {}  # what is wrong with a model, by its name
         self._snapshots, self._script, self._trouble = tuple(snapshots), script, trouble
         self._has_template = has_template
         self._numbers = count()
@@ -78,6 +83,18 @@ class FakeBackend:
         await self.loaded.wait()
         if self._trouble:
             raise self._trouble
+        return self._snapshots[0]
+
+    async def switch(self, model: str, progress: Progress) -> Snapshot:
+        self.switched.append(model)
+        for reply in self.replies:
+            reply.end(Finish.FAILED, "the engine was closed")
+        self.progress = progress
+        await self.loaded.wait()
+        if model in self.unloadable:
+            raise self.unloadable[model]
+        self._trouble = None
+        self._snapshots = tuple(replace(shot, model=model) for shot in self._snapshots)
         return self._snapshots[0]
 
     async def submit(self, prompt: Prompt, params: SamplingParams) -> FakeReply:
@@ -100,6 +117,42 @@ class FakeBackend:
 
     async def preempt(self, id: int) -> None:
         self.updates.append((id, {"preempted": True}))
+
+    async def fork(self, id: int, params: SamplingParams) -> FakeReply:
+        parent = self.replies[id]
+        before = parent.prompt_tokens + parent.tokens
+        reply = FakeReply(next(self._numbers), parent.prompt, params, before)
+        self.replies.append(reply)
+        return reply
+
+    async def layout(self, prompt: Prompt) -> Layout:
+        """A token a character of what people and models said, and one before each message."""
+        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        placed = [
+            (token, place)
+            for number, text in enumerate(texts)
+            for token, place in [
+                (1, Place(-1)),
+                *((ord(sign), Place(number, at, at + 1)) for at, sign in enumerate(text)),
+            ]
+        ]
+        return Layout(tuple(token for token, _ in placed), tuple(place for _, place in placed))
+
+    async def text_ends(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[int]:
+        return [at + 1 for at in range(len(tokens))]
+
+    async def set_switch(self, name: str, on: bool) -> None:
+        self._snapshots = tuple(
+            replace(
+                shot,
+                switches=tuple(each._replace(on=on) if each.name == name else each for each in shot.switches),
+            )
+            for shot in self._snapshots
+        )
+        self.emit(Switched(0, 0.0, name, on))
+
+    async def speeds(self) -> Speeds:
+        return Speeds(read=10e9, multiply=100e9)
 
     async def snapshot(self) -> Snapshot:
         shot = self._snapshots[min(self.snapshots_taken, len(self._snapshots) - 1)]

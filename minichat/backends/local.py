@@ -1,25 +1,28 @@
-"""The engine in this process, on its own thread."""
+"""The engine on this machine: on a thread of this process, or in a process of its own."""
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
 from engine.errors import EngineDead
 from engine.events import Delta, Event
+from engine.layout import Layout
 from engine.params import SamplingParams
-from engine.snapshot import Snapshot
+from engine.snapshot import Snapshot, Speeds
 from minichat.backends.bridge import Handover, gathered, in_thread
 from minichat.backends.protocol import Progress, Prompt, Turn
+from minichat.paths import private_folder
 
 if TYPE_CHECKING:
+    from engine.host.protocol import EngineHost
     from engine.host.stream import Stream
-    from engine.host.thread import EngineThread
-    from engine.text.tokenizer import Tokenizer
 
 _TELL_EVERY = 0.1  # seconds between two words about loading
 _CLOSE_WITHIN = 2.0  # seconds; a step that takes longer is left behind
@@ -43,14 +46,37 @@ class LocalReply:
         return gathered(self.stream, turn)
 
 
-class LocalBackend:
-    """Loads the engine in a thread, torch included, and asks it from threads: an answer may take a step."""
+def on_thread(config: EngineConfig, progress: Progress) -> "EngineHost":
+    """Torch comes into this process."""
+    from engine.host.thread import EngineThread
+    from engine.start import start
 
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-        self._engine: EngineThread | None = None
-        self._tokenizer: Tokenizer | None = None
+    return EngineThread(start(config, progress))
+
+
+def in_process(log_file: Path) -> "Launch":
+    """A child, which may crash alone and has an interpreter to itself. What it logs goes to the file."""
+
+    def launch(config: EngineConfig, progress: Progress) -> "EngineHost":
+        from engine.host.process import EngineProcess
+
+        private_folder(log_file.parent)
+        return EngineProcess(config, log_file, progress=progress)
+
+    return launch
+
+
+Launch = Callable[[EngineConfig, Progress], "EngineHost"]
+
+
+class LocalBackend:
+    """Launches the engine from a thread, and asks it from threads: an answer may take a step."""
+
+    def __init__(self, config: EngineConfig, launch: Launch = on_thread) -> None:
+        self._config, self._launch = config, launch
+        self._engine: EngineHost | None = None
         self._handlers: list[Handover] = []
+        self._unsubscribe: list[Callable[[], None]] = []
         self._loading = False
         self._trouble = "the engine has not been loaded"
 
@@ -68,16 +94,10 @@ class LocalBackend:
                 loop.call_soon_threadsafe(progress, done, total)
 
         def start_engine() -> Snapshot:
-            from engine.host.thread import EngineThread
-            from engine.start import start
-
             try:
-                engine = start(self._config, tell)
-                for handler in self._handlers:
-                    engine.bus.subscribe(handler)
-                self._tokenizer = engine.tokenizer
-                self._engine = EngineThread(engine)
-                gc.freeze()  # or each collection walks all of torch, and keys wait for it
+                self._engine = self._launch(self._config, tell)
+                gc.freeze()  # or each collection walks all of torch and of textual, and keys wait for it
+                self._unsubscribe = [self._engine.subscribe(handler) for handler in self._handlers]
             finally:
                 self._loading = False
             return self._engine.snapshot()
@@ -88,6 +108,28 @@ class LocalBackend:
         except Exception as error:
             self._trouble = f"there is no engine: {str(error) or type(error).__name__}"
             raise
+
+    async def switch(self, model: str, progress: Progress) -> Snapshot:
+        await in_thread(self._let_go)
+        self._config = replace(self._config, model=model)
+        return await self.load(progress)
+
+    def _let_go(self) -> None:
+        """Ends the engine, and gives its memory back before another one measures what is free."""
+        host, self._engine = self._engine, None
+        if host is None:
+            return
+        self._trouble = "another model is being loaded"
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()  # its end is no news
+        self._unsubscribe.clear()
+        host.close()
+        del host
+        gc.unfreeze()  # the engine is in cycles, and frozen ones would stay for good
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
 
     async def submit(self, prompt: Prompt, params: SamplingParams) -> LocalReply:
         return LocalReply(await in_thread(lambda: self._host.submit(prompt, params)))
@@ -101,21 +143,33 @@ class LocalBackend:
     async def preempt(self, id: int) -> None:
         await in_thread(lambda: self._host.preempt(id))
 
+    async def fork(self, id: int, params: SamplingParams) -> LocalReply:
+        return LocalReply(await in_thread(lambda: self._host.fork(id, params)))
+
+    async def layout(self, prompt: Prompt) -> Layout:
+        return await in_thread(lambda: self._host.layout(prompt))
+
+    async def text_ends(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[int]:
+        return await in_thread(lambda: self._host.text_ends(tokens, after))
+
+    async def set_switch(self, name: str, on: bool) -> None:
+        await in_thread(lambda: self._host.set_switch(name, on))
+
     async def snapshot(self) -> Snapshot:
         return await in_thread(self._host.snapshot)
+
+    async def speeds(self) -> Speeds:
+        return await in_thread(self._host.speeds)
 
     def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
         handover = Handover(handler)
         self._handlers.append(handover)
         if self._engine is not None:
-            self._engine.subscribe(handover)
+            self._unsubscribe.append(self._engine.subscribe(handover))
 
     def words(self, tokens: Sequence[int]) -> list[str]:
-        return (
-            [self._tokenizer.piece(token).decode(errors="replace") for token in tokens]
-            if self._tokenizer
-            else []
-        )
+        pieces = self._engine.pieces(tokens) if self._engine else []
+        return [piece.decode(errors="replace") for piece in pieces]
 
     def close(self) -> bool:
         if self._engine is None:
@@ -126,7 +180,7 @@ class LocalBackend:
         return not closing.is_alive()
 
     @property
-    def _host(self) -> "EngineThread":
+    def _host(self) -> "EngineHost":
         if self._engine is None:
             raise EngineDead(self._trouble)
         return self._engine

@@ -4,8 +4,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from typing import Any, Protocol
 
 from engine.events import Delta, Event
+from engine.layout import Layout
 from engine.params import SamplingParams
-from engine.snapshot import Snapshot
+from engine.snapshot import Snapshot, Speeds
 
 # Text, which is completed; or messages, which go through the model's chat template.
 Prompt = str | Sequence[Mapping[str, str]]
@@ -39,6 +40,10 @@ class Backend(Protocol):
         """Makes the engine ready; raises what is wrong with the model or the machine."""
         ...
 
+    async def switch(self, model: str, progress: Progress) -> Snapshot:
+        """The same with another model. The old one goes first; where this raises, there is none."""
+        ...
+
     async def submit(self, prompt: Prompt, params: SamplingParams) -> Reply: ...
 
     async def update(self, id: int, **changes: Any) -> None: ...
@@ -47,7 +52,27 @@ class Backend(Protocol):
 
     async def preempt(self, id: int) -> None: ...
 
+    async def fork(self, id: int, params: SamplingParams) -> Reply:
+        """A reply that goes on from a running one, sharing its blocks; `prompt_tokens` is all before it."""
+        ...
+
+    async def layout(self, prompt: Prompt) -> Layout:
+        """Which characters of the prompt's text or messages its tokens stand for."""
+        ...
+
+    async def text_ends(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[int]:
+        """How long a reply's text is after each of its tokens. `after`: the tokens that it goes on from."""
+        ...
+
+    async def set_switch(self, name: str, on: bool) -> None:
+        """Turns one of the snapshot's switches off or on between two steps."""
+        ...
+
     async def snapshot(self) -> Snapshot: ...
+
+    async def speeds(self) -> Speeds:
+        """What the engine's device can do at best; measured when it is asked for the first time."""
+        ...
 
     def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
         """Events in order, several at a time."""

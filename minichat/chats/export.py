@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from engine.errors import BadParams
 from engine.params import SamplingParams
 from minichat.chats.errors import BadExport
-from minichat.chats.model import ROLES, STATES, Chat, Message, ReplyStats
+from minichat.chats.model import ROLES, STATES, Attachment, Chat, Message, ReplyStats
 from minichat.chats.rows import plain_params
 
 FORMAT = "minichat chat"
@@ -71,6 +71,7 @@ def _message(message: Message) -> str:
     if message.reasoning:
         parts.append(f"<details><summary>Reasoning</summary>\n\n{message.reasoning}\n\n</details>")
     parts += [message.text] if message.text else []
+    parts += [attachment.fenced for attachment in message.attachments]
     remarks: list[str] = [message.state] if message.state != "done" else []
     remarks += [message.error] if message.error else []
     if stats := message.stats:
@@ -98,7 +99,21 @@ def _read_message(found: Any, place: str) -> Message:
         error=_get(found, "error", place, str),
         stats=_stats(_get_object(found, "stats", place), f"{place}.stats"),
         params=_get_object(found, "params", place),
+        attachments=_attachments(found, place),
     )
+
+
+def _attachments(found: dict[str, Any], place: str) -> tuple[Attachment, ...]:
+    """Exports from before there were any have none."""
+    if "attachments" not in found:
+        return ()
+    read = []
+    for number, each in enumerate(_get(found, "attachments", place, list)):
+        at = f"{place}.attachments[{number}]"
+        if not isinstance(each, dict):
+            _refuse(at, "an attachment", each)
+        read.append(Attachment(_get(each, "name", at, str), _get(each, "text", at, str)))
+    return tuple(read)
 
 
 def _params(found: dict[str, Any]) -> SamplingParams:

@@ -1,6 +1,8 @@
 """A chat and what was said in it. Messages are frozen: a changed one is a new one with the same id."""
 
+import re
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Literal
 
 from engine.params import SamplingParams
@@ -30,6 +32,22 @@ class ReplyStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Attachment:
+    """A text that goes to the model with a message. Kept as it was then: a file may change, or go."""
+
+    name: str  # as the message has it, behind an @
+    text: str
+
+    @property
+    def fenced(self) -> str:
+        """Between two fences that are longer than any in it."""
+        runs = [len(run) for run in re.findall("`{3,}", self.text)]
+        fence = "`" * (max(runs, default=2) + 1)
+        end = "" if self.text.endswith("\n") else "\n"
+        return f"{self.name}:\n{fence}{PurePath(self.name).suffix[1:]}\n{self.text}{end}{fence}"
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One row of the store. `id` is the row's; it never changes and is larger for a later message."""
 
@@ -42,6 +60,12 @@ class Message:
     error: str = ""  # why it failed
     stats: ReplyStats | None = None
     params: dict[str, Any] | None = None  # the sampling parameters that were not the default
+    attachments: tuple[Attachment, ...] = ()
+
+    @property
+    def whole(self) -> str:
+        """What the model reads: the text, and then what is attached to it."""
+        return "\n\n".join([self.text, *(each.fenced for each in self.attachments)])
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 from minichat.chats.errors import ChatGone, MessageGone
 from minichat.chats.letters import free_letter
 from minichat.chats.model import Chat, ChatLine, Message
-from minichat.chats.rows import chat_from, message_from, packed, storable
+from minichat.chats.rows import chat_from, message_from, packed, packed_attachments, storable
 from minichat.chats.search import Hit, snippet
 
 PAGE = 20  # messages of a chat that are read at first
@@ -84,9 +84,9 @@ def copy_chat(db: Db, chat_id: int, message_id: int, at: float) -> int:
         raise MessageGone(message_id, chat_id)
     copy = insert_chat(db, f"{row['title']} (fork)".lstrip(), row["system"], row["params"], at)
     db.execute(
-        "INSERT INTO messages (chat_id, role, at, state, error, stats, params, text, reasoning)"
+        "INSERT INTO messages (chat_id, role, at, state, error, stats, params, text, reasoning, attachments)"
         " SELECT ?, role, at, CASE state WHEN 'streaming' THEN 'stopped' ELSE state END, error, stats,"
-        " params, text, reasoning FROM messages WHERE chat_id = ? AND id <= ? ORDER BY id",
+        " params, text, reasoning, attachments FROM messages WHERE chat_id = ? AND id <= ? ORDER BY id",
         (copy, chat_id, message_id),
     )
     return copy
@@ -106,11 +106,12 @@ def last_messages(db: Db, chat_id: int, limit: int, before: int | None = None) -
 def insert_message(db: Db, chat_id: int, message: Message) -> int:
     """The new message's id."""
     insert = (
-        "INSERT INTO messages (state, writer, error, stats, text, reasoning, chat_id, role, at, params)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        "INSERT INTO messages"
+        " (state, writer, error, stats, text, reasoning, chat_id, role, at, params, attachments)"
+        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
-    values = (*_changeable(message), chat_id, message.role, message.at, packed(message.params))
-    return db.execute(insert, values).lastrowid or 0
+    once = (message.role, message.at, packed(message.params), packed_attachments(message.attachments))
+    return db.execute(insert, (*_changeable(message), chat_id, *once)).lastrowid or 0
 
 
 def update_message(db: Db, message: Message) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.errors import BadParams
 from engine.params import FIELDS, SamplingParams
-from minichat.chats.model import Chat, Message, ReplyStats
+from minichat.chats.model import Attachment, Chat, Message, ReplyStats
 
 _DEFAULT = SamplingParams()
 
@@ -42,11 +42,22 @@ def stats_from(plain: Any) -> ReplyStats | None:
         return None
 
 
+def attachments_from(plain: Any) -> tuple[Attachment, ...]:
+    try:
+        return tuple(Attachment(**each) for each in plain or ())
+    except TypeError:
+        return ()
+
+
 def packed(value: Any) -> str | None:
     """A column that holds JSON."""
     if value is None:
         return None
     return json.dumps(asdict(value) if isinstance(value, ReplyStats) else value, separators=(",", ":"))
+
+
+def packed_attachments(attachments: tuple[Attachment, ...]) -> str | None:
+    return packed([asdict(each) for each in attachments]) if attachments else None
 
 
 def unpacked(column: str | None) -> Any:
@@ -76,6 +87,7 @@ def message_from(row: sqlite3.Row) -> Message:
         error=row["error"],
         stats=stats_from(unpacked(row["stats"])),
         params=unpacked(row["params"]),
+        attachments=attachments_from(unpacked(row["attachments"])),
     )
 
 

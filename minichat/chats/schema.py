@@ -35,6 +35,7 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX messages_of_chat ON messages (chat_id, id);
     CREATE INDEX messages_streaming ON messages (id) WHERE state = 'streaming';
     """,
+    "ALTER TABLE messages ADD COLUMN attachments TEXT",
 )
 
 

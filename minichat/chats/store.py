@@ -16,7 +16,7 @@ from engine.params import SamplingParams
 from minichat.chats import queries
 from minichat.chats.database import Database
 from minichat.chats.export import from_json, to_json, to_markdown
-from minichat.chats.model import Chat, ChatLine, Message, ReplyStats, Role, State
+from minichat.chats.model import Attachment, Chat, ChatLine, Message, ReplyStats, Role, State
 from minichat.chats.queries import PAGE, Db
 from minichat.chats.rows import packed_params, storable
 from minichat.chats.search import Hit, words_of
@@ -135,9 +135,10 @@ class Store:
         error: str = "",
         stats: ReplyStats | None = None,
         params: dict[str, Any] | None = None,
+        attachments: tuple[Attachment, ...] = (),
     ) -> Message:
         """A new message at the end of the chat."""
-        message = Message(0, role, text, reasoning, self._clock(), state, error, stats, params)
+        message = Message(0, role, text, reasoning, self._clock(), state, error, stats, params, attachments)
 
         def work(db: Db) -> Message:
             queries.chat_row(db, chat_id)

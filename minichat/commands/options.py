@@ -42,23 +42,25 @@ class _OneLine(logging.Formatter):
         return f"minichat: {record.getMessage()}"
 
 
+def show_progress(done: int, total: int) -> None:
+    """Of loading a model that takes its time, where a person may be looking."""
+    if sys.stderr.isatty() and total > 200_000_000:
+        print(f"\rloading {done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", file=sys.stderr, flush=True)
+        if done >= total:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def running(config: EngineConfig) -> Iterator["EngineThread"]:
     """An engine on its thread; loading shows its progress on a terminal's standard error."""
     from engine.host.thread import EngineThread
     from engine.start import start
 
-    def progress(done: int, total: int) -> None:
-        if sys.stderr.isatty() and total > 200_000_000:
-            print(f"\rloading {done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", file=sys.stderr, flush=True)
-            if done >= total:
-                print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
     warnings = logging.StreamHandler()
     warnings.setFormatter(_OneLine())
     logging.getLogger("minichat").addHandler(warnings)
     try:
-        host = EngineThread(start(config, progress))
+        host = EngineThread(start(config, show_progress))
         try:
             yield host
         finally:

@@ -7,11 +7,16 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
+from minichat.catalogue import Model
 from minichat.chats.model import Message
 from minichat.paths import private_folder
+from minichat.screens import deeds
 from minichat.screens.ask import AskScreen
 from minichat.screens.help import HelpScreen
+from minichat.screens.models import ModelScreen
 from minichat.screens.pick import Choice, PickScreen
+from minichat.screens.switches import switches as switches
+from minichat.screens.why import why as why
 
 if TYPE_CHECKING:
     from minichat.screens.main import MainScreen
@@ -21,6 +26,16 @@ _FOUND = 50
 
 def help(screen: MainScreen) -> None:
     screen.app.push_screen(HelpScreen(screen.program.keymap))
+
+
+def models(screen: MainScreen) -> None:
+    program = screen.program
+
+    def take(model: Model | None) -> None:
+        if model is not None:
+            program.keeper.choose(model)
+
+    screen.app.push_screen(ModelScreen(program.keeper, program.settings.engine.folders), take)
 
 
 def rename(screen: MainScreen) -> None:
@@ -113,7 +128,7 @@ def jump(screen: MainScreen) -> None:
         if conversation := screen.chats.of(chat_id):
             screen.go_to(conversation)
         else:
-            await screen.action_reopen(chat_id)
+            await deeds.reopen(screen, chat_id)
 
     screen.app.push_screen(PickScreen("go to a chat", find, "a word that was said, in any chat"), take)
 
@@ -129,9 +144,9 @@ def message_menu(screen: MainScreen, message_id: int) -> None:
         with screen.program.complaining():
             match action:
                 case "fork":
-                    await screen.action_fork(message_id)
+                    await deeds.fork(screen, message_id)
                 case "edit":
-                    screen.action_edit(message_id)
+                    deeds.edit(screen, message_id)
                 case "retry":
                     active.retry(message_id)
                 case "copy":

@@ -17,13 +17,19 @@ _KEYS = 26  # cells
 _ELSEWHERE = (
     (
         "In the prompt",
-        (("Up", "recall, while it is empty"), ("PgUp PgDn", "move the chat"), ("End", "follow its end")),
+        (
+            ("Up", "recall, while it is empty"),
+            ("PgUp PgDn", "move the chat"),
+            ("End", "follow its end"),
+            ("@", "a file goes along; Tab takes its name"),
+        ),
     ),
     (
         "In a chat (Tab goes there)",
         (
             ("r", "draw a failed reply again"),
             ("Enter", "what can be done with a message"),
+            ("Shift+arrows", "select: the blocks of the text glow on the map"),
             ("Home End", "first, last"),
         ),
     ),
@@ -33,7 +39,8 @@ _ELSEWHERE = (
             ("1 ... 5", "one pane alone, or all"),
             ("+ -  p", "look more often, or less; hold the picture"),
             ("o  c  l", "the map: order, what colour means, letters"),
-            ("Enter", "the map: which blocks, and whose"),
+            ("Arrows", "the map: the text of these blocks lights up in its chats"),
+            ("Enter", "the map: which blocks, whose, and what they hold"),
             ("x  P", "abort, or preempt, the selected request"),
             ("/", "filter the events"),
         ),

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.events import Resize
-from textual.screen import Screen
 
 from engine.events import Event
 from engine.snapshot import Snapshot
-from minichat.chats.errors import StoreError
 from minichat.conversation import Conversation
-from minichat.keys import bindings, key_name, keys_of
-from minichat.layout import SEVERAL, layout
+from minichat.frames import FrameScreen
+from minichat.keys import bindings
+from minichat.layout import layout
 from minichat.open_chats import OpenChats
-from minichat.screens import dialogs, labels
+from minichat.screens import beside, deeds, dialogs, labels, sending, switches
+from minichat.screens.links import Links
 from minichat.widgets.banner import Banner
 from minichat.widgets.decoding import DecodingDrawer
 from minichat.widgets.keybar import KeyBar
@@ -27,8 +27,10 @@ from minichat.widgets.knobs import Knobs
 from minichat.widgets.marks import ASCII
 from minichat.widgets.monitor import EngineLine, MonitorPanel, Owner, Queues
 from minichat.widgets.monitor.cells import Order, Tint
+from minichat.widgets.monitor.kvmap import KVMap
 from minichat.widgets.pane import ChatPane, FindBar
 from minichat.widgets.prompt import Prompt
+from minichat.widgets.quantization import QuantizationDrawer
 from minichat.widgets.tabs import ChatTabs
 from minichat.widgets.transcript import Transcript
 
@@ -39,7 +41,15 @@ if TYPE_CHECKING:
 _SLOWEST, _FASTEST = 0.5, 16.0  # snapshots a second
 
 
-class MainScreen(Screen[None]):
+class Onlooker(Protocol):
+    """Looks at the engine beside the monitor."""
+
+    def see_snapshot(self, snapshot: Snapshot) -> None: ...
+
+    def see_events(self, events: Sequence[Event]) -> None: ...
+
+
+class MainScreen(FrameScreen[None]):
     """Lays out and routes; what a chat does is the conversation's business."""
 
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("screen")]
@@ -52,6 +62,10 @@ class MainScreen(Screen[None]):
         self.monitor_wanted: bool | None = None  # None: where there is room for it
         self.side_by_side = True
         self.broadcast = False
+        self.latest: Snapshot | None = None
+        self.at_work: Snapshot | None = None  # the newest one in which anything ran
+        self.links = Links(self)
+        self.onlookers: list[Onlooker] = []  # who wants to see what the engine says, while they are there
         self._panes: dict[int, ChatPane] = {}
         self._shown: list[Conversation] = []
 
@@ -61,9 +75,12 @@ class MainScreen(Screen[None]):
         with Horizontal(id="work"):
             yield Horizontal(id="panes")
             yield DecodingDrawer(id="decoding")
+            yield QuantizationDrawer(id="quantization")
             yield MonitorPanel(ascii=self.program.start.ascii, id="monitor")
         yield EngineLine(ascii=self.program.start.ascii, id="engine-line")
-        yield Prompt(id="prompt")
+        prompt = Prompt(id="prompt")
+        yield prompt.completion
+        yield prompt
         yield KeyBar(id="keybar")
 
     async def on_mount(self) -> None:
@@ -74,22 +91,35 @@ class MainScreen(Screen[None]):
         )
         self.prompt, self.drawer = self.query_one(Prompt), self.query_one(DecodingDrawer)
         self.monitor, self.engine_line = self.query_one(MonitorPanel), self.query_one(EngineLine)
-        self.drawer.display = False
+        self.quantization = self.query_one(QuantizationDrawer)
+        self.drawer.display = self.quantization.display = False
         screen = self.program.settings.screen
         self.monitor.kvmap.order = Order.SESSION if screen.map_order == "session" else Order.PHYSICAL
         self.monitor.kvmap.tint = Tint(screen.map_colour)
         if self.program.start.ascii:
-            for drawn in (self.tabs, self.banner, self.drawer.knobs, self.drawer.likely):
+            self.quantization.obey(ASCII)
+            for drawn in (
+                self.tabs,
+                self.banner,
+                self.drawer.knobs,
+                self.drawer.likely,
+                self.prompt.completion,
+            ):
                 drawn.marks = ASCII
         self.prompt.obey(self.program.keymap)
         for conversation in self.chats:
             await self._mount_pane(conversation)
         self._speak_to(self.chats.active)
         self.lay_out()
+        await sending.begin(self)
 
     @property
     def program(self) -> MinichatApp:
         return cast("MinichatApp", self.app)
+
+    @property
+    def shown(self) -> list[Conversation]:
+        return self._shown
 
     # Layout
 
@@ -98,13 +128,14 @@ class MainScreen(Screen[None]):
         plan = layout(
             self.size.width,
             monitor=self.monitor_wanted,
-            drawer=self.drawer.display,
+            drawer=self.drawer.display or self.quantization.display,
             side_by_side=self.side_by_side,
         )
         self.monitor.display = plan.monitor
         self.monitor.styles.width = plan.monitor_columns or "1fr"
         self.engine_line.display = not plan.monitor
-        self.drawer.styles.width = plan.drawer_columns or "1fr"
+        for drawer in (self.drawer, self.quantization):
+            drawer.styles.width = plan.drawer_columns or "1fr"
         self.query_one("#panes").display = plan.chats
         self._shown = self.chats.shown(plan.panes)
         for conversation in self.chats:
@@ -148,10 +179,23 @@ class MainScreen(Screen[None]):
         self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.colour)
         self.wake()
 
+    def forget_requests(self) -> None:
+        """Another engine comes, which counts its requests and its tokens anew."""
+        self.owners.clear()
+        self.latest = self.at_work = None
+        for each in self.chats:
+            each.likely = None
+            each.traces.clear()
+
     def wake(self) -> None:
         self.program.pulse.wake()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
+        self.latest = snapshot
+        if snapshot.running and snapshot.rates.steps:
+            self.at_work = snapshot
+        for each in (self.links, *self.onlookers):
+            each.see_snapshot(snapshot)
         if self.monitor.display:
             self.monitor.update_from(snapshot, self.owners)
         else:
@@ -162,6 +206,8 @@ class MainScreen(Screen[None]):
     def show_events(self, events: Sequence[Event]) -> None:
         for event in events:
             self.monitor.add_event(event)
+        for each in self.onlookers:
+            each.see_events(events)
         self.wake()
 
     # Chats come and go
@@ -175,6 +221,14 @@ class MainScreen(Screen[None]):
         """A chat that has just been opened."""
         await self._mount_pane(conversation)
         self._speak_to(conversation)
+        self.lay_out()
+
+    async def take_away(self, conversation: Conversation) -> None:
+        """A chat that has just been closed; there is always another one."""
+        await self._panes.pop(conversation.chat.id).remove()
+        if self.chats.active.chat.id not in self._panes:
+            await self._mount_pane(self.chats.active)
+        self._speak_to(self.chats.active)
         self.lay_out()
 
     def go_to(self, conversation: Conversation) -> None:
@@ -206,24 +260,15 @@ class MainScreen(Screen[None]):
     def transcript(self) -> Transcript:
         return self._panes[self.chats.active.chat.id].transcript
 
+    @property
+    def panes(self) -> list[ChatPane]:
+        return list(self._panes.values())
+
     # Messages from the widgets
 
     @on(Prompt.Sent)
     def _send(self, event: Prompt.Sent) -> None:
-        to = self._shown if self.broadcast and self.chats.active.editing is None else [self.chats.active]
-        if busy := [each for each in to if each.streaming]:
-            letters = ", ".join(each.chat.letter.upper() for each in busy)
-            self.notify(f"{letters} is still answering: Esc stops it", severity="warning")
-            self.prompt.put(event.text + self.prompt.text)
-            return
-        try:
-            for conversation in to:
-                conversation.send(event.text)
-        except StoreError as error:
-            self.program.complain(str(error))
-            self.prompt.put(event.text + self.prompt.text)
-        self.chats.active.chat.draft = ""
-        self.label()
+        sending.send(self, event.text)
 
     @on(Prompt.Recall)
     def _recall(self) -> None:
@@ -267,6 +312,14 @@ class MainScreen(Screen[None]):
     def _link_clicked(self, event: Transcript.LinkClicked) -> None:
         dialogs.link(self, event.address)
 
+    @on(KVMap.Pointed)
+    def _blocks_pointed(self, event: KVMap.Pointed) -> None:
+        self.links.point(event.blocks)
+
+    @on(Transcript.SelectionChanged)
+    def _text_selected(self) -> None:
+        self.links.select()
+
     @on(Knobs.Turned)
     def _knob_turned(self, event: Knobs.Turned) -> None:
         with self.program.complaining():
@@ -291,6 +344,7 @@ class MainScreen(Screen[None]):
         self.program.ask(self.program.backend.preempt(event.request))
 
     @on(DecodingDrawer.Left)
+    @on(QuantizationDrawer.Left)
     @on(FindBar.Left)
     @on(MonitorPanel.Left)
     def _left(self) -> None:
@@ -298,79 +352,9 @@ class MainScreen(Screen[None]):
 
     # Actions
 
-    def action_stop(self) -> None:
-        """Esc: the nearest thing that can be left is left."""
-        active = self.chats.active
-        if active.editing is not None:
-            active.editing = None
-            self.prompt.put(active.chat.draft)
-            self.label()
-        elif not active.stop():
-            self.prompt.focus()
-
     def action_stop_all(self) -> None:
         for conversation in self.chats.streaming:
             conversation.stop()
-
-    def action_retry(self) -> None:
-        if not self.chats.active.retry():
-            self.notify("there is no finished reply to draw again", severity="warning")
-
-    def action_edit(self, message_id: int | None = None) -> None:
-        active, typed = self.chats.active, self.prompt.text
-        if (text := active.edit(message_id)) is None:
-            self.notify("there is no message of yours to edit while nothing is finished", severity="warning")
-            return
-        active.chat.draft = typed
-        self.prompt.put(text)
-        self.prompt.focus()
-        self.label()
-
-    async def action_copy_reply(self) -> None:
-        if text := self.transcript.last_reply():
-            await self.program.send_to_clipboard(text)
-        else:
-            self.notify("there is no reply to send to the clipboard", severity="warning")
-
-    def action_broadcast(self) -> None:
-        self.broadcast = not self.broadcast
-        if self.broadcast and len(self._shown) < 2:
-            self.notify(f"one pane is open: {SEVERAL} columns show several", severity="warning")
-        self.label()
-
-    async def action_new(self) -> None:
-        self.chats.active.chat.draft = self.prompt.text
-        await self.add(self.chats.new())
-        self.prompt.focus()
-
-    async def action_fork(self, message_id: int | None = None) -> None:
-        messages = self.chats.active.chat.messages
-        if not messages:
-            self.notify("there is nothing to fork yet", severity="warning")
-            return
-        self.chats.active.chat.draft = self.prompt.text
-        await self.add(self.chats.fork(message_id or messages[-1].id))
-        self.prompt.focus()
-
-    async def action_close(self) -> None:
-        conversation = self.chats.active
-        conversation.chat.draft = self.prompt.text
-        await self.chats.close(conversation)
-        await self._panes.pop(conversation.chat.id).remove()
-        if self.chats.active.chat.id not in self._panes:
-            await self._mount_pane(self.chats.active)
-        self._speak_to(self.chats.active)
-        self.lay_out()
-        self.prompt.focus()
-        undo = key_name(keys_of("chat.reopen", self.program.keymap))
-        self.notify(f"closed; {undo} brings it back")
-
-    async def action_reopen(self, chat_id: int | None = None) -> None:
-        self.chats.active.chat.draft = self.prompt.text
-        if conversation := self.chats.reopen(chat_id):
-            await self.add(conversation)
-        else:
-            self.notify("no chat is closed", severity="warning")
 
     def action_go(self, index: int) -> None:
         if index < len(self.chats):
@@ -380,33 +364,25 @@ class MainScreen(Screen[None]):
     def action_go_by(self, by: int) -> None:
         self.action_go((self.chats.index + by) % len(self.chats))
 
+    async def action_chat(self, deed: str) -> None:
+        """One of `deeds`, by its name."""
+        if (work := getattr(deeds, deed)(self)) is not None:
+            await work
+
+    def action_beside(self, what: str) -> None:
+        """Opens or closes what stands beside the chats: one of `beside`, by its name."""
+        getattr(beside, what)(self)
+
     def action_ask(self, dialog: str) -> None:
         """A question of `dialogs`, by its name."""
         getattr(dialogs, dialog)(self)
 
+    def action_switch(self, name: str) -> None:
+        """Turns a technique of the engine off, or on again."""
+        switches.turn(self, name)
+
     def action_find(self) -> None:
         self._panes[self.chats.active.chat.id].find()
-
-    def action_monitor(self) -> None:
-        self.monitor_wanted = not self.monitor.display
-        if not self.monitor_wanted:
-            self.prompt.focus()  # first: what has the focus is about to go
-        self.lay_out()
-        if self.monitor.display and not self.query_one("#panes").display:
-            self.monitor.focus_first()
-
-    def action_to_monitor(self) -> None:
-        self.monitor_wanted = True
-        self.lay_out()
-        self.monitor.focus_first()
-
-    def action_decoding(self) -> None:
-        """Opens the drawer and goes there; from there it closes it."""
-        opening = not self.drawer.display
-        self.drawer.display = opening
-        self.tell_drawer()
-        self.lay_out()
-        (self.drawer.knobs if opening else self.prompt).focus()
 
     def action_panes(self) -> None:
         self.side_by_side = not self.side_by_side

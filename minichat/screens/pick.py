@@ -9,7 +9,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 T = TypeVar("T")
@@ -37,7 +37,9 @@ class PickScreen(ModalScreen[T | None], Generic[T]):
     def __init__(self, title: str, find: Callable[[str], Sequence[Choice[T]]], hint: str = "") -> None:
         super().__init__()
         self._title, self._find, self._hint = title, find, hint
-        self._choices: Sequence[Choice[T]] = ()
+        self._choices: dict[Option, Choice[T]] = {}
+        self._note = Static(classes="note", markup=False)
+        self._note.display = False
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet") as sheet:
@@ -45,6 +47,7 @@ class PickScreen(ModalScreen[T | None], Generic[T]):
             if self._hint:
                 yield Input(placeholder=self._hint, compact=True)
             yield OptionList(compact=True)
+            yield self._note
 
     def on_mount(self) -> None:
         if self._hint:
@@ -53,11 +56,24 @@ class PickScreen(ModalScreen[T | None], Generic[T]):
             field.focus()
         self._list("")
 
+    def take(self, value: T) -> None:
+        """What comes of a choice."""
+        self.dismiss(value)
+
+    def say(self, words: str) -> None:
+        """Something about the choice, below the list."""
+        self._note.update(words)
+        self._note.display = bool(words)
+
     def on_input_changed(self, event: Input.Changed) -> None:
         self._list(event.value)
 
+    def choice(self, option: Option | None) -> Choice[T] | None:
+        """What a line stands for. None for a line of an older list: what is told of it comes late."""
+        return self._choices.get(option) if option is not None else None
+
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
-        self.dismiss(self._choices[event.option_index].value)
+        self._take(event.option)
 
     def action_move(self, by: int) -> None:
         options = self.query_one(OptionList)
@@ -65,16 +81,18 @@ class PickScreen(ModalScreen[T | None], Generic[T]):
             options.highlighted = min(max((options.highlighted or 0) + by, 0), options.option_count - 1)
 
     def on_input_submitted(self) -> None:
-        place = self.query_one(OptionList).highlighted
-        if place is not None:
-            self.dismiss(self._choices[place].value)
+        self._take(self.query_one(OptionList).highlighted_option)
+
+    def _take(self, option: Option | None) -> None:
+        if (choice := self.choice(option)) is not None:
+            self.take(choice.value)
 
     def action_leave(self) -> None:
         self.dismiss(None)
 
     def _list(self, query: str) -> None:
-        self._choices = self._find(query)
+        self._choices = {Option(choice.label): choice for choice in self._find(query)}
         options = self.query_one(OptionList)
         options.clear_options()
-        options.add_options([Option(choice.label) for choice in self._choices])
+        options.add_options(self._choices)
         options.highlighted = 0 if self._choices else None

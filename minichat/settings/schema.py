@@ -1,6 +1,6 @@
 """Every setting: what it may be, what it is by itself, and what it means. docs/settings.md says the same."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +40,10 @@ def one_of(*choices: str) -> Rule:
 
 TEXT = Rule("a text", lambda value: isinstance(value, str))
 NAME = Rule("a text that is not empty", lambda value: isinstance(value, str) and value != "")
+TEXTS = Rule(
+    "a list of texts that are not empty",
+    lambda value: isinstance(value, list | tuple) and all(isinstance(each, str) and each for each in value),
+)
 FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 
 
@@ -77,11 +81,17 @@ class Chat:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     model: str = setting("pocket", NAME, "A folder, a hub name, or pocket, the built-in model.")
+    folders: Sequence[str] = setting((), TEXTS, "Where the model picker looks for models of yours.")
     device: str = setting("auto", NAME, "auto, cpu, cuda, cuda:1 ...")
     dtype: str = setting(
         "auto", one_of("auto", "float32", "bfloat16", "float16"), "The weights' type; auto: the checkpoint's."
     )
     attention: str = setting("auto", NAME, "The attention back end; `minichat doctor` lists them.")
+    runs_in: str = setting(
+        "thread",
+        one_of("thread", "process"),
+        "Where the engine runs: a thread of this program, or a process of its own.",
+    )
     blocks: int | None = setting(
         None, whole(1, 2**31 - 1), "Blocks of the KV cache; without it, as many as fit into free memory."
     )

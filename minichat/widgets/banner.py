@@ -1,11 +1,12 @@
 """One line above everything, only while there is something to say: a model loads, an engine died."""
 
+from textual.content import Content
 from textual.reactive import reactive
 from textual.widgets import Static
 
 from minichat.widgets.marks import UNICODE, Marks
 
-_BAR = 24  # cells
+_BAR = 12  # cells
 
 
 class Banner(Static):
@@ -19,6 +20,6 @@ class Banner(Static):
         if share is not None:
             full = round(min(max(share, 0.0), 1.0) * _BAR)
             bar = f"  {self.marks.bar * full}{self.marks.rest * (_BAR - full)} {share:4.0%}"
-        self.update(f" {text}{bar}", layout=False)
+        self.update(Content(f" {text}{bar}"), layout=False)
         self.set_class(fault, "-fault")
         self.display = bool(text)

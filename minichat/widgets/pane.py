@@ -11,7 +11,7 @@ from textual.events import Click, DescendantFocus
 from textual.message import Message as TextualMessage
 from textual.reactive import reactive
 from textual.widget import Widget
-from textual.widgets import Input
+from textual.widgets import Input, Static
 
 from minichat.chats.model import Message
 from minichat.conversation import Conversation
@@ -80,11 +80,13 @@ class ChatPane(Vertical):
         self.conversation = conversation
         self._figured = 0.0
         self.head, self.transcript, self.finder = PaneHead(), Transcript(glyphs), FindBar()
+        self.parting = Static(classes="parting")
 
     def compose(self) -> ComposeResult:
         yield self.head
         yield self.transcript
-        self.finder.display = False
+        self.finder.display = self.parting.display = False
+        yield self.parting
         yield self.finder
 
     def on_mount(self) -> None:
@@ -106,9 +108,12 @@ class ChatPane(Vertical):
     def show_messages(self) -> None:
         chat = self.conversation.chat
         self.transcript.show(chat.messages, chat.letter.upper())
+        self.say_parting(None)
         self.show_figures()
 
     def add_message(self, message: Message) -> None:
+        if message.role == "user":
+            self.say_parting(None)
         self.transcript.append(message)
         self.show_figures()
 
@@ -149,6 +154,12 @@ class ChatPane(Vertical):
             if self.size.width >= 40
             else f"{stats.rate:.0f} tok/s"
         )
+
+    def say_parting(self, sentence: Content | None) -> None:
+        """Where this reply goes another way than those beside it; none takes it away."""
+        if sentence is not None or self.parting.display:
+            self.parting.display = sentence is not None
+            self.parting.update(sentence or "")
 
     # What the person does
 

@@ -2,15 +2,20 @@
 
 from collections.abc import Mapping
 
-from textual.events import Key
+from textual.events import Blur, Key
 from textual.message import Message
 from textual.widgets import TextArea
 
+from minichat.attachments import offers, typing
 from minichat.keys import keys_of
+from minichat.widgets.completion import CompletionList
 
 
 class Prompt(TextArea):
-    """Grows with its text. Up in an empty prompt recalls, the page keys and the last End move the chat."""
+    """Grows with its text. Up in an empty prompt recalls, the page keys and the last End move the chat.
+
+    While a name is typed behind an @, Tab and Enter take what `completion` offers, and Escape leaves it.
+    """
 
     class Sent(Message):
         """The person wants this text to go."""
@@ -33,6 +38,8 @@ class Prompt(TextArea):
         super().__init__(
             id=id, soft_wrap=True, tab_behavior="focus", highlight_cursor_line=False, max_checkpoints=200
         )
+        self.completion = CompletionList(id="completion")
+        self._refused: tuple[int, int] | None = None  # the @ whose offers the person has sent away
         self.cursor_blink = False  # a blinking cursor is a timer, and bytes over the network for nothing
         self.obey({})
 
@@ -43,7 +50,9 @@ class Prompt(TextArea):
 
     async def _on_key(self, event: Key) -> None:
         # Not bindings with priority: those overtake the characters that were typed just before.
-        if event.key in self._send_keys:
+        if self._completes(event.key):
+            pass
+        elif event.key in self._send_keys:
             self._send()
         elif event.key in self._newline_keys:
             self.replace("\n", *self.selection)
@@ -58,6 +67,56 @@ class Prompt(TextArea):
         if text.strip():
             self.load_text("")
             self.post_message(self.Sent(text))
+
+    # Names behind an @
+
+    def _completes(self, key: str) -> bool:
+        """Whether the key was for the list of names."""
+        if not self.completion.offers:
+            return False
+        match key:
+            case "tab" | "enter":
+                self._offer()  # what was typed just before counts
+                return self._take_offer()
+            case "up" | "down":
+                self.completion.move(1 if key == "down" else -1)
+            case "escape":
+                self._refused = self._at()
+                self._offer()
+            case _:
+                return False
+        return True
+
+    def _at(self) -> tuple[int, int] | None:
+        """Where the @ stands of the name that ends at the cursor."""
+        row, column = self.cursor_location
+        found = typing(self.document.get_line(row)[:column])
+        return (row, found.start) if found else None
+
+    def _offer(self) -> None:
+        row, column = self.cursor_location
+        found = typing(self.document.get_line(row)[:column]) if self.selection.is_empty else None
+        if found is None:
+            self._refused = None
+        wanted = found is not None and self.has_focus and (row, found.start) != self._refused
+        self.completion.show(tuple(offers(found.name)) if found and wanted else ())
+
+    def _take_offer(self) -> bool:
+        at, offer = self._at(), self.completion.offer
+        if at is None or offer is None:
+            return False
+        self.replace(offer.insert, at, self.cursor_location)
+        self._offer()
+        return True
+
+    def on_text_area_changed(self) -> None:
+        self._offer()
+
+    def on_text_area_selection_changed(self) -> None:
+        self._offer()
+
+    def on_blur(self, event: Blur) -> None:
+        self.completion.show(())
 
     def action_cursor_up(self, select: bool = False) -> None:
         if self.text:

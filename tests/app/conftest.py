@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from engine.params import SamplingParams
 from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
 from minichat.app import MinichatApp, Start
 from minichat.backends.fake import FakeBackend, FakeReply
+from minichat.backends.moments import moment
 from minichat.chats.store import Store
 from minichat.paths import locate
 from minichat.screens.main import MainScreen
@@ -33,38 +34,25 @@ def snapshot(step: int = 0, running: tuple[int, ...] = (), **changes: Any) -> Sn
         RequestView(request, "decode", "", 7, step, 7 + step, 99, 0, 0, 0, (2 * place, 2 * place + 1), ())
         for place, request in enumerate(running)
     )
-    shot = Snapshot(
-        at=float(step),
-        step=step,
-        state="ready",
-        error="",
-        model="tiny",
-        dtype="float32",
-        device="cpu",
-        attention="torch",
-        policy="fcfs",
-        quantization="none",
-        depth=0,
-        block_size=16,
-        max_context=512,
-        blocks=BlockView(
-            16 * 4, (owner >= 0).astype(int), owner, (owner >= 0) * 16, owner * 0, 2 * len(running), 0, 0
-        ),
-        host_in_use=0,
-        host_size=0,
-        requests=views,
-        waiting=0,
-        running=len(running),
-        preemptions=0,
-        prefix_hit_rate=0.0,
-        rates=Rates(decode=40.0 * len(running)),
-        step_times=StepTimes(),
-        ttft=Quantiles(),
-        itl=Quantiles(),
-        finished=0,
-        memory={},
+    usual = {
+        "at": float(step),
+        "step": step,
+        "max_context": 512,
+        "host_in_use": 0,
+        "host_size": 0,
+        "preemptions": 0,
+        "prefix_hit_rate": 0.0,
+        "rates": Rates(decode=40.0 * len(running)),
+        "step_times": StepTimes(),
+        "ttft": Quantiles(),
+        "itl": Quantiles(),
+        "finished": 0,
+        "memory": {},
+    }
+    blocks = BlockView(
+        16 * 4, (owner >= 0).astype(int), owner, (owner >= 0) * 16, owner * 0, 2 * len(running), 0, 0
     )
-    return replace(shot, **changes)
+    return moment(blocks, views, **{**usual, **changes})
 
 
 @dataclass

@@ -9,6 +9,7 @@ import pytest
 from engine.errors import EngineDead
 from engine.request import Finish
 from minichat.chats.errors import StoreBusy
+from minichat.screens import deeds
 from tests.app.conftest import run
 
 
@@ -130,7 +131,7 @@ async def test_a_chat_closed_while_its_request_is_on_its_way_ends_it(
         it.main.prompt.put("hello")
         await it.pilot.press("enter")
         await begun.wait()
-        closing = asyncio.create_task(it.main.action_close())
+        closing = asyncio.create_task(deeds.close(it.main))
         await asyncio.sleep(0)
         go_on.set()
         await closing

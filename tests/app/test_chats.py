@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from minichat.screens import deeds
 from tests.app.conftest import run
 
 
@@ -80,7 +81,7 @@ async def test_fork_from_a_message(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("one"))
         await it.answered(await it.say("two"))
-        await it.main.action_fork(it.app.chats.active.chat.messages[1].id)
+        await deeds.fork(it.main, it.app.chats.active.chat.messages[1].id)
         await it.pilot.pause()
         assert [text for _, text, _ in it.texts()] == ["one", "fine"]
 

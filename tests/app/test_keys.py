@@ -158,6 +158,27 @@ async def test_a_theme_that_is_edited_is_read_again(
 
 
 @run
+async def test_a_theme_chosen_on_the_screen_is_there_again(bench: Callable[..., Any], tmp_path: Path) -> None:
+    async with bench((100, 40)) as it:
+        await it.pilot.press("ctrl+p", *"choose a theme")
+        await it.until(lambda: "Choose a theme" in it.screen_text())
+        await it.pilot.press("down", "enter", *"moss")
+        await it.until(lambda: "moss" in it.screen_text())
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: it.app.theme == "moss")
+        await it.until(
+            lambda: it.app.paths.remembered.exists() and "moss" in it.app.paths.remembered.read_text()
+        )
+    async with bench() as it:
+        assert it.app.theme == "moss"
+        settings = it.app.paths.settings
+    settings.parent.mkdir(parents=True, exist_ok=True)
+    settings.write_text('[screen]\ntheme = "minichat-light"\n')
+    async with bench() as it:  # what is written later goes before it
+        assert it.app.theme == "minichat-light"
+
+
+@run
 async def test_every_theme_draws_the_screen(bench: Callable[..., Any]) -> None:
     async with bench((140, 40)) as it:
         await it.answered(await it.say("hello"))

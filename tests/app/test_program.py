@@ -8,9 +8,9 @@ import pytest
 
 from engine.errors import ModelNotFound
 from engine.events import Died
-from minichat.app import RESTART
 from minichat.backends.fake import FakeBackend
 from minichat.terminal import Terminal
+from minichat.welcome import found_here
 from tests.app.conftest import run, snapshot
 
 
@@ -33,6 +33,28 @@ async def test_the_screen_is_there_before_the_engine(bench: Callable[..., Any]) 
 
 
 @run
+async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) -> None:
+    shot = snapshot(memory={"device_free": 3_500_000_000}, device="NVIDIA H200")
+    terminal = Terminal(ssh=False, tmux=True, unicode=True)
+    async with bench(backend=FakeBackend([shot]), terminal=terminal) as it:
+        await it.until(lambda: it.notices())
+        [said] = it.notices()
+        assert said.startswith("Found GPU NVIDIA H200, 3.50 GB of memory free, ")
+        assert "clipboard through tmux. tiny runs, with room for 1,024 tokens. F1 shows the keys." in said
+    async with bench() as it:
+        assert it.notices() == []
+
+
+@pytest.mark.parametrize(
+    ("colours", "said"), [("truecolor", "16 million colours"), ("256", "256 colours"), (None, "no colours")]
+)
+def test_what_is_found_is_said_as_people_say_it(colours: str | None, said: str) -> None:
+    here = Terminal(ssh=False, tmux=False, unicode=True)
+    found = found_here(snapshot(), here, colours)
+    assert found.startswith(f"Found no GPU, the CPU, {said}, clipboard through the terminal.")
+
+
+@run
 async def test_what_waits_for_the_engine_can_be_stopped(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot()])
     backend.loaded.clear()
@@ -51,12 +73,13 @@ async def test_a_model_that_cannot_be_loaded_is_told(bench: Callable[..., Any]) 
 
 
 @run
-async def test_a_dead_engine_shows_a_banner_and_f5_starts_again(bench: Callable[..., Any]) -> None:
+async def test_a_dead_engine_shows_a_banner_and_f5_starts_it_again(bench: Callable[..., Any]) -> None:
     async with bench((100, 24)) as it:
         it.backend.emit(Died(3, 1.0, "a CUDA error"))
         await it.until(lambda: "the engine has stopped: a CUDA error" in it.screen_text())
         await it.pilot.press("f5")
-        await it.until(lambda: it.app.return_code == RESTART)
+        await it.until(lambda: it.app.keeper.alive)
+        await it.answered(await it.say("hello"))
 
 
 @run
@@ -98,7 +121,7 @@ async def test_the_last_reply_goes_to_the_clipboard(bench: Callable[..., Any]) -
 
 @run
 async def test_help_shows_every_key(bench: Callable[..., Any]) -> None:
-    async with bench((100, 80)) as it:
+    async with bench((100, 110)) as it:
         await it.pilot.press("f1")
         await it.until(lambda: "Alt+K" in it.screen_text())
         for words in ("Fork this chat", "^P", "In the decoding drawer"):

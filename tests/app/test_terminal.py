@@ -116,6 +116,23 @@ def gone(process: int) -> bool:
     return False
 
 
+def test_what_is_piped_in_goes_along_and_keys_come_from_the_terminal(
+    terminal: Callable[..., Tmux], tmp_path: Path
+) -> None:
+    (tmp_path / "piped.txt").write_text("Anna has a key.\n")
+    tmux = terminal("'who has the key?'", "--temperature 0", "<", str(tmp_path / "piped.txt"))
+    tmux.until(lambda screen: "who has the key? @stdin" in screen and "ready" in screen)
+    tmux.until(lambda screen: "TTFT" in screen)
+    tmux.type("Hello", "Enter")
+    tmux.until(lambda screen: "Hello" in screen and screen.count("TTFT") == 2)
+    tmux.type("C-q")
+    tmux.until(lambda screen: f"{ENDED} 0" in screen)
+    store = Store(locate({"HOME": str(tmp_path)}).chats)
+    [chat] = store.open_chats()
+    assert chat.messages[0].whole.endswith("stdin:\n```\nAnna has a key.\n```")
+    store.close()
+
+
 def test_a_chat_with_the_built_in_model(terminal: Callable[..., Tmux]) -> None:
     tmux = terminal("--temperature", "0")
     tmux.until(lambda screen: "Enter send" in screen)

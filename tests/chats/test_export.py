@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.params import SamplingParams
 from minichat.chats.errors import BadExport
 from minichat.chats.export import from_json, to_json
-from minichat.chats.model import ROLES, Chat, Message, ReplyStats
+from minichat.chats.model import ROLES, Attachment, Chat, Message, ReplyStats
 from minichat.chats.store import Store
 
 text = st.text(max_size=20)
@@ -33,6 +33,7 @@ messages = st.builds(
     error=text,
     stats=st.none() | stats,
     params=st.none() | st.dictionaries(text, st.integers() | text, max_size=2),
+    attachments=st.lists(st.builds(Attachment, text, text), max_size=2).map(tuple),
 )
 params = st.builds(
     SamplingParams,
@@ -60,7 +61,7 @@ def test_json_comes_back_whole(chat: Chat) -> None:
 
 def test_a_chat_moves_from_one_store_to_another(store: Store) -> None:
     chat = store.create_chat("moving", "Be brief.", SamplingParams(min_p=0.1))
-    store.append(chat.id, "user", "hello")
+    store.append(chat.id, "user", "hello", attachments=(Attachment("a.py", "print()\n"),))
     store.append(chat.id, "assistant", "hi", stats=ReplyStats(2, 0.5, 0.25, 7, "greedy"))
     store.append(chat.id, "assistant", "well", state="streaming")
     target = Store(None)
@@ -107,6 +108,8 @@ def broken(**changes: Any) -> str:
         (broken(message={"state": "lost"}), r"messages\[0\].state has to be one of"),
         (broken(message={"at": "now"}), r'messages\[0\].at has to be a number, not "now"'),
         (broken(message={"at": float("nan")}), r"messages\[0\].at has to be seconds since 1970"),
+        (broken(message={"attachments": [3]}), r"messages\[0\].attachments\[0\] has to be an attachment"),
+        (broken(message={"attachments": [{"name": "a"}]}), r"attachments\[0\].text has to be a text"),
         (broken(message={"stats": {"tokens": 1.5}}), r"messages\[0\].stats.tokens has to be a whole number"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from engine.params import SamplingParams
 from minichat.chats.errors import ChatGone, MessageGone
 from minichat.chats.letters import colour_index, free_letter
-from minichat.chats.model import ReplyStats, title_from
+from minichat.chats.model import Attachment, ReplyStats, title_from
 from minichat.chats.store import Store
 
 from .conftest import Opener
@@ -100,6 +100,10 @@ def test_a_fork_holds_what_was_said_up_to_the_message(store: Store) -> None:
     chat = store.create_chat("tale", "Be long.", SamplingParams(top_k=5))
     ids = talk(store, chat.id, 4)
     store.append(chat.id, "assistant", "half", state="streaming")
+    with_file = store.append(chat.id, "user", "@a", attachments=(Attachment("a", "text"),))
+    assert store.fork(chat.id, with_file.id).messages[-1].attachments == with_file.attachments
+    store.delete_chat(store.open_chats()[-1].id)
+    store.cut(chat.id, with_file.id)
     fork = store.fork(chat.id, ids[2])
     assert (fork.title, fork.system, fork.params, fork.letter) == (
         "tale (fork)",

@@ -180,7 +180,23 @@ def test_an_older_database_is_lifted(path: Path, opened: Opener) -> None:
     old = connection(store)
     migrate(old, [*MIGRATIONS, "ALTER TABLE chats ADD COLUMN colour TEXT NOT NULL DEFAULT 'red'"])
     assert old.execute("SELECT title, colour FROM chats").fetchone()[:] == ("old", "red")
-    assert [row[0] for row in old.execute("SELECT version FROM migrations")] == [1, 2]
+    assert [row[0] for row in old.execute("SELECT version FROM migrations")] == [1, 2, 3]
+
+
+def test_a_database_from_before_attachments_is_lifted_with_what_is_in_it(path: Path, opened: Opener) -> None:
+    path.parent.mkdir(parents=True)
+    with sqlite3.connect(path) as first:
+        first.isolation_level = None
+        migrate(first, MIGRATIONS[:1])
+        first.execute(
+            "INSERT INTO chats (letter, title, system, params, created_at) VALUES ('a', '', '', '{}', 0)"
+        )
+        first.execute(
+            "INSERT INTO messages (chat_id, role, at, state, text) VALUES (1, 'user', 0, 'done', 'old')"
+        )
+    first.close()
+    [chat] = opened().open_chats()
+    assert [(message.text, message.attachments) for message in chat.messages] == [("old", ())]
 
 
 def test_a_migration_that_fails_changes_nothing(store: Store) -> None:

@@ -64,7 +64,7 @@ def test_control_c_while_a_command_is_imported(run: Run, monkeypatch: pytest.Mon
     assert run("doctor") == (130, "", "")
 
 
-@pytest.mark.parametrize("command", ["chat", "generate", "doctor"])
+@pytest.mark.parametrize("command", ["chat", "generate", "fetch", "locate", "doctor"])
 def test_help_of_a_command_loads_nothing_heavy(root: Path, command: str) -> None:
     """In a bare interpreter, where whatever is loaded was loaded for this."""
     code = (

@@ -137,7 +137,7 @@ def test_bad_options_are_bad_usage(run: Run, model: Path, options: list[str], sa
     assert said in one_sentence(ran)
 
 
-@pytest.mark.parametrize("words", [["sing"], ["chat", "hello"]])
+@pytest.mark.parametrize("words", [["sing"], ["doctor", "hello"]])
 def test_unknown_commands_are_bad_usage(run: Run, words: list[str]) -> None:
     ran = run(*words)
     assert ran.code == 2

@@ -9,6 +9,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from engine.snapshot import Snapshot
+from minichat.switches import turned
 from minichat.widgets.monitor.figures import duration
 from minichat.widgets.monitor.graphs import bar, graph
 from minichat.widgets.monitor.owners import Owner
@@ -32,6 +33,7 @@ class Facts:
     history: tuple[float, ...]
     step: float
     error: str
+    turned: tuple[str, ...] = ()  # what is not as the engine was started
 
 
 class EngineLine(Widget):
@@ -64,6 +66,7 @@ class EngineLine(Widget):
             history=tuple(self._history),
             step=round(snapshot.step_times.total, 4),
             error=snapshot.error,
+            turned=turned(snapshot.switches),
         )
 
     def render(self) -> Content:
@@ -85,6 +88,8 @@ class EngineLine(Widget):
             f"{facts.rate:.0f} tok/s {spark}",
             duration(facts.step),
         ]
+        if facts.turned:
+            parts.insert(1, ", ".join(facts.turned))
         between = " | "
         while len(parts) > 1 and len(between.join(parts)) > width:
             parts.pop()

@@ -58,6 +58,8 @@ class KVMap(Pane):
         self._cursor = (0, 0)  # column and line of a character cell
         self._first = 0  # line of the list of blocks that is on top
         self._glowing: frozenset[int] = frozenset()
+        self._texts: Mapping[int, str] = {}  # what the blocks under the cursor hold
+        self._said = ""  # about text and blocks, below the map
         self._shades: Shades | None = None
         self._shades_for: object = None
         self._values = np.zeros((0, 0), np.int64)
@@ -98,7 +100,7 @@ class KVMap(Pane):
         if self.zoomed:
             shown = self.pointed()
             facts = plural(len(shown), "block")
-            listed = block_rows(shot, self.owners, self._state, shown, self.signs)
+            listed = block_rows(shot, self.owners, self._state, shown, self.signs, self._texts)
             self._first = max(0, min(self._first, len(listed) - height + 1))
             return [self.heading(facts, right="Esc back"), *listed[self._first :]]
         lines = max(1, height - 1 - _BELOW)
@@ -158,10 +160,13 @@ class KVMap(Pane):
         shot, shades = self.snapshot, self._current_shades()
         owners, halves = self._codes.owners, self.halves
         first = legend(self._state, self._code, owners, self.tint, shades, self.signs, width, halves=halves)
+        if self._said:
+            return [first, ((f" {self._said}", "strong"),)]
         if self.has_focus and (blocks := self.pointed()):
             span = f"{blocks[0]}" if len(blocks) == 1 else f"{min(blocks)}..{max(blocks)}"
             words = f" {plural(len(blocks), 'block')} {span}: {self._summary(blocks)}"
-            return [first, ((words, "value"),)]
+            text = self.signs.line("".join(self._texts.get(block, "") for block in blocks))
+            return [first, ((words, "value"), (f"  {text}", "strong"))]
         return [first, totals(shot, self._state, shades, self.signs, width, halves=halves)]
 
     def _summary(self, blocks: Sequence[int]) -> str:
@@ -203,6 +208,8 @@ class KVMap(Pane):
     def action_zoom(self) -> None:
         self.zoomed = not self.zoomed and bool(self.pointed())
         self._first = 0
+        if self.zoomed:
+            self.post_message(self.Pointed(self.pointed()))
         self.redraw()
 
     def action_leave_zoom(self) -> None:
@@ -224,6 +231,16 @@ class KVMap(Pane):
     def glow(self, blocks: Collection[int]) -> None:
         """Marks these blocks, and no others."""
         self._glowing = frozenset(blocks)
+        self.draw()
+
+    def tell(self, texts: Mapping[int, str]) -> None:
+        """What the blocks under the cursor hold, as far as that is known."""
+        self._texts = texts
+        self.draw()
+
+    def say(self, sentence: str) -> None:
+        """A line below the map; nothing takes it away."""
+        self._said = self.signs.line(sentence)
         self.draw()
 
     def next_order(self) -> None:

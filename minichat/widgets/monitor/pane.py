@@ -16,6 +16,7 @@ from textual.widget import Widget
 
 from engine.snapshot import Snapshot
 from minichat.themes import OKABE_ITO
+from minichat.widgets.lines import lines_of
 from minichat.widgets.monitor.owners import UNKNOWN, Owner
 from minichat.widgets.transcript.glyphs import drawable
 
@@ -37,6 +38,7 @@ class Signs:
     below: str = "↓"
     cut: str = "…"
     swatch: str = "■"
+    mark: str = "│"
 
     def line(self, text: str) -> str:
         """Text from outside as one harmless line."""
@@ -45,7 +47,7 @@ class Signs:
 
 
 UNICODE = Signs()
-ASCII = Signs(True, ">", "#", "_", "PLWC", "v", "~", "#")
+ASCII = Signs(True, ">", "#", "_", "PLWC", "v", "~", "#", "!")
 
 
 class Pane(Widget, can_focus=True):
@@ -75,6 +77,7 @@ class Pane(Widget, can_focus=True):
         super().__init__(id=id)
         self.signs = ASCII if ascii else UNICODE
         self.note = ""  # at the right end of the heading: paused
+        self.flag = ""  # there too: what the engine does without
         self.snapshot: Snapshot | None = None
         self.owners: Mapping[int, Owner] = {}
         self._rows: list[Line] = []
@@ -120,6 +123,9 @@ class Pane(Widget, can_focus=True):
     def render_line(self, y: int) -> Strip:
         return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width, self.plain)
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        return lines_of(self, crop)
+
     def on_resize(self) -> None:
         self.redraw()
 
@@ -142,7 +148,8 @@ class Pane(Widget, can_focus=True):
     def heading(self, *facts: str, right: str = "") -> Row:
         """`1 KV map  61%  ...`; facts that do not fit are left out, the last first."""
         left = f"{self.signs.pointer if self.has_focus else ' '}{self.number} {self.title}"
-        right = self.note or right
+        urgent = self.note or self.flag
+        right = urgent or right
         width = self.size.width
         room = width - len(left) - (len(right) + 3 if right else 1)
         words = ""
@@ -152,7 +159,7 @@ class Pane(Widget, can_focus=True):
             words += f"  {fact}"
         gap = " " * max(1, width - len(left) - len(words) - len(right) - 1)
         look = "title selected" if self.has_focus else "title"
-        return ((left, look), (words, "muted"), (gap, ""), (right, "warn" if self.note else "muted"))
+        return ((left, look), (words, "muted"), (gap, ""), (right, "warn" if urgent else "muted"))
 
     def owner_of(self, request: int) -> Owner:
         return self.owners.get(request, UNKNOWN)

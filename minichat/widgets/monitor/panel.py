@@ -10,8 +10,9 @@ from textual.layout import ArrangeResult, Layout, WidgetPlacement
 from textual.message import Message
 from textual.widget import Widget
 
-from engine.events import Event
+from engine.events import Event, Switched
 from engine.snapshot import Snapshot
+from minichat.switches import named, turned
 from minichat.widgets.monitor.arrange import KVMAP, PANES, arrange
 from minichat.widgets.monitor.bindings import KEYS
 from minichat.widgets.monitor.events import EventLog
@@ -88,12 +89,17 @@ class MonitorPanel(Widget):
 
     def add_event(self, event: Event) -> None:
         self.event_log.add(event)
+        if isinstance(event, Switched):
+            self.rates.mark(named(event.name, event.on))
 
     def _show_latest(self) -> None:
         if self._latest is None or self.paused or not self.display:
             return
+        flag = ", ".join(turned(self._latest[0].switches))
         for pane in self.panes.values():
+            pane.flag = ""
             if pane.display:
+                pane.flag, flag = flag, ""  # the first that is seen says it
                 pane.update_from(*self._latest)
 
     def maximise(self, pane: int | None) -> None:

@@ -1,14 +1,15 @@
 """How fast the engine runs, now and in the last minutes."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from engine.snapshot import Snapshot
 from minichat.widgets.monitor.figures import plural
 from minichat.widgets.monitor.graphs import graph
-from minichat.widgets.monitor.pane import Line, Pane, Row
+from minichat.widgets.monitor.pane import Line, Pane, Row, Span
 
 _KEPT = 1024  # samples
+_MARKS = 32
 _LABEL = 21  # cells of `prefill   1,234 tok/s`
 
 
@@ -21,11 +22,19 @@ class Rates(Pane):
         super().__init__(ascii=ascii, id=id)
         self._prefill: deque[float] = deque(maxlen=_KEPT)
         self._decode: deque[float] = deque(maxlen=_KEPT)
+        self._samples = 0
+        self._marks: deque[tuple[int, str]] = deque(maxlen=_MARKS)  # the sample that came next, and why
 
     def remember(self, snapshot: Snapshot) -> None:
         """Also while nobody looks, so that the graph has no gap."""
         self._prefill.append(snapshot.rates.prefill)
         self._decode.append(snapshot.rates.decode)
+        self._samples += 1
+
+    def mark(self, what: str) -> None:
+        """Something has changed that the rates may show: a line through the graphs, here."""
+        self._marks.append((self._samples, what))
+        self.draw()
 
     def rows(self, width: int, height: int) -> Sequence[Line]:
         if (shot := self.snapshot) is None:
@@ -33,7 +42,7 @@ class Rates(Pane):
         rates = shot.rates
         lines = max(1, (height - 3) // 2)
         return (
-            self.heading(f"{rates.steps:.0f} steps/s"),
+            self.heading(f"{rates.steps:.0f} steps/s", right=self._newest_mark(width)),
             *self._graph("prefill", rates.prefill, self._prefill, "second", width, lines),
             *self._graph("decode", rates.decode, self._decode, "graph", width, lines),
             (
@@ -59,4 +68,27 @@ class Rates(Pane):
         drawn = graph(list(history), max(0, width - _LABEL - 3), lines, ascii=self.signs.ascii)
         label = f" {name:<7} {value:>7,.0f} tok/s "
         labels = [*[" " * len(label)] * (lines - 1), label]
-        return [((text, "value"), (line, look)) for text, line in zip(labels, drawn, strict=True)]
+        marked = self._marked(len(drawn[0]))
+        return [
+            ((text, "value"), *self._crossed(line, look, marked))
+            for text, line in zip(labels, drawn, strict=True)
+        ]
+
+    def _marked(self, width: int) -> dict[int, str]:
+        """The columns of a graph that have a mark, and what it stands for."""
+        samples = width if self.signs.ascii else 2 * width
+        places = ((samples - 1 - max(0, self._samples - 1 - at), what) for at, what in self._marks)
+        return {(at if self.signs.ascii else at // 2): what for at, what in places if at >= 0}
+
+    def _crossed(self, line: str, look: str, marked: Iterable[int]) -> list[Span]:
+        spans: list[Span] = []
+        begin = 0
+        for column in sorted(marked):
+            spans += [(line[begin:column], look), (self.signs.mark, "warn")]
+            begin = column + 1
+        return [*spans, (line[begin:], look)]
+
+    def _newest_mark(self, width: int) -> str:
+        """What the last line through the graphs means, while it is seen."""
+        marked = self._marked(max(0, width - _LABEL - 3))
+        return f"{self.signs.mark} {marked[max(marked)]}" if marked else ""

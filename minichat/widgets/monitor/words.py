@@ -12,11 +12,20 @@ from engine.events import (
     Queued,
     Resumed,
     StepBroke,
+    Switched,
     Updated,
 )
+from minichat.switches import named
 from minichat.widgets.monitor.figures import duration, plural
 
-_LOOKS = {"finished": "good", "preempted": "warn", "swapped": "warn", "failed": "fault", "died": "fault"}
+_LOOKS = {
+    "finished": "good",
+    "preempted": "warn",
+    "switched": "warn",
+    "swapped": "warn",
+    "failed": "fault",
+    "died": "fault",
+}
 
 
 def look(kind: str) -> str:
@@ -46,6 +55,8 @@ def said(event: Event) -> tuple[str, str]:
             return "first", f"token after {duration(seconds)}"
         case Updated(changes=changes):
             return "changed", ", ".join(changes)
+        case Switched(name=name, on=on):
+            return "switched", named(name, on)
         case Finished(finish="failed", tokens=tokens, error=error):
             return "failed", f"after {plural(tokens, 'token')}: {error}"
         case Finished(finish=finish, tokens=tokens):

@@ -12,11 +12,27 @@ from minichat.widgets.monitor.pane import Row, Signs, Span
 
 
 def block_rows(
-    shot: Snapshot, owners: Mapping[int, Owner], state: np.ndarray, wanted: Sequence[int], signs: Signs
+    shot: Snapshot,
+    owners: Mapping[int, Owner],
+    state: np.ndarray,
+    wanted: Sequence[int],
+    signs: Signs,
+    texts: Mapping[int, str],
 ) -> list[Row]:
+    """`texts`: what blocks hold, where it is known."""
     holders = _holders(shot, frozenset(wanted))
     digits = len(f"{len(state)}")
-    return [_row(shot, owners, State(state[block]), block, holders[block], digits) for block in wanted]
+    rows = (_row(shot, owners, State(state[block]), block, holders[block], digits) for block in wanted)
+    return [
+        (*row, _text(State(state[block]), texts.get(block), signs))
+        for row, block in zip(rows, wanted, strict=True)
+    ]
+
+
+def _text(state: State, text: str | None, signs: Signs) -> Span:
+    if state is State.FREE or text is None:  # nobody was asked
+        return ("", "")
+    return (f"  {signs.line(text)}", "strong") if text else ("  text not known", "muted")
 
 
 def _holders(shot: Snapshot, wanted: frozenset[int]) -> dict[int, list[int]]:

@@ -242,7 +242,8 @@ class Entry:
                 )
                 look: Look = ("fault",)
             else:
-                source, look = "stopped", ("note",)
+                reason = self.message.error
+                source, look = f"stopped: {reason}" if reason else "stopped", ("note",)
             source = drawable(source.expandtabs(1))
             rows = (Row((Fragment(source[start:end], look),)) for start, end in wrap(source, canvas.width))
             self._note, self._note_width = Drawn("", tuple(rows)), canvas.width

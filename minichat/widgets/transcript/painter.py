@@ -11,6 +11,7 @@ from minichat.widgets.transcript import highlight
 from minichat.widgets.transcript.cells import clip
 from minichat.widgets.transcript.finding import Find
 from minichat.widgets.transcript.leaves import Leaf
+from minichat.widgets.transcript.lit import Lit
 from minichat.widgets.transcript.marks import marked
 from minichat.widgets.transcript.rows import Drawn, Fragment, Row
 from minichat.widgets.transcript.view import Place, View
@@ -34,6 +35,7 @@ class Painter:
         self._canvas = view.canvas
         self.find: Find | None = None
         self.current: tuple[int, int] | None = None  # the leaf with the present hit, and which it is
+        self.lit, self.parted = Lit(view, "lit"), Lit(view, "parted")
 
     def row(self, place: Place) -> tuple[Row, Drawn]:
         drawn = place.entry.drawn(place.spot)
@@ -48,7 +50,13 @@ class Painter:
         if y >= self._view.total:
             return self._canvas.paint(Row())
         place = self._view.place(y)
-        if self.find is None and selection is None:
+        picked = [
+            (start, end, each.look)
+            for each in (self.lit, self.parted)
+            if each.spans
+            for start, end in each.ranges(place)
+        ]
+        if self.find is None and selection is None and not picked:
             document = place.entry.document(place.spot.part)
             if document is not None and document.leaves:
                 sheet = document.sheet(place.spot.leaf)
@@ -61,6 +69,8 @@ class Painter:
             for index, (start, end) in enumerate(self.find.ranges(drawn)):
                 here = self.current == (place.key, index)
                 row = marked(row, start, end, "current" if here else "found")
+        for start, end, look in picked:
+            row = marked(row, start, end, look)
         if selection is not None and (span := _span(selection, place.key, len(drawn.plain))):
             row = marked(row, *span, "selected")
         return self._canvas.paint(row)

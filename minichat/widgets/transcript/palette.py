@@ -31,6 +31,8 @@ LOOKS = (
     "tail",
     "found",
     "current",
+    "lit",
+    "parted",
     "selected",
 )
 CSS = """
@@ -67,6 +69,8 @@ Transcript {
     & > .transcript--tail { text-style: dim; }
     & > .transcript--found { text-style: reverse; }
     & > .transcript--current { text-style: bold underline reverse; }
+    & > .transcript--lit { background: $accent-muted; text-style: underline; }
+    & > .transcript--parted { text-style: bold reverse; }
 }
 """
 _FADED = 0.62  # of the way from the background to the text

@@ -3,27 +3,29 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from textual import events
 from textual.geometry import Offset, Region
-from textual.message import Message as TextualMessage
 from textual.scroll_view import ScrollView
+from textual.scrollbar import ScrollBar
 from textual.selection import SELECT_ALL, Selection
 from textual.strip import Strip
 
 from minichat.chats.model import Message
-from minichat.widgets.transcript import highlight
+from minichat.widgets.lines import Bar, lines_of
+from minichat.widgets.transcript import highlight, requests
 from minichat.widgets.transcript.bindings import KEYS
 from minichat.widgets.transcript.canvas import Canvas
 from minichat.widgets.transcript.caret import Caret
 from minichat.widgets.transcript.entry import Entry, Part, Spot
-from minichat.widgets.transcript.finding import Find
 from minichat.widgets.transcript.glyphs import UNICODE, Glyphs
-from minichat.widgets.transcript.marks import character_at, word_at
+from minichat.widgets.transcript.lit import Spans, chosen_spans
 from minichat.widgets.transcript.painter import Frame, Painter
 from minichat.widgets.transcript.palette import CSS, LOOKS, colour, component
+from minichat.widgets.transcript.pointer import asked_at, word_at_pointer
 from minichat.widgets.transcript.rows import Row
+from minichat.widgets.transcript.search import Search
 from minichat.widgets.transcript.selecting import selected
 from minichat.widgets.transcript.view import Place, View
 from minichat.widgets.transcript.window import Window, budget
@@ -38,32 +40,11 @@ class Transcript(ScrollView, can_focus=True):
     COMPONENT_CLASSES: ClassVar[set[str]] = set(map(component, LOOKS))
     BINDINGS = KEYS
 
-    class LinkClicked(TextualMessage):
-        """Somebody wants to go there. The address is the model's: show it before opening it."""
-
-        def __init__(self, address: str) -> None:
-            super().__init__()
-            self.address = address
-
-    class OfMessage(TextualMessage):
-        """Something is wanted for one message."""
-
-        def __init__(self, message_id: int) -> None:
-            super().__init__()
-            self.message_id = message_id
-
-    class RetryRequested(OfMessage):
-        """A reply that failed is wanted again."""
-
-    class MessageMenu(OfMessage):
-        """What can be done with a message is asked for."""
-
-    class CopyRequested(TextualMessage):
-        """This text is wanted on the clipboard."""
-
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
+    LinkClicked: TypeAlias = requests.LinkClicked
+    RetryRequested: TypeAlias = requests.RetryRequested
+    MessageMenu: TypeAlias = requests.MessageMenu
+    SelectionChanged: TypeAlias = requests.SelectionChanged
+    CopyRequested: TypeAlias = requests.CopyRequested
 
     def __init__(
         self,
@@ -84,6 +65,7 @@ class Transcript(ScrollView, can_focus=True):
         self._painter = Painter(self._view, self._want)
         self._caret = Caret(self._view)
         self._window = Window(self, self._view)
+        self._search = Search(self._view, self._painter, self._window)
         self._frame: Frame | None = None  # while it is drawn
         self._cursor: Entry | None = None  # the message that keys act on, where the reader chose one
         self._languages: set[str] = set()  # whose lexers were asked for
@@ -95,8 +77,7 @@ class Transcript(ScrollView, can_focus=True):
         self._select(None)
         self._cursor = None
         self._view.show(messages, letter)
-        if self._painter.find is not None:
-            self._painter.find.current = self._painter.current = None
+        self._search.restart()
         self.follow()
 
     def prepend(self, messages: Sequence[Message]) -> None:
@@ -174,11 +155,19 @@ class Transcript(ScrollView, can_focus=True):
 
     # Drawing
 
+    @property
+    def vertical_scrollbar(self) -> ScrollBar:
+        if self._vertical_scrollbar is None:
+            self._vertical_scrollbar = Bar(vertical=True, name="vertical", thickness=1)
+            self._vertical_scrollbar.display = False
+            self.app._start_widget(self, self._vertical_scrollbar)
+        return self._vertical_scrollbar
+
     def render_lines(self, crop: Region) -> list[Strip]:
         window = self._window
         self._frame = Frame(window.top, window.height - 1, self._notice(), self.text_selection)
         try:
-            return super().render_lines(crop)
+            return lines_of(self, crop)
         finally:
             self._frame = None
 
@@ -228,6 +217,27 @@ class Transcript(ScrollView, can_focus=True):
         if selection is None:
             self._caret.forget()
         self.refresh()
+        self.post_message(self.SelectionChanged())
+
+    def selected_spans(self) -> dict[int, list[tuple[int, int]]]:
+        """By message: the characters of its text that are selected."""
+        selection = self.text_selection
+        return chosen_spans(self._view, selection) if selection is not None and self._view.entries else {}
+
+    # What is picked out from outside
+
+    def light(self, spans: Spans, *, show: bool = False) -> None:
+        """Light these characters and no others; `show` brings the first of them into view."""
+        lit = self._painter.lit
+        if lit.set(spans):
+            self.refresh()
+            if show and (place := lit.first()):
+                self._window.reveal(place)
+
+    def part(self, spans: Spans) -> None:
+        """Mark where this reply goes another way than others."""
+        if self._painter.parted.set(spans):
+            self.refresh()
 
     def _select(self, selection: Selection | None) -> None:
         if self.is_attached:
@@ -341,79 +351,35 @@ class Transcript(ScrollView, can_focus=True):
         elif y < self._view.total and (event.chain > 1 or self.text_selection is None):
             place = self._view.place(y)
             if event.chain > 1:
-                self._pick(place, offset.x, whole=event.chain > 2)
-            else:
-                self._click_on(place, offset.x)
-
-    def _pick(self, place: Place, x: int, whole: bool) -> None:
-        """Select the word under the pointer, or the whole leaf."""
-        row, drawn = self._painter.row(place)
-        at = character_at(row, x)
-        if at is not None:
-            start, end = (0, len(drawn.plain)) if whole else word_at(drawn.plain, at)
-            self._select(Selection(Offset(start, place.key), Offset(end, place.key)))
-
-    def _click_on(self, place: Place, x: int) -> None:
-        message = place.entry.message
-        match place.spot.part:
-            case Part.HEAD:
-                self.post_message(self.MessageMenu(message.id))
-            case Part.FOLD:
+                if word := word_at_pointer(self._painter, place, offset.x, whole=event.chain > 2):
+                    self._select(word)
+            elif place.spot.part == Part.FOLD:
                 self._toggle(place.entry)
-            case Part.NOTE if message.state == "failed":
-                self.post_message(self.RetryRequested(message.id))
-            case _:
-                self._click_text(place, x)
-
-    def _click_text(self, place: Place, x: int) -> None:
-        row, drawn = self._painter.row(place)
-        at = character_at(row, x)
-        for link in drawn.links:
-            if at is not None and link.start <= at < link.end:
-                self.post_message(self.LinkClicked(link.address))
+            elif (wanted := asked_at(self._painter, place, offset.x)) is not None:
+                self.post_message(wanted)
 
     # Finding
 
     def find(self, text: str) -> bool:
         """Highlight a text everywhere and go to it, onward from the first line in view. False: nowhere."""
-        if not text or not self._view.entries:
-            self.clear_find()
-            return False
-        top = self._view.place(self._window.top)
-        leaf = self._painter.leaf(top)
-        in_body = leaf is not None and top.spot.part == Part.BODY
-        self._painter.find = Find(self._view, text)
-        found = self._painter.find.start(self._view.index(top.entry), leaf.start if leaf and in_body else 0)
-        self._show_hit()
+        found = self._search.begin(text)
+        self.refresh()
         return found
 
     def find_next(self, by: int = 1) -> bool:
         """To the next place, or with -1 the one before."""
-        if self._painter.find is None or not self._painter.find.step(by):
-            return False
-        self._show_hit()
-        return True
+        found = self._search.step(by)
+        self.refresh()
+        return found
 
     def clear_find(self) -> None:
-        self._painter.find = self._painter.current = None
+        self._search.end()
         self.refresh()
 
     @property
     def find_count(self) -> tuple[int, int, bool]:
         """Which place this is, of how many, and whether there was time to count them all."""
-        return self._painter.find.count(budget()) if self._painter.find is not None else (0, 0, True)
+        return self._search.count
 
     def action_find_next(self, by: int) -> None:
         self.find_next(by)
-
-    def _show_hit(self) -> None:
-        """Bring the present hit into view, near the middle where it is not."""
-        hit = self._painter.find.place() if self._painter.find is not None else None
-        self._painter.current = None
-        self.refresh()
-        if hit is None:
-            return
-        place, rank = hit
-        self._painter.current = (place.key, rank)
-        self._view.changed(place.entry)
-        self._window.reveal(place)

@@ -1,12 +1,12 @@
 """Engines at one moment, made by hand."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
+from engine.snapshot import BlockView, RequestView, Snapshot
+from minichat.backends.moments import moment
 from minichat.widgets.monitor import Owner
 
 BLOCK = 16
@@ -61,39 +61,4 @@ def snapshot(
     size: int = 64, requests: Sequence[RequestView] = (), step: int = 100, **changes: Any
 ) -> Snapshot:
     view = changes.pop("blocks", None) or blocks(size, requests)
-    waits = [each for each in requests if each.phase in ("waiting", "preempted", "swapped")]
-    shot = Snapshot(
-        at=12.0,
-        step=step,
-        state="ready",
-        error="",
-        model="tiny",
-        dtype="float32",
-        device="cpu",
-        attention="torch",
-        policy="fcfs",
-        quantization="none",
-        depth=0,
-        block_size=BLOCK,
-        max_context=4096,
-        blocks=view,
-        host_in_use=3,
-        host_size=64,
-        requests=tuple(requests),
-        waiting=len(waits),
-        running=len(requests) - len(waits),
-        preemptions=2,
-        prefix_hit_rate=0.61,
-        rates=Rates(prefill=1234.0, decode=412.0, steps=98.0, batch=5.2, step_tokens=17.0),
-        step_times=StepTimes(plan=0.0004, launch=0.0021, wait=0.0052, commit=0.0004),
-        ttft=Quantiles(0.092, 0.2, 0.31, 42),
-        itl=Quantiles(0.0081, 0.01, 0.0123, 4200),
-        finished=40,
-        memory={
-            "weights": 5_200_000_000,
-            "cache": 1_100_000_000,
-            "host_cache": 0,
-            "device_free": 20_400_000_000,
-        },
-    )
-    return replace(shot, **changes)
+    return moment(view, requests, step=step, **changes)

@@ -137,7 +137,7 @@ async def test_enter_shows_who_holds_the_blocks() -> None:
         pointed = [
             message.blocks for message in heard(pilot, KVMap.Pointed) if isinstance(message, KVMap.Pointed)
         ]
-        assert pointed == [(1,), (2,), (3,), (4,), (5,), (6,)]
+        assert pointed == [(0,), (1,), (2,), (3,), (4,), (5,), (6,)]
 
 
 async def test_the_list_of_a_large_cell_scrolls() -> None:

@@ -1,0 +1,62 @@
+"""Many clients of a server in one process of their own: sockets and a selector, so that they cost little."""
+
+import selectors
+import socket
+import time
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+
+
+@dataclass
+class Client:
+    socket: socket.socket
+    requests: list[bytes] = field(default_factory=list)
+    sent: float = 0.0
+    began: bool = False  # the first token of the present reply is there
+    tail: bytes = b""
+
+    def send(self) -> None:
+        self.began, self.tail, self.sent = False, b"", time.perf_counter()
+        self.socket.sendall(self.requests.pop(0))
+
+
+def work(pipe: Connection, port: int, count: int) -> None:
+    """Takes a list of requests for each client, and at "go" sends them, each client one after the other.
+
+    Tells the seconds to the first token of each reply.
+    """
+    selector = selectors.DefaultSelector()
+    clients = []
+    for _ in range(count):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        clients.append(Client(connection))
+        selector.register(connection, selectors.EVENT_READ, clients[-1])
+    while (told := pipe.recv()) is not None:
+        if told == "go":
+            pipe.send(_round(selector, clients))
+        else:
+            for client, own in zip(clients, told, strict=True):
+                client.requests = own
+
+
+def _round(selector: selectors.BaseSelector, clients: list[Client]) -> list[float]:
+    times, running = [], len(clients)
+    for client in clients:
+        client.send()
+    while running:
+        for key, _ in selector.select():
+            client = key.data
+            if not (data := client.socket.recv(65536)):
+                raise ConnectionError("the server hung up")
+            text = client.tail + data
+            if not client.began and b"data: " in text:
+                client.began = True
+                times.append(time.perf_counter() - client.sent)
+            client.tail = text[-64:]
+            if client.tail.endswith(b"\r\n0\r\n\r\n") and b"[DONE]" in client.tail:
+                if client.requests:
+                    client.send()
+                else:
+                    running -= 1
+    return times

@@ -1,0 +1,272 @@
+"""The engine on a GPU: decode steps at several batch sizes, a mixed workload, and what a step is made of.
+
+Shapes of Qwen3-0.6B and Llama-3.1-8B with random weights, since speed does not depend on them. `D, B=n`: n
+prompts of 512 tokens; a step is (seconds of 272 tokens - seconds of 16) / 256. `N`: 256 requests with prompts
+and replies of 100 to 1,024 tokens each, all there from the start. Temperature 0.6, the end token ignored.
+Before anything is timed, greedy replies are checked against transformers in float32 on the same weights.
+"""
+
+import json
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.harness import Bench
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.events import Delta
+from engine.models.decoder import Decoder
+from engine.models.loader import decoder_slots
+from engine.params import SamplingParams
+from engine.runner.runner import ModelRunner
+from engine.start import start
+
+COMMON = {
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "dtype": "bfloat16",
+}
+SHAPES: dict[str, dict[str, Any]] = {
+    "0.6B": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "tie_word_embeddings": True,
+    },
+    "8B": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128256,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+    },
+}
+CONTEXT = 4096
+BLOCKS = 256 * 2048 // 16  # the mixed workload's, all at once; the rest of the memory is for the check
+SHORT, LONG = 16, 272
+GAP = 0.1  # between the likeliest token's logit and the chosen one's, by transformers in float32
+PROFILED = 24  # steps
+
+
+class Heard:
+    """Counts what arrives, or keeps it."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def __call__(self, delta: Delta) -> None:
+        if delta.error:
+            raise SystemExit(f"a request failed: {delta.error}")
+        self.tokens += delta.tokens
+
+
+def run(
+    bench: Bench,
+    *,
+    shape: tuple[str, ...] = ("0.6B", "8B"),
+    rows: tuple[int, ...] = (1, 8, 32, 128, 256),
+    only: tuple[str, ...] = ("check", "decode", "anatomy", "mixed"),
+) -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit(f"gpu needs an NVIDIA GPU, and torch {torch.__version__} sees none")
+    parts = {each.__name__: each for each in (check, decode, anatomy, mixed, cuda_graphs, overlap)}
+    if unknown := [name for name in only if name not in parts]:
+        raise SystemExit(f"gpu has no part {unknown[0]!r}, but {', '.join(parts)}")
+    for name in shape:
+        with started(bench, name) as engine:
+            for part in only:
+                parts[part](bench, name, engine, rows)
+
+
+@contextmanager
+def started(bench: Bench, name: str) -> Iterator[Engine]:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
+        began = time.perf_counter()
+        engine = start(
+            EngineConfig(
+                model=folder,
+                dummy_weights=True,
+                max_context=CONTEXT,
+                prefix_cache=False,
+                blocks=BLOCKS,
+                host_blocks=0,
+                seed=0,
+            )
+        )
+        finish(engine, [[1, 2, 3]], [2])
+        bench.note(f"{name}, from start to the first reply", time.perf_counter() - began, "s")
+        yield engine
+    del engine
+    torch.cuda.empty_cache()
+
+
+def finish(
+    engine: Engine, prompts: Sequence[Sequence[int]], counts: Sequence[int], temperature: float = 0.6
+) -> list[list[int]]:
+    """All replies, of so many tokens each."""
+    heard = [Heard() for _ in prompts]
+    for prompt, count, sink in zip(prompts, counts, heard, strict=True):
+        params = SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True)
+        engine.submit(prompt, params, sink)
+    while engine.busy:
+        engine.step()
+    assert [len(each.tokens) for each in heard] == list(counts)
+    return [each.tokens for each in heard]
+
+
+def decode(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
+    for count in rows:
+        bench.note(f"{name}, D, B={count}", step_times(engine, count), "ms")
+
+
+def step_times(engine: Engine, rows: int) -> list[float]:
+    """Milliseconds of a step, three times."""
+    draw = random.Random(rows)
+
+    def seconds(count: int) -> float:
+        prompts = [[draw.randrange(10000) for _ in range(512)] for _ in range(rows)]
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        finish(engine, prompts, [count] * rows)
+        return time.perf_counter() - began
+
+    seconds(SHORT)  # compiles and records
+    return [(seconds(LONG) - seconds(SHORT)) / (LONG - SHORT) * 1e3 for _ in range(3)]
+
+
+def cuda_graphs(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
+    """A step replayed, and the same kernels launched one by one."""
+    for count in rows:
+        for on in (True, False):
+            engine.runner.graphs = on
+            kind = "in a graph" if on else "one by one"
+            bench.note(f"{name}, D, B={count}, {kind}", step_times(engine, count), "ms")
+    engine.runner.graphs = True
+
+
+def overlap(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
+    """A step launched before the one before it is committed, and after."""
+    for count in rows:
+        for engine.depth in (0, 1):
+            bench.note(f"{name}, D, B={count}, depth {engine.depth}", step_times(engine, count), "ms")
+
+
+def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
+    """As nano-vllm's benchmark draws it; the second run counts."""
+    draw = random.Random(0)
+    prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
+    counts = [draw.randint(100, 1024) for _ in range(256)]
+    for _ in range(2):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        finish(engine, prompts, counts)
+        spent = time.perf_counter() - began
+    bench.note(f"{name}, N", sum(counts) / spent, "tok/s")
+
+
+def anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
+    """How long the GPU has nothing to do in steady decode, and which kernels take the rest."""
+    for count in rows:
+        draw = random.Random(count)
+        params = SamplingParams(temperature=0.6, max_tokens=PROFILED + 150, ignore_eos=True)
+        for _ in range(count):
+            engine.submit([draw.randrange(10000) for _ in range(512)], params, Heard())
+        while engine.scheduler.waiting or any(each.generated < 100 for each in engine.scheduler.running):
+            engine.step()
+        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
+            for _ in range(PROFILED):
+                engine.step()
+            torch.cuda.synchronize()
+        while engine.busy:
+            engine.step()
+        events = [event for event in trace.events() or () if event.device_type.name == "CUDA"]
+        spans = sorted((event.time_range.start, event.time_range.end, event.name) for event in events)
+        busy, last = 0.0, spans[0][0]
+        kernels: dict[str, float] = {}
+        for begin, end, kernel in spans:
+            busy += max(0.0, end - max(begin, last))
+            last = max(last, end)
+            kernels[kernel] = kernels.get(kernel, 0.0) + end - begin
+        whole = last - spans[0][0]
+        bench.note(f"{name}, B={count}, a step, profiled", whole / PROFILED / 1e3, "ms")
+        bench.note(f"{name}, B={count}, GPU idle, profiled", 100 * (1 - busy / whole), "%")
+        for kernel, spent in sorted(kernels.items(), key=lambda item: -item[1])[:9]:
+            bench.note(f"{name}, B={count}, {kernel.split('(')[0][:48]}", spent / PROFILED, "us/step")
+
+
+def check(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
+    """Greedy replies, alone and in company: all tokens nearly the likeliest of transformers in float32.
+
+    Random weights of the larger shape blow rounding up, so transformers' own tokens in bfloat16 stand beside.
+    """
+    draw = random.Random(1)
+    replies: list[tuple[list[int], list[int]]] = []
+    for count in (1, 3, 8, 20, 40):
+        prompts = [[draw.randrange(10000) for _ in range(draw.randint(2, 700))] for _ in range(count)]
+        said = finish(engine, prompts, [12] * count, temperature=0.0)
+        replies += list(zip(prompts, said, strict=True))[:4]
+    with oracle(name, engine) as theirs, torch.inference_mode():
+
+        def logits(prompt: list[int], reply: list[int]) -> torch.Tensor:
+            ids = torch.tensor([[*prompt, *reply]], device="cuda")
+            return theirs(ids).logits[0, len(prompt) - 1 : -1].float()
+
+        exact = [logits(*each) for each in replies]
+        theirs.bfloat16()
+        rounded = [logits(*each).argmax(1) for each in replies]
+    ours = [torch.tensor(reply, device="cuda") for _, reply in replies]
+    gap, usual = largest_gap(exact, ours), largest_gap(exact, rounded)
+    bench.note(f"{name}, largest gap to transformers' argmax", gap, "logit")
+    bench.note(f"{name}, the same of transformers in bfloat16", usual, "logit")
+    if not gap < max(GAP, 1.5 * usual):
+        raise SystemExit(f"{name}: the engine's tokens are wrong, by {gap:.2f} in a logit of transformers'")
+
+
+def largest_gap(logits: Sequence[torch.Tensor], tokens: Sequence[torch.Tensor]) -> float:
+    """How far below the likeliest token any of these is."""
+    pairs = zip(logits, tokens, strict=True)
+    return max(float((each.amax(1) - each.gather(1, of[:, None])[:, 0]).max()) for each, of in pairs)
+
+
+@contextmanager
+def oracle(name: str, engine: Engine) -> Iterator[Any]:
+    """Transformers' own model in float32, with the engine's weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = COMMON | SHAPES[name]
+    config = AutoConfig.for_model(**{key: value for key, value in settings.items() if key != "architectures"})
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner) and isinstance(runner.model, Decoder)
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    own = model.state_dict()
+    for key, slot in decoder_slots(runner.model).items():
+        one = (0,) * (slot.view.dim() - len(slot.shape))  # of the norms of all heads, which are alike
+        own[key].copy_(slot.view[one])
+    yield model.eval()
+    del model, own
+    torch.cuda.empty_cache()

@@ -1,0 +1,103 @@
+"""The program, or its engine alone, with a diary of what the engine did: a process of its own.
+
+`python -m benchmarks.screen_program DIARY CHATS [minichat's options]`: the real program; with CHATS above 0
+the engine alone, as many replies at once, which nobody reads.
+"""
+
+import argparse
+import gc
+import json
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from typing import TextIO
+
+from benchmarks.sink import Stretches
+from engine.snapshot import Snapshot
+
+PROMPT = "Tell me a story."
+_EVERY = 0.25  # seconds between two lines of an engine alone: as often as the monitor looks
+_BEFORE = 1.0  # seconds that the engine alone may take to start its replies
+
+
+class Diary:
+    """One line of JSON a snapshot: when, what each request has generated, what the loop did."""
+
+    def __init__(self, file: TextIO, stretches: Stretches) -> None:
+        self._file, self._stretches = file, stretches
+        self._pause = self._begun = 0.0
+        gc.callbacks.append(self._collector)
+
+    def write(self, shot: Snapshot) -> None:
+        held = self._stretches.seconds
+        line = {
+            "at": time.monotonic(),
+            "step": shot.step,
+            "generated": {each.id: each.generated for each in shot.requests},
+            "drawing": time.thread_time(),
+            "longest": max(held, default=0.0),
+            "collected": self._pause,
+        }
+        self._stretches.clear()
+        self._pause = 0.0
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+
+    def _collector(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self._begun = time.perf_counter()
+        else:
+            self._pause = max(self._pause, time.perf_counter() - self._begun)
+
+
+def screen(diary: Diary, stretches: Stretches, words: list[str]) -> int:
+    """The program as it is, but for the diary."""
+    from minichat.app import MinichatApp
+    from minichat.cli import main
+
+    show = MinichatApp._show
+
+    def watched(self: MinichatApp, snapshot: Snapshot) -> None:
+        show(self, snapshot)
+        diary.write(snapshot)
+
+    MinichatApp._show = watched  # type: ignore[method-assign]
+    with stretches.watched():
+        return main(words)
+
+
+def alone(diary: Diary, chats: int, words: list[str]) -> int:
+    """The engine on its thread; ends with the process."""
+    from engine.host.thread import EngineThread
+    from engine.params import SamplingParams
+    from engine.start import start
+    from minichat.cli import parser
+    from minichat.commands.options import engine_config
+
+    host = EngineThread(start(engine_config(parser().parse_args(["generate", *words]))))
+    gc.freeze()
+    params = SamplingParams(temperature=0.7, ignore_eos=True)
+    streams = [host.submit([{"role": "user", "content": PROMPT}], params) for _ in range(chats)]
+    begun = time.monotonic()
+    for number in count(1):
+        time.sleep(max(0.0, begun + number * _EVERY - time.monotonic()))
+        diary.write(shot := host.snapshot())
+        if len(shot.requests) < len(streams):
+            return 0
+    return 0
+
+
+def main() -> int:
+    reader = argparse.ArgumentParser(prog="python -m benchmarks.screen_program")
+    reader.add_argument("diary", type=Path)
+    reader.add_argument("chats", type=int)
+    options, words = reader.parse_known_args()
+    stretches = Stretches()
+    with options.diary.open("w", encoding="utf-8") as file:
+        diary = Diary(file, stretches)
+        return alone(diary, options.chats, words) if options.chats else screen(diary, stretches, words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

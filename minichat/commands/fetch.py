@@ -1,0 +1,43 @@
+"""`minichat fetch`: a model of the hub onto this machine, to be chosen without a network later."""
+
+import argparse
+import json
+import sys
+import time
+
+from engine.errors import EngineError
+from engine.models.find import find_model
+from minichat.commands.options import failed
+from minichat.progress import Course
+
+_EVERY = 0.2  # seconds between two words about it
+
+
+def run(options: argparse.Namespace) -> int:
+    teller = Teller(as_json=options.json)
+    try:
+        place = find_model(options.name, progress=teller)
+    except EngineError as error:
+        return failed(error)
+    print(json.dumps({"folder": str(place.folder)}) if options.json else place.folder)
+    return 0
+
+
+class Teller:
+    """Lines of JSON for a program, one line that changes for a person at a terminal."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._json, self._course, self._told = as_json, Course(), 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        self._course.note(done, total)
+        if now - self._told < _EVERY and done < total:
+            return
+        self._told = now
+        if self._json:
+            print(json.dumps({"done": done, "total": total}), flush=True)
+        elif sys.stderr.isatty():
+            print(f"\r\x1b[K{self._course.words()}", end="", file=sys.stderr, flush=True)
+            if done >= total:
+                print(file=sys.stderr)

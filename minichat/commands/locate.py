@@ -1,0 +1,18 @@
+"""`minichat locate`: where everything lies. Nothing is made by asking."""
+
+import argparse
+import json
+
+from minichat.catalogue import hub_cache
+from minichat.paths import locate
+from minichat.themes import shipped_themes
+
+
+def run(options: argparse.Namespace) -> int:
+    found = {**locate().named(), "shipped_themes": shipped_themes(), "models": hub_cache()}
+    if options.json:
+        print(json.dumps({name: str(path) for name, path in found.items()}, indent=2))
+    else:
+        for name, path in found.items():
+            print(f"{name:15} {path}{'' if path.exists() else '   (not there yet)'}")
+    return 0

@@ -1,0 +1,72 @@
+"""`minichat tour`: what the engine can do, on the real screen, with chats that are soon gone."""
+
+import argparse
+import os
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.errors import BadInput
+from engine.params import SamplingParams
+from minichat.commands.options import failed
+from minichat.paths import Paths, locate
+from minichat.settings import load
+from minichat.terminal import Terminal, calm, teach_alt_keys
+
+if TYPE_CHECKING:
+    from minichat.chats.store import Store
+
+
+def run(options: argparse.Namespace) -> int:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return failed(BadInput("the tour needs a terminal"))
+    with tempfile.TemporaryDirectory(prefix="minichat-tour-") as folder:
+        code, closed = _lead(options, locate(), Path(folder))
+    if not closed:
+        os._exit(code)  # a thread is inside torch, which aborts when the interpreter is taken down around it
+    return code
+
+
+def _lead(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int, bool]:
+    """On the person's own settings and themes; all else lies in the folder. Whether the engine has ended."""
+    terminal = Terminal.found()
+    calm(terminal)
+    from minichat.app import MinichatApp, Start
+    from minichat.backends.local import LocalBackend
+    from minichat.chats.store import Store
+    from minichat.screens.guide import KEEP
+    from minichat.tour import BLOCKS
+
+    teach_alt_keys()
+    loaded = load(paths.settings)
+    start = Start(
+        model="pocket",
+        paths=replace(paths, state=folder),
+        terminal=terminal,
+        params=SamplingParams(),
+        ascii=options.ascii or loaded.settings.screen.ascii or not terminal.unicode,
+        loaded=loaded,
+        tour=True,
+    )
+    store = Store(start.paths.chats)
+    backend = LocalBackend(EngineConfig(model="pocket", device="cpu", blocks=BLOCKS))
+    app = MinichatApp(backend, store, start)
+    app.run(mouse=loaded.settings.screen.mouse)
+    closed, code = backend.close(), app.return_code or 0
+    if code == KEEP:
+        print(f"minichat: {_keep(store, Store(paths.chats))} chats are kept")
+        code = 0
+    store.close()
+    return code, closed
+
+
+def _keep(store: "Store", home: "Store") -> int:
+    """What was said on the tour, among the person's own chats."""
+    spoken = [each for each in store.open_chats() if each.messages]
+    for each in spoken:
+        home.import_json(store.export_json(each.id))
+    home.close()
+    return len(spoken)

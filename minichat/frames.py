@@ -1,0 +1,213 @@
+"""What goes to the terminal: only lines that changed are made, and only cells that differ are sent.
+
+Textual's own compositor asks every widget under the box around all changes for all of its lines, and sends
+each changed region whole. With several chats beside the monitor that box is the screen, ten times a second.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from itertools import groupby, pairwise
+from typing import NamedTuple, TypeVar
+
+from rich.color import ColorSystem
+from rich.console import Console
+from rich.segment import Segment
+from rich.style import Style
+from textual._compositor import Compositor, CompositorUpdate, LayoutUpdate
+from textual.geometry import Region
+from textual.screen import Screen
+from textual.strip import Strip
+from textual.widget import Widget
+
+Result = TypeVar("Result")
+
+
+class Piece(NamedTuple):
+    """Neighbouring cells of a line in which one widget is seen."""
+
+    x: int
+    end: int
+    widget: Widget
+    region: Region  # all of the widget, of which some may be beyond the screen or its container
+    crop: Region  # what is not
+
+
+class Sent(NamedTuple):
+    """What a piece of a line looks like on the terminal: its segments by their columns."""
+
+    strip: Strip
+    segments: dict[int, Segment]
+    pad: int  # the column from which it is blank
+    ground: Style | None  # in which it is
+
+
+class Frame(CompositorUpdate):
+    """New lines of some pieces. What the terminal shows already is found when it is written, not before."""
+
+    def __init__(self, made: list[tuple[int, Piece, Strip]], sent: "dict[tuple[int, int], Sent]") -> None:
+        self._made, self._sent = made, sent
+
+    def render_segments(self, console: Console) -> str:
+        pen = _Pen(console._color_system or ColorSystem.TRUECOLOR)
+        for y, piece, strip in self._made:
+            before = self._sent.get((y, piece.x))
+            if before is None or before.strip is not strip:
+                self._sent[y, piece.x] = _draw(pen, y, piece.x, strip, before)
+        return pen.sequences()
+
+
+class Frames(Compositor):
+    """A compositor whose partial updates are small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sent: dict[tuple[int, int], Sent] = {}  # by line, and the column where the piece begins
+        self._pieces: dict[int, list[Piece]] = {}
+        self._placed: object = None  # the layout that both of them are of
+
+    def render_full_update(self, simplify: bool = False) -> LayoutUpdate:
+        self._sent.clear()
+        return super().render_full_update(simplify)
+
+    def render_partial_update(self) -> Frame | None:  # type: ignore[override]
+        if self.layers_visible is not self._placed:
+            self._placed = self.layers_visible
+            self._pieces.clear()
+            self._sent.clear()
+        wanted: dict[Widget, dict[int, list[Piece]]] = defaultdict(dict)
+        for y, spans in groupby(self._dirty_spans(), key=lambda span: span[0]):
+            changed = list(spans)
+            for piece in self._line(y):
+                if any(piece.x < right and left < piece.end for _, left, right in changed):
+                    wanted[piece.widget].setdefault(y, []).append(piece)
+        if not wanted:
+            return None
+        made = [each for widget, lines in wanted.items() for each in _made(widget, lines)]
+        return Frame(sorted(made, key=lambda each: (each[0], each[1].x)), self._sent)
+
+    def _dirty_spans(self) -> list[tuple[int, int, int]]:
+        """Line, first column, and the one after the last; of each line all together."""
+        screen = self.size.region
+        regions = [region.intersection(screen) for region in self._dirty_regions]
+        self._dirty_regions.clear()
+        return list(self._regions_to_spans(filter(None, regions)))
+
+    def _line(self, y: int) -> list[Piece]:
+        """Who is seen on a line, from left to right."""
+        pieces = self._pieces.get(y)
+        if pieces is None:
+            pieces = self._pieces[y] = []
+            for x, end in pairwise(self.cuts[y]):
+                front = next((each for each in self.layers_visible[y] if _covers(each[1], x)), None)
+                if front is None:
+                    continue
+                widget, crop, region = front
+                if pieces and pieces[-1].widget is widget and pieces[-1].end == x:
+                    x = pieces.pop().x
+                pieces.append(Piece(x, end, widget, region, crop))
+        return pieces
+
+
+class FrameScreen(Screen[Result]):
+    """A screen that is drawn by `Frames`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._compositor = Frames()
+
+
+def _covers(region: Region, x: int) -> bool:
+    return region.x <= x < region.right
+
+
+def _made(widget: Widget, lines: Mapping[int, list[Piece]]) -> Iterator[tuple[int, Piece, Strip]]:
+    """The widget's own lines, neighbours in one go, cut where others lie over it."""
+    for first, count in _runs(sorted(lines)):
+        region, crop = lines[first][0].region, lines[first][0].crop
+        asked = Region(crop.x - region.x, first - region.y, crop.width, count)
+        for y, strip in enumerate(widget.render_lines(asked), first):
+            for piece in lines[y]:
+                yield y, piece, strip.crop(piece.x - crop.x, piece.end - crop.x)
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Neighbouring numbers as their first, and how many."""
+    begin = 0
+    for index in range(1, len(numbers) + 1):
+        if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
+            yield numbers[begin], index - begin
+            begin = index
+
+
+class _Pen:
+    """Writes text into places, with as few control sequences as that takes."""
+
+    def __init__(self, colours: ColorSystem) -> None:
+        self._colours = colours
+        self._out: list[str] = []
+        self._style: Style | None = None
+        self._dirty = False  # the terminal's own style is not plain
+        self._at = (-1, -1)
+
+    def write(self, y: int, x: int, text: str, style: Style | None, width: int) -> None:
+        if self._at != (y, x):
+            self._out.append(f"\x1b[{y + 1};{x + 1}H")
+        if style is not None and style.link:
+            self._out += ("\x1b[0m", Strip.render_style(style, text, self._colours))
+            self._style, self._dirty = None, False
+        else:
+            self._dip(style)
+            self._out.append(text)
+        self._at = (y, x + width)
+
+    def lift(self) -> None:
+        """A terminal may count the cells of a text otherwise: the next one has its place said."""
+        self._at = (-1, -1)
+
+    def _dip(self, style: Style | None) -> None:
+        if style is self._style or style == self._style:
+            return
+        codes = Strip.render_ansi(style, self._colours) if style is not None else ""
+        if codes:
+            self._out.append(f"\x1b[0;{codes}m" if self._dirty else f"\x1b[{codes}m")
+        elif self._dirty:
+            self._out.append("\x1b[0m")
+        self._style, self._dirty = style, bool(codes)
+
+    def sequences(self) -> str:
+        self._dip(None)
+        return "".join(self._out)
+
+
+def _draw(pen: _Pen, y: int, x: int, strip: Strip, before: Sent | None) -> Sent:
+    """Write what differs from what is there."""
+    segments = [segment for segment in strip if segment.text and not segment.control]
+    now: dict[int, Segment] = {}
+    at, pad = 0, 0
+    pen.lift()
+    for segment in segments:
+        now[at] = segment
+        width = segment.cell_length
+        pad = at if segment.text.isspace() else at + width
+        old = before.segments.get(at) if before is not None else None
+        if old is not segment and old != segment:
+            first, last = _same(old, segment), len(segment.text)
+            if (
+                before is not None
+                and segment is segments[-1]
+                and pad == at
+                and segment.style == before.ground
+            ):
+                last = min(last, before.pad - at)  # it is blank from there on
+            if first < last:
+                pen.write(y, x + at + first, segment.text[first:last], segment.style, width - first)
+        at += width
+    return Sent(strip, now, pad, segments[-1].style if segments else None)
+
+
+def _same(old: Segment | None, new: Segment) -> int:
+    """How many characters at the beginning are there already."""
+    if old is None or old.style != new.style or not (old.text.isascii() and new.text.isascii()):
+        return 0
+    pairs = zip(old.text, new.text, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(old.text), len(new.text)))

@@ -1,0 +1,189 @@
+"""The engine behind the screen: how it is loaded, changed for another model, and lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from engine.errors import ModelNotFound
+from engine.snapshot import Snapshot
+from minichat.backends.protocol import Progress
+from minichat.catalogue import Model, identity
+from minichat.fetching import fetch
+from minichat.keys import key_name, keys_of
+from minichat.progress import Course
+from minichat.remembered import Remembered
+from minichat.welcome import found_here
+
+if TYPE_CHECKING:
+    from minichat.app import MinichatApp
+
+
+class Keeper:
+    """One model runs, at most one is on its way. What happens is told in the banner."""
+
+    def __init__(self, app: MinichatApp, model: str) -> None:
+        self.app, self.model = app, model
+        self.ready = asyncio.Event()  # the engine is there, or never will be
+        self.trouble = ""  # why there is no engine
+        self.fetching = ""  # a name of the hub
+        self.course = Course()
+        self.tell: Callable[[str], None] | None = None  # an open picker wants to know, too
+        self._fetch = fetch
+        self._tried_again = False
+
+    @property
+    def alive(self) -> bool:
+        return self.ready.is_set() and not self.trouble
+
+    @property
+    def busy(self) -> str:
+        """Why no other model can be taken this moment."""
+        if not self.ready.is_set():
+            return f"{short(self.model)} is being loaded: another one can be taken after that"
+        return f"{short(self.fetching)} is being fetched: one at a time" if self.fetching else ""
+
+    # Loading
+
+    async def load(self) -> None:
+        """Runs after the first frame, so that nobody waits for torch to see the screen."""
+        self.app.backend.subscribe(self.app.heard)
+        try:
+            snapshot = await self._begin(self.model, self.app.backend.load)
+        except Exception as error:  # whatever it is, the person has to read it
+            self.lose(f"{self.model} could not be loaded: {_reason(error)}")
+        else:
+            self._started(snapshot)
+        self.ready.set()
+
+    async def switch(self, model: str) -> None:
+        """Another model; if it cannot be, the one before comes back."""
+        before, worked = self.model, not self.trouble
+        running = self.app.chats.streaming
+        self.ready.clear()  # what is asked from here on waits for the new model
+        self.app.pulse.rest()
+        reason = f"the model was changed to {short(model)}"
+        await asyncio.gather(*(each.cut_short(reason) for each in running))
+        self.app.main.forget_requests()
+        self.model, self.trouble = model, ""
+        try:
+            snapshot = await self._begin(model, lambda told: self.app.backend.switch(model, told))
+        except Exception as error:
+            problem, self.model = f"{model} could not be loaded: {_reason(error)}", before
+            if worked:
+                await self._come_back(problem)
+            else:
+                self.lose(problem)
+        else:
+            self._started(snapshot)
+        self.ready.set()
+
+    async def _come_back(self, problem: str) -> None:
+        try:
+            snapshot = await self._begin(self.model, lambda told: self.app.backend.switch(self.model, told))
+        except Exception as error:
+            self.lose(f"{problem}; and {self.model} did not come back: {_reason(error)}")
+        else:
+            self._started(snapshot)
+            self.app.complain(f"{problem}; {short(self.model)} is back")
+
+    async def _begin(self, model: str, load: Callable[[Progress], Awaitable[Snapshot]]) -> Snapshot:
+        course, banner, keybar = Course(), self.app.main.banner, self.app.main.keybar
+        banner.say(f"loading {short(model)}")
+        keybar.state, keybar.fault = "loading", False
+
+        def progress(done: int, total: int) -> None:
+            course.note(done, total)
+            banner.say(f"loading {short(model)}  {course.words()}", course.share)
+
+        return await load(progress)
+
+    def _started(self, snapshot: Snapshot) -> None:
+        app, backend, terminal = self.app, self.app.backend, self.app.start.terminal
+        self._tried_again = False
+        app.main.banner.say("")
+        app.main.tabs.facts = f"{snapshot.model}  {snapshot.dtype}  {snapshot.device}"
+        app.main.show_snapshot(snapshot)
+        template = "" if backend.has_template else "completes text: no chat template"
+        app.main.keybar.state = "  ".join(filter(None, ("ready", "ssh" if terminal.ssh else "", template)))
+        file = app.paths.remembered
+        Remembered.read(file).used(identity(self.model)).write(file)
+        if app.chats.first_ever:
+            help = key_name(keys_of("view.help", app.keymap))
+            found = found_here(snapshot, terminal, app.console.color_system)
+            app.notify(f"{found}. {help} shows the keys.", timeout=12)
+            app.chats.first_ever = False
+
+    def again(self) -> bool:
+        """Starts a lost engine once more, in place. False where that did not help, or none is lost."""
+        if not self.trouble or self._tried_again:
+            return False
+        self._tried_again = True
+        self.app.run_worker(self.switch(self.model), group="model", exclusive=True)
+        return True
+
+    def lose(self, reason: str) -> None:
+        """There is no engine: what is left to do is said."""
+        self.trouble = reason
+        again, other = (key_name(keys_of(id, self.app.keymap)) for id in ("program.restart", "model.pick"))
+        what = "the program again, chats as they are" if self._tried_again else "it again"
+        ways = f"{again} starts {what}; {other} takes another model"
+        # The reason may be too long for the line.
+        self.app.main.banner.say(f"{ways}  |  {reason}", fault=True)
+        self.app.main.keybar.state, self.app.main.keybar.fault = "no engine", True
+
+    # Choosing
+
+    def choose(self, model: Model) -> None:
+        """What is here is loaded; what is not is fetched first, while the present one goes on."""
+        work = self.switch(model.name) if model.support else self._fetch_then_switch(model.name)
+        self.app.run_worker(work, group="model", exclusive=True)
+
+    def call_off(self) -> None:
+        """The download ends; the next one goes on where it was."""
+        self.app.workers.cancel_group(self.app, "model")
+
+    async def _fetch_then_switch(self, name: str) -> None:
+        self.fetching, self.course = name, Course()
+        self._say_fetching()
+        try:
+            await self._fetch(name, self._fetched_so_far)
+        except asyncio.CancelledError:
+            self._end_fetching(f"{short(name)} was called off; what has come is kept")
+            raise
+        except ModelNotFound as error:
+            self._end_fetching(str(error), fault=True)
+            return
+        self._end_fetching("")
+        await self.switch(name)
+
+    def _fetched_so_far(self, done: int, total: int) -> None:
+        self.course.note(done, total)
+        self._say_fetching()
+
+    def _say_fetching(self) -> None:
+        words = f"fetching {short(self.fetching)}  {self.course.words() if self.course.total else ''}"
+        self.app.main.banner.say(words.rstrip(), self.course.share)
+        if self.tell is not None:
+            self.tell(words)
+
+    def _end_fetching(self, said: str, *, fault: bool = False) -> None:
+        self.fetching = ""
+        if self.trouble:
+            self.lose(self.trouble)
+        else:
+            self.app.main.banner.say("")
+        if self.tell is not None:
+            self.tell(said)
+        elif fault:
+            self.app.complain(said)
+
+
+def short(model: str) -> str:
+    """The last part of a name or a path."""
+    return model.rstrip("/").rpartition("/")[2] or model
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

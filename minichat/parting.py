@@ -1,0 +1,104 @@
+"""Where replies to the same question first part, and what each of them might have said there."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from engine.events import TokenLogprob
+
+Who = TypeVar("Who")
+MOST = 10  # rivals of a token that are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[Who]):
+    """What one of the others said instead; None: it had ended. The share is what it had in this reply."""
+
+    who: Who
+    token: int | None
+    share: float | None  # None: it was not among the likeliest here
+
+
+@dataclass(frozen=True, slots=True)
+class Parting(Generic[Who]):
+    """As one of the replies sees it."""
+
+    at: int  # tokens that all have in common
+    token: int | None
+    share: float
+    others: tuple[Choice[Who], ...]
+
+
+@dataclass(eq=False)
+class Comparison(Generic[Who]):
+    """Fed as the replies grow. `told` is called for each that has reached the parting, and as others do."""
+
+    all: Sequence[Who]
+    told: Callable[["Comparison[Who]", Who], None]
+    at: int | None = None
+    _said: dict[Who, list[TokenLogprob]] = field(default_factory=dict)
+    _ended: set[Who] = field(default_factory=set)
+    _same: int = 0
+
+    def take(self, who: Who, rivals: Sequence[TokenLogprob]) -> None:
+        if rivals and not self.reached(who):
+            self._said.setdefault(who, []).extend(rivals)
+            self._look(who)
+
+    def end(self, who: Who) -> None:
+        if who not in self._ended:
+            reached = self.reached(who)
+            self._ended.add(who)
+            if not reached:
+                self._look(who)
+
+    def reached(self, who: Who) -> bool:
+        """Whether its token at the parting is known."""
+        return self.at is not None and (len(self._said.get(who, ())) > self.at or who in self._ended)
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is to come of it."""
+        return all(self.reached(who) or who in self._ended for who in self.all)
+
+    def _look(self, who: Who) -> None:
+        if self.at is None:
+            self._find()
+        if self.at is not None and self.reached(who):
+            for each in self.all:
+                if self.reached(each):
+                    self.told(self, each)
+
+    def _find(self) -> None:
+        while True:
+            here = [self._token(who, self._same) for who in self.all if self._knows(who, self._same)]
+            if len(set(here)) > 1:
+                self.at = self._same
+                return
+            if len(here) < len(self.all) or here[0] is None:
+                return  # not all of them are there yet, or all of them have ended
+            self._same += 1
+
+    def _knows(self, who: Who, at: int) -> bool:
+        return at < len(self._said.get(who, ())) or who in self._ended
+
+    def _token(self, who: Who, at: int) -> int | None:
+        said = self._said.get(who, ())
+        return said[at].token if at < len(said) else None
+
+    def parting(self, who: Who) -> Parting[Who]:
+        """What is to be said of it in one of the replies, as far as the others have come."""
+        assert self.at is not None
+        said = self._said.get(who, ())
+        mine = said[self.at] if self.at < len(said) else None
+        likely = dict(mine.top) if mine else {}
+        others = []
+        for other in self.all:
+            token = self._token(other, self.at)
+            if other is not who and self.reached(other) and token != (mine.token if mine else None):
+                value = likely.get(token) if token is not None else None
+                others.append(Choice(other, token, None if value is None else math.exp(value)))
+        return Parting(
+            self.at, mine.token if mine else None, math.exp(mine.logprob) if mine else 0.0, tuple(others)
+        )

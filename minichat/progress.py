@@ -1,0 +1,77 @@
+"""How far something of many bytes has come, as a person reads it: bytes, rate, time left."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import pairwise
+
+_SPAN = 5.0  # seconds that the rate looks back
+_SETTLED = 1.0  # seconds before a rate says anything
+
+
+class Course:
+    """Told of bytes as they come; says it in words."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: deque[tuple[float, int]] = deque()
+        self.done = self.total = 0
+
+    def note(self, done: int, total: int) -> None:
+        now = self._clock()
+        if done < self.done:  # something else is counted now
+            self._seen.clear()
+        self.done, self.total = done, total
+        self._seen.append((now, done))
+        while len(self._seen) > 2 and now - self._seen[0][0] > _SPAN:
+            self._seen.popleft()
+
+    @property
+    def share(self) -> float | None:
+        return self.done / self.total if self.total else None
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second; 0 while it is too early to say."""
+        if len(self._seen) < 2:
+            return 0.0
+        (began, first), (now, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (now - began) if now - began >= _SETTLED else 0.0
+
+    def words(self) -> str:
+        parts = [_of(self.done, self.total)]
+        if rate := self.rate:
+            parts.append(f"{size(int(rate))}/s")
+            if self.total > self.done:
+                parts.append(f"{duration((self.total - self.done) / rate)} left")
+        return "  ".join(parts)
+
+
+def size(count: int) -> str:
+    """4.2 kB, 1.25 GB: three digits are enough to compare."""
+    for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+        if count >= 0.9995 * 1000**power:
+            value = count / 1000**power
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
+    return f"{count} B"
+
+
+def duration(seconds: float) -> str:
+    """The two largest units that matter."""
+    whole = max(round(seconds), 1)
+    units = [(whole // 86_400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
+    for (large, name), (small, under) in pairwise(units):
+        if large:
+            return f"{large} {name} {small} {under}" if small and large < 10 else f"{large} {name}"
+    return f"{whole} s"
+
+
+def _of(done: int, total: int) -> str:
+    """0.30 of 1.20 GB: both in the unit of the whole."""
+    if not total:
+        return size(done)
+    power, unit = next(
+        ((power, unit) for power, unit in ((3, "GB"), (2, "MB")) if total >= 0.1 * 1000**power), (1, "kB")
+    )
+    places = 2 if unit == "GB" else 1
+    return f"{done / 1000**power:.{places}f} of {total / 1000**power:.{places}f} {unit}"

@@ -1,0 +1,91 @@
+"""What a person does to a chat by a key, from the palette or from a menu."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from minichat.keys import key_name, keys_of
+from minichat.layout import SEVERAL
+
+if TYPE_CHECKING:
+    from minichat.screens.main import MainScreen
+
+
+def stop(screen: MainScreen) -> None:
+    """Esc: the nearest thing that can be left is left."""
+    active = screen.chats.active
+    if active.editing is not None:
+        active.editing = None
+        screen.prompt.put(active.chat.draft)
+        screen.label()
+    elif not active.stop():
+        screen.prompt.focus()
+
+
+def retry(screen: MainScreen) -> None:
+    if not screen.chats.active.retry():
+        screen.notify("there is no finished reply to draw again", severity="warning")
+
+
+def edit(screen: MainScreen, message_id: int | None = None) -> None:
+    active, typed = screen.chats.active, screen.prompt.text
+    if (text := active.edit(message_id)) is None:
+        screen.notify("there is no message of yours to edit while nothing is finished", severity="warning")
+        return
+    active.chat.draft = typed
+    screen.prompt.put(text)
+    screen.prompt.focus()
+    screen.label()
+
+
+async def copy_reply(screen: MainScreen) -> None:
+    if text := screen.transcript.last_reply():
+        await screen.program.send_to_clipboard(text)
+    else:
+        screen.notify("there is no reply to send to the clipboard", severity="warning")
+
+
+def broadcast(screen: MainScreen) -> None:
+    screen.broadcast = not screen.broadcast
+    if screen.broadcast and len(screen.shown) < 2:
+        screen.notify(f"one pane is open: {SEVERAL} columns show several", severity="warning")
+    screen.label()
+
+
+async def new(screen: MainScreen) -> None:
+    screen.chats.active.chat.draft = screen.prompt.text
+    await screen.add(screen.chats.new())
+    screen.prompt.focus()
+
+
+async def fork(screen: MainScreen, message_id: int | None = None) -> None:
+    messages = screen.chats.active.chat.messages
+    if not messages:
+        screen.notify("there is nothing to fork yet", severity="warning")
+        return
+    source = screen.chats.active
+    source.chat.draft = screen.prompt.text
+    running = source.streaming and message_id in (None, messages[-1].id)
+    child = screen.chats.fork(message_id or messages[-1].id)
+    await screen.add(child)
+    if running:  # else it has ended meanwhile
+        child.join(source)
+    screen.prompt.focus()
+
+
+async def close(screen: MainScreen) -> None:
+    conversation = screen.chats.active
+    conversation.chat.draft = screen.prompt.text
+    await screen.chats.close(conversation)
+    await screen.take_away(conversation)
+    screen.prompt.focus()
+    undo = key_name(keys_of("chat.reopen", screen.program.keymap))
+    screen.notify(f"closed; {undo} brings it back")
+
+
+async def reopen(screen: MainScreen, chat_id: int | None = None) -> None:
+    screen.chats.active.chat.draft = screen.prompt.text
+    if conversation := screen.chats.reopen(chat_id):
+        await screen.add(conversation)
+    else:
+        screen.notify("no chat is closed", severity="warning")

@@ -1,0 +1,112 @@
+"""The models that there are: those of this machine, and any name of the hub."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.widgets import Input, OptionList
+
+from minichat.backends.bridge import in_thread
+from minichat.catalogue import Model, catalogue, identity, named
+from minichat.keeper import Keeper
+from minichat.progress import size
+from minichat.remembered import Remembered
+from minichat.screens.pick import Choice, PickScreen
+from minichat.widgets.transcript.glyphs import one_line
+
+_WIDEST, _REST = 110, 50  # cells: of the sheet, and of all in it but the names
+_HINT = "type to filter; a folder, or a name of the hub such as Qwen/Qwen3-0.6B"
+_CALL_OFF = "  Ctrl+X calls the download off"
+
+
+class ModelScreen(PickScreen[Model]):
+    """Gives a model that can be loaded, or one that is to be fetched; why not is said below the list."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+x", "call_off", show=False, priority=True)]
+
+    def __init__(self, keeper: Keeper, folders: Sequence[str]) -> None:
+        super().__init__("model", self._found, _HINT)
+        self._keeper, self._folders = keeper, folders
+        self._models: list[Model] | None = None  # None: they are being looked for
+        self._present = identity(keeper.model)
+
+    def on_mount(self) -> None:
+        self.query_one(".sheet").add_class("-wide")
+        self._keeper.tell = self._hear
+        if self._keeper.fetching:
+            self._hear(f"fetching {self._keeper.fetching}")
+        self.run_worker(self._look())
+
+    def on_unmount(self) -> None:
+        self._keeper.tell = None
+
+    async def _look(self) -> None:
+        recent = Remembered.read(self._keeper.app.paths.remembered).models
+        self._models = await in_thread(lambda: catalogue(self._folders, recent))
+        self._list(self.query_one(Input).value)
+
+    def _found(self, query: str) -> Sequence[Choice[Model]]:
+        models = [model for model in self._models or [] if model.holds(query)]
+        typed = named(query)
+        if typed is not None and typed.name not in {model.name for model in models}:
+            models.append(typed)
+        if not models and self._models is not None and not self._keeper.fetching:
+            self.say("nothing here is called so; a folder or a whole name of the hub can be typed")
+        return [Choice(self._line(model), model) for model in models]
+
+    def _line(self, model: Model) -> Content:
+        """Name, weights, family, where it comes from or what is the matter."""
+        support = model.support
+        if model.trouble:
+            state = ("not supported", "$text-error")
+        elif self._runs(model):
+            state = ("runs now", "$text-success")
+        else:
+            state = ("Enter fetches it" if support is None else model.place, "$text-muted")
+        room = max(min(int(self.app.size.width * 0.96), _WIDEST) - _REST, 8)
+        name = Content(one_line(model.title)).truncate(room, ellipsis=True)
+        style = "$text-muted" if model.trouble else "bold" if self._runs(model) else ""
+        weights = size(support.bytes) if support and support.bytes else ""
+        return Content.assemble(
+            (f" {name.plain}{' ' * (room - name.cell_length)} ", style),
+            (f"{weights:>8}  {one_line(support.family) if support else '':16.16} ", "$text-muted"),
+            state,
+        )
+
+    def _runs(self, model: Model) -> bool:
+        return model.name == self._present and self._keeper.alive
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        if not self._keeper.fetching and (choice := self.choice(event.option)) is not None:
+            self.say(_remark(choice.value))
+
+    def take(self, model: Model) -> None:
+        if reason := model.trouble or self._keeper.busy:
+            self.say(one_line(reason))
+        elif model.support is None:
+            self._keeper.choose(model)  # stays open to show how far it is
+        else:
+            self.dismiss(None if self._runs(model) else model)
+
+    def action_call_off(self) -> None:
+        self._keeper.call_off()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "call_off" or bool(self._keeper.fetching)
+
+    def _hear(self, words: str) -> None:
+        """How a download goes; without words it is there, and its model comes."""
+        if words:
+            self.say(words + (_CALL_OFF if self._keeper.fetching else ""))
+        else:
+            self.dismiss(None)
+
+
+def _remark(model: Model) -> str:
+    """What a person should know before choosing it."""
+    if model.trouble:
+        return one_line(f"{model.title}: {model.trouble}")
+    if model.support is not None and not model.support.native:
+        return one_line(f"{model.support.family} has no decoder of its own here: transformers runs it")
+    return ""

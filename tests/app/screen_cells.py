@@ -1,0 +1,101 @@
+"""A terminal of plain Python, as an oracle: what stands in every cell after all that was sent to it."""
+
+import re
+from collections.abc import Iterable
+
+from rich.color import ColorSystem
+from rich.style import Style
+from textual._cells import cell_len
+from textual.drivers.headless_driver import HeadlessDriver
+from textual.strip import Strip
+
+Cell = tuple[str, str]  # a character, and the codes of its style; the second half of a wide one is empty
+_SEQUENCE = re.compile(r"\x1b\[(?P<given>[?0-9;]*)(?P<end>[A-Za-z])")
+_POINTER = re.compile(r"\x1b\]22;[^\x07\x1b]*(\x07|\x1b\\)")  # which shape the mouse has
+
+
+class Cells:
+    """Knows what the program uses: places, styles, and text. Anything else fails."""
+
+    def __init__(self, columns: int, lines: int) -> None:
+        self.lines: list[list[Cell]] = [[(" ", "")] * columns for _ in range(lines)]
+        self._x = self._y = 0
+        self._codes = ""
+
+    def take(self, data: str) -> None:
+        at = 0
+        while at < len(data):
+            if match := _SEQUENCE.match(data, at):
+                self._obey(match["given"], match["end"])
+                at = match.end()
+            elif match := _POINTER.match(data, at):
+                at = match.end()
+            elif data[at] == "\a":  # rings, and shows nothing
+                at += 1
+            elif data[at] == "\n":
+                self._x, self._y = 0, self._y + 1
+                at += 1
+            else:
+                assert data[at] >= " ", f"a control character: {data[at : at + 20]!r}"
+                self._put(data[at])
+                at += 1
+
+    def _obey(self, given: str, end: str) -> None:
+        match end:
+            case "H":
+                line, column = map(int, given.split(";"))
+                self._x, self._y = column - 1, line - 1
+            case "m":
+                first, _, rest = given.partition(";")
+                if first == "0":
+                    self._codes = rest
+                else:
+                    assert not self._codes, f"{given} on top of {self._codes}"
+                    self._codes = given
+            case "J":
+                assert given == "2" and not self._codes
+                self.lines = [[(" ", "")] * len(line) for line in self.lines]
+            case "h" | "l":
+                assert given.startswith("?")
+            case _:
+                raise AssertionError(f"\\x1b[{given}{end}")
+
+    def _put(self, character: str) -> None:
+        line = self.lines[self._y]
+        line[self._x : self._x + cell_len(character)] = [
+            (character, self._codes),
+            *[("", self._codes)] * (cell_len(character) - 1),
+        ]
+        self._x += cell_len(character)
+
+
+def cells_of(strips: Iterable[Strip], colours: ColorSystem) -> list[list[Cell]]:
+    """What strips look like, drawn one by one and whole."""
+    return [
+        [cell for segment in strip for cell in _cells(segment.text, segment.style, colours)]
+        for strip in strips
+    ]
+
+
+def _cells(text: str, style: Style | None, colours: ColorSystem) -> list[Cell]:
+    codes = Strip.render_ansi(style, colours) if style is not None else ""
+    return [
+        cell
+        for character in text
+        for cell in [(character, codes), *[("", codes)] * (cell_len(character) - 1)]
+    ]
+
+
+class Recorder(HeadlessDriver):
+    """A terminal of `Cells`."""
+
+    cells: Cells
+    sent = 0
+
+    @property
+    def is_headless(self) -> bool:
+        return False
+
+    def write(self, data: str) -> None:
+        Recorder.cells.take(data)
+        Recorder.sent += len(data)

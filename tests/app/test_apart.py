@@ -1,0 +1,92 @@
+"""An engine in a process of its own may die alone, and one that is lost is started again."""
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import EngineDead, UnsupportedModel
+from engine.events import Died, Event
+from engine.host.process import EngineProcess
+from engine.params import SamplingParams
+from minichat.app import RESTART
+from minichat.backends.fake import FakeBackend
+from minichat.backends.local import LocalBackend, in_process
+from minichat.backends.protocol import Progress
+from tests.app.conftest import run, snapshot
+from tests.cli.conftest import TEMPLATE, write_model
+
+
+async def at_once() -> None:
+    """The next turn comes without delay."""
+
+
+@run
+async def test_it_dies_alone_and_comes_back(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "one", TEMPLATE)
+    log = tmp_path / "state" / "engine.log"
+    hosts: list[EngineProcess] = []
+
+    def launch(config: EngineConfig, progress: Progress) -> Any:
+        hosts.append(in_process(log)(config, progress))
+        return hosts[-1]
+
+    backend = LocalBackend(EngineConfig(model=str(model), device="cpu", blocks=32), launch)
+    heard: list[Event] = []
+
+    def hear(events: Sequence[Event]) -> None:
+        heard.extend(events)
+
+    backend.subscribe(hear)
+    assert backend.words([1, 2]) == []
+    told: list[tuple[int, int]] = []
+    first = await backend.load(lambda *bytes: told.append(bytes))
+    assert (first.model, first.state, backend.has_template) == ("one", "ready", True)
+    assert told[-1][0] == told[-1][1] > 0
+    assert len(backend.words([1, 2, 3])) == 3
+
+    reply = await backend.submit(
+        [{"role": "user", "content": "the"}], SamplingParams(max_tokens=60, ignore_eos=True)
+    )
+    os.kill(hosts[0].pid, signal.SIGKILL)
+    last = [delta async for batch in reply.batches(at_once) for delta in batch][-1]
+    assert "ended by SIGKILL" in last.error and str(log) in last.error
+    assert (await backend.snapshot()).state == "dead"
+    with pytest.raises(EngineDead, match="SIGKILL"):
+        await backend.submit("the", SamplingParams(max_tokens=3))
+    assert [type(event) for event in heard].count(Died) == 1
+
+    assert (await backend.switch(str(model), lambda *_: None)).state == "ready"
+    again = await backend.submit("the", SamplingParams(max_tokens=3, ignore_eos=True))
+    assert sum([len(delta.tokens) async for batch in again.batches(at_once) for delta in batch]) == 3
+
+    assert backend.close()
+    assert log.parent.stat().st_mode & 0o077 == 0
+
+
+@run
+async def test_a_lost_engine_starts_again_in_place_and_else_with_the_program(
+    bench: Callable[..., Any],
+) -> None:
+    backend = FakeBackend([snapshot()])
+    async with bench((160, 30), backend=backend) as it:
+        await it.answered(await it.say("hello"), "here")
+        for _ in range(2):
+            backend.emit(Died(7, 1.0, "the engine's process was ended by SIGKILL"))
+            await it.until(lambda: "F5 starts it again" in it.screen_text())
+            await it.pilot.press("f5")
+            await it.until(lambda: it.app.keeper.alive)
+        assert backend.switched == ["tiny", "tiny"]
+        assert it.texts()[-1] == ("assistant", "here", "done")
+        await it.answered(await it.say("and now"))
+        backend.unloadable["tiny"] = UnsupportedModel("the device is gone")
+        backend.emit(Died(7, 1.0, "the device is gone"))
+        await it.until(lambda: "F5 starts it again" in it.screen_text())
+        await it.pilot.press("f5")
+        await it.until(lambda: "F5 starts the program again" in it.screen_text())
+        await it.pilot.press("f5")
+        await it.until(lambda: it.app.return_code == RESTART)

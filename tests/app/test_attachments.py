@@ -1,0 +1,286 @@
+"""Files in a prompt: named, completed, sent along, kept."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minichat.attachments import MOST, CannotAttach, attach, offers, typing
+from minichat.chats.model import Attachment, Message
+from minichat.first import First, first_message
+from minichat.screens import deeds
+from tests.app.conftest import run
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the person stands."""
+    place = tmp_path / "work"
+    (place / "src").mkdir(parents=True)
+    (place / "src" / "main.py").write_text("print(1)\n")
+    (place / "notes.txt").write_text("remember")
+    (place / "my file.txt").write_text("spaced")
+    (place / ".hidden").write_text("secret")
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return place
+
+
+def names(text: str) -> list[tuple[str, str]]:
+    return [(each.name, each.text) for each in attach(text)]
+
+
+def test_names_lead_to_files_and_sentences_end_as_they_do() -> None:
+    assert names("look at @src/main.py, and (@notes.txt)!") == [
+        ("src/main.py", "print(1)\n"),
+        ("notes.txt", "remember"),
+    ]
+    assert names('@"my file.txt" @~/work/notes.txt') == [
+        ("my file.txt", "spaced"),
+        ("~/work/notes.txt", "remember"),
+    ]
+    assert names("@notes.txt @notes.txt") == [("notes.txt", "remember")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "@",
+        "me@notes.txt",
+        "@dataclass",
+        "@app.route('/')",
+        "a @ b",
+        "@\0",
+        "@.",
+        "@..",
+        "@" + "x" * 5000,
+        "@@notes.txt",
+        '@""',
+    ],
+)
+def test_what_is_no_name_stays_text(text: str) -> None:
+    assert attach(text) == ()
+
+
+@given(st.text())
+def test_no_text_breaks_it(text: str) -> None:
+    try:
+        attach(f"@{text}")
+        attach(text)
+    except CannotAttach:
+        pass
+    found = typing(f"@{text}")
+    if found is not None:
+        offers(found.name)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("@./nowhere.py.", r"^there is no file \./nowhere\.py, so nothing was sent"),
+        ('@"no such"', "there is no file no such"),
+        ("@src", "src is a folder: name the files in it"),
+        ("@picture.png", r"picture\.png is not text"),
+        ("@latin.txt", r"latin\.txt is not text"),
+        ("@large.log", r"large\.log is larger than the 1\.00 MB"),
+        ("@one.log @two.log", r"one\.log, two\.log are 1\.20 MB together; 1\.00 MB can be attached"),
+        ('@"a[/b]"', r"no file a\[/b\]"),
+        ("@~\0", "there is no file ~"),
+        ("@/dev/null", "/dev/null is no plain file"),
+        ("@locked.txt", r"locked\.txt cannot be read: Permission denied"),
+    ],
+)
+def test_what_cannot_go_along_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, sentence: str
+) -> None:
+    (folder / "picture.png").write_bytes(b"\x89PNG\0\0")
+    (folder / "latin.txt").write_bytes("é".encode("latin-1"))
+    (folder / "large.log").write_bytes(b"x" * (MOST + 1))
+    (folder / "one.log").write_bytes(b"x" * 600_000)
+    (folder / "two.log").write_bytes(b"x" * 600_000)
+    (folder / "locked.txt").touch()
+    usual = Path.open
+
+    def guarded(path: Path, *arguments: Any) -> Any:
+        if path.name == "locked.txt":  # whoever runs the tests may be allowed everything
+            raise PermissionError(13, "Permission denied")
+        return usual(path, *arguments)
+
+    monkeypatch.setattr(Path, "open", guarded)
+    with pytest.raises(CannotAttach, match=sentence):
+        attach(text)
+
+
+def test_a_file_that_is_gone_is_kept_as_it_was(folder: Path) -> None:
+    kept = [Attachment("gone.txt", "old"), Attachment("notes.txt", "old"), Attachment("stdin", "piped")]
+    (folder / "stdin").write_text("a file of that name")
+    found = attach("@gone.txt @notes.txt @stdin.", kept)
+    assert [each.text for each in found] == ["old", "remember", "piped"]
+
+
+def test_the_model_reads_it_between_fences_that_nothing_in_it_closes() -> None:
+    message = Message(1, "user", "see @a.md", attachments=(Attachment("a.md", "x\n````\ny"),))
+    assert message.whole == "see @a.md\n\na.md:\n`````md\nx\n````\ny\n`````"
+    assert Attachment("a", "x").fenced == "a:\n```\nx\n```"
+    assert Attachment("a", "x\n").fenced == "a:\n```\nx\n```"
+
+
+# Completion
+
+
+@pytest.mark.parametrize(
+    ("before", "start", "name"),
+    [("see @sr", 4, "sr"), ("@", 0, ""), ('x (@"my fi', 3, "my fi"), ("@src/", 0, "src/"), ("@a @b", 3, "b")],
+)
+def test_what_is_being_typed(before: str, start: int, name: str) -> None:
+    found = typing(before)
+    assert found is not None
+    assert (found.start, found.name) == (start, name)
+
+
+@pytest.mark.parametrize("before", ["", "me@home", "@done and more", '@"done" '])
+def test_nothing_is_being_typed(before: str) -> None:
+    assert typing(before) is None
+
+
+def test_what_is_offered() -> None:
+    assert [each.name for each in offers("")] == ["my file.txt", "notes.txt", "src/"]
+    assert [each.name for each in offers("f")] == ["my file.txt"]  # in the middle of the name
+    assert [each.name for each in offers(".h")] == [".hidden"]
+    assert [each.name for each in offers("NOTES")] == ["notes.txt"]
+    assert [each.insert for each in offers("src/")] == ["@src/main.py "]
+    assert [each.insert for each in offers("my")] == ['@"my file.txt" ']
+    assert [each.name for each in offers("~/work/n")] == ["~/work/notes.txt"]
+    assert offers("notes.txt") == offers("nowhere/") == offers("\0") == []
+
+
+@run
+async def test_a_name_is_completed_from_the_list(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press(*"see @")
+        await it.until(lambda: "my file.txt" in it.screen_text())
+        await it.pilot.press(*"s", "tab")
+        assert it.main.prompt.text == "see @src/"
+        await it.until(lambda: "src/main.py" in it.screen_text())
+        await it.pilot.press("enter")
+        assert it.main.prompt.text == "see @src/main.py "
+        await it.until(lambda: not it.main.prompt.completion.display)
+        assert it.replies == []
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)
+        content = it.replies[0].prompt[-1]["content"]
+        assert content == "see @src/main.py \n\nsrc/main.py:\n```py\nprint(1)\n```"
+        await it.until(lambda: "see @src/main.py" in it.screen_text())
+        assert any("src/main.py (9 B)" in said for said in it.notices())
+
+
+@run
+async def test_the_arrows_choose_and_escape_leaves_the_list(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("@", "down", "down", "up", "tab")
+        assert it.main.prompt.text == "@notes.txt "
+        await it.pilot.press(*" @n", "escape")
+        assert not it.main.prompt.completion.display
+        await it.pilot.press("o")
+        assert not it.main.prompt.completion.display
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)
+        assert it.replies[0].prompt[-1]["content"].startswith("@notes.txt  @no\n\nnotes.txt:")
+
+
+@run
+async def test_a_name_that_is_whole_is_sent_by_enter(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press(*"@notes.txt", "enter")
+        await it.until(lambda: it.replies)
+
+
+@run
+async def test_what_cannot_go_along_stays_in_the_prompt(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.main.prompt.put("see @./no[/where\x1b.py")
+        await it.pilot.press("enter")
+        await it.until(lambda: any("there is no file ./no[/where" in said for said in it.notices()))
+        await it.until(lambda: "no[/where" in it.screen_text())
+        assert not any("\x1b" in said for said in it.notices())
+        assert it.main.prompt.text == "see @./no[/where\x1b.py"
+        assert it.texts() == []
+
+
+@run
+async def test_an_attachment_is_there_again_and_outlives_its_file(
+    bench: Callable[..., Any], folder: Path
+) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("read @notes.txt"))
+    (folder / "notes.txt").unlink()
+    async with bench() as it:
+        assert "read @notes.txt" in it.screen_text()
+        reply = await it.say("more")
+        assert "```txt\nremember\n```" in reply.prompt[0]["content"]
+        await it.answered(reply)
+        await it.pilot.press("alt+r")
+        await it.until(lambda: len(it.replies) == 2)
+        assert "remember" in it.replies[-1].prompt[0]["content"]
+        await it.answered(it.replies[-1])
+        deeds.edit(it.main, it.app.chats.active.chat.messages[0].id)
+        await it.pilot.press(*" it", "enter")
+        await it.until(lambda: len(it.replies) == 3)
+        assert it.replies[-1].prompt[-1]["content"].startswith("read @notes.txt it\n\nnotes.txt:")
+
+
+# What the command line brings
+
+
+def test_the_first_message_of_words_and_a_pipe() -> None:
+    piped = (Attachment("stdin", "+ a line\n"),)
+    assert first_message([], None) == First()
+    assert first_message(["why", "this?"], None) == First("why this?", send=True)
+    assert first_message(["review this"], "+ a line\n") == First("review this @stdin", piped, send=True)
+    alone, empty = first_message([], "+ a line\n"), first_message(["review"], " \n")
+    assert (alone.text, alone.piped, alone.send) == ("@stdin ", piped, False)
+    assert (empty.text, empty.send) == ("review", False)
+    assert "nothing came through the pipe" in empty.notice
+
+
+@run
+async def test_a_question_is_sent_as_it_starts_in_a_chat_of_its_own(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("before"))
+    first = first_message(["review this"], "+ a line\n")
+    async with bench(first=first) as it:
+        await it.until(lambda: it.replies)
+        assert it.replies[0].prompt == [
+            {"role": "user", "content": "review this @stdin\n\nstdin:\n```\n+ a line\n```"}
+        ]
+        assert len(it.app.chats) == 2
+        assert it.main.prompt.text == ""
+        await it.answered(it.replies[0])
+        assert "@stdin\n\nstdin:" in (await it.say("once more @stdin")).prompt[-1]["content"]
+
+
+@run
+async def test_a_question_leaves_what_was_being_typed_alone(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.main.prompt.put("half a thought")
+        await it.pilot.press("ctrl+q")
+        await it.until(lambda: it.app.return_code == 0)
+    async with bench(first=first_message(["hello there"], None)) as it:
+        await it.until(lambda: it.replies)
+        assert [each.chat.draft for each in it.app.chats] == ["half a thought", ""]
+        assert len(it.app.chats) == 2
+
+
+@run
+async def test_a_pipe_alone_waits_for_a_question(bench: Callable[..., Any]) -> None:
+    async with bench(first=first_message([], "+ a line\n")) as it:
+        assert it.main.prompt.text == "@stdin "
+        assert any("say what to do with it" in said for said in it.notices())
+        await it.pilot.press(*"sum it up", "enter")
+        await it.until(lambda: it.replies)
+        assert "+ a line" in it.replies[0].prompt[-1]["content"]
+        assert len(it.app.chats) == 1

@@ -1,0 +1,83 @@
+"""Fork a reply that still runs: both go on, each by itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.request import Finish
+from tests.app.conftest import run
+
+
+@run
+async def test_both_go_on(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        first = await it.say("hello")
+        first.say("Once")
+        first.say(" upon")
+        await it.until(lambda: "Once upon" in it.screen_text())
+        await it.pilot.press("alt+k")
+        await it.until(lambda: len(it.replies) == 2)
+        second = it.replies[1]
+        first.say(" a time")
+        second.say(" the hill")
+        for reply in (first, second):
+            reply.end(Finish.STOP)
+        await it.until(lambda: not it.app.chats.streaming)
+        parent, child = it.app.chats
+        assert parent.chat.messages[-1].text == "Once upon a time"
+        assert child.chat.messages[-1].text == "Once upon the hill"
+        assert child.chat.messages[-1].state == "done"
+        assert child.chat.messages[-1].stats.tokens == 1, "those before it are the other one's"
+        assert "Once upon the hill" in it.screen_text()
+        stored = it.app.store.chat(child.chat.id).messages
+        assert [each.text for each in stored] == ["hello", "Once upon the hill"]
+
+
+@run
+async def test_what_the_engine_has_said_but_nobody_drew_yet_is_waited_for(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        first = await it.say("hello")
+        first.say("One")
+        await it.until(lambda: "One" in it.screen_text())
+        it.app.chats.desk.pacer.rate = 3  # the screen is slow
+        first.say(" two")
+        first.say(" three")
+        await it.pilot.press("alt+k")
+        await it.until(lambda: len(it.replies) == 2)
+        assert it.replies[1].prompt_tokens == first.prompt_tokens + 3
+        it.replies[1].say(" four")
+        it.replies[1].end()
+        await it.until(lambda: it.texts()[-1] == ("assistant", "One two three four", "done"))
+
+
+@run
+async def test_tokens_that_came_as_one_piece_are_parted_where_the_tokenizer_says(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        first = await it.say("hello")
+        first.say("abcde", tokens=5)  # the backend's tokens are single characters
+        first.tokens = 3  # of which the engine had said three when it forked
+        await it.until(lambda: "abcde" in it.screen_text())
+        await it.pilot.press("alt+k")
+        await it.until(lambda: len(it.replies) == 2)
+        it.replies[1].say("!")
+        it.replies[1].end()
+        await it.until(lambda: it.texts()[-1] == ("assistant", "abc!", "done"))
+
+
+@run
+async def test_its_tokens_are_traced(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        first = await it.say("hello")
+        first.say("a")
+        first.say("b")
+        await it.until(lambda: "ab" in it.screen_text())
+        await it.pilot.press("alt+k")
+        await it.until(lambda: it.app.chats.active.traces)
+        it.replies[1].say("c")
+        it.replies[1].end()
+        await it.until(lambda: it.texts()[-1][1] == "abc")
+        [trace] = it.app.chats.active.traces.values()
+        question, answer = it.app.chats.active.chat.messages
+        assert (trace.parts, trace.reply, len(trace.tokens)) == (((question.id, 5),), answer.id, 3)
+        assert trace.prompt_tokens == first.prompt_tokens

@@ -1,0 +1,187 @@
+"""Small frames: the terminal shows what a whole drawing would, and little is sent for it."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from inspect import signature
+
+import pytest
+from rich.segment import Segment
+from rich.style import Style
+from textual.app import App, ComposeResult
+from textual.containers import Horizontal
+from textual.pilot import Pilot
+from textual.screen import ModalScreen
+from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import Input, Static
+
+from minichat.chats.model import Message
+from minichat.frames import FrameScreen
+from minichat.widgets.transcript import Transcript
+from tests.app.screen_cells import Cells, Recorder, cells_of
+
+SIZE = (90, 24)
+WORDS = (
+    "block ",
+    "**cache** ",
+    "`x` ",
+    "漢字 ",
+    "é ",
+    "\n\n",
+    "\n```python\na = 1\n```\n",
+    "- item\n",
+    "z" * 40,
+)
+
+
+class Chequers(Widget):
+    """Lines of many small segments, some of which change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.colours = [[0] * 30 for _ in range(12)]
+
+    def render_line(self, y: int) -> Strip:
+        row = self.colours[y] if y < len(self.colours) else [0] * 30
+        return Strip([Segment("▀", Style(color=f"rgb({colour},0,0)", bgcolor="black")) for colour in row])
+
+
+class Note(ModalScreen[None]):
+    def compose(self) -> ComposeResult:
+        yield Static("something else")
+
+
+class Stage(App[None]):
+    CSS = """
+    Screen { layers: base over; }
+    Transcript { width: 1fr; border-right: solid $panel; }
+    Chequers { width: 30; height: 12; }
+    #over { layer: over; width: 20; height: 3; offset: 10 4; background: $panel; border: round $primary; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__(driver_class=Recorder)
+        self.pilot: Pilot[None]
+        self.chats = [Transcript(), Transcript()]
+        self.chequers, self.over, self.field = Chequers(), Static("above", id="over"), Input()
+
+    def get_default_screen(self) -> FrameScreen[None]:
+        return FrameScreen()
+
+    def compose(self) -> ComposeResult:
+        with Horizontal():
+            yield from self.chats
+            yield self.chequers
+        yield self.over
+        yield self.field
+
+    async def drawn(self) -> None:
+        """All that was asked for is on the terminal."""
+        calm = 0
+        while calm < 3:
+            await self.pilot.pause(0.005)
+            screen = self.screen
+            wanted = screen._layout_required or screen._scroll_required or screen._repaint_required
+            calm = 0 if wanted or screen._dirty_widgets or screen._compositor._dirty_regions else calm + 1
+
+
+def staged(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that runs inside of the program, which has a terminal."""
+
+    @wraps(test)
+    def play(**arguments: object) -> None:
+        Recorder.cells, Recorder.sent = Cells(*SIZE), 0
+        app = Stage()
+
+        async def inside(pilot: Pilot[None]) -> None:
+            app.pilot = pilot
+            for letter, chat in zip("ab", app.chats, strict=True):
+                chat.show(
+                    [Message(1, "user", "hello"), Message(2, "assistant", "", state="streaming")], letter
+                )
+            await app.drawn()
+            await test(app, **arguments)
+            app.exit()
+
+        asyncio.run(app.run_async(size=SIZE, auto_pilot=inside))
+
+    play.__signature__ = signature(test).replace(  # type: ignore[attr-defined]
+        parameters=[each for name, each in signature(test).parameters.items() if name != "app"]
+    )
+    return play
+
+
+def whole(app: Stage) -> list[list[tuple[str, str]]]:
+    colours = app.console._color_system
+    assert colours is not None
+    return cells_of(app.screen._compositor.render_strips(), colours)
+
+
+def do(app: Stage, draw: random.Random) -> None:
+    """One of the things that change a screen."""
+    chat = draw.choice(app.chats)
+    acts: list[Callable[[], object]] = [
+        lambda: chat.extend("".join(draw.choices(WORDS, k=draw.randint(1, 6))), draw.choice(["", "tail"])),
+        lambda: chat.extend(draw.choice(WORDS)),
+        lambda: chat.scroll_relative(y=draw.randint(-9, 9), animate=False),
+        chat.follow,
+        lambda: setattr(chat, "display", not chat.display),
+        lambda: setattr(app.over, "display", not app.over.display),
+        lambda: app.over.update(draw.choice(["above", "ab", "漢字", ""])),
+        lambda: setattr(app.over.styles, "offset", (draw.randint(-5, 80), draw.randint(-2, 20))),
+        lambda: app.field.insert_text_at_cursor(draw.choice(["a", "漢", " "])),
+        lambda: setattr(app, "theme", draw.choice(["textual-dark", "textual-light", "ansi-dark"])),
+        lambda: app.push_screen(Note()) if len(app.screen_stack) == 1 else app.pop_screen(),
+    ]
+    draw.choice(acts)()
+    for _ in range(draw.randint(0, 3)):
+        app.chequers.colours[draw.randrange(12)][draw.randrange(30)] = draw.randrange(3)
+    app.chequers.refresh()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@staged
+async def test_the_terminal_shows_what_a_whole_drawing_would(app: Stage, seed: int) -> None:
+    draw = random.Random(seed)
+    for number in range(20):
+        do(app, draw)
+        await app.drawn()
+        if len(app.screen_stack) == 1:  # what lies under another screen is not Textual's concern either
+            assert Recorder.cells.lines == whole(app), number
+
+
+@staged
+async def test_little_is_sent_for_little(app: Stage) -> None:
+    app.chats[0].extend("The cache holds")
+    app.chequers.refresh()
+    await app.drawn()
+    before = Recorder.sent
+    app.chats[0].extend(" keys")
+    await app.drawn()
+    assert 0 < Recorder.sent - before < 100
+    before = Recorder.sent
+    app.chequers.colours[3][7] = 200
+    app.chequers.refresh()
+    await app.drawn()
+    assert 0 < Recorder.sent - before < 100
+    assert Recorder.cells.lines == whole(app)
+
+
+@staged
+async def test_only_lines_that_changed_are_made(app: Stage) -> None:
+    made: list[tuple[str, int]] = []
+
+    class Counting(Chequers):
+        def render_line(self, y: int) -> Strip:
+            made.append((self.name or "", y))
+            return super().render_line(y)
+
+    app.chequers.remove()
+    await app.query_one(Horizontal).mount(Counting())
+    await app.drawn()
+    made.clear()
+    app.chats[0].extend("The cache holds keys")
+    await app.drawn()
+    assert made == []

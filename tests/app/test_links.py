@@ -1,0 +1,112 @@
+"""A block that is pointed at lights its text up, and a text that is selected lets its blocks glow."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from engine.snapshot import BlockView
+from minichat.backends.fake import FakeBackend
+from tests.app.conftest import run, snapshot
+
+SIZE = 4
+
+
+def blocks(*owners: tuple[int, int, int]) -> BlockView:
+    """(owner, place, tokens in it), from block 0 on."""
+    columns = np.zeros((3, 64), int)
+    columns[0] = -1
+    columns[:, : len(owners)] = np.array(owners).T
+    refs = (columns[0] >= 0).astype(int)
+    return BlockView(64, refs, columns[0], columns[2], refs * 0, int(refs.sum()), 0, 0, columns[1])
+
+
+def backend(*owners: tuple[int, int, int]) -> FakeBackend:
+    shot = snapshot()
+    return FakeBackend([replace(shot, block_size=SIZE, blocks=blocks(*owners))])
+
+
+async def talk(it: Any) -> None:
+    """`hello`, answered `good day`; six tokens of a prompt, and one a character of the reply."""
+    reply = await it.say("hello")
+    it.app.chats.active.traces[reply.id].prompt_tokens = 6
+    for sign in "good day":
+        reply.say(sign)
+    reply.end()
+    await it.until(lambda: not it.app.chats.streaming)
+
+
+def lit(it: Any, pane: int = -1) -> list[str]:
+    """The texts that are lit."""
+    transcript = it.main.panes[pane].transcript
+    texts = {message.id: message.text for message in it.main.panes[pane].conversation.chat.messages}
+    spans = transcript._painter.lit.spans
+    return [texts[id][start:end] for id, found in spans.items() if id in texts for start, end in found]
+
+
+@run
+async def test_pointing_lights_the_text(bench: Callable[..., Any]) -> None:
+    async with bench((130, 50), backend=backend((0, 0, 4), (0, 1, 4), (0, 2, 4), (99, 0, 4))) as it:
+        await talk(it)
+        await it.pilot.press("alt+m", "right")
+        await it.until(lambda: lit(it) == ["lo", "go"])
+        assert "word108 word111" in it.screen_text(), "what the block holds, below the map"
+        assert underlined(it) == ["lo", "go"]
+        await it.pilot.press("enter")
+        await it.until(lambda: "Esc back" in it.screen_text())
+        assert "used     4/4 +1 more  word108 word111" in it.screen_text()
+        await it.pilot.press("escape", "right", "right")
+        await it.until(lambda: lit(it) == [])
+        await it.pilot.press("enter")
+        await it.until(lambda: "text not known" in it.screen_text())
+        await it.pilot.press("escape", "left", "escape")
+        await it.until(lambda: it.main.prompt.has_focus and lit(it) == [])
+
+
+def underlined(it: Any) -> list[str]:
+    """What can be seen to be lit."""
+    segments = (segment for strip in it.app.screen._compositor.render_strips() for segment in strip)
+    return [segment.text for segment in segments if segment.style and segment.style.underline]
+
+
+@run
+async def test_a_shared_prefix_lights_in_every_chat(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50), backend=backend((0, 0, 4), (0, 1, 4))) as it:
+        await talk(it)
+        await it.pilot.press("ctrl+n")
+        reply = await it.say("help!")
+        it.app.chats.active.traces[reply.id].prompt_tokens = 6
+        await it.pilot.press("alt+m")
+        it.main.monitor.kvmap.action_move(0, 0)
+        await it.until(lambda: lit(it, 0) == ["hel"])
+        assert lit(it, 1) == ["hel"], "the same tokens, whoever had them computed"
+        await it.pilot.press("right")
+        await it.until(lambda: lit(it, 0) == ["lo", "go"])
+        assert lit(it, 1) == []
+
+
+@run
+async def test_selecting_lets_blocks_glow(bench: Callable[..., Any]) -> None:
+    async with bench((130, 50), backend=backend((0, 0, 4), (0, 1, 4), (0, 2, 4))) as it:
+        await talk(it)
+        it.main.transcript.focus()
+        await it.pilot.press("shift+up")
+        await it.until(lambda: it.main.transcript.selected_spans())
+        answer = it.app.chats.active.chat.messages[-1]
+        assert it.main.transcript.selected_spans() == {answer.id: [(0, 8)]}
+        await it.until(lambda: it.main.monitor.kvmap._glowing == {1, 2})
+        it.app.screen.clear_selection()
+        await it.until(lambda: not it.main.monitor.kvmap._glowing)
+
+
+@run
+async def test_what_is_not_known_is_said(bench: Callable[..., Any]) -> None:
+    async with bench((130, 50), backend=backend()) as it:
+        await talk(it)
+        it.main.transcript.focus()
+        await it.pilot.press("ctrl+a")
+        await it.until(lambda: "no longer in the cache" in it.screen_text())
+        it.app.chats.active.traces.clear()  # as after a start of the program
+        it.main.links._wake()
+        await it.until(lambda: "not read since the start" in it.screen_text())

@@ -1,0 +1,346 @@
+"""Another model: found, fetched, loaded in place of the one that ran, and the way back when it cannot be."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ModelNotFound, UnsupportedModel
+from minichat.backends.fake import FakeBackend
+from minichat.backends.protocol import Progress
+from minichat.catalogue import Model, catalogue, named
+from minichat.fetching import fetch
+from minichat.progress import Course, duration, size
+from minichat.remembered import Remembered
+from minichat.screens.models import ModelScreen
+from tests.app.conftest import run, snapshot
+from tests.models.tiny import checkpoint, write_config
+
+
+@pytest.fixture(autouse=True)
+def _places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder to stand in, and an empty cache of the hub."""
+    import huggingface_hub.constants as hub
+
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+
+def folder(path: Path, **changes: Any) -> Path:
+    path.mkdir(parents=True)
+    checkpoint(path, **changes)
+    return path
+
+
+def cached(tmp_path: Path, name: str, *, weights: bool = True, **changes: Any) -> None:
+    home = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+    place = home / "snapshots" / "0123"
+    place.mkdir(parents=True)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("0123")
+    if weights:
+        checkpoint(place)
+    write_config(place, **changes)
+
+
+# What there is
+
+
+def test_everything_on_this_machine_is_listed_with_what_is_wrong_with_it(tmp_path: Path) -> None:
+    folder(tmp_path / "mine" / "good")
+    folder(tmp_path / "here" / "beside")
+    odd = folder(tmp_path / "mine" / "odd")
+    write_config(odd, hidden_act="gelu")
+    (tmp_path / "mine" / "notes").mkdir()
+    (tmp_path / "mine" / "notes" / "config.json").write_text('{"colour": "red"}')
+    cached(tmp_path, "org/whole")
+    cached(tmp_path, "org/empty", weights=False)
+    cached(tmp_path, "org/bert", model_type="bert", architectures=["BertForMaskedLM"])
+    found = catalogue([str(tmp_path / "mine")], ["org/gone", str(tmp_path / "mine" / "good"), "/not/there"])
+    good, beside = str(tmp_path / "mine" / "good"), str(tmp_path / "here" / "beside")
+    assert [(model.name, model.place) for model in found] == [
+        ("org/gone", "hub"),
+        (good, "folder"),
+        ("pocket", "built in"),
+        (beside, "folder"),
+        ("org/whole", "hub cache"),
+        (str(odd), "folder"),
+        ("org/bert", "hub cache"),
+        ("org/empty", "hub cache"),
+    ]
+    trouble = {model.name: model.trouble for model in found if model.trouble}
+    assert trouble == {
+        str(odd): 'hidden_act is "gelu"; only silu can be run',
+        "org/bert": 'architectures is ["BertForMaskedLM"]; it does not end in a head that predicts tokens',
+        "org/empty": "it holds neither model.safetensors nor model.safetensors.index.json",
+    }
+    assert found[1].recent and found[1].support is not None and found[1].support.bytes > 1000
+
+
+def test_a_folder_can_be_a_model_itself_and_broken_ones_are_no_trouble(tmp_path: Path) -> None:
+    place = folder(tmp_path / "one")
+    (place / "config.json").write_text("{")
+    assert [model.name for model in catalogue([str(place), "/nowhere"], [])] == ["pocket"]
+    checkpoint(place)
+    assert [model.name for model in catalogue([str(place)], [])] == ["pocket", str(place)]
+
+
+def test_what_is_typed_can_be_a_model(tmp_path: Path) -> None:
+    place = folder(tmp_path / "one")
+    assert named(str(place)) == Model(str(place), "folder", named(str(place)).support)  # type: ignore[union-attr]
+    assert named(" Qwen/Qwen3-0.6B ") == Model("Qwen/Qwen3-0.6B", "hub")
+    for query in ("", "qwen", "a/b/c", "../x", "a b/c", "org/"):
+        assert named(query) is None
+
+
+# Fetching
+
+
+def script(*lines: str) -> list[str]:
+    return [sys.executable, "-c", "import sys, time\n" + "\n".join(lines)]
+
+
+@run
+async def test_a_fetch_tells_how_far_it_is() -> None:
+    seen: list[tuple[int, int]] = []
+    line = """print('{"done": 5, "total": 10}\\n{"done": 10, "total": 10}\\n{"folder": "/x"}')"""
+    await fetch("a/b", lambda *told: seen.append(told), script(line))
+    assert seen == [(5, 10), (10, 10)]
+
+
+@run
+async def test_a_fetch_that_fails_says_why() -> None:
+    line = "sys.exit('a warning\\nminichat: a/b is not on this machine, and the hub cannot be reached')"
+    with pytest.raises(ModelNotFound, match=r"^a/b is not on this machine"):
+        await fetch("a/b", lambda *_: None, script(line))
+    with pytest.raises(ModelNotFound, match="a/b was not fetched"):
+        await fetch("a/b", lambda *_: None, script("sys.exit(1)"))
+
+
+@run
+async def test_a_fetch_that_is_called_off_leaves_no_process(tmp_path: Path) -> None:
+    started = asyncio.Event()
+    lines = ("""print('{"done": 1, "total": 2}', flush=True)""", "time.sleep(60)")
+    task = asyncio.create_task(fetch("a/b", lambda *_: started.set(), script(*lines)))
+    await asyncio.wait_for(started.wait(), 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 5)
+
+
+def test_the_course_has_rate_and_time_left() -> None:
+    now = 0.0
+    course = Course(lambda: now)
+    course.note(0, 1_200_000_000)
+    assert course.words() == "0.00 of 1.20 GB"
+    for second in range(1, 9):
+        now = float(second)
+        course.note(second * 100_000_000, 1_200_000_000)
+    assert course.words() == "0.80 of 1.20 GB  100 MB/s  4 s left"
+    course.note(1000, 2_000_000)  # another file: the old rate says nothing of it
+    assert course.words() == "0.0 of 2.0 MB"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (999_600, "1.00 MB"),
+        (12_340_000, "12.3 MB"),
+        (16.4e9, "16.4 GB"),
+    ],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert size(int(count)) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "1 s"), (59.6, "1 min"), (125, "2 min 5 s"), (4000, "1 h 6 min"), (9e5, "10 d")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# On the screen
+
+
+async def picker(it: Any, query: str = "", wanted: str = "built in") -> ModelScreen:
+    await it.until(lambda: it.app.keeper.ready.is_set())
+    await it.pilot.press("alt+o")
+    await it.until(lambda: isinstance(it.app.screen, ModelScreen) and wanted in it.screen_text())
+    await it.pilot.press(*query)
+    return it.app.screen
+
+
+@run
+async def test_another_model_is_picked_and_the_chats_stay(bench: Callable[..., Any], tmp_path: Path) -> None:
+    folder(tmp_path / "here" / "other")
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await picker(it, "other")
+        await it.until(lambda: "pocket" not in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: it.backend.switched == [str(tmp_path / "here" / "other")])
+        await it.until(lambda: it.app.keeper.alive)
+        assert it.texts() == [("user", "hello", "done"), ("assistant", "fine", "done")]
+        await it.until(lambda: "loading" not in it.screen_text())
+        assert len((await it.say("again")).prompt) == 3
+        remembered = Remembered.read(it.app.paths.remembered)
+        assert remembered.models == (str(tmp_path / "here" / "other"), "tiny")
+
+
+@run
+async def test_replies_that_run_end_with_what_came_and_a_reason(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot(running=(0,))])
+    async with bench(backend=backend) as it:
+        reply = await it.say("hello")
+        reply.say("half of")
+        await it.until(lambda: it.app.chats.active.run.parts.text)
+        backend.loaded.clear()
+        await picker(it, "pocket")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.texts()[-1] == ("assistant", "half of", "stopped"))
+        await it.until(lambda: "stopped: the model was changed to pocket" in it.screen_text())
+        await it.until(lambda: backend.progress is not None)
+        backend.progress(5_000_000, 10_000_000)
+        await it.until(lambda: "loading pocket  5.0 of 10.0 MB" in it.screen_text())
+        it.main.prompt.put("meanwhile")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.texts()[-1] == ("assistant", "", "streaming"))
+        assert len(backend.replies) == 1
+        await it.pilot.press("alt+o", "enter")
+        await it.until(lambda: "pocket is being loaded" in it.screen_text())
+        await it.pilot.press("escape")
+        assert it.main.owners == {}
+        backend.loaded.set()
+        await it.until(lambda: len(backend.replies) == 2)
+        await it.answered(backend.replies[-1], "here")
+        assert it.texts()[-1] == ("assistant", "here", "done")
+
+
+@run
+async def test_a_model_that_cannot_be_loaded_gives_way_to_the_old_one(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot()])
+    backend.unloadable["pocket"] = UnsupportedModel("it is made of wood")
+    async with bench((120, 30), backend=backend) as it:
+        await picker(it)
+        await it.pilot.press("enter")
+        await it.until(lambda: backend.switched == ["pocket", "tiny"])
+        await it.until(lambda: any("it is made of wood; tiny is back" in said for said in it.notices()))
+        assert it.app.keeper.model == "tiny" and it.app.keeper.alive
+        await it.answered(await it.say("hello"))
+
+
+@run
+async def test_where_neither_can_be_loaded_the_ways_out_are_said(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot()])
+    backend.unloadable = {name: UnsupportedModel(f"no {name}") for name in ("pocket", "tiny")}
+    async with bench((160, 30), backend=backend) as it:
+        await picker(it)
+        await it.pilot.press("enter")
+        await it.until(lambda: "no pocket; and tiny did not come back: no tiny" in it.screen_text())
+        assert "Alt+O takes another model" in it.screen_text()
+        backend.unloadable.clear()
+        await picker(it)
+        await it.pilot.press("enter")
+        await it.until(lambda: it.app.keeper.alive)
+        await it.answered(await it.say("hello"))
+
+
+@run
+async def test_a_name_that_leads_nowhere_is_said(bench: Callable[..., Any]) -> None:
+    async with bench((120, 30)) as it:
+        await picker(it, "nothing")
+        await it.until(lambda: "nothing here is called so" in it.screen_text())
+        await it.pilot.press("enter", "escape")
+        assert it.app.screen is it.main
+
+
+@run
+async def test_why_a_model_cannot_be_run_is_said_below_it(bench: Callable[..., Any], tmp_path: Path) -> None:
+    cached(tmp_path, "org/bert", model_type="bert", architectures=["BertForMaskedLM"])
+    async with bench((120, 30)) as it:
+        await picker(it, "bert", "org/bert")
+        await it.until(lambda: "it does not end in a head" in it.screen_text())
+        await it.pilot.press("enter")
+        assert isinstance(it.app.screen, ModelScreen)
+        assert it.backend.switched == []
+
+
+@run
+async def test_a_name_of_the_hub_is_fetched_and_taken(bench: Callable[..., Any]) -> None:
+    go_on, told = asyncio.Event(), []
+
+    async def fake_fetch(name: str, progress: Progress) -> None:
+        told.append(name)
+        progress(400_000_000, 1_600_000_000)
+        await go_on.wait()
+
+    async with bench((120, 30)) as it:
+        it.app.keeper._fetch = fake_fetch
+        await picker(it, "org/large")
+        await it.until(lambda: "Enter fetches it" in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: "fetching large  0.40 of 1.60 GB  Ctrl+X calls" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.pilot.press("alt+o")
+        await it.until(lambda: "fetching org/large  Ctrl+X calls" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(
+            lambda: it.app.screen is it.main and "fetching large  0.40 of 1.60 GB" in it.screen_text()
+        )
+        await it.answered(await it.say("meanwhile"))
+        go_on.set()
+        await it.until(lambda: it.backend.switched == ["org/large"] == told)
+
+
+@run
+async def test_a_download_is_called_off(bench: Callable[..., Any]) -> None:
+    async def fake_fetch(name: str, progress: Progress) -> None:
+        progress(1, 2)
+        await asyncio.Event().wait()
+
+    async with bench((120, 30)) as it:
+        it.app.keeper._fetch = fake_fetch
+        await picker(it, "org/large")
+        await it.pilot.press("enter")
+        await it.until(lambda: "calls the download off" in it.screen_text())
+        await it.pilot.press("ctrl+x")
+        await it.until(lambda: "large was called off" in it.screen_text())
+        assert not it.app.keeper.fetching
+        assert it.backend.switched == []
+
+
+@run
+async def test_no_network_is_one_sentence_where_the_person_looks(bench: Callable[..., Any]) -> None:
+    async def fake_fetch(name: str, progress: Progress) -> None:
+        raise ModelNotFound(f"{name} is not on this machine, and the hub cannot be reached")
+
+    async with bench((120, 30)) as it:
+        it.app.keeper._fetch = fake_fetch
+        await picker(it, "org/large")
+        await it.pilot.press("enter")
+        await it.until(lambda: "org/large is not on this machine, and the hub cannot be" in it.screen_text())
+        await it.pilot.press("escape")
+        assert it.app.screen is it.main
+        await it.answered(await it.say("hello"))
+
+
+def test_what_is_remembered_survives_nonsense(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "remembered.json"
+    for text in ("", "[]", '{"models": 3, "theme": []}', '{"models": ["a", 3]}'):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        assert Remembered.read(file) in (Remembered(), Remembered(("a",)))
+    kept = Remembered()
+    for number in range(20):
+        kept = kept.used(f"m{number % 10}")
+    kept.write(file)
+    assert Remembered.read(file).models == tuple(f"m{number}" for number in range(9, 1, -1))

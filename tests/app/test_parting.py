@@ -1,0 +1,142 @@
+"""A broadcast: where its replies first part, and how likely that was."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.events import TokenLogprob
+from minichat.parting import Comparison
+from tests.app.conftest import run
+
+WHO = "ABCD"
+
+
+def rivals(token: int, *others: int) -> TokenLogprob:
+    """Chosen with a half; each of the others has a quarter."""
+    top = ((token, math.log(0.5)), *((other, math.log(0.25)) for other in others))
+    return TokenLogprob(token, math.log(0.5), 1, top)
+
+
+replies = st.lists(st.lists(st.integers(0, 1), max_size=6), min_size=2, max_size=4)
+
+
+@given(replies, st.data())
+def test_it_is_found_whatever_comes_first(said: list[list[int]], data: st.DataObject) -> None:
+    """Pieces of any size in any order, against a plain search through the whole replies."""
+    who = WHO[: len(said)]
+    told: list[str] = []
+    comparison = Comparison(who, lambda _, each: told.append(each))
+    left = {each: [rivals(token) for token in tokens] for each, tokens in zip(who, said, strict=True)}
+    going = list(who)
+    while going:
+        each = data.draw(st.sampled_from(going))
+        count = data.draw(st.integers(1, 3))
+        comparison.take(each, left[each][:count])
+        left[each] = left[each][count:]
+        if not left[each]:
+            comparison.end(each)
+            going.remove(each)
+        if comparison.at is not None:
+            assert comparison.parting(each if comparison.reached(each) else told[-1]).at == comparison.at
+    columns = [[tokens[at] if at < len(tokens) else None for tokens in said] for at in range(7)]
+    expected = next((at for at, column in enumerate(columns) if len(set(column)) > 1), None)
+    assert comparison.at == expected
+    assert set(told) == (set() if expected is None else set(who))
+    if expected is not None:
+        for each, token in zip(who, columns[expected], strict=True):
+            seen = comparison.parting(each)
+            assert seen.token == token
+            assert {(other.who, other.token) for other in seen.others} == {
+                (other, theirs)
+                for other, theirs in zip(who, columns[expected], strict=True)
+                if theirs != token
+            }
+
+
+def test_the_likelihoods_are_those_of_the_reply_that_is_looked_at() -> None:
+    comparison = Comparison("ABC", lambda *_: None)
+    comparison.take("A", [rivals(1), rivals(2, 3)])
+    comparison.take("B", [rivals(1), rivals(3)])
+    comparison.take("C", [rivals(1)])
+    comparison.end("C")
+    seen = comparison.parting("A")
+    assert (seen.at, seen.token, round(seen.share, 3)) == (1, 2, 0.5)
+    assert [(each.who, each.token) for each in seen.others] == [("B", 3), ("C", None)]
+    assert [each.share and round(each.share, 3) for each in seen.others] == [0.25, None]
+    assert comparison.parting("B").others[0].share is None, "2 was not among its likeliest"
+
+
+async def broadcast(it: Any) -> None:
+    await it.pilot.press("ctrl+n", "alt+a")
+    it.main.prompt.put("go")
+    await it.pilot.press("enter")
+    await it.until(lambda: len(it.replies) == 2)
+    for reply in it.replies:  # the backend's prompt: a token before the message, and one a character
+        reply.prompt_tokens = 3
+        for each in it.app.chats:
+            if reply.id in each.traces:
+                each.traces[reply.id].prompt_tokens = 3
+
+
+@run
+async def test_both_panes_show_it(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50)) as it:
+        await broadcast(it)
+        first, second = it.replies
+        assert first.params.logprobs == second.params.logprobs == 10
+        for sign in "ab":
+            first.say(sign, logprobs=[rivals(ord(sign))])
+        second.say("a", logprobs=[rivals(ord("a"))])
+        await it.until(lambda: it.app.chats.active.chat.messages[-1] and it.app.chats.active.run.tokens == 1)
+        assert "parts at token" not in it.screen_text(), "the other may still say the same"
+        second.say("c", logprobs=[rivals(ord("c"), ord("b"))])
+        await it.until(lambda: it.screen_text().count("parts at token 2") == 2)
+        assert "·word98 50.0%   B ·word99 not in the top 10" in it.screen_text()
+        assert "·word99 50.0%   A ·word98 25.0% here" in it.screen_text()
+        await it.until(lambda: [marks(pane) for pane in it.main.panes] == [["b"], ["c"]])
+        first.say("d")
+        await it.until(lambda: len(it.backend.updates) == 2)
+        assert sorted(it.backend.updates, key=str) == [(0, {"logprobs": None}), (1, {"logprobs": None})], (
+            "they cost time"
+        )
+
+
+def marks(pane: Any) -> list[str]:
+    """What is marked in a pane."""
+    run = pane.conversation.run
+    text = run.parts.text if run else pane.conversation.chat.messages[-1].text
+    spans = pane.transcript._painter.parted.spans
+    return [text[start:end] for each in spans.values() for start, end in each]
+
+
+@run
+async def test_replies_that_are_the_same_show_nothing(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50)) as it:
+        await broadcast(it)
+        for reply in it.replies:
+            reply.say("a", logprobs=[rivals(97)])
+            reply.end()
+        await it.until(lambda: not it.app.chats.streaming)
+        assert "parts at" not in it.screen_text()
+
+
+@run
+async def test_one_that_ends_earlier_parts_there_and_the_next_question_clears_it(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench((200, 50)) as it:
+        await broadcast(it)
+        for reply in it.replies:
+            reply.say("a", logprobs=[rivals(97)])
+        it.replies[0].end()
+        it.replies[1].say("b", logprobs=[rivals(98)])
+        it.replies[1].end()
+        await it.until(lambda: "A ends" in it.screen_text())
+        assert "parts at token 2: ends   B ·word98" in it.screen_text()
+        await it.until(lambda: not it.app.chats.streaming)
+        await it.pilot.press("alt+a")
+        await it.say("on")
+        await it.until(lambda: it.screen_text().count("parts at token") == 1)

@@ -1,0 +1,33 @@
+"""Lists to choose from, while what is listed changes under a person's hands."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual.content import Content
+from textual.widgets import OptionList
+
+from minichat.screens.pick import Choice, PickScreen
+from tests.app.conftest import run
+
+
+@run
+@pytest.mark.parametrize("query", ["nothing", "d"])
+async def test_a_choice_of_a_list_that_is_gone_is_nobodys(bench: Callable[..., Any], query: str) -> None:
+    words = ("a", "b", "c", "d")
+    taken: list[object] = []
+    async with bench() as it:
+        screen = PickScreen(
+            "words", lambda query: [Choice(Content(word), word) for word in words if query in word], "type"
+        )
+        it.app.push_screen(screen, taken.append)
+        await it.until(lambda: it.app.screen is screen and screen.query(OptionList))
+        options = screen.query_one(OptionList)
+        options.highlighted = 2
+        options.action_select()  # the list is another one when this arrives
+        screen._list(query)
+        await it.pilot.pause()
+        assert it.app.screen is screen and taken == []
+        screen._list("d")
+        await it.pilot.press("enter")
+        await it.until(lambda: taken == ["d"])

@@ -1,0 +1,75 @@
+"""The quantization drawer: what the engine says of itself, live, and nothing that it does not say."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from minichat.backends.fake import FakeBackend
+from minichat.widgets.quantization import memory, room, scheme
+from tests.app.conftest import run, snapshot
+
+MEMORY = {"weights": 4_000_000_000, "cache": 12_000_000_000, "host_cache": 0, "workspace": 500_000_000}
+MEMORY |= {"device_free": 3_500_000_000, "device_total": 20_000_000_000}
+
+
+@run
+async def test_it_shows_schemes_memory_and_room_as_they_change(bench: Callable[..., Any]) -> None:
+    shots = [
+        replace(snapshot(step, (0,) * (step > 0)), memory=MEMORY, kv_dtype="float16", dtype="bfloat16")
+        for step in range(30)
+    ]
+    async with bench((100, 40), backend=FakeBackend(shots)) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "bfloat16, not quantized" in it.screen_text())
+        shown = it.screen_text()
+        for words in (
+            "KV cache     float16",
+            "4.00 GB",
+            "12.0 GB",
+            "500 MB",
+            "3.50 GB",
+            "20.0 GB",
+            "64 of 16",
+        ):
+            assert words in shown
+        assert "on the host" not in shown
+        await it.pilot.press("escape")
+        await it.until(lambda: it.app.focused is it.main.prompt)
+        await it.say("hello")
+        await it.until(lambda: "992 for new ones" in it.screen_text())
+        assert it.main.quantization.display
+        await it.pilot.press("f4")
+        await it.until(lambda: not it.main.quantization.display)
+        assert it.main.onlookers == []
+
+
+@run
+async def test_only_one_drawer_is_open(bench: Callable[..., Any]) -> None:
+    async with bench((100, 30)) as it:
+        await it.pilot.press("f4", "f3")
+        assert (it.main.quantization.display, it.main.drawer.display) == (False, True)
+        assert it.main.quantization not in it.main.onlookers
+        await it.pilot.press("f4")
+        assert (it.main.quantization.display, it.main.drawer.display) == (True, False)
+        assert it.app.focused is it.main.quantization
+
+
+@run
+async def test_it_can_be_opened_before_there_is_an_engine(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot()])
+    backend.loaded.clear()
+    async with bench((40, 12), backend=backend) as it:
+        await it.pilot.press("f4")
+        assert "scheme" in it.screen_text()
+        backend.loaded.set()
+        await it.until(lambda: "tiny" in it.screen_text())
+
+
+def test_what_is_not_known_is_not_shown() -> None:
+    shot = snapshot()
+    assert memory({}) == ()
+    assert {row[0]: row[1] for row in scheme(shot)}["weights"] == "float32, not quantized"
+    quantized = replace(shot, quantization="int4, groups of 64")
+    assert scheme(quantized)[1][1] == "int4, groups of 64, computed in float32"
+    assert [row[0] for row in room(replace(shot, host_size=8, host_in_use=2))][-1] == "swapped"
+    assert memory(MEMORY | {"host_cache": 5})[2] == ("on the host", "5 B", None)

@@ -1,0 +1,54 @@
+"""What something else wrote to the terminal stays until all is drawn again."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual.drivers.headless_driver import HeadlessDriver
+
+from tests.app.conftest import run
+from tests.app.screen_cells import Cells, cells_of
+
+SIZE = (100, 24)
+
+
+@pytest.fixture
+def cells(monkeypatch: pytest.MonkeyPatch) -> Cells:
+    """What the program's terminal shows."""
+    cells = Cells(*SIZE)
+    monkeypatch.setattr(HeadlessDriver, "is_headless", False)
+    monkeypatch.setattr(HeadlessDriver, "write", lambda _, data: cells.take(data))
+    return cells
+
+
+@run
+@pytest.mark.parametrize("over", [(), ("f1",), ("ctrl+p",), ("f3",)])
+async def test_control_l_draws_everything_again(
+    bench: Callable[..., Any], cells: Cells, over: tuple[str, ...]
+) -> None:
+    async with bench(SIZE) as it:
+
+        def whole() -> list[list[tuple[str, str]]]:
+            strips = it.app.screen._compositor.render_strips()
+            return cells_of(strips, it.app.console._color_system)
+
+        await it.answered(await it.say("hello"))
+        await it.pilot.press(*over)
+        await it.until(lambda: cells.lines == whole())
+        cells.take("\x1b[1;3H\x1b[31mBroadcast message from root")
+        cells.lines[9:12] = [[("x", "")] * SIZE[0]] * 3
+        await it.pilot.press("left")  # something else is drawn meanwhile
+        await it.pilot.pause(0.05)
+        assert cells.lines != whole()
+        await it.pilot.press("ctrl+l")
+        await it.until(lambda: cells.lines == whole())
+
+
+@run
+async def test_it_is_in_the_palette(bench: Callable[..., Any], cells: Cells) -> None:
+    async with bench(SIZE) as it:
+        cells.lines[3] = [("x", "")] * SIZE[0]
+        await it.pilot.press("ctrl+p", *"draw all of")
+        await it.until(lambda: "Draw all of the screen again" in it.screen_text())
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: it.app.screen is it.main and cells.lines[3][50] != ("x", ""))

@@ -1,0 +1,75 @@
+"""The engine of this process gives way to another one, whole."""
+
+import gc
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import BadCheckpoint, EngineDead
+from engine.events import Died, Event
+from engine.params import SamplingParams
+from minichat.backends.local import LocalBackend, on_thread
+from minichat.backends.protocol import Progress
+from tests.app.conftest import run
+from tests.cli.conftest import TEMPLATE, write_model
+
+
+async def at_once() -> None:
+    """The next turn comes without delay."""
+
+
+@run
+async def test_the_old_engine_ends_and_its_memory_goes(tmp_path: Path) -> None:
+    one, two = write_model(tmp_path / "one", TEMPLATE), write_model(tmp_path / "two")
+    models: list[weakref.ref] = []
+
+    def launch(config: EngineConfig, progress: Progress) -> Any:
+        host = on_thread(config, progress)
+        model = host._engine.runner.model
+        model.itself = [model]  # models of transformers know themselves, too
+        gc.freeze()
+        models.append(weakref.ref(model))
+        return host
+
+    backend = LocalBackend(EngineConfig(model=str(one), device="cpu", blocks=32), launch)
+    heard: list[Event] = []
+
+    def hear(events: Sequence[Event]) -> None:
+        heard.extend(events)
+
+    backend.subscribe(hear)
+    told: list[tuple[int, int]] = []
+    first = await backend.load(lambda *bytes: None)
+    assert (first.model, backend.has_template) == ("one", True)
+    reply = await backend.submit("the", SamplingParams(max_tokens=60))
+
+    second = await backend.switch(str(two), lambda *bytes: told.append(bytes))
+    assert (second.model, backend.has_template) == ("two", False)
+    assert told[-1][0] == told[-1][1] > 0
+    last = [delta async for batch in reply.batches(at_once) for delta in batch][-1]
+    assert last.finish
+    assert [model() is None for model in models] == [True, False]
+    heard.clear()
+    again = await backend.submit("the", SamplingParams(max_tokens=3))
+    assert sum([len(delta.tokens) async for batch in again.batches(at_once) for delta in batch]) == 3
+    assert heard and not any(isinstance(event, Died) for event in heard)
+    assert backend.close()
+
+
+@run
+async def test_where_the_new_one_cannot_be_the_old_one_can_come_back(tmp_path: Path) -> None:
+    one = write_model(tmp_path / "one")
+    broken = write_model(tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"not what it was")
+    backend = LocalBackend(EngineConfig(model=str(one), device="cpu", blocks=32))
+    await backend.load(lambda *_: None)
+    with pytest.raises(BadCheckpoint, match="broken or cut short"):
+        await backend.switch(str(broken), lambda *_: None)
+    with pytest.raises(EngineDead, match="broken or cut short"):
+        await backend.submit("the", SamplingParams())
+    assert (await backend.switch(str(one), lambda *_: None)).model == "one"
+    assert backend.close()

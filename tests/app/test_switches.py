@@ -1,0 +1,87 @@
+"""Techniques turned off and on from the screen, and what it shows of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.events import Switched
+from engine.snapshot import Rates as Figures
+from engine.snapshot import Switch
+from minichat.backends.fake import FakeBackend
+from minichat.widgets.monitor import EngineLine, MonitorPanel
+from tests.app.conftest import run, snapshot
+
+SWITCHES = (Switch("prefix_cache", True, True), Switch("overlap", False, False))
+
+
+def backend(**changes: Any) -> FakeBackend:
+    return FakeBackend([snapshot(switches=SWITCHES, **changes)])
+
+
+@run
+async def test_from_the_palette_and_back(bench: Callable[..., Any]) -> None:
+    async with bench((130, 50), backend=backend()) as it:
+        await it.until(lambda: it.main.latest)
+        await it.pilot.press("ctrl+p", *"prefix cache", "down", "enter")
+        await it.until(lambda: "prefix cache off" in it.screen_text())
+        assert not it.main.latest.switches[0].on
+        assert "switched" in it.screen_text()
+        await it.pilot.press("ctrl+p", *"turn prefix", "down", "enter")
+        await it.until(lambda: it.main.latest.switches[0].on)
+        await it.until(lambda: "KV map  0%" in it.screen_text() and "prefix cache off" not in heading(it))
+
+
+def heading(it: Any) -> str:
+    return next(line for line in it.screen_text().splitlines() if "KV map" in line)
+
+
+@run
+async def test_from_the_list(bench: Callable[..., Any]) -> None:
+    async with bench(backend=backend()) as it:
+        await it.until(lambda: it.main.latest)
+        await it.pilot.press("alt+x")
+        await it.until(lambda: "the next step is planned" in it.screen_text())
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: it.main.latest.switches[1].on)
+        assert "overlap on" in it.screen_text(), "the engine's line says what is not as it was"
+
+
+@run
+async def test_before_there_is_an_engine(bench: Callable[..., Any]) -> None:
+    waiting = backend()
+    waiting.loaded.clear()
+    async with bench(backend=waiting) as it:
+        await it.pilot.press("alt+x")
+        await it.until(lambda: any("not been loaded" in said for said in it.notices()))
+        await it.main.run_action("switch('overlap')")
+        await it.until(lambda: any("no overlap to turn" in said for said in it.notices()))
+        waiting.loaded.set()
+
+
+@run
+async def test_a_line_through_the_graph_where_it_was_turned(bench: Callable[..., Any]) -> None:
+    async with bench((130, 60), backend=backend(rates=Figures(decode=50.0))) as it:
+        panel = it.main.query_one(MonitorPanel)
+        await it.until(lambda: panel.rates.snapshot)
+        it.app.pulse.rest()
+        for _ in range(8):
+            panel.update_from(panel.rates.snapshot, {})
+        panel.add_event(Switched(1, 0.0, "overlap", True))
+        right = edge(panel)
+        for _ in range(8):
+            panel.update_from(panel.rates.snapshot, {})
+        assert edge(panel) == right - 3, "it moves with the samples: two in a column, the newest at the right"
+        assert "│ overlap on" in panel.rates.render_line(0).text
+
+
+def edge(panel: MonitorPanel) -> int:
+    """Where the line through the graph of decoding stands."""
+    return panel.rates.render_line(panel.rates.size.height - 3).text.index("│")
+
+
+@run
+async def test_the_narrow_line_says_it_before_all_that_may_be_cut(bench: Callable[..., Any]) -> None:
+    async with bench(
+        (46, 20), backend=FakeBackend([snapshot(switches=(Switch("overlap", False, True),))])
+    ) as it:
+        await it.until(lambda: "overlap off" in it.main.query_one(EngineLine).render().plain)
+        assert "overlap off" in it.screen_text()

@@ -1,0 +1,107 @@
+"""The tour: the real engine does what each page says, and leaves nothing behind."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.events import Admitted, Copied, Event, FirstToken, Forked, Preempted, Resumed, Updated
+from engine.params import SamplingParams
+from minichat.backends.local import LocalBackend
+from minichat.chats.store import Store
+from minichat.commands.tour import _keep
+from minichat.screens.guide import KEEP
+from minichat.tour import BLOCKS, PAGES
+from minichat.widgets.tour import TourPanel
+from tests.app.conftest import run
+
+
+def told(it: Any) -> str:
+    """What stands in the panel below the page's own text; nothing while it waits."""
+    lines = it.main.query_one(TourPanel).text.plain.splitlines()
+    return lines[2] if len(lines) == 4 and "waiting" not in lines[2] else ""
+
+
+@run
+async def test_the_whole_of_it_with_the_real_engine(bench: Callable[..., Any], tmp_path: Path) -> None:
+    backend, heard = (
+        LocalBackend(EngineConfig(model="pocket", device="cpu", blocks=BLOCKS, seed=1)),
+        list[Event](),
+    )
+    async with bench((80, 24), backend=backend, tour=True, params=SamplingParams()) as it:
+        await patiently(it, lambda: it.main.query(TourPanel))
+        await it.until(lambda: "A tour of the engine" in it.screen_text())
+        backend.subscribe(heard.extend)
+        seen = []
+        for page in PAGES[1:-1]:
+            await it.pilot.press("enter")
+            await patiently(it, lambda: told(it) and not told(it).endswith("..."))
+            assert page.title in it.screen_text()
+            assert "KV [" in it.screen_text(), "the engine's line stays in view"
+            seen.append(told(it))
+        kinds = {type(event) for event in heard}
+        assert kinds >= {Admitted, FirstToken, Forked, Copied, Preempted, Resumed, Updated}
+        cached = [event.cached for event in heard if isinstance(event, Admitted)]
+        assert cached[0] == 0
+        assert f"{cached[1]} of its" in seen[1]
+        assert cached[1] >= 64
+        copied = next(event for event in heard if isinstance(event, Copied))
+        assert f"block {copied.block} was copied to {copied.to}" in seen[2]
+        assert "came back by itself" in seen[3]
+        assert "greedy" in seen[4]
+        await it.pilot.press("enter", "k")
+        await it.until(lambda: it.app.return_code == KEEP)
+        assert len(it.app.chats) == 3
+        home = Store(tmp_path / "home.db")
+        assert _keep(it.app.store, home) == 3
+    assert len(Store(tmp_path / "home.db").open_chats()) == 3
+    backend.close()
+
+
+async def patiently(it: Any, holds: Callable[[], object]) -> None:
+    """For what a model has to do on a busy machine."""
+    for _ in range(30):
+        try:
+            return await it.until(holds)
+        except AssertionError:
+            continue
+    raise AssertionError("it never came")
+
+
+@run
+async def test_forth_and_back_and_out(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        await it.pilot.press("enter")
+        await it.until(lambda: len(it.replies) == 1)
+        assert it.replies[0].prompt[0]["role"] == "system"
+        assert "waiting for the engine" in it.screen_text()
+        it.backend.emit(Admitted(0, 0.0, 0, 0), FirstToken(0, 0.0, 0, 0.25))
+        await it.until(lambda: "came 250 ms after" in it.screen_text())
+        await it.pilot.press("backspace")
+        assert "24 blocks" in it.screen_text()
+        await it.pilot.press("right")
+        assert "came 250 ms after" in it.screen_text(), "a page is not done twice"
+        assert len(it.replies) == 1
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies[0].finished), "what ran before is ended"
+        await it.until(lambda: len(it.replies) == 2)
+        await it.pilot.press("q")
+        await it.until(lambda: it.app.return_code == 0)
+
+
+@run
+async def test_it_does_not_wait_for_whoever_goes_on(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        for _ in PAGES:
+            await it.pilot.press("enter")
+        await it.until(lambda: "That was the tour" in it.screen_text())
+        assert "keep the chats" in it.screen_text()
+
+
+@run
+async def test_from_the_palette_it_needs_the_terminal(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.main.run_action("app.tour")
+        await it.until(lambda: any("say minichat tour" in said for said in it.notices()))

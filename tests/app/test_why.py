@@ -1,0 +1,136 @@
+"""Why this speed: what holds a step, and the panel that says so."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.snapshot import Rates, Reads, Snapshot, Speeds, StepTimes
+from minichat.backends.fake import FakeBackend
+from minichat.speed import explain
+from tests.app.conftest import run, snapshot
+
+SPEEDS = Speeds(read=10e9, multiply=100e9)
+
+
+def shot(
+    times: StepTimes, *, rows: float = 1.0, tokens: float | None = None, prefill: float = 0.0, **changes: Any
+) -> Snapshot:
+    """One GB/100 of float32 weights: 10 ms to read, 0.05 ms to multiply with one row."""
+    running = tuple(range(int(rows)))
+    rates = Rates(decode=100.0, prefill=prefill, steps=100.0, batch=rows, step_tokens=tokens or rows)
+    kind = {"reads": Reads(100_000_000, ((0, 1000),)), "rates": rates, "step_times": times, **changes}
+    return snapshot(1000, running, **kind)
+
+
+def test_one_row_reads_all_weights_for_itself() -> None:
+    speed = explain(shot(StepTimes(launch=0.0125)), SPEEDS)
+    assert speed.memory.share == pytest.approx((100_000_000 + 1007 * 1000) / 0.0125 / 10e9)
+    assert speed.arithmetic.amount == 2 * 25_000_000
+    assert speed.sentence == (
+        "Held by reading weights: 1 row uses 81% of the memory's speed; "
+        "up to about 20 at once cost nearly nothing more."
+    )
+
+
+def test_many_rows_share_the_reading_until_they_have_to_multiply() -> None:
+    speed = explain(shot(StepTimes(launch=0.0125), rows=15.0), SPEEDS)
+    assert speed.sentence.endswith("15 rows use 92% of the memory's speed; more chats at once begin to cost.")
+    speed = explain(shot(StepTimes(launch=0.035), rows=30.0, tokens=60), SPEEDS)
+    assert speed.sentence == (
+        "Held by arithmetic: 86% of what the device can multiply; "
+        "30 rows share it, and more would slow each other."
+    )
+
+
+def test_long_contexts_are_read_too() -> None:
+    long = shot(StepTimes(launch=0.08), reads=Reads(100_000_000, ((0, 500_000),)))
+    speed = explain(long, SPEEDS)
+    assert (speed.weights, speed.cache) == (100_000_000, 1007 * 500_000)
+    assert speed.sentence == (
+        "Held by reading the KV cache: 1 row uses 75% of the memory's speed; "
+        "fewer or shorter chats are quicker."
+    )
+    near = explain(replace(long, reads=Reads(100_000_000, ((16, 500_000),))), SPEEDS)
+    assert near.cache == 16 * 500_000, "a window is all that is read"
+
+
+def test_prompts_are_arithmetic() -> None:
+    speed = explain(shot(StepTimes(launch=0.5), tokens=512.0, prefill=20_000.0), SPEEDS)
+    assert (
+        speed.sentence == "Held by arithmetic: 51% of what the device can multiply; prompts are being read."
+    )
+
+
+def test_the_host() -> None:
+    busy = shot(StepTimes(plan=0.004, launch=0.004, wait=0.002, commit=0.004), rows=40.0)
+    assert explain(replace(busy, device="NVIDIA H100"), SPEEDS).sentence == (
+        "Held by the host: 86% of a step goes into planning, launching and committing 40 rows; "
+        "more chats at once cost little."
+    )
+    assert "host" in explain(busy, SPEEDS).sentence, "even on a CPU, where launching is the model itself"
+    assert "host" not in explain(shot(StepTimes(plan=0.001, launch=0.03, commit=0.001)), SPEEDS).sentence
+
+
+def test_neither() -> None:
+    assert explain(shot(StepTimes(launch=0.1)), SPEEDS).sentence == (
+        "Held by small operations: neither memory (10%) nor arithmetic (0%) is near its limit; "
+        "a batch of 1 row does not fill the device."
+    )
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    quiet = explain(snapshot(step_times=StepTimes(launch=0.01), reads=Reads(100)), SPEEDS)
+    assert quiet.idle
+    assert quiet.sentence == "Nothing runs: say something, and look again."
+    assert quiet.memory.amount == 0
+    unmeasured = explain(shot(StepTimes(launch=0.0125)), None)
+    assert unmeasured.sentence == "The device is being measured."
+    assert unmeasured.memory.share == 0
+    packed = explain(shot(StepTimes(launch=0.0125), quantization="int4"), SPEEDS)
+    assert packed.arithmetic.amount == 0
+    assert packed.sentence.endswith("more chats at once cost nearly nothing.")
+
+
+@run
+@pytest.mark.parametrize("size", [(80, 24), (200, 60), (40, 12)])
+async def test_the_panel(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+    backend = FakeBackend([shot(StepTimes(plan=0.0002, launch=0.012, commit=0.0003))])
+    async with bench(size, backend=backend) as it:
+        await it.until(lambda: it.main.latest)
+        await it.pilot.press("f8")
+        await it.until(lambda: "Held by reading weights" in it.screen_text())
+        if size[0] >= 80:
+            for words in (
+                "81%",
+                "10.0 GB/s measured",
+                "100 MB of weights",
+                "launch 12 ms",
+                "1.0 rows, 1.0 tok",
+            ):
+                assert words in it.screen_text(), words
+        await it.pilot.press("escape")
+        assert not it.main.onlookers
+
+
+@run
+async def test_it_waits_for_an_engine(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([shot(StepTimes(launch=0.0125))])
+    backend.loaded.clear()
+    async with bench(backend=backend) as it:
+        await it.pilot.press("f8")
+        await it.until(lambda: "has not been loaded" in it.screen_text())
+        backend.loaded.set()
+        await it.until(lambda: "Held by reading weights" in it.screen_text())
+
+
+@run
+async def test_when_it_is_quiet_the_last_steps_are_explained(bench: Callable[..., Any]) -> None:
+    async with bench(backend=FakeBackend([shot(StepTimes(launch=0.0125))])) as it:
+        await it.until(lambda: it.main.latest)
+        it.app.pulse.rest()
+        it.main.show_snapshot(snapshot(2000))
+        await it.pilot.press("f8")
+        await it.until(lambda: "when it ran last" in it.screen_text())
+        assert "Held by reading weights" in it.screen_text()

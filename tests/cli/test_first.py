@@ -1,0 +1,107 @@
+"""A question on the command line, and what is piped into it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minichat.cli import parser
+from minichat.commands.tui import again
+from minichat.paths import locate
+from tests.cli.conftest import Run
+
+OPTIONS = ["--max-tokens", "4", "--temperature", "0", "--blocks", "200"]
+
+
+def ask(root: Path, *words: object, stdin: bytes | int) -> subprocess.CompletedProcess[bytes]:
+    given = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
+    command = [sys.executable, "-m", "minichat", *map(str, words)]
+    return subprocess.run(command, cwd=root, capture_output=True, timeout=100, **given)  # type: ignore[call-overload]
+
+
+def test_without_a_terminal_a_question_gets_its_reply_as_from_generate(
+    run: Run, root: Path, long_model: Path
+) -> None:
+    asked = ask(root, "what is this?", "--model", long_model, *OPTIONS, stdin=b"+ a line\n")
+    whole = "what is this? @stdin\n\nstdin:\n```\n+ a line\n```"
+    plain = run("generate", whole, "--model", long_model, *OPTIONS)
+    assert (asked.returncode, asked.stderr) == (0, b"")
+    assert asked.stdout.decode() == plain.out != ""
+
+
+@pytest.mark.parametrize(
+    ("piped", "said"),
+    [
+        (b"", "nothing came through the pipe, so nothing was sent"),
+        (b" \n", "nothing came through the pipe"),
+        (b"\x89PNG\0\xff", "what was piped in is not text (UTF-8), so it cannot be attached"),
+        (b"x" * 1_000_001, "what was piped in is larger than the 1.00 MB that can be attached"),
+    ],
+    ids=["empty", "blank", "binary", "large"],
+)
+def test_what_cannot_go_along_is_bad_usage(root: Path, piped: bytes, said: str) -> None:
+    ran = ask(root, "review this", stdin=piped)
+    assert (ran.returncode, ran.stdout) == (2, b"")
+    assert ran.stderr.decode().startswith(f"minichat: {said}")
+
+
+def test_a_file_that_is_not_there_is_bad_usage(run: Run) -> None:
+    ran = run("look at @./nowhere.py")
+    assert (ran.code, ran.err) == (2, "minichat: there is no file ./nowhere.py, so nothing was sent\n")
+
+
+@pytest.mark.parametrize("word", ["hello", "docter", "helo-there"])
+def test_one_word_is_no_question_but_perhaps_a_slip(run: Run, word: str) -> None:
+    ran = run(word)
+    assert ran.code == 2
+    assert f"minichat: there is no command {word!r}; to ask the model: minichat chat {word!r}" in ran.err
+
+
+def test_the_program_starts_again_with_its_options_and_without_the_question() -> None:
+    options = parser().parse_args(
+        ["chat", "why", "this?", "--model=a", "--temperature=0.5", "--stop=x", "--stop=-y", "--ascii"]
+    )
+    words = again(options, "org/b")
+    assert words[:2] == ["chat", "--model=org/b"]
+    found = parser().parse_args(words)
+    assert (found.text, found.model, found.temperature, found.stop, found.ascii) == (
+        [],
+        "org/b",
+        0.5,
+        ["x", "-y"],
+        True,
+    )
+    assert {**vars(found), "text": options.text, "model": "a"} == vars(options)
+
+
+# Where everything is
+
+
+def test_locate_prints_every_path(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CONFIG", "STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    (tmp_path / "STATE" / "minichat").mkdir(parents=True)
+    (tmp_path / "STATE" / "minichat" / "chats.db").touch()
+    told = json.loads(run("locate", "--json").out)
+    assert told.items() >= {name: str(path) for name, path in locate(os.environ).named().items()}.items()
+    assert Path(told["shipped_themes"]).is_dir()
+    lines = run("locate").out.splitlines()
+    assert len(lines) == len(told)
+    [chats] = [line for line in lines if line.startswith("chats ")]
+    assert chats.split() == ["chats", told["chats"]]
+    assert sum("(not there yet)" in line for line in lines) >= 5
+
+
+def test_fetch_says_why_it_cannot(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub.constants as hub
+
+    monkeypatch.setattr(hub, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub, "HF_HUB_OFFLINE", True)
+    ran = run("fetch", "org/model")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == "minichat: org/model is not on this machine, and the hub cannot be reached\n"
+    ran = run("fetch", "pocket", "--json")
+    assert Path(json.loads(ran.out)["folder"]).name == "pocket"

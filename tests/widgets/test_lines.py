@@ -1,0 +1,105 @@
+"""Widgets that make their own lines: on the screen they look as Textual itself would draw them."""
+
+import asyncio
+
+import pytest
+from textual.app import App
+from textual.color import Color
+from textual.filter import Monochrome
+from textual.geometry import Region
+from textual.scrollbar import ScrollBar
+from textual.strip import Strip
+from textual.widget import Widget
+
+from minichat.chats.model import Message
+from minichat.widgets.lines import Bar
+from minichat.widgets.transcript import Transcript, widget
+
+SIZE = (40, 12)
+TEXT = "# A heading\n\nSome **words**, `code`, 漢字\n\n```python\na = 1\n```\n" * 6
+CROPS = [
+    Region(0, 0, 40, 12),
+    Region(0, 3, 40, 1),
+    Region(0, 11, 40, 1),
+    Region(5, 2, 20, 4),
+    Region(0, 0, 39, 2),
+]
+
+
+class Stage(App[None]):
+    def __init__(self) -> None:
+        super().__init__()
+        self.transcript = Transcript()
+
+    def compose(self):  # type: ignore[no-untyped-def]
+        yield self.transcript
+
+
+def cells(strips: list[Strip]) -> list[list[tuple[str, object]]]:
+    return [
+        [(character, segment.style) for segment in strip for character in segment.text] for strip in strips
+    ]
+
+
+@pytest.mark.parametrize("colours", [True, False])
+def test_a_transcript_looks_as_textual_draws_it(colours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look() -> None:
+        app = Stage()
+        if not colours:
+            app._filters.append(Monochrome())
+        async with app.run_test(size=SIZE) as pilot:
+            app.transcript.show([Message(1, "user", "hello"), Message(2, "assistant", TEXT)], "a")
+            await pilot.pause()
+            mine = [cells(app.transcript.render_lines(crop)) for crop in CROPS]
+            monkeypatch.setattr(widget, "lines_of", Widget.render_lines)
+            assert mine == [cells(app.transcript.render_lines(crop)) for crop in CROPS]
+
+    asyncio.run(look())
+
+
+def test_its_scroll_bar_does_too_wherever_it_stands() -> None:
+    async def look() -> None:
+        app = Stage()
+        async with app.run_test(size=SIZE) as pilot:
+            app.transcript.show([Message(1, "user", "hello"), Message(2, "assistant", TEXT)], "a")
+            await pilot.pause()
+            bar = app.transcript.vertical_scrollbar
+            assert isinstance(bar, Bar)
+            seen = set()
+            for y in (0, 1, 5, 9, app.transcript.max_scroll_y):
+                app.transcript.scroll_to(y=y)
+                await pilot.pause()
+                mine = cells(bar.render_lines(Region(0, 0, 1, SIZE[1])))
+                bar._styles_cache.clear()
+                assert mine == cells(_stock(bar))
+                seen.add(str(mine))
+            assert len(seen) > 2
+
+    asyncio.run(look())
+
+
+def _stock(bar: Bar) -> list[Strip]:
+    """The same bar, drawn by Textual."""
+    plain = ScrollBar(vertical=True)
+    plain.render_line = lambda y: Widget.render_line(bar, y)  # type: ignore[method-assign]
+    bar.__dict__["render_line"] = plain.render_line
+    bar._dirty_regions.add(Region(0, 0, *bar.size))
+    try:
+        return Widget.render_lines(bar, Region(0, 0, 1, SIZE[1]))
+    finally:
+        del bar.__dict__["render_line"]
+
+
+def test_a_filter_of_the_terminal_is_obeyed() -> None:
+    async def look() -> None:
+        app = Stage()
+        app._filters.append(Monochrome())
+        async with app.run_test(size=SIZE) as pilot:
+            app.transcript.show([Message(1, "user", "hello")], "a")
+            await pilot.pause()
+            styles = [segment.style for strip in app.transcript.render_lines(CROPS[0]) for segment in strip]
+            colours = [Color.from_rich_color(style.color) for style in styles if style and style.color]
+            assert colours
+            assert all(each.r == each.g == each.b for each in colours)
+
+    asyncio.run(look())
