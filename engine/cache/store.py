@@ -1,9 +1,11 @@
 """The tensors behind the blocks, on the device and, for swapped requests, in host memory."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,16 +40,17 @@ class KVStore:
         device: torch.device,
         sinks: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
-        def layer(spec: LayerSpec, count: int, **where: object) -> KVLayer:
-            keys = torch.zeros(count, block_size, spec.kv_heads, spec.key_dim, dtype=dtype, **where)  # type: ignore[call-overload]
-            values = torch.zeros(count, block_size, spec.kv_heads, spec.value_dim, dtype=dtype, **where)  # type: ignore[call-overload]
+        def layer(spec: LayerSpec, count: int, where: torch.device, pinned: bool = False) -> KVLayer:
+            shape = (count, block_size, spec.kv_heads)
+            keys = _zeros((*shape, spec.key_dim), dtype, where, pinned)
+            values = _zeros((*shape, spec.value_dim), dtype, where, pinned)
             return KVLayer(spec, keys, values)
 
-        pinned = device.type == "cuda"
-        self.layers = [layer(spec, blocks, device=device) for spec in specs]
+        pinned, host = device.type == "cuda", torch.device("cpu")
+        self.layers = [layer(spec, blocks, device) for spec in specs]
         for index, scores in sinks.items():
             self.layers[index].sinks = scores
-        self.host = [layer(spec, host_blocks, pin_memory=pinned) for spec in specs] if host_blocks else []
+        self.host = [layer(spec, host_blocks, host, pinned) for spec in specs] if host_blocks else []
 
     @property
     def nbytes(self) -> int:
@@ -91,3 +94,11 @@ class KVStore:
         for a, b in zip(source, target, strict=True):
             for old, new in ((a.keys, b.keys), (a.values, b.values)):
                 new[tos.to(new.device)] = old[froms.to(old.device)].to(new.device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> Tensor:
+    """In plain main memory, pages that nobody has touched yet cost neither time nor room."""
+    if device.type != "cpu" or pinned:
+        return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
+    lazy = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(lazy).view(dtype).view(shape)
