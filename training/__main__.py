@@ -17,7 +17,7 @@ from training.chat import START, render, token_id
 from training.decode import How
 from training.export import likeness_table, model_card, save_pocket, table
 from training.model import Decoder
-from training.recipe import FULL, TINY, Recipe, Shape
+from training.recipe import FULL, TINY, Recipe, Schedule, Shape
 from training.rows import make_rows
 from training.train import fit, taught_by, with_exits
 from training.vocabulary import train_tokenizer
@@ -135,13 +135,22 @@ def _figures(
         say(f"\n## {name}\n{_samples(model, tokenizer, way, recipe.longest_reply)}")
     say(table(scores))
     for kind, found in scores["greedy"].items():
-        for question, reply in found.wrong[:15]:
+        for question, reply in found.wrong[:40]:
             say(f"wrong {kind}: {question!r} -> {reply!r}")
     return model_card(model, draft, scores, likes, made)
 
 
 def _device_name(device: str) -> str:
     return f"one {torch.cuda.get_device_name()}" if device == "cuda" else "a CPU"
+
+
+def _schedule(usual: Schedule, steps: int | None, share: float) -> Schedule:
+    return replace(
+        usual,
+        steps=usual.steps if steps is None else steps,
+        matrix_rate=usual.matrix_rate * share,
+        vector_rate=usual.vector_rate * share,
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -159,7 +168,13 @@ def main(arguments: list[str]) -> int:
         "--out", type=Path, default=Path("build/training/pocket"), help="the folder to export to"
     )
     parser.add_argument("--steps", type=int, help="training steps of the model, in place of the recipe's")
-    parser.add_argument("--draft-steps", type=int, help="training steps of the draft")
+    parser.add_argument("--draft-steps", type=int, help="training steps of the draft; 0 keeps it")
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=1.0,
+        help="a share of the recipe's learning rates, for a short run on a base",
+    )
     parser.add_argument("--rows", type=int, help="rows of training text")
     parser.add_argument(
         "--base", type=Path, help="an exported folder whose tokenizer and weights to start from"
@@ -172,8 +187,8 @@ def main(arguments: list[str]) -> int:
         rows=args.rows or recipe.rows,
         seed=args.seed or recipe.seed,
         workers=min(recipe.workers, os.cpu_count() or 1),
-        main_schedule=replace(recipe.main_schedule, steps=args.steps or recipe.main_schedule.steps),
-        draft_schedule=replace(recipe.draft_schedule, steps=args.draft_steps or recipe.draft_schedule.steps),
+        main_schedule=_schedule(recipe.main_schedule, args.steps, args.rate),
+        draft_schedule=_schedule(recipe.draft_schedule, args.draft_steps, args.rate),
     )
     torch.set_float32_matmul_precision("high")
     run(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from training.model import Attend, Decoder
 
-MOST_CELLS = 400_000  # rows times length of one batch
+MOST_CELLS = {"cpu": 400_000, "cuda": 1_600_000}  # rows times length of one batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def replies(
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     while order:
         longest = len(prompts[order[-1]])
-        size = max(1, MOST_CELLS // ((longest + most) * how.beams))
+        size = max(1, MOST_CELLS[device.type] // ((longest + most) * how.beams))
         batch, order = order[-size:], order[:-size]
         rows = [[end] * (longest - len(prompts[i])) + prompts[i] for i in batch]
         pads = torch.tensor([longest - len(prompts[i]) for i in batch], device=device)

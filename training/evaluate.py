@@ -3,7 +3,6 @@
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
 import numpy as np
@@ -53,17 +52,10 @@ def make_cases(count: int, seed: int) -> list[Case]:
     cases = [Case("about", (), e) for e in about.cases(rng, 2 * count)]
     cases += [Case("stories", (), e) for e in stories.cases(rng, count)]
     cases += [Case(kind, (), make()) for kind, make in alone.items() for _ in range(count)]
-    return (
-        cases
-        + [_recall(rng, "recall", memory.exchanges) for _ in range(count)]
-        + [
-            _recall(rng, "reworded", partial(memory.relation_thread, reworded=True))
-            for _ in range(count // 3)
-        ]
-    )
+    return cases + [_recall(rng) for _ in range(count)]
 
 
-def _recall(rng: Random, kind: str, thread: Callable[..., list[Exchange]]) -> Case:
+def _recall(rng: Random) -> Case:
     """A thing told, other talk, and one question for it."""
     between: set[int] = set()
 
@@ -75,10 +67,10 @@ def _recall(rng: Random, kind: str, thread: Callable[..., list[Exchange]]) -> Ca
 
     while True:
         held: list[Exchange] = []
-        talk = thread(rng, distract, held_out=True, gaps=rng.choice((0, 2, 4, 8)))
+        talk = memory.exchanges(rng, distract, held_out=True, gaps=rng.choice((0, 2, 4, 8)))
         last = max(i for i, e in enumerate(talk) if id(e) not in between)
         if sum(len(e.user) + len(e.reply) + 40 for e in talk) < 5000:
-            return Case(kind, tuple(talk[:last]), talk[last])
+            return Case("recall", tuple(talk[:last]), talk[last])
 
 
 def test_questions(cases: list[Case]) -> frozenset[str]:

@@ -16,8 +16,7 @@ MOST_BYTES = 13_980_000  # 14 MB, less room for the card
 GOALS = {"about": 0.90, "recall": 0.95, "instructions": 0.90, "unknown": 0.90}
 MEANING = {
     "about": "paraphrased questions about minichat, families of phrasing kept out of training",
-    "recall": "things told in the chat and asked for later, values and question kept out",
-    "reworded": "who has what, as `recall` holds it too, but asked in words kept out of training as well",
+    "recall": "things told in the chat and asked for later; names, things and ways to ask kept out",
     "instructions": "small orders on words and lists that were kept out",
     "json": "one JSON object or list from a sentence, exact value",
     "numbers": "sums, comparing, counting, numbers as words; operands kept out",
@@ -146,8 +145,10 @@ All text comes from the generators in `training/`, written for it; no data set w
 ## Held-out figures
 
 No question below was seen in training: the generators of the training text refuse each of them. Checkers decide by key terms
-or by the exact text (`training/check.py`). Top-p is 0.95 at temperature 0.7. Between runs the wrong answers were read and ways to
-ask were added; patterns that had served as tests then went into training, and new ones were written for the tests.
+or by the exact text (`training/check.py`). Top-p is 0.95 at temperature 0.7. Each question of `recall` holds a wording that no
+training text has (a question, a frame such as "I have no memory of ...", or words around it; a test searches for them), names and
+most things that training never saw, and up to eight other subjects between telling and asking. Between runs the wrong answers were read
+and ways to ask were added; patterns that had served as tests then went into training, and new ones were written for the tests.
 
 {table(scores)}
 
@@ -160,7 +161,7 @@ Loss on the reference replies, and how often an exit or the draft finds the same
 - It knows nothing outside minichat: no people, places, science, code or news. It is trained to say so, and sometimes still invents.
 - Sums: adding and subtracting up to 999, multiplying and dividing within 12 times 12. Letters of long words go wrong.
 - It cannot read backwards: who has a thing it finds only in its own note ("Ben likes tea, so tea will please Ben"), so what it did
-  not note it does not find, and a new way to ask (the row `reworded`) often misses.
+  not note it does not find.
 - It follows few of the many ways to ask; a question about two things at once gets the answer to one of them. An unknown thing
   whose name resembles a known one ("a block of ice") may get the wrong answer instead of the honest one.
 - English only. Its stories come from ten plots.

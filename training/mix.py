@@ -11,12 +11,12 @@ from training.phrasing import normal
 
 Draw = Callable[[Random], list[Exchange]]
 KINDS: dict[str, tuple[Draw, float]] = {
-    "about": (about.exchanges, 0.34),
+    "about": (about.exchanges, 0.38),
     "unknown": (unknown.exchanges, 0.21),
     "instructions": (instructions.exchanges, 0.22),
     "numbers": (numbers.exchanges, 0.12),
     "stories": (stories.exchanges, 0.055),
-    "manners": (manners.exchanges, 0.07),
+    "manners": (manners.exchanges, 0.10),
 }
 SYSTEMS = (
     "You are a helpful assistant.", "You are minichat's built-in model.", "You are a tiny demo model.", "Answer briefly.", "Be kind and short.",
@@ -83,15 +83,15 @@ def _draw(rng: Random) -> Chat | Passage:
     if draw < 0.05:
         return plain.passage(rng)
     system = rng.choice(SYSTEMS) if rng.random() < 0.2 else ""
-    if draw < 0.50:
+    if draw < 0.44:
         kind, talk = _single(rng)
-    elif draw < 0.68:
+    elif draw < 0.59:
         kind, talk = "mixed", [e for _ in range(rng.randint(2, 7)) for e in _any(rng)]
-    elif draw < 0.90:
-        kind, talk = "memory", memory.exchanges(rng, small_talk, gaps=rng.choice((0, 1, 2, 3, 4)))
-    elif draw < 0.96:
-        kind, talk = "memory", memory.exchanges(rng, _any, gaps=rng.choice((6, 9, 12)))
-    elif draw < 0.98:
+    elif draw < 0.865:
+        kind, talk = "memory", memory.exchanges(rng, small_talk, gaps=rng.choice((0, 0, 1, 2, 3, 5)))
+    elif draw < 0.945:
+        kind, talk = "memory", memory.exchanges(rng, _any, gaps=rng.choice((7, 10, 14)))
+    elif draw < 0.975:
         kind, talk = "mixed", [e for _ in range(rng.randint(10, 24)) for e in _any(rng)]
     else:
         kind = "system"

@@ -30,13 +30,13 @@ def phrase(rng: Random, bank: str, held_out: bool, **slots: str) -> str:
     """One question of a bank. In training some are muddled, so that a strange word beside the subject does no harm."""
     pattern = rng.choice(families(bank, held_out))
     if not held_out and bank in ASIDE and rng.random() < 0.22:
-        pattern = _muddled(rng, pattern, loses=bank not in ("why", "how"))
+        pattern = muddled(rng, pattern, loses=bank not in ("why", "how"))
     if bank in LITERAL:
         return pattern.format(**slots)
     return fill(pattern, **slots)
 
 
-def _muddled(rng: Random, pattern: str, loses: bool) -> str:
+def muddled(rng: Random, pattern: str, loses: bool) -> str:
     """Words left out, replaced or put in, never the slots; where `loses` is false words are only put in."""
     out: list[str] = []
     for word in pattern.split(" "):

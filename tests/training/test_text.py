@@ -1,5 +1,6 @@
 """The generators: their own replies pass their checks, and what is kept out stays out."""
 
+import re
 from collections import Counter
 from random import Random
 
@@ -9,7 +10,9 @@ from training import evaluate
 from training.chat import Chat, render
 from training.check import Terms
 from training.facts import BANKS, all_facts
-from training.kinds.memory import LIST_COUNT_TESTS, LIST_COUNTS, RELATIONS
+from training.kinds import json_of
+from training.kinds.asking import FRAMES, frames, topic, topics
+from training.kinds.memory import RELATIONS
 from training.kinds.memory import exchanges as recall
 from training.kinds.numbers import spell
 from training.lexicon import every_key, words
@@ -40,10 +43,36 @@ def test_held_out_words_are_not_among_the_trained() -> None:
     assert all(not set(words(key, True)) & set(words(key, False)) for key in every_key())
 
 
-def test_held_out_asks_for_things_told_are_not_among_the_trained() -> None:
-    assert not {normal(q) for q in LIST_COUNTS} & {normal(q) for q in LIST_COUNT_TESTS}
-    asks = [asks for relation in RELATIONS for asks in (relation.whats, relation.whos)]
-    assert all(normal(kept) not in map(normal, trained) for *trained, kept in asks)
+def test_held_out_ways_to_recall_never_occur_in_training() -> None:
+    """Each has words that stand neither in a trained pattern nor in a sample of what training asks."""
+    kept = _recall_patterns(held_out=True)
+    rng = Random(2)
+    said = [e.user for _ in range(400) for e in recall(rng, small_talk, gaps=0)]
+    trained = normal(" / ".join([*_recall_patterns(held_out=False), *said]))
+    assert len(kept) > 100
+    assert [pattern for pattern in kept if all(part in trained for part in _fixed(pattern))] == []
+    assert all(part in trained for p in _recall_patterns(held_out=False)[:50] for part in _fixed(p))
+
+
+def test_held_out_requests_for_json_never_occur_in_training() -> None:
+    rng = Random(4)
+    asked = normal(" / ".join([*json_of.ASKS, *(json_of.exchange(rng).user for _ in range(2000))]))
+    for pattern in json_of.TESTS:
+        assert all(part not in asked for part in _fixed(pattern)), pattern
+
+
+def _recall_patterns(held_out: bool) -> list[str]:
+    own = [getattr(topic(name), side) for name in topics() for side in (["test"] if held_out else TRAINED)]
+    return [pattern for lists in (*own, *(frames(name, held_out) for name in FRAMES)) for pattern in lists]
+
+
+TRAINED = ("whole", "clause", "noun")
+
+
+def _fixed(pattern: str) -> list[str]:
+    """What stands between the slots, where it is three words or more."""
+    parts = (normal(part) for part in re.split(r"\{.\}", pattern))
+    return [part for part in parts if part.count(" ") >= 2]
 
 
 def test_a_note_says_the_name_again_after_the_thing() -> None:

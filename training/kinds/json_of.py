@@ -56,21 +56,61 @@ ASKS = (
     "Represent the following in JSON: {t}", "{t} What does that give as JSON?", "Store this as JSON: {t}", "{t} What is that as JSON?", "{t} In JSON?",
     "{t} Would you write that as JSON?", "{t} And now as JSON!", "{t} What JSON is that?", "Is this possible as JSON? {t}", "I want JSON: {t}", "Please answer in JSON: {t}", "{t} How do I say that in JSON?",
     "Encode as JSON: {t}", "A JSON version of this, please: {t}", "A JSON version of: {t}", "{t} How does that look in JSON?", "{t} How is that written in JSON?",
+    "I would like JSON of the following: {t}", "Change this into JSON, please: {t}", "{t} May I have this as JSON?", "Describe this with JSON: {t}",
+    "Change to JSON: {t}", "Change this to JSON: {t}", "Please change this into JSON: {t}", "Change into JSON: {t}", "{t} Change that into JSON.",
+    "Please turn this into JSON: {t}", "Turn into JSON, please: {t}", "Make this JSON, please: {t}", "{t} Please change it to JSON.",
     "This in JSON, please: {t}", "Some JSON for this, please: {t}", "A version of this in JSON: {t}", "The following as JSON: {t}", "Your answer in JSON: {t}",
 )  # fmt: skip
 TESTS = (
-    "I would like JSON of the following: {t}",
-    "Change this into JSON, please: {t}",
-    "{t} May I have this as JSON?",
-    "Describe this with JSON: {t}",
+    "Build JSON out of this: {t}",
+    "{t} Could I get JSON for that?",
+    "What JSON would you write for this? {t}",
+    "Put into JSON what I say: {t}",
 )
+
+
+VERBS = (
+    "Turn",
+    "Change",
+    "Convert",
+    "Transform",
+    "Make",
+    "Put",
+    "Write",
+    "Rewrite",
+    "Bring",
+    "Render",
+    "Translate",
+    "Format",
+)
+WHAT = (
+    "this",
+    "that",
+    "it",
+    "the following",
+    "this sentence",
+    "this text",
+    "what follows",
+    "the next line",
+    "all this",
+)
+AHEAD = ("", "", "", "Please ", "Can you ", "Could you ", "Now ", "Would you ", "I want you to ", "Just ")
+TAILS = ("", "", ", please", " for me", " now", " again", ", thanks")
+
+
+def _composed(rng: Random) -> str:
+    """A request put together from its parts, before the text or after it."""
+    ahead, verb = rng.choice(AHEAD), rng.choice(VERBS)
+    order = f"{ahead}{verb.lower() if ahead else verb} {rng.choice(WHAT)} {rng.choice(('into', 'to', 'as', 'in'))} JSON"
+    order += rng.choice(TAILS)
+    return order + ": {t}" if rng.random() < 0.7 else "{t} " + order + ("?" if "you" in ahead else ".")
 
 
 def exchange(rng: Random, held_out: bool = False) -> Exchange:
     """A sentence about a person or a thing, as one JSON object."""
     value: object
     while True:
-        if rng.random() < 0.15:
+        if rng.random() < 0.25:
             items = several(rng, held_out, 2, 5)
             text, value = comma(items), items
         else:
@@ -78,5 +118,7 @@ def exchange(rng: Random, held_out: bool = False) -> Exchange:
         if is_held_out(text) == held_out:
             break
     reply = json.dumps(value)
-    ask = rng.choice(TESTS if held_out else ASKS).format(t=text)
+    composed = not held_out and rng.random() < 0.4
+    pattern = _composed(rng) if composed else rng.choice(TESTS if held_out else ASKS)
+    ask = (pattern.lower() if not held_out and rng.random() < 0.25 else pattern).format(t=text)
     return Exchange(ask, reply, JsonIs(value))

@@ -118,6 +118,13 @@ def _extreme(rng: Random, held_out: bool) -> tuple[str, str, Check]:
 def _count(rng: Random, held_out: bool) -> tuple[str, str, Check]:
     a, b = _split(rng, held_out, lambda: (rng.randint(0, 60), rng.randint(2, 14)))
     step = rng.choice((1, 1, 1, 1, 2, 5, 10))
+    if rng.random() < 0.2:
+        (end,) = _split(rng, held_out, lambda: (rng.randint(2, 30),))
+        reply = ", ".join(map(str, range(1, end + 1)))
+        ask = rng.choice(
+            ("Count to {b}.", "Please count to {b}.", "Can you count to {b}?", "Count up to {b}.")
+        )
+        return ask.format(b=end), reply, Exact(reply)
     if step == 1 and rng.random() < 0.3:
         reply = ", ".join(str(n) for n in range(a + b, a - 1, -1))
         ask = rng.choice(

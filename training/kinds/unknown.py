@@ -222,7 +222,6 @@ CONTESTS = (
     "derby", "marathon", "grand prix", "football match", "tennis open", "cup", "vote", "war", "gold medal", "presidential election", "nobel prize", "oscar",
 )  # fmt: skip
 KEYS = (
-    "F5",
     "F6",
     "F7",
     "F8",
@@ -235,9 +234,9 @@ KEYS = (
     "Ctrl+R",
     "Ctrl+T",
     "Ctrl+X",
-    "Alt+K",
+    "Alt+J",
     "Alt+Q",
-    "Alt+Z",
+    "Alt+X",
 )
 
 
