@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _CLOSE_WITHIN = 5.0  # seconds; a step that takes longer is left behind
 _SHORTEST_KEY = 16
+_LONGEST_DRAIN = 3600.0  # seconds
 
 
 def run(options: argparse.Namespace) -> int:
@@ -47,6 +48,11 @@ def check(options: argparse.Namespace) -> None:
             f"--no-key on {options.host} opens the engine to everybody who can reach this machine; "
             "leave it out, or add --insecure if that is what you want"
         )
+    for name in ("max_in_flight", "max_per_key"):
+        if (count := getattr(options, name)) < 1:
+            raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {count}")
+    if not 0 <= options.drain <= _LONGEST_DRAIN:
+        raise BadInput(f"--drain must be from 0 to {_LONGEST_DRAIN:g} seconds, not {options.drain:g}")
     if options.rate is not None and not options.dry_run:
         raise BadInput("--rate is for --dry-run: a real model is as fast as it is")
     if options.rate is not None and not 0 < options.rate <= 1e6:
@@ -118,7 +124,7 @@ def listen(options: argparse.Namespace, keys: tuple[str, ...], bound: socket.soc
     from engine.server.listen import server
 
     config = ServerConfig(
-        name=options.served_name or options.model,
+        name=served_name(options),
         version=__version__,
         keys=keys,
         any_host=options.insecure or uds is not None,
@@ -149,6 +155,12 @@ def listen(options: argparse.Namespace, keys: tuple[str, ...], bound: socket.soc
     return 0
 
 
+def served_name(options: argparse.Namespace) -> str:
+    """What clients call the model: of a folder, its last name."""
+    folder = Path(options.model).expanduser()
+    return str(options.served_name or (folder.resolve().name if folder.is_dir() else options.model))
+
+
 def engine(options: argparse.Namespace) -> "EngineHost":
     """The model's engine, in a process of its own: what clients cost is taken from no step. Or a dry one."""
     config = engine_config(options)
@@ -174,7 +186,7 @@ def announce(
     else:
         host, port = bound.getsockname()[:2]
         place = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
-    say(f"serving {options.served_name or options.model} at {place}; Ctrl+C ends it")
+    say(f"serving {served_name(options)} at {place}; Ctrl+C ends it")
     if not keys:
         say("no key is asked for: everybody who can reach it may use it")
     elif options.api_key_file:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS: dict[str, int] = {
     **dict.fromkeys(("config", "params", "request", "events", "snapshot", "errors", "layout", "codec", "wire"), 0),
-    **dict.fromkeys(("cache", "scheduling", "text"), 1),
+    **dict.fromkeys(("cache", "scheduling", "speculation", "text"), 1),
     **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices"), 2),
     "runner": 3,
     **dict.fromkeys(("core", "meters", "observe", "reply", "groups"), 4),

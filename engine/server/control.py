@@ -1,0 +1,111 @@
+"""The engine's state, and what may be done to it; health and metrics."""
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from engine.server.connection import state_of
+from engine.server.limits import read_json
+from engine.server.metrics import MEDIA_TYPE
+from engine.server.openai.schema import Strict, TokenId, openapi_answers, openapi_body, parsed
+from engine.wire import VERSION, changes_from_json
+
+router = APIRouter()
+_PATIENCE = 10.0  # seconds; an engine that answers nobody for so long is not well
+
+
+class Changes(Strict):
+    """Sampling parameters by the engine's names (docs/wire.md)."""
+
+    changes: dict[str, Any] = Field(min_length=1)
+
+
+class Tokens(Strict):
+    tokens: list[TokenId] = Field(max_length=100_000)
+
+
+@router.get("/health")
+async def health(request: Request) -> Response:
+    """200 while the engine lives; asks for no key, and tells nothing else."""
+    state = state_of(request)
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            shot = await state.desk.snapshot()
+    except TimeoutError:
+        return JSONResponse({"status": "no answer"}, 503)
+    status = "draining" if state.drain.begun else shot.state
+    return JSONResponse({"status": status}, 200 if status == "ready" else 503)
+
+
+@router.get("/metrics", response_class=Response, responses=openapi_answers("text/plain"))
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    state = state_of(request)
+    return Response(state.metrics.text(await state.desk.snapshot()), media_type=MEDIA_TYPE)
+
+
+@router.get("/engine")
+async def engine(request: Request) -> dict[str, Any]:
+    """What this server is, in short; the whole picture is in /engine/snapshot."""
+    state = state_of(request)
+    shot = await state.desk.snapshot()
+    return {
+        "v": VERSION,
+        "version": state.config.version,
+        "boot": state.boot,
+        "model": state.config.name,
+        "state": shot.state,
+        "error": shot.error,
+        "draining": state.drain.begun,
+        "has_template": state.host.has_template,
+        "tools": state.tool_style,
+        "max_context": shot.max_context,
+        "running": shot.running,
+        "waiting": shot.waiting,
+        "in_flight": state.gate.in_flight,
+        "in_flight_most": state.gate.most,
+        "uptime": time.time() - state.started,
+    }
+
+
+@router.get("/engine/snapshot")
+async def snapshot(request: Request) -> Response:
+    """The engine between two steps (docs/wire.md)."""
+    return Response(await state_of(request).desk.picture(), media_type="application/json")
+
+
+@router.post("/engine/requests/{id}/update", status_code=204, openapi_extra=openapi_body(Changes))
+async def update(request: Request, id: int) -> Response:
+    """Other sampling parameters for a running request, from its next step on."""
+    state = state_of(request)
+    changes = changes_from_json(parsed(Changes, await read_json(request)).changes)
+    await state.desk.call(lambda: state.host.update(id, **changes))
+    return Response(status_code=204)
+
+
+@router.post("/engine/requests/{id}/abort", status_code=204)
+async def abort(request: Request, id: int) -> Response:
+    """Ends a request; one that has ended already is left in peace."""
+    state = state_of(request)
+    await state.desk.call(lambda: state.host.abort(id))
+    return Response(status_code=204)
+
+
+@router.post("/engine/requests/{id}/preempt", status_code=204)
+async def preempt(request: Request, id: int) -> Response:
+    """Makes a running request give way for a moment."""
+    state = state_of(request)
+    await state.desk.call(lambda: state.host.preempt(id))
+    return Response(status_code=204)
+
+
+@router.post("/engine/words", openapi_extra=openapi_body(Tokens))
+async def words(request: Request) -> dict[str, Any]:
+    """Each token as text of its own."""
+    tokens = parsed(Tokens, await read_json(request)).tokens
+    pieces = state_of(request).host.pieces(tokens)
+    return {"v": VERSION, "words": [piece.decode(errors="replace") for piece in pieces]}

@@ -1,0 +1,152 @@
+"""The whole engine without weights: scheduling, cache and events are real, only the tokens are made up.
+
+For writing clients, and for tests of everything above the model. A reply is the same for the same prompt and
+seed; how it is to be sampled changes nothing.
+"""
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+
+from engine.cache.pool import BlockPool
+from engine.cache.tables import BlockTables
+from engine.config import EngineConfig
+from engine.core import Engine, Limits
+from engine.errors import BadInput
+from engine.events import Bus, TokenLogprob
+from engine.models.find import find_model
+from engine.observe import Facts
+from engine.params import SamplingParams
+from engine.request import Request
+from engine.runner.protocol import Outcome
+from engine.scheduling.plan import Plan
+from engine.scheduling.policy import choose
+from engine.scheduling.scheduler import Rules, Scheduler
+from engine.snapshot import Reads, Speeds
+from engine.text.tokenizer import Tokenizer
+
+WORDS = (
+    "a about after again all and as at before below bird bright by cloud day deep door down each early far "
+    "field fire first from garden green hand high hill home in into it lamp late leaf light like long moon "
+    "morning near night of old on one open over paper path quiet rain river road room round sea slow small "
+    "snow some song star still stone sun that the then there this through time to town tree under until "
+    "warm water way when where white wide wind window with word year"
+).split()
+_SHORTEST, _LONGEST = 12, 90  # words of a reply
+_CONTEXT = 32_768
+
+Script = Callable[[Sequence[int], SamplingParams], list[int]]  # the tokens of a reply, without its end
+
+
+class DryRunner:
+    """Runs a plan by waiting for as long as a step should take."""
+
+    graphs: bool | None = None
+
+    def __init__(
+        self,
+        requests: Mapping[int, Request],
+        script: Script,
+        stop_ids: frozenset[int],
+        vocab: int,
+        rate: float | None,
+    ) -> None:
+        self._requests, self._script, self._vocab = requests, script, vocab
+        self._end = min(stop_ids, default=None)
+        self._seconds = 1 / rate if rate else 0.0  # of a step, which gives every request one token
+        self._replies: dict[int, list[int]] = {}
+        self.broken: Callable[[Plan], None] = lambda plan: None  # tests let it raise
+
+    def launch(self, plan: Plan) -> tuple[Plan, float]:
+        self.broken(plan)
+        return plan, time.monotonic()
+
+    def collect(self, handle: tuple[Plan, float]) -> Outcome:
+        plan, began = handle
+        tokens, logprobs = [], {}
+        for row in plan.rows:
+            if row.samples:
+                request = self._requests[row.request]
+                tokens.append(self._next(request))
+                if request.params.logprobs is not None:
+                    logprobs[row.request] = (self._likely(tokens[-1], request.params.logprobs),)
+        for gone in self._replies.keys() - self._requests.keys():
+            del self._replies[gone]
+        if (left := began + self._seconds - time.monotonic()) > 0:
+            time.sleep(left)
+        return Outcome(tokens, logprobs, seconds=time.monotonic() - began)
+
+    def _next(self, request: Request) -> int:
+        if request.id not in self._replies:
+            prompt = request.tokens[: request.prompt_len]
+            self._replies[request.id] = self._script(prompt, request.params) or [0]
+        reply, at, params = self._replies[request.id], request.generated, request.params
+        ends = self._end is not None and not params.ignore_eos and at >= params.min_tokens
+        if at >= len(reply) and ends:
+            assert self._end is not None
+            return self._end
+        return reply[at % len(reply)]
+
+    def _likely(self, token: int, count: int) -> TokenLogprob:
+        """The made-up token first, its neighbours after it, each half as likely."""
+        top = [((token + n) % self._vocab, -0.7 * (n + 1)) for n in range(count)]
+        return TokenLogprob(token, -0.7, 1, tuple(top))
+
+    def ailing(self) -> str | None:
+        return None
+
+    def memory(self) -> dict[str, int]:
+        return {}
+
+    def reads(self) -> Reads:
+        return Reads()
+
+    def speeds(self) -> Speeds:
+        raise BadInput("there is no device in a dry run, and nothing to measure")
+
+
+def dry_engine(
+    config: EngineConfig,
+    *,
+    rate: float | None = None,
+    script: Script | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Engine:
+    """An engine for a model of which only the tokenizer is read; `rate`: tokens a second of each reply."""
+    place = find_model(config.model, dummy=True)
+    text = tokenizer or Tokenizer.load(place.folder)
+    size, context = config.block_size, config.max_context or _CONTEXT
+    blocks = config.blocks or 4 * context // size
+    context = min(context, blocks * size)
+    bus, tables = Bus(), BlockTables(config.max_running, -(-context // size))
+    policy = choose(config.policy)
+    scheduler = Scheduler(
+        pool=BlockPool(blocks, size),
+        host=BlockPool(0, size),
+        tables=tables,
+        policy=policy,
+        rules=Rules(step_tokens=config.max_step_tokens or 8192, prefix_cache=config.prefix_cache),
+        emit=bus.emit,
+    )
+    return Engine(
+        scheduler=scheduler,
+        runner=DryRunner(scheduler.requests, script or babble(text), text.stop_ids, text.vocab_size, rate),
+        tokenizer=text,
+        limits=Limits(context, text.vocab_size, config.max_waiting, text.stop_ids),
+        facts=Facts(f"{place.name} (dry)", "none", "none", "none", policy.name),
+        bus=bus,
+        seed=config.seed or 0,
+    )
+
+
+def babble(tokenizer: Tokenizer) -> Script:
+    """Words without sense, always the same ones for a prompt and a seed."""
+
+    def script(prompt: Sequence[int], params: SamplingParams) -> list[int]:
+        digest = sha256(repr((list(prompt), params.seed)).encode()).digest()
+        draw = random.Random(digest)
+        words = draw.choices(WORDS, k=draw.randint(_SHORTEST, _LONGEST))
+        return tokenizer.encode(" ".join(words).capitalize() + ".")
+
+    return script

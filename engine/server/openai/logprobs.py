@@ -1,0 +1,43 @@
+"""How likely tokens were, in the forms of both routes."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from engine.events import TokenLogprob
+
+_LEAST = -9999.0  # JSON knows no infinity
+
+Pieces = Callable[[Sequence[int]], list[bytes]]
+
+
+def chat_logprobs(entries: Sequence[TokenLogprob], pieces: Pieces) -> list[dict[str, Any]]:
+    def one(token: int, logprob: float) -> dict[str, Any]:
+        [piece] = pieces([token])
+        text = piece.decode(errors="replace")
+        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(piece)}
+
+    return [
+        one(entry.token, entry.logprob) | {"top_logprobs": [one(*rival) for rival in entry.top]}
+        for entry in entries
+    ]
+
+
+class CompletionLogprobs:
+    """Those of one choice. The offset of a token is where its text begins in the choice's."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces, self._at = pieces, 0
+
+    def record(self, entries: Iterable[TokenLogprob]) -> dict[str, Any]:
+        tokens, own, top, offsets = list[str](), list[float](), list[dict[str, float]](), list[int]()
+        for entry in entries:
+            text = self._text(entry.token)
+            tokens.append(text)
+            own.append(max(entry.logprob, _LEAST))
+            top.append({self._text(token): max(value, _LEAST) for token, value in entry.top})
+            offsets.append(self._at)
+            self._at += len(text)
+        return {"tokens": tokens, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}
+
+    def _text(self, token: int) -> str:
+        return self._pieces([token])[0].decode(errors="replace")

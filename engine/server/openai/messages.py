@@ -1,0 +1,73 @@
+"""Chat messages and tools as clients send them, checked and in the shape that templates want."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from engine.server.openai.errors import ApiError
+from engine.text.chat import RESERVED
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
+_EMPTY = {"refusal", "audio", "function_call", "annotations"}  # clients send a reply back as they got it
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+def shaped(messages: Sequence[dict[str, Any]], templates: Mapping[str, str]) -> list[dict[str, Any]]:
+    knows_developer = any("developer" in source for source in templates.values())
+    return [_message(message, f"messages[{n}]", knows_developer) for n, message in enumerate(messages)]
+
+
+def _message(message: dict[str, Any], place: str, knows_developer: bool) -> dict[str, Any]:
+    role = message.get("role")
+    if role not in _ROLES:
+        raise ApiError(
+            400, f"{place}.role must be one of {', '.join(_ROLES)}, not {role!r:.80}", param=f"{place}.role"
+        )
+    for name, value in message.items():
+        if name not in _FIELDS and not (name in _EMPTY and not value):
+            raise ApiError(
+                400, f"{place}.{name[:80]} is not known or not supported here", param=f"{place}.{name[:80]}"
+            )
+    kept = {name: value for name, value in message.items() if name in _FIELDS and value is not None}
+    if role == "developer" and not knows_developer:
+        kept["role"] = "system"  # its older name, which every template knows
+    if "content" not in kept:
+        if role != "assistant" or not kept.get("tool_calls"):
+            raise ApiError(400, f"{place}.content is missing", param=f"{place}.content")
+        kept["content"] = ""
+    return kept
+
+
+def check_tools(tools: Sequence[dict[str, Any]]) -> None:
+    for n, tool in enumerate(tools):
+        match tool:
+            case {"type": "function", "function": {"name": str(name)} as function} if _NAME.fullmatch(name):
+                rest = {key: value for key, value in function.items() if key != "name"}
+                if unknown := sorted(rest.keys() - {"description", "parameters", "strict"}):
+                    raise _bad_tool(f"tools[{n}].function.{unknown[0][:80]}", "is not known")
+                if not isinstance(rest.get("parameters", {}), dict | None):
+                    raise _bad_tool(f"tools[{n}].function.parameters", "must be a JSON schema")
+                if rest.get("strict"):
+                    raise _bad_tool(
+                        f"tools[{n}].function.strict", "is not supported: calls are not forced into a form"
+                    )
+            case _:
+                form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+                raise _bad_tool(f"tools[{n}]", f"must look like {form}")
+
+
+def template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a template may be told besides the messages, such as enable_thinking."""
+    for name in options or {}:
+        if not name.isidentifier() or name in RESERVED or name in ("self", "tools"):
+            raise ApiError(
+                400,
+                f"chat_template_kwargs: {name[:80]!r} is no option of a template",
+                param="chat_template_kwargs",
+            )
+    return dict(options or {})
+
+
+def _bad_tool(place: str, problem: str) -> ApiError:
+    return ApiError(400, f"{place} {problem}", param=place)

@@ -1,0 +1,36 @@
+"""GET /v1/models."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from engine.server.connection import state_of
+from engine.server.openai.errors import ApiError
+from engine.server.state import State
+
+router = APIRouter()
+
+
+@router.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    """The one model that is served."""
+    return {"object": "list", "data": [await _model(state_of(request))]}
+
+
+@router.get("/v1/models/{name:path}")
+async def model(request: Request, name: str) -> dict[str, Any]:
+    """The model of that name."""
+    state = state_of(request)
+    if name != state.config.name:
+        raise ApiError(404, f"there is no model {name[:80]!r} here", param="model", code="model_not_found")
+    return await _model(state)
+
+
+async def _model(state: State) -> dict[str, Any]:
+    return {
+        "id": state.config.name,
+        "object": "model",
+        "created": int(state.started),
+        "owned_by": "minichat",
+        "max_model_len": (await state.desk.snapshot()).max_context,
+    }

@@ -1,0 +1,182 @@
+"""What a client may ask for, field by field. A field that is not here is refused by its name."""
+
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from engine.errors import BadParams
+from engine.params import MAX_BIASED, MAX_LOGPROBS, MAX_STOPS, SamplingParams
+from engine.server.config import MAX_CHOICES
+from engine.server.openai.errors import ApiError
+
+Text = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+
+M = TypeVar("M", bound="Strict")
+
+
+class Strict(BaseModel):
+    """Nothing is guessed: 1 is no text, "1" no number, and a name that is not known no field."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Strict):
+    include_usage: bool = False
+    include_obfuscation: bool = False  # harmless: there is no padding
+
+
+class Asked(Strict):
+    """What both routes know. `null` stands for the default everywhere."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(
+        None, max_length=MAX_BIASED, json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,9}$"}}
+    )
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] | None = None
+    max_tokens: Count | None = None
+
+    # As vLLM names them
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, lt=2**31)
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=1024)
+    priority: int | None = Field(None, ge=-(2**31), le=2**31)
+    skip_special_tokens: Literal[True] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+
+    # Accepted, and without effect here
+    user: str | None = None
+
+    def sampling(self, **more: Any) -> SamplingParams:
+        """As the engine wants it."""
+        given = {name: getattr(self, name) for name in _SAME}
+        given |= {"stop_ids": self.stop_token_ids, "logit_bias": self._biases(), **more}
+        if self.top_k is not None:
+            given["top_k"] = max(self.top_k, 0)  # vLLM says -1 for all
+        return SamplingParams().changed(**{name: value for name, value in given.items() if value is not None})
+
+    def _biases(self) -> dict[int, float] | None:
+        biases = self.logit_bias
+        for token in biases or ():
+            if not (token.isascii() and token.isdecimal() and len(token) < 10):
+                raise BadParams("logit_bias", f"maps token ids to numbers, and {token[:40]!r} is no token id")
+        return None if biases is None else {int(token): bias for token, bias in biases.items()}
+
+
+_SAME = (
+    "temperature top_p presence_penalty frequency_penalty seed stop min_p repetition_penalty "
+    "ignore_eos min_tokens"
+).split()
+
+
+class ResponseFormat(Strict):
+    type: Literal["text"]
+
+
+class ChatRequest(Asked):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: list[dict[str, Any]] | None = Field(None, max_length=128)
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    response_format: ResponseFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    # Accepted, and without effect here
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+class CompletionRequest(Asked):
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[
+            list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)
+        ]
+    )
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+
+def parsed(kind: type[M], value: Any) -> M:
+    """The request; an ApiError that names the field where it is none."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False, include_context=False)
+        # Of the members of a union, the one that the value came nearest to.
+        worst = max(
+            (each for each in found if each["loc"][:1] == found[0]["loc"][:1]), key=lambda e: len(e["loc"])
+        )
+        raise _refusal(kind, worst["type"], worst["loc"], worst["msg"], value) from None
+
+
+def _refusal(
+    kind: type[Strict], problem: str, loc: tuple[int | str, ...], message: str, value: Any
+) -> ApiError:
+    if not loc:
+        return ApiError(400, f"the body must be an object with the fields of a request, not {value!r:.60}")
+    place = "".join(_steps(loc)) or str(loc[0])
+    if problem == "extra_forbidden":
+        near = get_close_matches(str(loc[-1]), kind.model_fields, n=1) if len(loc) == 1 else []
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return ApiError(
+            400,
+            f"{place[:100]} is not known or not supported here{hint}",
+            param=place[:100],
+            code="unknown_field",
+        )
+    if problem == "missing":
+        return ApiError(400, f"{place} is missing", param=place)
+    return ApiError(400, f"{place}: {message[0].lower()}{message[1:]}", param=place)
+
+
+def _steps(loc: tuple[int | str, ...]) -> Iterator[str]:
+    """Where it is in the request; pydantic's own words for the members of a union are left out."""
+    for n, step in enumerate(loc):
+        if isinstance(step, int):
+            yield f"[{step}]"
+        elif n == 0:
+            yield step
+        elif step.isidentifier() and step not in ("str", "int", "float", "bool"):
+            yield f".{step}"
+
+
+def openapi_body(kind: type[BaseModel]) -> dict[str, Any]:
+    """How a route says what it reads; the schema itself is put beside all others by the application."""
+    reference = {"$ref": f"#/components/schemas/{kind.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+
+
+def openapi_answers(*kinds: str) -> dict[int | str, dict[str, Any]]:
+    """How a route says in which forms it answers."""
+    return {200: {"description": "The answer", "content": {kind: {"schema": {}} for kind in kinds}}}
+
+
+STREAM = "text/event-stream"

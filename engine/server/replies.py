@@ -1,0 +1,161 @@
+"""Replies that survive a cut link: they run on without a reader for a while, and are told from any place."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+from engine.events import Delta
+from engine.host.prompts import Prompt
+from engine.params import SamplingParams
+from engine.server.openai.errors import ApiError
+from engine.server.run import Run
+
+_KEPT = 256  # replies that have ended
+_KEPT_DELTAS = 500_000  # of all of them: about 150 MB
+_KEPT_SECONDS = 600.0  # after the end, and without a reader
+
+NewRun = Callable[..., Run]
+
+
+@dataclass(eq=False)
+class KeptReply:
+    """One reply, all of it."""
+
+    id: str
+    owner: bytes
+    run: Run
+    prompt: Prompt
+    params: SamplingParams
+    grace: float | None  # seconds without a reader until it is aborted; None: it is kept until it is done
+    deltas: list[Delta] = field(default_factory=list)
+    readers: int = 0
+    _waiters: set["asyncio.Future[None]"] = field(default_factory=set)
+    timer: asyncio.TimerHandle | None = None
+    pump: "asyncio.Task[None] | None" = None
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.deltas) and self.deltas[-1].finish is not None
+
+    @property
+    def request(self) -> int:
+        return self.run.requests[0]
+
+    def add(self, deltas: list[Delta]) -> None:
+        self.deltas += deltas
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def after(self, count: int, patience: float) -> list[Delta]:
+        """What came after so many deltas; waits for it so long."""
+        if len(self.deltas) <= count and not self.finished:
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await asyncio.wait_for(waiter, patience)
+            except TimeoutError:
+                pass
+            finally:
+                self._waiters.discard(waiter)
+        return self.deltas[count:]
+
+
+class Replies:
+    """Keeps them by their ids. Each belongs to the key that asked for it."""
+
+    def __init__(self, new_run: NewRun, grace: float) -> None:
+        self._new_run, self._grace = new_run, grace
+        self._kept: dict[str, KeptReply] = {}
+
+    async def begin(
+        self,
+        key: bytes,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int,
+        grace: float | None,
+        keep: bool,
+    ) -> KeptReply:
+        run = await self._new_run(key, [prompt], params, priority=priority).start()
+        patience = None if keep else self._grace if grace is None else grace
+        reply = KeptReply(secrets.token_hex(8), key, run, prompt, params, patience)
+        reply.pump = asyncio.get_running_loop().create_task(self._pump(reply))
+        self._kept[reply.id] = reply
+        self._watch(reply)
+        return reply
+
+    def find(self, id: str, key: bytes) -> KeptReply:
+        reply = self._kept.get(id)
+        if reply is None or reply.owner != key:
+            raise ApiError(404, f"there is no reply {id[:40]!r} here; it may have been forgotten")
+        return reply
+
+    def of(self, key: bytes) -> list[KeptReply]:
+        return [reply for reply in self._kept.values() if reply.owner == key]
+
+    async def read(
+        self, reply: KeptReply, count: int, pulse: float
+    ) -> AsyncIterator[tuple[int, list[Delta]]]:
+        """What came after so many deltas, and the count after it; nothing at all is a sign of life."""
+        reply.readers += 1
+        self._watch(reply)
+        try:
+            while True:
+                deltas = await reply.after(count, pulse)
+                count += len(deltas)
+                yield count, deltas
+                if reply.finished and count >= len(reply.deltas):
+                    return
+        finally:
+            reply.readers -= 1
+            self._watch(reply)
+
+    def forget(self, reply: KeptReply) -> None:
+        """Aborts it where it still runs."""
+        if reply.timer is not None:
+            reply.timer.cancel()
+        self._kept.pop(reply.id, None)
+        if not reply.finished:
+            reply.run.desk.abort([reply.request])
+
+    def close(self) -> None:
+        for reply in list(self._kept.values()):
+            self.forget(reply)
+            if reply.pump is not None:
+                reply.pump.cancel()
+
+    async def _pump(self, reply: KeptReply) -> None:
+        try:
+            async for batch in reply.run:
+                for _, deltas in batch:
+                    reply.add(deltas)
+        finally:
+            reply.run.close()
+            self._watch(reply)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """The oldest that have ended go first."""
+        ended = [each for each in self._kept.values() if each.finished and not each.readers]
+        deltas = sum(len(each.deltas) for each in ended)
+        for count, old in enumerate(ended):
+            if len(ended) - count <= _KEPT and deltas <= _KEPT_DELTAS:
+                return
+            deltas -= len(old.deltas)
+            self.forget(old)
+
+    def _watch(self, reply: KeptReply) -> None:
+        """Who reads, or not, has changed: what happens if nothing does."""
+        if reply.timer is not None:
+            reply.timer.cancel()
+            reply.timer = None
+        if reply.readers or reply.id not in self._kept:
+            return
+        loop = asyncio.get_running_loop()
+        if reply.finished:
+            reply.timer = loop.call_later(_KEPT_SECONDS, self.forget, reply)
+        elif reply.grace is not None:
+            reply.timer = loop.call_later(reply.grace, reply.run.desk.abort, [reply.request])

@@ -1,0 +1,67 @@
+"""What a screen elsewhere asks beyond replies: where text lies among tokens, switches, what the device can do."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from engine.codec import codec
+from engine.layout import Layout
+from engine.server.connection import state_of
+from engine.server.limits import read_json
+from engine.server.openai.schema import Strict, TokenId, openapi_body, parsed
+from engine.snapshot import Speeds
+from engine.wire import VERSION
+
+router = APIRouter()
+_LONGEST = 1_000_000  # tokens
+
+
+class Laid(Strict):
+    """A prompt as it was handed in: text, or messages."""
+
+    prompt: str | list[dict[str, Any]]
+
+
+class Ends(Strict):
+    """`tokens` of a reply, and the tokens `after` which it goes on."""
+
+    tokens: list[TokenId] = Field(max_length=_LONGEST)
+    after: list[TokenId] = Field(default_factory=list, max_length=_LONGEST)
+
+
+class Switch(Strict):
+    on: bool
+
+
+@router.post("/engine/layout", openapi_extra=openapi_body(Laid))
+async def layout(request: Request) -> dict[str, Any]:
+    """Which characters of the prompt's text or messages its tokens stand for."""
+    state, asked = state_of(request), parsed(Laid, await read_json(request))
+    found = await state.desk.call(lambda: state.host.layout(asked.prompt))
+    return {"v": VERSION, **codec(Layout).write(found)}
+
+
+@router.post("/engine/text_ends", openapi_extra=openapi_body(Ends))
+async def text_ends(request: Request) -> dict[str, Any]:
+    """How long a reply's text is after each of its tokens."""
+    state, asked = state_of(request), parsed(Ends, await read_json(request))
+    ends = await state.desk.call(lambda: state.host.text_ends(asked.tokens, asked.after))
+    return {"v": VERSION, "ends": ends}
+
+
+@router.post("/engine/switches/{name}", status_code=204, openapi_extra=openapi_body(Switch))
+async def switch(request: Request, name: str) -> Response:
+    """Turns one of the snapshot's switches off or on, between two steps."""
+    state, asked = state_of(request), parsed(Switch, await read_json(request))
+    await state.desk.call(lambda: state.host.set_switch(name, asked.on))
+    return Response(status_code=204)
+
+
+@router.get("/engine/speeds")
+async def speeds(request: Request) -> dict[str, Any]:
+    """What the device can do at best; measured when it is asked for the first time."""
+    state = state_of(request)
+    found = await state.desk.call(state.host.speeds)
+    return {"v": VERSION, **codec(Speeds).write(found)}

@@ -1,0 +1,93 @@
+"""All that a running server holds, for its routes."""
+
+import logging
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import TemplateError
+from engine.host.prompts import Conversation, Prompt
+from engine.host.protocol import EngineHost
+from engine.params import SamplingParams
+from engine.server import tools
+from engine.server.auth import prefix_salt
+from engine.server.config import ServerConfig
+from engine.server.desk import Desk
+from engine.server.drain import Drain
+from engine.server.events import Events
+from engine.server.limits import Gate
+from engine.server.metrics import Metrics
+from engine.server.openai.errors import ApiError
+from engine.server.reasoning import OPEN
+from engine.server.replies import Replies
+from engine.server.run import Run
+
+log = logging.getLogger("minichat.server")
+
+_MODES = 64  # ways to call a template that are remembered
+
+
+@dataclass(eq=False)
+class State:
+    """Made on the event loop, when the server starts."""
+
+    host: EngineHost
+    config: ServerConfig
+    drain: Drain
+    boot: str = field(default_factory=lambda: secrets.token_hex(4))
+    started: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        self.desk = Desk(self.host)
+        self.gate = Gate(self.config.in_flight, self.config.per_key)
+        self.metrics = Metrics(self.host, self.config.name)
+        self.events = Events(self.host, self.desk, self.drain, self.boot)
+        self.replies = Replies(self.run, self.config.grace)
+        self.tool_style = tools.style(self.host.templates)
+        self._opens: dict[str, bool] = {}
+
+    def run(
+        self,
+        key: bytes,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        choices: int = 1,
+        priority: int = 0,
+    ) -> Run:
+        """A place at the gate, and what is to be started there."""
+        if self.drain.begun:
+            raise ApiError(503, "the server is ending", code="shutting_down", retry_after=5)
+        ticket = self.gate.enter(key, len(prompts) * choices)
+        return Run(
+            self.desk,
+            prompts,
+            params,
+            choices,
+            ticket,
+            self.metrics,
+            priority=priority,
+            salt=prefix_salt(key),
+        )
+
+    async def opens_thinking(self, options: dict[str, Any]) -> bool:
+        """Whether the prompt itself ends in <think>, so that a reply begins inside its reasoning."""
+        mode = repr(sorted(options.items()))
+        if mode not in self._opens:
+            if len(self._opens) >= _MODES:
+                self._opens.clear()
+            probe = Conversation([{"role": "user", "content": "?"}], (), options)
+            try:
+                text = await self.desk.call(lambda: self.host.text(probe))
+            except TemplateError:  # it may take the messages that come, though not these
+                text = ""
+            self._opens[mode] = text.rstrip().endswith(OPEN)
+        return self._opens[mode]
+
+    def close(self) -> None:
+        self.replies.close()
+        self.events.close()
+        self.metrics.close()
+        self.desk.close()

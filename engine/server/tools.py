@@ -1,0 +1,135 @@
+"""Calls of functions: into the template as definitions, and out of the reply as calls.
+
+How a model writes a call is known by its template. Qwen and its kin put JSON between tags, after any text;
+Llama 3.1 and later write nothing but the JSON.
+"""
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from engine.server.reasoning import overlap
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    name: str
+    arguments: str  # JSON
+    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
+
+    def record(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+Said = tuple[str, list[Call]]  # text of the answer, and calls
+
+
+class CallReader(Protocol):
+    """Takes an answer in pieces."""
+
+    def push(self, text: str) -> Said: ...
+
+    def flush(self) -> Said: ...
+
+
+class TaggedCalls:
+    """Qwen: <tool_call>{"name": ..., "arguments": {...}}</tool_call>, several of them, text before."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._called = False
+
+    def push(self, text: str) -> Said:
+        self._held += text
+        said, calls = "", list[Call]()
+        while True:
+            before, opened, rest = self._held.partition(OPEN)
+            if not opened:
+                sure = len(before) - overlap(before, OPEN)
+                # Blank lines before a call belong to it.
+                sure = len(before[:sure].rstrip())
+                said, self._held = said + before[:sure], before[sure:]
+                break
+            inside, closed, after = rest.partition(CLOSE)
+            if not closed:
+                said, self._held = said + before.rstrip(), self._held[len(before.rstrip()) :]
+                break
+            call = read_call(inside)
+            if call:
+                calls.append(call)
+                said += before.rstrip()
+            else:
+                said += before + OPEN + inside + CLOSE  # no call: the client sees what was written
+            self._held = after
+        self._called |= bool(calls)
+        return said, calls
+
+    def flush(self) -> Said:
+        held, self._held = self._held, ""
+        before, opened, inside = held.partition(OPEN)
+        if opened and (call := read_call(inside)):  # the end came in place of the tag
+            return before.rstrip(), [call]
+        return ("" if self._called and held.isspace() else held), []
+
+
+class BareCalls:
+    """Llama: the whole reply is {"name": ..., "parameters": {...}}, or several with semicolons between."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._text = False  # it is an answer, no call
+
+    def push(self, text: str) -> Said:
+        self._held += text
+        start = self._held.lstrip()
+        if not self._text and (not start or start[0] == "{"):
+            return "", []
+        self._text = True
+        said, self._held = self._held, ""
+        return said, []
+
+    def flush(self) -> Said:
+        held, self._held = self._held, ""
+        calls, rest = list[Call](), held.strip()
+        while rest:
+            try:
+                value, end = json.JSONDecoder().raw_decode(rest)
+            except (ValueError, RecursionError):
+                return held, []
+            if not (call := as_call(value)):
+                return held, []
+            calls.append(call)
+            rest = rest[end:].lstrip().removeprefix(";").lstrip()
+        return ("", calls) if calls else (held, [])
+
+
+READERS: dict[str, type[TaggedCalls] | type[BareCalls]] = {"qwen": TaggedCalls, "llama": BareCalls}
+
+
+def style(templates: Mapping[str, str]) -> str | None:
+    """How this model writes its calls; None where its template takes no tools, or writes calls otherwise."""
+    source = templates.get("tool_use") or templates.get("default", "")
+    if "tools" not in source:
+        return None
+    if OPEN in source:
+        return "qwen"
+    return "llama" if '"parameters"' in source or "<|python_tag|>" in source else None
+
+
+def read_call(text: str) -> Call | None:
+    try:
+        return as_call(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def as_call(value: Any) -> Call | None:
+    match value:
+        case {"name": str(name), "arguments": dict(given)} | {"name": str(name), "parameters": dict(given)}:
+            return Call(name, json.dumps(given, ensure_ascii=False))
+    return None

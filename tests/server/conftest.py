@@ -1,0 +1,173 @@
+"""Servers on real sockets: most of them over made-up replies, whose engine is otherwise the real one."""
+
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import OpenAI
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.host.thread import EngineThread
+from engine.params import SamplingParams
+from engine.server.config import ServerConfig
+from engine.server.dry import DryRunner, Script, babble, dry_engine
+from engine.server.listen import Server, server, tcp_socket
+from engine.server.state import State
+from engine.text.chat import Chat
+from engine.text.tokenizer import Tokenizer
+from tests.cli.conftest import run
+from tests.runner.letters import byte_tokenizer
+
+__all__ = ["run"]  # the command line, for the tests here too
+
+KEY = "sk-test-0123456789abcdef"
+MODEL = "test-model"
+PLAIN = ssl.create_default_context()  # nothing here is encrypted, and to make one a client takes its time
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+
+
+@dataclass
+class Served:
+    """A running server, and who may look behind it."""
+
+    port: int
+    engine: Engine
+    host: EngineThread
+    server: Server
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def state(self) -> State:
+        state: State = self.server.config.app.state.server  # type: ignore[union-attr]
+        return state
+
+    @property
+    def runner(self) -> DryRunner:
+        assert isinstance(self.engine.runner, DryRunner)
+        return self.engine.runner
+
+    def client(self, **options: Any) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        return httpx.Client(base_url=self.url, verify=PLAIN, **{"headers": headers, "timeout": 30} | options)
+
+    @cached_property
+    def openai(self) -> OpenAI:
+        return OpenAI(api_key=KEY, base_url=f"{self.url}/v1", max_retries=0)
+
+    def blocks_in_use(self) -> int:
+        return self.host.snapshot().blocks.in_use
+
+    def becomes_idle(self, seconds: float = 10.0) -> bool:
+        """Whether nothing runs, and no block is held, before so long."""
+        return becomes(lambda: self.blocks_in_use() == 0 and self.state.gate.in_flight == 0, seconds)
+
+
+def becomes(true: Callable[[], bool], seconds: float = 10.0) -> bool:
+    until = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@contextmanager
+def serving(engine: Engine, *, buffer: int = 0, **config: Any) -> Iterator[Served]:
+    """`buffer`: bytes that the system keeps for a client who does not read; 0: as many as it likes."""
+    host = EngineThread(engine)
+    bound = tcp_socket("127.0.0.1", 0)
+    if buffer:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+    built = server(host, ServerConfig(**{"name": MODEL, "keys": (KEY,), "drain": 2.0} | config))
+    thread = threading.Thread(target=built.run, args=([bound],), name="test-server", daemon=True)
+    thread.start()
+    try:
+        assert becomes(lambda: built.started)
+        yield Served(bound.getsockname()[1], engine, host, built)
+    finally:
+        built.end()
+        thread.join(20)
+        host.close()
+        assert not thread.is_alive(), "the server did not end"
+
+
+def dry(script: Script | None = None, rate: float | None = None, **config: Any) -> Engine:
+    return dry_engine(EngineConfig(**{"model": "pocket", "blocks": 4096} | config), rate=rate, script=script)
+
+
+def saying(folder: Path, text: str, template: str = TEMPLATE, **config: Any) -> Engine:
+    """An engine whose every reply is that text, a byte or two a token."""
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"chat_template": template, "eos_token": "</s>", "bos_token": "<s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    tokenizer = Tokenizer.load(folder)
+    tokens = tokenizer.encode(text)
+    options: dict[str, Any] = {"model": "pocket", "blocks": 4096} | config
+    return dry_engine(
+        EngineConfig(**options), script=lambda prompt, params: list(tokens), tokenizer=tokenizer
+    )
+
+
+@pytest.fixture(scope="package")
+def served() -> Iterator[Served]:
+    """One for all tests that leave it as it was: replies come as fast as they can."""
+    with serving(dry()) as one:
+        yield one
+
+
+@pytest.fixture(scope="package")
+def slow() -> Iterator[Served]:
+    """Its replies take their time: 50 tokens a second."""
+    with serving(dry(rate=50)) as one:
+        yield one
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[httpx.Client]:
+    with served.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="package")
+def expected() -> Iterator[Callable[..., str]]:
+    """What the made-up model replies to a message."""
+    folder = Path(__file__).parents[2] / "engine" / "pocket"
+    tokenizer = Tokenizer.load(folder)
+    script = babble(tokenizer)
+
+    with Chat(tokenizer) as chat:
+
+        def reply(message: str, seed: int | None = None) -> str:
+            prompt = chat.prompt([{"role": "user", "content": message}])
+            return tokenizer.decode(script(prompt, SamplingParams(seed=seed)))
+
+        yield reply
+
+
+def raw(served: Served, *lines: str | bytes) -> bytes:
+    """What the server answers to a head of these lines, however odd; then it must hang up."""
+    coded = [line.encode() if isinstance(line, str) else line for line in lines]
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
+        connection.sendall(b"\r\n".join([*coded, b"Host: localhost", b"Connection: close", b"", b""]))
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    return answer
+
+
+def user(text: str) -> list[Any]:
+    return [{"role": "user", "content": text}]

@@ -1,0 +1,223 @@
+"""Who comes in, and who does not."""
+
+import shutil
+import ssl
+import stat
+import subprocess
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine.errors import BadInput
+from engine.host.thread import EngineThread
+from engine.server.auth import prefix_salt
+from engine.server.config import ServerConfig
+from engine.server.listen import server, tcp_socket, unix_socket
+from tests.server.conftest import KEY, MODEL, PLAIN, Served, becomes, dry, raw, serving
+
+OTHER = "sk-other-0123456789abcdef"
+EVERYWHERE = [
+    "/v1/models",
+    "/v1/models/x",
+    "/metrics",
+    "/engine",
+    "/engine/snapshot",
+    "/engine/replies",
+    "/events",
+    "/openapi.json",
+    "/nothing/here",
+]
+
+
+@pytest.mark.parametrize("path", EVERYWHERE)
+@pytest.mark.parametrize(
+    "given",
+    [
+        "",
+        "Bearer",
+        f"Bearer {KEY}x",
+        f"Bearer {KEY[:-1]}",
+        KEY,
+        f"Basic {KEY}",
+        "Bearer \u00fc",
+        "Bearer a b",
+    ],
+)
+def test_nothing_but_health_is_answered_without_the_key(served: Served, path: str, given: str) -> None:
+    headers = {"Authorization": given.encode("latin-1")} if given else {}
+    with served.client(headers=headers) as client:
+        answer = client.get(path)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert KEY not in answer.text
+
+
+def test_health_asks_for_no_key_and_tells_little(served: Served) -> None:
+    answer = httpx.get(f"{served.url}/health")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/health/../v1/models",
+        "/health/%2e%2e/engine",
+        "//engine",
+        "/./engine",
+        "/health%00",
+        "/health/",
+        "/HEALTH",
+        "/health;/../engine",
+        "/%2e%2e/%2e%2e/etc/passwd",
+        "/engine/../health",
+        "/v1/models/..%2f..%2fetc%2fpasswd",
+    ],
+)
+def test_no_path_leads_around_the_key(served: Served, path: str) -> None:
+    assert raw(served, f"GET {path} HTTP/1.1").split(b"\r\n")[0] == b"HTTP/1.1 401 Unauthorized"
+
+
+@pytest.mark.parametrize(
+    "path", ["/etc/passwd", "//etc/passwd", "/..", "/%2e%2e/x", "/engine/replies/..%2f..", "/%ff", "/v1"]
+)
+def test_with_the_key_odd_paths_lead_nowhere(served: Served, path: str) -> None:
+    answer = raw(served, f"GET {path} HTTP/1.1", f"Authorization: Bearer {KEY}")
+    assert answer.startswith(b"HTTP/1.1 404 ")
+    assert b"root:" not in answer
+
+
+@pytest.mark.parametrize(
+    "line", [b"GET", b"GET \xff\xfe HTTP/1.1", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9", b"A" * 100]
+)
+def test_what_is_no_http_is_refused(served: Served, line: bytes) -> None:
+    assert raw(served, line)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 505")
+
+
+def test_a_head_may_not_grow_for_ever(served: Served) -> None:
+    for lines in (
+        [f"X-{n}: a" for n in range(200)],
+        [f"X: {'a' * 70_000}"],
+        [f"X-{n}: {'a' * 999}" for n in range(99)],
+    ):
+        assert raw(served, "GET /health HTTP/1.1", *lines).startswith(b"HTTP/1.1 431 ")
+    assert raw(served, f"GET /health?{'a' * 70_000} HTTP/1.1").startswith(b"HTTP/1.1 431 ")
+    assert raw(served, "GET /health HTTP/1.1", f"X: {'a' * 9_000}").startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_wrong_method_is_told_so(client: httpx.Client) -> None:
+    for method, path in (
+        ("GET", "/v1/completions"),
+        ("DELETE", "/v1/models"),
+        ("OPTIONS", "/v1/completions"),
+    ):
+        answer = client.request(method, path)
+        assert answer.status_code == 405
+        assert method in answer.json()["error"]["message"]
+
+
+class TestWithoutAKey:
+    @pytest.mark.parametrize(
+        ("host", "origin", "status"),
+        [
+            ("localhost", "", 200),
+            ("127.0.0.1:1234", "", 200),
+            ("[::1]:80", "", 200),
+            ("evil.example", "", 403),
+            ("evil.example:8000", "", 403),
+            ("localhost.evil.example", "", 403),
+            ("localhost:8000", "http://localhost:8000", 200),
+            ("localhost:8000", "https://evil.example", 403),
+            ("localhost:8000", "null", 403),
+        ],
+    )
+    def test_pages_of_other_sites_stay_out(
+        self, open_door: Served, host: str, origin: str, status: int
+    ) -> None:
+        headers = {"Host": host} | ({"Origin": origin} if origin else {})
+        assert httpx.get(f"{open_door.url}/v1/models", headers=headers, verify=PLAIN).status_code == status
+
+    @pytest.fixture(scope="class")
+    def open_door(self):  # type: ignore[no-untyped-def]
+        with serving(dry(), keys=()) as served:
+            yield served
+
+
+def test_two_keys_share_no_prefix(tmp_path: Path) -> None:
+    text = " ".join(f"the same words {n}" for n in range(60))
+    with serving(dry(), keys=(KEY, OTHER)) as served:
+
+        def cached(key: str) -> int:
+            answer = httpx.post(
+                f"{served.url}/v1/completions",
+                json={"prompt": text, "max_tokens": 1},
+                headers={"Authorization": f"Bearer {key}"},
+            )
+            usage = answer.json()["usage"]
+            return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+        assert [cached(KEY), cached(KEY) > 64, cached(OTHER), cached(OTHER) > 64] == [0, True, 0, True]
+
+
+def test_a_salt_tells_nothing_of_the_key() -> None:
+    assert prefix_salt(b"") == b""
+    assert prefix_salt(b"a") != prefix_salt(b"b")
+
+
+class TestSockets:
+    def test_a_unix_socket_is_its_owners_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "engine.sock"
+        bound = unix_socket(path)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        with pytest.raises(BadInput, match="another server"):
+            unix_socket(path)
+        host = EngineThread(dry())
+        built = server(host, ServerConfig(name=MODEL, any_host=True))
+        thread = threading.Thread(target=built.run, args=([bound],), daemon=True)
+        thread.start()
+        assert becomes(lambda: built.started)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://engine") as client:
+            assert client.get("/v1/models").json()["data"][0]["id"] == MODEL
+        built.end()
+        thread.join(10)
+        host.close()
+
+    def test_a_socket_that_was_left_behind_is_replaced_and_nothing_else(self, tmp_path: Path) -> None:
+        path = tmp_path / "engine.sock"
+        unix_socket(path).close()
+        unix_socket(path).close()
+        path.unlink()
+        path.write_text("precious")
+        with pytest.raises(BadInput, match="no socket"):
+            unix_socket(path)
+        assert path.read_text() == "precious"
+
+    def test_a_port_in_use_is_one_sentence(self, served: Served) -> None:
+        with pytest.raises(BadInput, match=f"port {served.port}.*--port"):
+            tcp_socket("127.0.0.1", served.port)
+        with pytest.raises(BadInput, match="port 70000"):
+            tcp_socket("127.0.0.1", 70_000)
+
+    def test_tls_by_files(self, tmp_path: Path) -> None:
+        certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+        if (openssl := shutil.which("openssl")) is None:
+            pytest.skip("no openssl to make a certificate with")
+        words = (
+            f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {key} -out {certificate}"
+        )
+        names = ["-addext", "subjectAltName=IP:127.0.0.1"]
+        subprocess.run([openssl, *words.split(), *names], capture_output=True, check=True)
+        host = EngineThread(dry())
+        bound = tcp_socket("127.0.0.1", 0)
+        built = server(host, ServerConfig(name=MODEL, keys=(KEY,)), certificate=certificate, key=key)
+        thread = threading.Thread(target=built.run, args=([bound],), daemon=True)
+        thread.start()
+        assert becomes(lambda: built.started)
+        url = f"https://127.0.0.1:{bound.getsockname()[1]}"
+        context = ssl.create_default_context(cafile=certificate)
+        assert httpx.get(f"{url}/health", verify=context).status_code == 200
+        built.end()
+        thread.join(10)
+        host.close()

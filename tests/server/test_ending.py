@@ -1,0 +1,227 @@
+"""Ends: by a signal under load, by a step that raises, by an engine that dies."""
+
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from engine.scheduling.plan import Plan
+from minichat.commands.serve import own_key, served_name
+from tests.cli.conftest import Run
+from tests.server.conftest import KEY, MODEL, Served, becomes, dry, serving, user
+from tests.server.test_streams import half_read
+
+
+class TestTroubleInTheEngine:
+    def test_a_step_that_raises_ends_its_replies_with_the_reason(self) -> None:
+        with serving(dry()) as served, served.client() as client:
+            runner = served.runner
+            good = runner.broken
+
+            def breaks(plan: Plan) -> None:
+                runner.broken = good
+                raise RuntimeError("the device coughed")
+
+            runner.broken = breaks
+            whole = client.post("/v1/completions", json={"prompt": "x"})
+            assert whole.status_code == 500
+            assert "the device coughed" in whole.json()["error"]["message"]
+            runner.broken = breaks
+            with pytest.raises(openai.APIError, match="coughed"):
+                list(served.openai.completions.create(model=MODEL, prompt="x", stream=True))
+            assert client.post("/v1/completions", json={"prompt": "x"}).status_code == 200
+            assert served.becomes_idle()
+
+    def test_a_dead_engine(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with serving(dry(rate=50)) as served, served.client() as client:
+            running = half_read(served, 0)
+            assert becomes(lambda: served.host.snapshot().running == 1)
+
+            def dies() -> None:
+                raise RuntimeError("a defect")
+
+            monkeypatch.setattr(served.engine.scheduler, "plan", dies)
+            said = b""
+            while b"[DONE]" not in said:
+                said += running.recv(65536)
+            assert b"a defect" in said
+            assert becomes(lambda: client.get("/health").status_code == 503)
+            assert client.get("/health").json() == {"status": "dead"}
+            for path, body in (
+                ("/v1/completions", {"prompt": "x"}),
+                ("/v1/chat/completions", {"messages": user("x")}),
+            ):
+                answer = client.post(path, json=body)
+                assert answer.status_code == 503
+                assert "a defect" in answer.json()["error"]["message"]
+            assert client.get("/engine").json()["state"] == "dead"
+            assert "engine_up" in client.get("/metrics").text
+            assert becomes(lambda: served.state.gate.in_flight == 0)
+
+    def test_a_defect_of_the_server_is_a_500_without_insides(
+        self, served: Served, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def breaks() -> None:
+            raise ZeroDivisionError("secret insides")
+
+        monkeypatch.setattr(served.state.desk, "snapshot", breaks)
+        answer = client.get("/engine")
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+        assert answer.json()["error"]["type"] == "server_error"
+
+
+@contextmanager
+def program(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """`minichat serve --dry-run` on a socket of its own, once it serves."""
+    path = tmp_path / "s.sock"
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "minichat", "serve", "--dry-run", "--uds", str(path), *words],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+
+            def answers() -> bool:
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                try:
+                    return client.get("/health").status_code == 200
+                except httpx.TransportError:
+                    return False
+
+            assert becomes(answers, 30)
+        yield process, path
+    finally:
+        process.kill()
+        process.wait()
+
+
+class TestSignals:
+    def test_under_load_replies_may_finish_and_nothing_new_begins(self, tmp_path: Path) -> None:
+        with program(tmp_path, "--rate", "40", "--drain", "20") as (process, path):
+            key_file = tmp_path / "state" / "minichat" / "server.key"
+            assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
+            key = key_file.read_text().strip()
+            headers = {"Authorization": f"Bearer {key}"}
+            transport = httpx.HTTPTransport(uds=str(path), limits=httpx.Limits(max_connections=None))
+            with httpx.Client(
+                transport=transport, base_url="http://x", headers=headers, timeout=30
+            ) as client:
+                body = {"prompt": "x", "max_tokens": 40, "ignore_eos": True, "stream": True}
+                streams = [client.stream("POST", "/v1/completions", json=body) for _ in range(20)]
+                replies = [stream.__enter__() for stream in streams]
+                begun = [reply.iter_lines() for reply in replies]
+                for lines in begun:
+                    next(lines)
+                events = client.stream("GET", "/events")
+                watching = events.__enter__()
+                process.send_signal(signal.SIGTERM)
+                for lines in begun:
+                    said = [line for line in lines if line]
+                    assert said[-1] == "data: [DONE]"
+                    assert (
+                        json.loads(said[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+                    )
+                list(watching.iter_lines())  # it ends by itself
+                with pytest.raises(httpx.TransportError):
+                    client.get("/health")
+            assert process.wait(10) == 0
+            assert not path.exists()
+            errors = process.stderr and process.stderr.read()
+            assert "Traceback" not in (errors or "")
+            assert key not in (errors or "")
+
+    def test_what_takes_too_long_is_aborted_and_told_so(self, tmp_path: Path) -> None:
+        with program(tmp_path, "--rate", "20", "--drain", "0.3", "--no-key") as (process, path):
+            transport = httpx.HTTPTransport(uds=str(path))
+            with httpx.Client(transport=transport, base_url="http://x", timeout=30) as client:
+                body = {"prompt": "x", "max_tokens": 9000, "ignore_eos": True, "stream": True}
+                with client.stream("POST", "/v1/completions", json=body) as reply:
+                    lines = reply.iter_lines()
+                    next(lines)
+                    process.send_signal(signal.SIGTERM)
+                    said = [line for line in lines if line]
+                assert json.loads(said[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
+            assert process.wait(10) == 0
+
+    def test_a_second_signal_ends_it_at_once(self, tmp_path: Path) -> None:
+        with program(tmp_path, "--rate", "20", "--no-key") as (process, path):
+            transport = httpx.HTTPTransport(uds=str(path))
+            with httpx.Client(transport=transport, base_url="http://x", timeout=30) as client:
+                body = {"prompt": "x", "max_tokens": 9000, "ignore_eos": True, "stream": True}
+                with client.stream("POST", "/v1/completions", json=body) as reply:
+                    lines = reply.iter_lines()
+                    next(lines)
+                    process.send_signal(signal.SIGTERM)
+                    time.sleep(0.3)
+                    assert process.poll() is None
+                    process.send_signal(signal.SIGTERM)
+                    assert process.wait(5) == 128 + signal.SIGTERM
+            assert not path.exists()
+
+
+class TestCommand:
+    def test_what_is_not_safe_or_makes_no_sense_is_refused(self, tmp_path: Path, run: Run) -> None:
+        empty, short = tmp_path / "empty", tmp_path / "short"
+        empty.write_text("# no key\n")
+        short.write_text("abc\n")
+        for words, sentence in (
+            (["--no-key", "--host", "0.0.0.0"], "--insecure"),
+            (["--no-key", "--host", "example.org"], "--insecure"),
+            (["--no-key", "--api-key-file", str(empty)], "contradict"),
+            (["--tls-cert", str(empty)], "belong together"),
+            (["--tls-cert", "none", "--tls-key", "none"], "no file none"),
+            (["--api-key-file", str(empty)], "has no key"),
+            (["--api-key-file", str(short)], "guessed too easily"),
+            (["--api-key-file", str(tmp_path)], "cannot be read"),
+            (["--rate", "5"], "--dry-run"),
+            (["--max-in-flight", "0"], "at least 1"),
+            (["--max-per-key", "-3"], "at least 1"),
+            (["--drain", "nan"], "from 0 to 3600"),
+            (["--drain", "-1"], "from 0 to 3600"),
+            (["--dry-run", "--rate", "-5"], "above 0"),
+        ):
+            ended = run("serve", *words)
+            assert ended.code == 2
+            assert sentence in ended.err
+            assert re.fullmatch(r"minichat: .*\n", ended.err)
+
+    def test_a_model_is_called_by_its_last_name(self, tmp_path: Path) -> None:
+        (tmp_path / "Qwen3-0.6B").mkdir()
+        for model, given, name in (
+            ("Qwen/Qwen3-0.6B", None, "Qwen/Qwen3-0.6B"),
+            (str(tmp_path / "Qwen3-0.6B"), None, "Qwen3-0.6B"),
+            (f"{tmp_path}/Qwen3-0.6B/", None, "Qwen3-0.6B"),
+            ("pocket", "gpt-4", "gpt-4"),
+        ):
+            assert served_name(Namespace(model=model, served_name=given)) == name
+
+    def test_a_key_that_others_can_read_is_refused(
+        self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = tmp_path / "deep" / "server.key"
+        key = own_key(file)
+        assert len(key) > 40
+        assert own_key(file) == key
+        file.chmod(0o644)
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+        (tmp_path / "deep").rename(tmp_path / "minichat")
+        ended = run("serve", "--dry-run")
+        assert (ended.code, "chmod 600" in ended.err) == (2, True)
+        assert KEY not in ended.err

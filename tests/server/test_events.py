@@ -1,0 +1,175 @@
+"""The engine's events and snapshots, over SSE and a WebSocket; and the metrics that come of them."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from engine.server import events as module
+from engine.wire import decode_event, decode_snapshot
+from tests.server.conftest import KEY, Served, becomes, dry, serving
+
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+def notes(response: httpx.Response) -> Iterator[tuple[str, str, Any]]:
+    """Kind, id and data of each."""
+    kind = id = ""
+    for line in response.iter_lines():
+        name, _, value = line.partition(": ")
+        match name:
+            case "event":
+                kind = value
+            case "id":
+                id = value
+            case "data":
+                yield kind, id, json.loads(value)
+                kind = id = ""
+
+
+def say(client: httpx.Client, prompt: str = "hi") -> None:
+    assert client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2}).status_code == 200
+
+
+def of_one_request(found: Iterator[tuple[str, str, Any]]) -> list[tuple[str, Any]]:
+    """The ids and events up to the end of a request."""
+    told = []
+    for kind, id, data in found:
+        assert kind == "event", data
+        told.append((id, decode_event(data)))
+        if data["kind"] == "finished":
+            return told
+    raise AssertionError("the stream ended")
+
+
+def test_events_come_as_they_happen(served: Served, client: httpx.Client) -> None:
+    with client.stream("GET", "/events") as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        found = notes(response)
+        say(client)
+        told = of_one_request(found)
+    kinds = [event.kind for _, event in told]
+    assert kinds == ["queued", "admitted", "firsttoken", "finished"]
+    numbers = [int(id.rpartition("-")[2]) for id, _ in told]
+    assert numbers == list(range(numbers[0], numbers[0] + 4))
+
+
+def test_a_reader_who_comes_back_misses_nothing(served: Served, client: httpx.Client) -> None:
+    with client.stream("GET", "/events") as response:
+        say(client)
+        (last, first), *_ = of_one_request(notes(response))
+    say(client)
+    say(client)
+    with client.stream("GET", "/events", headers={"Last-Event-ID": last}) as response:
+        found = notes(response)
+        told = [event.kind for _ in range(3) for _, event in of_one_request(found)]
+    assert [first.kind, *told] == ["queued", "admitted", "firsttoken", "finished"] * 3
+
+
+def test_a_gap_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT", 6)
+    with serving(dry()) as served, served.client() as client:
+        with client.stream("GET", "/events") as response:
+            say(client)
+            [(last, _), *_] = of_one_request(notes(response))
+        for _ in range(3):
+            say(client)
+        assert becomes(lambda: served.state.events.count == 16)
+        with client.stream("GET", "/events", headers={"Last-Event-ID": last}) as response:
+            found = notes(response)
+            assert next(found) == ("gap", "", {"missed": 9})  # 15 came after it, and 6 are kept
+            assert len([next(found) for _ in range(6)]) == 6
+        for stranger in ("other-3", "nonsense", "-", "other-99999999999999999999"):
+            with client.stream("GET", "/events", headers={"Last-Event-ID": stranger}) as response:
+                assert next(notes(response)) == ("gap", "", {"missed": None})
+
+
+def test_a_slow_reader_is_told_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "KEPT", 8)
+    with serving(dry()) as served, served.client() as client:
+        start = f"{served.state.boot}-0"
+        for _ in range(4):
+            say(client)
+        assert becomes(lambda: served.state.events.count == 16)
+        with client.stream("GET", "/events", headers={"Last-Event-ID": start}) as response:
+            assert next(notes(response)) == ("gap", "", {"missed": 8})
+
+
+def test_snapshots_among_the_events(client: httpx.Client) -> None:
+    with client.stream("GET", "/events?snapshots=0.05") as response:
+        found = notes(response)
+        shots = [
+            decode_snapshot(data)
+            for _, (kind, _, data) in zip(range(3), found, strict=False)
+            if kind == "snapshot"
+        ]
+    assert len(shots) == 3
+    assert shots[0].at < shots[1].at < shots[2].at
+    for bad in ("0", "-1", "nan", "x"):
+        assert client.get(f"/events?snapshots={bad}").status_code == 400
+
+
+def test_the_same_over_a_websocket(served: Served, client: httpx.Client) -> None:
+    url = f"ws://127.0.0.1:{served.port}/ws/events"
+    with connect(url, additional_headers=HEADERS) as socket:
+        socket.send("what is this?")  # passed over
+        say(client)
+        told = [json.loads(socket.recv(10)) for _ in range(4)]
+    assert [decode_event(note["data"]).kind for note in told] == [
+        "queued",
+        "admitted",
+        "firsttoken",
+        "finished",
+    ]
+    with connect(f"{url}?last={told[0]['id']}&snapshots=5", additional_headers=HEADERS) as socket:
+        again = [json.loads(socket.recv(10)) for _ in range(4)]
+    assert [note["type"] for note in again] == ["event", "event", "event", "snapshot"]
+    assert again[0] == told[1]
+
+
+def test_metrics_in_prometheus_form(client: httpx.Client) -> None:
+    say(client, "something to count " * 30)
+    say(client, "something to count " * 30)
+    answer = client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = answer.text.splitlines()
+    form = re.compile(
+        r'minichat:[a-z0-9_]+\{model_name="test-model"(,(le|finished_reason)="[^"]+")?\} [0-9.e+-]+'
+    )
+    assert [line for line in lines if not line.startswith("#") and not form.fullmatch(line)] == []
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    label = '{model_name="test-model"}'
+    assert float(values[f"minichat:num_requests_running{label}"]) == 0
+    assert float(values[f"minichat:prefix_cache_hits_total{label}"]) >= 64
+    assert float(values[f"minichat:generation_tokens_total{label}"]) >= 4
+    assert (
+        float(values['minichat:request_success_total{model_name="test-model",finished_reason="length"}']) >= 2
+    )
+    histograms = [line.split()[2] for line in lines if line.endswith(" histogram")]
+    assert {"minichat:time_to_first_token_seconds", "minichat:inter_token_latency_seconds"} <= set(histograms)
+    for name in histograms:
+        assert sum(line.startswith(f"# TYPE {name} ") for line in lines) == 1
+        buckets = [int(value) for key, value in values.items() if key.startswith(f"{name}_bucket")]
+        assert buckets == sorted(buckets)
+        assert buckets[-1] == int(values[f"{name}_count{label}"])
+        assert float(values[f"{name}_sum{label}"]) >= 0
+    assert int(values[f"minichat:e2e_request_latency_seconds_count{label}"]) >= 2
+
+
+def test_the_dashboard_asks_for_what_there_is(root: Path, client: httpx.Client) -> None:
+    say(client)
+    board = json.loads((root / "docs" / "grafana.json").read_text())
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"minichat:\w+", target["expr"])
+    }
+    told = {line.split("{")[0] for line in client.get("/metrics").text.splitlines()}
+    assert len(asked) > 10
+    assert asked - told == set()

@@ -1,0 +1,186 @@
+"""What is refused, and that the answer names it."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.server.config import MAX_BODY, MAX_CHOICES, MAX_DEPTH
+from tests.server.conftest import KEY, Served, raw, user
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temprature": 1}, "temprature"),
+        ({"response_format": {"type": "json_object"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type"),
+        ({"functions": []}, "functions"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"stream_options": {"include_usage": True, "chunk": 1}}, "stream_options.chunk"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"modalities": ["audio"]}, "modalities[0]"),
+        ({"temperature": "warm"}, "temperature"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"n": MAX_CHOICES + 1}, "n"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": [""]}, "stop[0]"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 3, "max_completion_tokens": 3}, "max_tokens"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stream": "yes"}, "stream"),
+        ({"seed": 1.5}, "seed"),
+        ({"chat_template": "{{ x }}"}, "chat_template"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"skip_special_tokens": False}, "skip_special_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "function", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight"),
+        (
+            {"messages": [*user("a"), {"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[1].content[0]",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"model": 5}, "model"),
+    ],
+)
+def test_a_chat_field_is_refused_by_its_name(
+    client: httpx.Client, fields: dict[str, Any], param: str
+) -> None:
+    error = refused(client.post(CHAT, json={"messages": user("hi"), **fields}))
+    assert error["param"] == param
+    assert param.split("[")[0].split(".")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"suffix": "x"}, "suffix"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": ["a", 5]}, "prompt"),
+        ({"prompt": ["a"] * 40, "n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_a_completion_field_is_refused_by_its_name(
+    client: httpx.Client, fields: dict[str, Any], param: str
+) -> None:
+    error = refused(client.post(TEXT, json={"prompt": "hi", **fields}))
+    assert error["param"].startswith(param)
+
+
+def test_a_near_miss_is_guessed(client: httpx.Client) -> None:
+    error = refused(client.post(TEXT, json={"prompt": "hi", "max_token": 5}))
+    assert "did you mean max_tokens?" in error["message"]
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(client: httpx.Client) -> None:
+    for fields in ({"prompt": [10**6]}, {"logit_bias": {"1000000": 1}}, {"stop_token_ids": [10**6]}):
+        assert "out of range" in refused(client.post(TEXT, json={"prompt": "hi", **fields}))["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"prompt": "hi"',
+        b"[]",
+        b"null",
+        b'"hi"',
+        b"5",
+        b'{"prompt": "hi", "temperature": NaN}',
+        b'{"prompt": "hi", "temperature": 1e999}',
+        b'{"prompt": "hi", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "\xff\xfe"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"\\ud800": 1, "prompt": "hi"}',
+        b"\x00\x01\x02",
+        b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 500 + b"]" * 500 + b"}",
+    ],
+)
+def test_what_is_no_request_is_refused(client: httpx.Client, body: bytes) -> None:
+    response = client.post(TEXT, content=body, headers={"content-type": "application/json"})
+    refused(response)
+
+
+def test_json_of_any_depth_up_to_the_limit(client: httpx.Client) -> None:
+    def nested(depth: int) -> dict[str, Any]:
+        value: Any = 1
+        for _ in range(depth):
+            value = [value]
+        return {"messages": user("hi"), "max_tokens": 1, "chat_template_kwargs": {"deep": value}}
+
+    assert client.post(CHAT, json=nested(MAX_DEPTH - 2)).status_code == 200
+    assert "nested" in refused(client.post(CHAT, json=nested(MAX_DEPTH - 1)))["message"]
+
+
+def test_another_kind_of_body_is_refused(client: httpx.Client) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data"):
+        response = client.post(TEXT, content=json.dumps({"prompt": "hi"}), headers={"content-type": kind})
+        refused(response, 415)
+    good = {"content-type": "application/json; charset=utf-8"}
+    assert client.post(TEXT, content=b'{"prompt": "hi"}', headers=good).status_code == 200
+
+
+def test_half_a_letter_in_a_field_that_is_passed_over(client: httpx.Client) -> None:
+    """The answer must be writable, whatever it quotes."""
+    json_body = {"content-type": "application/json"}
+    model = client.post(TEXT, content=b'{"prompt": "hi", "model": "\\udfff"}', headers=json_body)
+    refused(model, 404)
+    user = client.post(TEXT, content=b'{"prompt": "hi", "user": "\\ud800"}', headers=json_body)
+    assert user.status_code == 200
+
+
+def test_a_body_that_is_too_large(served: Served) -> None:
+    json_body = {"content-type": "application/json"}
+    announced = raw(
+        served,
+        f"POST {TEXT} HTTP/1.1",
+        f"Authorization: Bearer {KEY}",
+        "Content-Type: application/json",
+        f"Content-Length: {MAX_BODY + 1}",
+    )
+    assert announced.startswith(b"HTTP/1.1 413 ")
+
+    def endless() -> Any:
+        for _ in range(MAX_BODY // 2**20 + 1):
+            yield b" " * 2**20
+
+    with served.client() as client:
+        try:
+            response = client.post(TEXT, content=endless(), headers=json_body)
+        except httpx.WriteError:
+            return  # the server answered and left before all was sent
+        refused(response, 413)

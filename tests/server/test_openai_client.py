@@ -1,0 +1,252 @@
+"""The official client, sync and async, against the routes it knows."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from engine.params import SamplingParams
+from engine.server.run import derived
+from tests.server.conftest import KEY, MODEL, Served, user
+
+Expected = Callable[..., str]
+
+
+def test_a_whole_reply(served: Served, expected: Expected) -> None:
+    reply = served.openai.chat.completions.create(model=MODEL, messages=user("hello"))
+    assert reply.object == "chat.completion"
+    assert reply.model == MODEL
+    [choice] = reply.choices
+    assert choice.message.content == expected("hello")
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == "stop"
+    assert reply.usage is not None
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    assert reply.usage.completion_tokens > 12
+
+
+def test_a_stream_says_the_same(served: Served, expected: Expected) -> None:
+    stream = served.openai.chat.completions.create(
+        model=MODEL, messages=user("hello"), stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    *said, last = chunks
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in said) == expected("hello")
+    assert said[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in said][-1] == "stop"
+    assert all(chunk.choices[0].finish_reason is None for chunk in said[:-1])
+    assert last.choices == []
+    assert last.usage is not None
+    whole = served.openai.chat.completions.create(model=MODEL, messages=user("hello"))
+    assert whole.usage is not None
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_the_async_client_streams_many_at_once(served: Served, expected: Expected) -> None:
+    async def one(client: AsyncOpenAI, n: int) -> str:
+        stream = await client.chat.completions.create(model=MODEL, messages=user(f"number {n}"), stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    async def all_of_them() -> list[str]:
+        async with AsyncOpenAI(api_key=KEY, base_url=f"{served.url}/v1") as client:
+            return await asyncio.gather(*(one(client, n) for n in range(12)))
+
+    assert asyncio.run(all_of_them()) == [expected(f"number {n}") for n in range(12)]
+
+
+def test_several_choices_draw_from_seeds_that_follow_from_one(served: Served, expected: Expected) -> None:
+    reply = served.openai.chat.completions.create(model=MODEL, messages=user("dice"), n=3, seed=7)
+    seeds = [derived(SamplingParams(seed=7), n).seed for n in range(3)]
+    assert [choice.message.content for choice in reply.choices] == [expected("dice", seed) for seed in seeds]
+    assert len(set(seeds)) == 3
+    assert seeds[0] == 7
+    again = served.openai.chat.completions.create(model=MODEL, messages=user("dice"), n=3, seed=7)
+    assert [c.message.content for c in again.choices] == [c.message.content for c in reply.choices]
+
+
+def test_the_other_choices_find_the_prompt_in_the_cache(served: Served) -> None:
+    before = served.host.snapshot().prefix_hit_rate
+    text = " ".join(f"a long prompt of its own {n}" for n in range(100))
+    admitted: list[int] = []
+    unsubscribe = served.host.subscribe(
+        lambda event: admitted.append(event.cached) if event.kind == "admitted" else None
+    )
+    reply = served.openai.chat.completions.create(model=MODEL, messages=user(text), n=4, max_tokens=4)
+    unsubscribe()
+    assert reply.usage is not None
+    assert reply.usage.prompt_tokens > 300
+    first, *others = admitted
+    assert first < 16
+    assert all(cached > reply.usage.prompt_tokens - 32 for cached in others)
+    assert len(others) == 3
+    assert served.host.snapshot().prefix_hit_rate > before
+
+
+def test_usage_tells_what_the_cache_had(served: Served) -> None:
+    text = " ".join(f"told twice {n}" for n in range(80))
+    client = served.openai
+    cached = []
+    for _ in range(2):
+        usage = client.chat.completions.create(model=MODEL, messages=user(text), max_tokens=2).usage
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        cached.append(usage.prompt_tokens_details.cached_tokens)
+    assert cached[0] is not None
+    assert cached[0] < 16
+    assert cached[1] == (usage.prompt_tokens - 1) // 16 * 16
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_reply_that_is_cut_says_so(served: Served, name: str) -> None:
+    options: dict[str, Any] = {name: 5}
+    reply = served.openai.chat.completions.create(model=MODEL, messages=user("hello"), **options)
+    assert reply.choices[0].finish_reason == "length"
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 5
+
+
+def test_a_stop_string_ends_it(served: Served, expected: Expected) -> None:
+    text = expected("hello")
+    word = text.split()[5]
+    reply = served.openai.chat.completions.create(model=MODEL, messages=user("hello"), stop=[word, "§"])
+    assert reply.choices[0].message.content == text[: text.index(word)]
+    assert reply.choices[0].finish_reason == "stop"
+
+
+def test_vllms_extras_go_through_extra_body(served: Served) -> None:
+    reply = served.openai.chat.completions.create(
+        model=MODEL,
+        messages=user("hello"),
+        max_tokens=150,
+        extra_body={
+            "ignore_eos": True,
+            "top_k": -1,
+            "min_p": 0.1,
+            "repetition_penalty": 1.1,
+            "min_tokens": 3,
+        },
+    )
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 150
+    token = served.state.host.pieces([0])  # any known token may end a reply
+    assert len(token) == 1
+
+
+def test_a_stop_token_ends_it(served: Served) -> None:
+    whole = served.openai.completions.create(model=MODEL, prompt="hi", max_tokens=8, logprobs=0)
+    assert whole.choices[0].logprobs is not None
+    text = whole.choices[0].text
+    ids = served.engine.tokenizer.encode(text)
+    reply = served.openai.completions.create(
+        model=MODEL, prompt="hi", max_tokens=8, extra_body={"stop_token_ids": [ids[4]]}
+    )
+    assert reply.choices[0].finish_reason == "stop"
+    assert text.startswith(reply.choices[0].text)
+    assert len(reply.choices[0].text) < len(text)
+
+
+def test_logprobs_of_a_chat(served: Served) -> None:
+    def ask(stream: bool) -> Any:
+        return served.openai.chat.completions.create(
+            model=MODEL, messages=user("hello"), logprobs=True, top_logprobs=2, max_tokens=6, stream=stream
+        )
+
+    whole = ask(False).choices[0]
+    entries = whole.logprobs.content
+    assert "".join(entry.token for entry in entries) == whole.message.content
+    assert all(bytes(entry.bytes).decode() == entry.token for entry in entries)
+    assert all(
+        len(entry.top_logprobs) == 2 and entry.top_logprobs[0].token == entry.token for entry in entries
+    )
+    parts = [chunk.choices[0].logprobs.content for chunk in ask(True)]
+    assert [entry for part in parts for entry in part] == entries
+
+
+def test_completions_of_several_prompts(served: Served) -> None:
+    client = served.openai
+    reply = client.completions.create(
+        model=MODEL, prompt=["one", "two"], n=2, max_tokens=5, logprobs=1, seed=1
+    )
+    assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
+    alone = client.completions.create(model=MODEL, prompt="two", max_tokens=5, seed=1)
+    assert reply.choices[2].text == alone.choices[0].text
+    logprobs = reply.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert "".join(logprobs.tokens) == reply.choices[0].text
+    assert logprobs.text_offset is not None
+    for token, at in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+        assert reply.choices[0].text[at:].startswith(token)
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 20
+
+
+def test_completions_of_token_ids_and_as_a_stream(served: Served) -> None:
+    client = served.openai
+    ids = served.engine.tokenizer.encode_raw("a text")
+    one = client.completions.create(model=MODEL, prompt=ids, max_tokens=9)
+    several = client.completions.create(model=MODEL, prompt=[ids, [5, 6]], max_tokens=9)
+    text = client.completions.create(model=MODEL, prompt="a text", max_tokens=9)
+    assert one.choices[0].text == several.choices[0].text == text.choices[0].text
+    stream = client.completions.create(model=MODEL, prompt="a text", max_tokens=9, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream) == text.choices[0].text
+
+
+def test_sixteen_tokens_where_a_completion_says_nothing(served: Served) -> None:
+    reply = served.openai.completions.create(model=MODEL, prompt="hi", extra_body={"ignore_eos": True})
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 16
+
+
+def test_models(served: Served) -> None:
+    client = served.openai
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).owned_by == "minichat"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("gpt-4")
+
+
+def test_errors_are_the_clients_own_kinds(served: Served) -> None:
+    client = served.openai
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-4", messages=user("hi"))
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(model=MODEL, messages=user("hi"), reasoning_effort="low")
+    assert bad.value.param == "reasoning_effort"
+    with pytest.raises(openai.BadRequestError) as long:
+        client.completions.create(model=MODEL, prompt="hi", max_tokens=100_000)
+    assert long.value.code == "context_length_exceeded"
+    stranger = openai.OpenAI(api_key="sk-wrong", base_url=f"{served.url}/v1", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_fields_without_an_effect_are_taken(served: Served) -> None:
+    reply = served.openai.chat.completions.create(
+        model=MODEL,
+        messages=user("hi"),
+        max_tokens=1,
+        user="me",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+        response_format={"type": "text"},
+        parallel_tool_calls=True,
+        temperature=None,
+        stop=None,
+    )
+    assert reply.choices[0].finish_reason == "length"
+
+
+def test_a_developer_is_a_system_to_an_older_template(served: Served, client: httpx.Client) -> None:
+    def ask(role: str) -> Any:
+        messages = [{"role": role, "content": "be brief"}, *user("hi")]
+        return client.post("/v1/chat/completions", json={"messages": messages}).json()["choices"]
+
+    assert ask("developer") == ask("system")

@@ -1,0 +1,195 @@
+"""Many at once: none lost, none mixed up; and those who vanish, or read slowly."""
+
+import asyncio
+import itertools
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import AsyncOpenAI
+
+from engine.config import EngineConfig
+from engine.host.stream import Stream
+from engine.params import SamplingParams
+from engine.start import start
+from tests.cli.conftest import write_model
+from tests.runner.small import alone
+from tests.server.conftest import KEY, MODEL, Served, becomes, dry, serving
+
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def real(folder: Path) -> Iterator[Served]:
+    """A real model, though tiny, with fewer blocks than two hundred requests would like."""
+    config = EngineConfig(model=str(folder), device="cpu", blocks=400, seed=0, max_running=64)
+    with serving(start(config)) as served:
+        yield served
+
+
+def test_two_hundred_streams_on_a_real_model(real: Served, folder: Path) -> None:
+    async def one(client: AsyncOpenAI, n: int) -> tuple[str, int]:
+        stream = await client.completions.create(
+            model=MODEL,
+            prompt=[5 + n % 200, 7 + n // 200, 11],
+            max_tokens=3 + n % 5,
+            seed=n,
+            temperature=0.9,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body={"ignore_eos": True},
+        )
+        text, tokens = "", 0
+        async for chunk in stream:
+            text += "".join(choice.text for choice in chunk.choices)
+            tokens += chunk.usage.completion_tokens if chunk.usage else 0
+        return text, tokens
+
+    async def everybody() -> list[tuple[str, int]]:
+        limits = httpx.Limits(max_connections=None)
+        async with (
+            httpx.AsyncClient(timeout=60, limits=limits) as _,
+            AsyncOpenAI(api_key=KEY, base_url=f"{real.url}/v1", timeout=60, max_retries=0) as client,
+        ):
+            return await asyncio.gather(*(one(client, n) for n in range(200)))
+
+    found = asyncio.run(everybody())
+    for n, (text, tokens) in enumerate(found):
+        assert tokens == 3 + n % 5
+        if n % 40 == 0:  # the oracle takes its time
+            params = SamplingParams(seed=n, temperature=0.9, max_tokens=tokens, ignore_eos=True)
+            assert text == alone(folder, [5 + n % 200, 7 + n // 200, 11], params).text
+    assert real.becomes_idle()
+
+
+def half_read(served: Served, number: int, buffer: int = 0, **more: Any) -> socket.socket:
+    """A stream that has begun and is not read to its end."""
+    connection = socket.socket()
+    if buffer:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    connection.settimeout(30)
+    connection.connect(("127.0.0.1", served.port))
+    asked = {"prompt": f"vanish {number}", "max_tokens": 3000, "stream": True, "ignore_eos": True}
+    body = json.dumps(asked | {"stream_options": {"include_usage": True}} | more)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall((head + body).encode())
+    return connection
+
+
+def test_two_hundred_who_vanish_leave_nothing() -> None:
+    with serving(dry(rate=20, max_running=256)) as served:
+        clients = [half_read(served, n) for n in range(200)]
+        for client in clients:
+            assert client.recv(15) == b"HTTP/1.1 200 OK"
+        assert becomes(lambda: served.host.snapshot().running == 200)
+        assert served.blocks_in_use() >= 200
+        before = served.engine.scheduler.step
+        for client in clients:
+            client.close()
+        assert served.becomes_idle()
+        assert served.host.snapshot().finished == 200
+        # Each is aborted one step after the server has seen it go; nobody runs to the end.
+        assert served.engine.scheduler.step - before < 60
+
+
+def test_one_who_waits_for_a_whole_reply_may_vanish_too(slow: Served) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{slow.url}/v1/completions",
+            json={"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "n": 3},
+            headers=HEADERS,
+            timeout=0.3,
+        )
+    assert slow.becomes_idle()
+
+
+def test_who_leaves_while_more_is_handed_in(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other choices of a prompt are on their way to the engine when their client goes."""
+    submit, may, asked = slow.host.submit, threading.Event(), itertools.count()
+
+    def late(*args: Any, **more: Any) -> Stream:
+        if next(asked):
+            assert may.wait(10)
+        return submit(*args, **more)
+
+    monkeypatch.setattr(slow.host, "submit", late)
+    before = slow.host.snapshot().finished
+    client = half_read(slow, 0, n=3)
+    assert becomes(lambda: next(copy(asked)) == 3)
+    client.close()
+    assert becomes(lambda: slow.state.gate.in_flight == 0)
+    may.set()
+    assert becomes(lambda: slow.host.snapshot().finished == before + 3)
+    assert slow.becomes_idle()
+
+
+def test_who_reads_slowly_keeps_nobody_waiting() -> None:
+    with serving(dry(block_size=256), buffer=16384) as served:
+        sleepers = [half_read(served, n, 16384, logprobs=5) for n in range(3)]
+        assert becomes(lambda: served.host.snapshot().finished == 3)
+        assert served.state.gate.in_flight == 3  # what was said waits for them
+        with served.client() as client:
+            for _ in range(5):
+                answer = client.post("/v1/completions", json={"prompt": "quick", "max_tokens": 20})
+                assert answer.json()["usage"]["completion_tokens"] > 0
+        for sleeper in sleepers:
+            said = b""
+            while b"[DONE]" not in said[-50:]:
+                part = sleeper.recv(65536)
+                assert part
+                said += part
+            assert b'"completion_tokens":3000,' in said
+            sleeper.close()
+        assert served.becomes_idle()
+
+
+def test_a_queue_that_is_full_says_when_to_come_back() -> None:
+    with serving(dry(rate=50), in_flight=4, per_key=3) as served, served.client() as client:
+        body: dict[str, Any] = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
+        held = [half_read(served, n) for n in range(3)]
+        assert becomes(lambda: served.state.gate.in_flight == 3)
+        mine = client.post("/v1/completions", json=body)
+        assert mine.status_code == 429
+        assert int(mine.headers["retry-after"]) >= 1
+        assert mine.json()["error"]["type"] == "rate_limit_error"
+        for one in held:
+            one.close()
+        assert served.becomes_idle()
+        assert client.post("/v1/completions", json=body | {"max_tokens": 2}).status_code == 200
+
+
+def test_an_engine_that_is_full_says_when_to_come_back() -> None:
+    with (
+        serving(dry(rate=50, max_running=1, max_waiting=1), in_flight=100) as served,
+        served.client() as client,
+    ):
+        held = [half_read(served, 0)]
+        assert becomes(lambda: served.host.snapshot().running == 1)
+        held.append(half_read(served, 1))
+        assert becomes(lambda: served.host.snapshot().waiting == 1)
+        answer = client.post("/v1/completions", json={"prompt": "x"})
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"]
+        assert served.state.gate.in_flight == 2
+        for one in held:
+            one.close()
+        assert served.becomes_idle()
+
+
+def test_more_choices_than_a_key_may_have() -> None:
+    with serving(dry(), in_flight=2, per_key=2) as small, small.client() as client:
+        answer = client.post("/v1/completions", json={"prompt": "x", "n": 3})
+        assert answer.status_code == 429
+        assert small.state.gate.in_flight == 0

@@ -1,0 +1,260 @@
+"""Calls and reasoning: told apart whatever pieces the text comes in, and as the client wants them."""
+
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai import OpenAI
+
+from engine.server.reasoning import Thoughts
+from engine.server.tools import BareCalls, CallReader, TaggedCalls, as_call, style
+from tests.server.conftest import MODEL, saying, serving, user
+
+QWEN = (
+    "{% if tools %}Tools:{% for tool in tools %} {{ tool | tojson }}{% endfor %}"
+    " Answer with <tool_call>JSON</tool_call>.{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% for call in m.tool_calls or [] %}"
+    "<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}\n{% endfor %}assistant:"
+)
+LLAMA = (
+    '{% if tools is defined and tools %}Respond with {"name": n, "parameters": p}:'
+    "{% for t in tools %} {{ t | tojson }}{% endfor %}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+)
+THINKING = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: <think>\n"
+WEATHER: list[Any] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+        },
+    }
+]
+CALL = '{"name": "weather", "arguments": {"town": "Köln"}}'
+BARE = '{"name": "weather", "parameters": {"town": "Köln"}}'
+
+
+@contextmanager
+def client_of(folder: Path, text: str, template: str) -> Iterator[OpenAI]:
+    with serving(saying(folder, text, template)) as served:
+        yield served.openai
+
+
+def ask(client: OpenAI, stream: bool = False, **more: Any) -> Any:
+    options: dict[str, Any] = {"model": MODEL, "messages": user("weather in Köln?"), "stream": stream} | more
+    return client.chat.completions.create(**options)
+
+
+def told(reader: CallReader, pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
+    text, calls = "", []
+    for piece in pieces:
+        said, found = reader.push(piece)
+        text, calls = text + said, calls + found
+    said, found = reader.flush()
+    return text + said, [(call.name, call.arguments) for call in calls + found]
+
+
+def cuts(text: str, at: Sequence[int]) -> list[str]:
+    places = [0, *sorted({place % (len(text) + 1) for place in at}), len(text)]
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+class TestReading:
+    @pytest.mark.parametrize(
+        ("text", "said", "calls"),
+        [
+            (f"<tool_call>\n{CALL}\n</tool_call>", "", 1),
+            (
+                f"Let me look.\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>{CALL}</tool_call>\n",
+                "Let me look.",
+                2,
+            ),
+            (f"<tool_call>{CALL}", "", 1),  # it ended where the tag should be
+            ("no call at all  \n", "no call at all  \n", 0),
+            ("a < b and <tool", "a < b and <tool", 0),
+            ("<tool_call>not JSON</tool_call> so", "<tool_call>not JSON</tool_call> so", 0),
+            ('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', 0),
+            ("<tool_call>" + "[" * 9000 + "</tool_call>", "<tool_call>" + "[" * 9000 + "</tool_call>", 0),
+            ("", "", 0),
+        ],
+    )
+    @settings(max_examples=25)
+    @given(at=st.lists(st.integers(0, 10_000), max_size=12))
+    def test_tagged(self, text: str, said: str, calls: int, at: list[int]) -> None:
+        found = told(TaggedCalls(), cuts(text, at))
+        assert found == (said, [("weather", '{"town": "Köln"}')] * calls)
+
+    @pytest.mark.parametrize(
+        ("text", "said", "calls"),
+        [
+            (BARE, "", 1),
+            (f"  {BARE}; {BARE}\n", "", 2),
+            ("It is warm.", "It is warm.", 0),
+            ('{"name": "weather"', '{"name": "weather"', 0),
+            ('{"no": "call"}', '{"no": "call"}', 0),
+            (f"{BARE} and more", f"{BARE} and more", 0),
+            (" \n", " \n", 0),
+        ],
+    )
+    @settings(max_examples=25)
+    @given(at=st.lists(st.integers(0, 200), max_size=12))
+    def test_bare(self, text: str, said: str, calls: int, at: list[int]) -> None:
+        assert told(BareCalls(), cuts(text, at)) == (said, [("weather", '{"town": "Köln"}')] * calls)
+
+    @pytest.mark.parametrize(
+        ("text", "opened", "reasoning", "answer"),
+        [
+            ("<think>\nhm, so\n\n</think>\n\nYes.\n", False, "hm, so", "Yes.\n"),
+            ("\n<think>a</think>b", False, "a", "b"),
+            ("hm, so\n</think>\nYes.", True, "hm, so", "Yes."),
+            ("<think>never done </thin", False, "never done </thin", ""),
+            ("plain <think>text</think>", False, "", "plain <think>text</think>"),
+            ("  <thin", False, "", "  <thin"),
+            ("<think></think>b", False, "", "b"),
+            ("", True, "", ""),
+        ],
+    )
+    @settings(max_examples=25)
+    @given(at=st.lists(st.integers(0, 200), max_size=12))
+    def test_thoughts(self, text: str, opened: bool, reasoning: str, answer: str, at: list[int]) -> None:
+        thoughts = Thoughts(opened=opened)
+        pairs = [thoughts.push(piece) for piece in cuts(text, at)] + [thoughts.flush()]
+        assert ("".join(a for a, _ in pairs), "".join(b for _, b in pairs)) == (reasoning, answer)
+
+    @settings(max_examples=25)
+    @given(
+        st.recursive(
+            st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+        )
+    )
+    def test_anything_may_stand_where_a_call_should(self, value: Any) -> None:
+        call = as_call(value)
+        assert call is None or json.loads(call.arguments) == value.get("arguments", value.get("parameters"))
+
+
+class TestStyle:
+    def test_of_small_templates(self) -> None:
+        assert style({"default": QWEN}) == "qwen"
+        assert style({"default": LLAMA}) == "llama"
+        assert style({"default": "{{ messages }}"}) is None
+        assert style({"default": "plain", "tool_use": QWEN}) == "qwen"
+        assert style({"default": "{% if tools %}[TOOL_CALLS]{% endif %}"}) is None
+        assert style({}) is None
+
+    def test_of_real_ones(self, shared: Path, tmp_path: Path) -> None:
+        found = {}
+        for name in ("qwen3", "llama3-instruct"):
+            with tarfile.open(shared / "tokenizers" / f"{name}.tar.xz") as packed:
+                packed.extract(f"{name}/tokenizer_config.json", tmp_path, filter="data")
+            settings = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
+            found[name] = style({"default": settings["chat_template"]})
+        assert found == {"qwen3": "qwen", "llama3-instruct": None}
+
+
+class TestOverHttp:
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize(
+        ("template", "text"), [(QWEN, f"Well.\n<tool_call>\n{CALL}\n</tool_call>"), (LLAMA, BARE)]
+    )
+    def test_calls_come_back(self, tmp_path: Path, template: str, text: str, stream: bool) -> None:
+        with client_of(tmp_path, text, template) as client:
+            answer = ask(client, stream, tools=WEATHER)
+            if stream:
+                chunks = list(answer)
+                calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+                content = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+                finish = chunks[-1].choices[0].finish_reason
+                assert [call.index for call in calls] == [0]
+            else:
+                calls = answer.choices[0].message.tool_calls
+                content = answer.choices[0].message.content or ""
+                finish = answer.choices[0].finish_reason
+            [call] = calls
+            assert call.function.name == "weather"
+            assert json.loads(call.function.arguments) == {"town": "Köln"}
+            assert call.id.startswith("call_")
+            assert content == ("Well." if template is QWEN else "")
+            assert finish == "tool_calls"
+
+    def test_definitions_and_results_reach_the_template(self, tmp_path: Path) -> None:
+        with serving(saying(tmp_path, "fine", QWEN)) as served:
+            client = served.openai
+            plain, tooled = (ask(client, **more).usage.prompt_tokens for more in ({}, {"tools": WEATHER}))
+            assert tooled > plain + 40
+            assert ask(client, tools=WEATHER, tool_choice="none").usage.prompt_tokens == plain
+            call = {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"town": "K"}'},
+            }
+            told_back = [
+                *user("weather?"),
+                {"role": "assistant", "content": None, "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "warm"},
+            ]
+            reply = ask(client, messages=told_back, tools=WEATHER)
+            assert reply.choices[0].message.content == "fine"
+            assert reply.choices[0].finish_reason == "stop"
+
+    def test_half_a_letter_in_a_call(self, tmp_path: Path) -> None:
+        text = '<tool_call>{"name": "weather", "arguments": {"town": "\\ud800"}}</tool_call>'
+        with client_of(tmp_path, text, QWEN) as client:
+            for stream in (False, True):
+                answer = ask(client, stream, tools=WEATHER)
+                parts = (
+                    [chunk.choices[0].delta for chunk in answer] if stream else [answer.choices[0].message]
+                )
+                [call] = [call for part in parts for call in part.tool_calls or []]
+                assert json.loads(call.function.arguments) == {"town": "?"}
+
+    def test_without_tools_the_text_is_left_alone(self, tmp_path: Path) -> None:
+        text = f"<tool_call>{CALL}</tool_call>"
+        with client_of(tmp_path, text, QWEN) as client:
+            reply = ask(client)
+            assert reply.choices[0].message.content == text
+            assert reply.choices[0].finish_reason == "stop"
+
+    @pytest.mark.parametrize(
+        ("tool", "param"),
+        [
+            ({"type": "function"}, "tools[0]"),
+            ({"type": "function", "function": {"name": "a b"}}, "tools[0]"),
+            ({"type": "retrieval"}, "tools[0]"),
+            ({"type": "function", "function": {"name": "f", "strict": True}}, "tools[0].function.strict"),
+            (
+                {"type": "function", "function": {"name": "f", "parameters": 5}},
+                "tools[0].function.parameters",
+            ),
+            ({"type": "function", "function": {"name": "f", "returns": 5}}, "tools[0].function.returns"),
+        ],
+    )
+    def test_a_bad_tool_is_named(self, qwen_like: OpenAI, tool: dict[str, Any], param: str) -> None:
+        with pytest.raises(openai.BadRequestError) as refused:
+            ask(qwen_like, tools=[tool])
+        assert refused.value.param == param
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("opened", [False, True])
+    def test_reasoning_has_a_field_of_its_own(self, tmp_path: Path, stream: bool, opened: bool) -> None:
+        text = ("" if opened else "<think>\n") + "It may rain.\n</think>\n\nTake a coat."
+        with client_of(tmp_path, text, THINKING if opened else QWEN) as client:
+            answer = ask(client, stream)
+            parts = [chunk.choices[0].delta for chunk in answer] if stream else [answer.choices[0].message]
+            reasoning = "".join(getattr(part, "reasoning_content", None) or "" for part in parts)
+            content = "".join(part.content or "" for part in parts)
+            assert (reasoning, content) == ("It may rain.", "Take a coat.")
+
+
+@pytest.fixture(scope="module")
+def qwen_like(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
+    with client_of(tmp_path_factory.mktemp("qwen"), "fine", QWEN) as client:
+        yield client
