@@ -236,7 +236,8 @@ def check(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
             return theirs(ids).logits[0, len(prompt) - 1 : -1].float()
 
         exact = [logits(*each) for each in replies]
-        theirs.bfloat16()
+        for each in theirs.parameters():  # not its buffers: positions keep their float32
+            each.data = each.data.bfloat16()
         rounded = [logits(*each).argmax(1) for each in replies]
     ours = [torch.tensor(reply, device="cuda") for _, reply in replies]
     gap, usual = largest_gap(exact, ours), largest_gap(exact, rounded)

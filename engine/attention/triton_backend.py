@@ -1,5 +1,6 @@
 """Triton kernels: what NVIDIA GPUs run. docs/attention-gpu.md has their figures."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import ClassVar
@@ -11,7 +12,7 @@ from triton.runtime import driver
 
 from engine.attention.base import Batch, KVLayer
 from engine.attention.registry import register
-from engine.config import LayerSpec
+from engine.config import KvSchemeName, LayerSpec
 from engine.kernels.attention import tiles
 from engine.kernels.attention.paged import attend
 from engine.kernels.attention.work import ITEM, MERGE, Chunks, Work, lay_out
@@ -25,8 +26,25 @@ OLDEST = (8, 0)  # compute capability: bf16 products and asynchronous copies beg
 class Prepared:
     """A step, and what is to be launched for each kind of layer, found out when the first one comes."""
 
+    tables: Tensor
     batch: Batch
     work: dict[LayerSpec, list[Work]] = field(default_factory=dict)
+
+    def launches(self, spec: LayerSpec, itemsize: int) -> list[Work]:
+        if spec not in self.work:
+            self.work[spec] = plan(self.batch, spec, itemsize)
+        return self.work[spec]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A step of single tokens whose lists of work lie where they always lie, as a graph wants it."""
+
+    tables: Tensor  # a row a slot
+    work: Mapping[LayerSpec, Work]
+
+    def launches(self, spec: LayerSpec, itemsize: int) -> list[Work]:
+        return [self.work[spec]]
 
 
 @register
@@ -34,6 +52,7 @@ class TritonAttention:
     """Two launches of one kernel: rows of one token, which are bound by memory, and rows of several."""
 
     name: ClassVar[str] = "triton"
+    kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none",)
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
@@ -48,17 +67,69 @@ class TritonAttention:
         return None
 
     def prepare(self, batch: Batch) -> Prepared:
-        return Prepared(batch)
+        return Prepared(batch.tables, batch)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:
-        spec, batch = layer.spec, prepared.batch
-        if (launches := prepared.work.get(spec)) is None:
-            launches = prepared.work[spec] = plan(batch, spec, q.dtype.itemsize)
-        write(layer.keys, layer.values, k, v, batch.places, early=launches[0].tile.early)
+        early = prepared.launches(layer.spec, q.dtype.itemsize)[0].tile.early
+        write(layer.keys, layer.values, k, v, prepared.batch.places, early=early)
+        return self.mix(q, layer, prepared)
+
+    def mix(self, q: Tensor, layer: KVLayer, prepared: Prepared | Standing) -> Tensor:
+        """Attends over what is written already."""
+        spec = layer.spec
         out = torch.empty(len(q), spec.heads, spec.value_dim, dtype=q.dtype, device=q.device)
-        for work in launches:
-            attend(out, q, layer, batch.tables, work)
+        for work in prepared.launches(spec, q.dtype.itemsize):
+            attend(out, q, layer, prepared.tables, work)
         return out
+
+
+class StandingWork:
+    """Lists of work for steps of up to so many single tokens, each in a place of fixed size.
+
+    Where no context is cut, a list is as long as there are rows and nothing is merged; a graph is made for
+    either case.
+    """
+
+    def __init__(
+        self, specs: Sequence[LayerSpec], rows: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._rows = rows
+        self._tiles = {
+            spec: tiles.for_tokens(spec, rows, gpu(device), dtype.itemsize) for spec in dict.fromkeys(specs)
+        }
+        self._most = {
+            spec: rows + max(rows // 8, tile.programs // spec.kv_heads) for spec, tile in self._tiles.items()
+        }
+        self.numbers = sum(most * (ITEM + MERGE) for most in self._most.values())  # int32, of all lists
+
+    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
+        """Writes the lists of a step, a slot and a context a row; says whether any context is cut."""
+        ones, at, cut = np.ones_like(contexts), 0, False
+        chunks = Chunks(slots, np.arange(len(slots)), ones, contexts - 1)
+        numbers[:] = 0  # an item of no query does nothing
+        for spec, tile in self._tiles.items():
+            most = self._most[spec]
+            items, merges, _ = lay_out(chunks, spec.window, spec.kv_heads, tile, most)
+            numbers[at : at + items.size] = items.ravel()
+            at += most * ITEM
+            numbers[at : at + merges.size] = merges.ravel()
+            at += most * MERGE
+            cut |= len(merges) > 0
+        return cut
+
+    def prepared(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> Standing:
+        """The step as a graph reads it, from the same numbers on the device."""
+        work, at = {}, 0
+        for spec, tile in self._tiles.items():
+            most = self._most[spec]
+            items = numbers[at : at + most * ITEM].view(-1, ITEM)
+            merges = numbers[at + most * ITEM : at + most * (ITEM + MERGE)].view(-1, MERGE)
+            at += most * (ITEM + MERGE)
+            if cut:
+                work[spec] = Work(tile, items, merges[: most // 2], most, most=min(most, 64))
+            else:
+                work[spec] = Work(tile, items[: self._rows], merges[:0], 0, most=0)
+        return Standing(tables, work)
 
 
 def plan(batch: Batch, spec: LayerSpec, itemsize: int) -> list[Work]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.attention.base import Attend
 from engine.config import ModelConfig
@@ -22,6 +22,8 @@ class LanguageModel(Protocol):
     def parameters(self) -> Iterator[Tensor]: ...
 
     def buffers(self) -> Iterator[Tensor]: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[T] ids at [T] positions -> [T, hidden], the last norm included."""

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +31,14 @@ class Interpreted:
         """What comes out, and the cache's keys and values after it; `tile` changes fields of every Tile."""
         return pickle.loads(self._pool.submit(_attend, pickle.dumps((case, tile))).result())
 
+    def standing(self, case: Case, rows: int) -> tuple[Tensor, bool]:
+        """What comes of lists for so many rows that always lie in one place; whether any context was cut."""
+        return pickle.loads(self._pool.submit(_standing, pickle.dumps((case, rows))).result())
+
+    def call(self, module: str, name: str, *given: Any, **named: Any) -> tuple[Any, tuple[Any, ...]]:
+        """What a function of engine.kernels gives there, and what it was given, as it is afterwards."""
+        return pickle.loads(self._pool.submit(_call, pickle.dumps((module, name, given, named))).result())
+
 
 @contextmanager
 def interpreter() -> Iterator[Interpreted]:
@@ -40,6 +50,13 @@ def interpreter() -> Iterator[Interpreted]:
 def _begin() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
+
+
+def _call(sent: bytes) -> bytes:
+    module, name, given, named = pickle.loads(sent)
+    function = getattr(import_module(f"engine.kernels.{module}"), name)
+    with torch.inference_mode():
+        return pickle.dumps((function(*given, **named), given))
 
 
 def _attend(sent: bytes) -> bytes:
@@ -59,3 +76,26 @@ def _attend(sent: bytes) -> bytes:
     ):
         out = backend.attend(case.q, case.k, case.v, case.layer, backend.prepare(case.batch))
     return pickle.dumps((out, case.layer.keys, case.layer.values))
+
+
+def _standing(sent: bytes) -> bytes:
+    from engine.attention.triton_backend import StandingWork, TritonAttention
+    from engine.kernels.attention import tiles
+    from engine.kernels.attention.write import write
+
+    case, rows = pickle.loads(sent)
+    batch, layer, backend = case.batch, case.layer, TritonAttention()
+    count, for_tokens = len(batch.contexts), tiles.for_tokens
+    slots = np.random.default_rng(0).permutation(rows + 3)[:count]
+    tables = torch.zeros(rows + 3, batch.tables.shape[1] + 1, dtype=torch.int32)
+    tables[slots, : batch.tables.shape[1]] = batch.tables
+    with patch.object(tiles, "for_tokens", lambda *given: replace(for_tokens(*given), programs=8)):
+        work = StandingWork([layer.spec, replace(layer.spec, window=7)], rows, case.q.dtype, case.q.device)
+    numbers = np.full(work.numbers, 99, np.int32)
+    cut = work.fill(numbers, slots, batch.host_contexts)
+    prepared = work.prepared(torch.from_numpy(numbers), tables, cut=cut)
+    q = torch.full((rows, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)
+    q[:count] = case.q
+    with torch.inference_mode():
+        write(layer.keys, layer.values, case.k, case.v, batch.places, early=False)
+        return pickle.dumps((backend.mix(q, layer, prepared)[:count], cut))

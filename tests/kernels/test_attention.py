@@ -1,7 +1,5 @@
 """The Triton back end under Triton's interpreter, against attention spelled out and the torch back end."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,18 +11,12 @@ from engine.config import LayerSpec
 from tests.attention import oracle
 from tests.attention.cases import Case, make_case
 from tests.kernels.cases import make_long_case
-from tests.kernels.interpreted import Interpreted, interpreter
+from tests.kernels.interpreted import Interpreted
 
 pytest.importorskip("triton", reason="no Triton here")
 
 CPU = torch.device("cpu")
 TOLERANCES = {torch.float32: 1e-5, torch.float16: 2**-9}
-
-
-@pytest.fixture(scope="module")
-def kernels() -> Iterator[Interpreted]:
-    with interpreter() as started:
-        yield started
 
 
 @st.composite
@@ -104,6 +96,26 @@ def run_torch(case: Case) -> Tensor:
 def transposed(tensor: Tensor) -> Tensor:
     """The same numbers, as models of transformers have them: a head's tokens beside each other."""
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "rows", "window", "cut"),
+    [
+        ([90], 1, None, True),
+        ([30, 5, 99], 4, None, True),
+        ([9, 16, 2], 8, None, False),
+        ([99], 2, 12, False),
+    ],
+)
+def test_standing_lists_give_the_same(
+    kernels: Interpreted, contexts: list[int], rows: int, window: int | None, cut: bool
+) -> None:
+    spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, window=window)
+    one_each = [(1, context) for context in contexts]
+    case = make_long_case(spec, one_each, block_size=16, dtype=torch.float32, device=CPU)
+    found, was_cut = kernels.standing(case.copy(), rows)
+    torch.testing.assert_close(found, run_torch(case), rtol=1e-5, atol=1e-6)
+    assert was_cut is cut
 
 
 def test_a_token_without_number_stays_in_its_row(kernels: Interpreted) -> None:

@@ -95,3 +95,23 @@ def test_tiles_fit(dim: int, group: int, itemsize: int) -> None:
         taken = tile.keys * tiles.row_bytes(spec, itemsize) * tile.stages
         queries = height * tiles.dim_padded(dim) * itemsize if tile.queries > 1 else 0
         assert taken + queries <= gpu.room
+
+
+@given(
+    contexts=st.lists(st.integers(1, 5000), min_size=1, max_size=40),
+    keys=st.sampled_from((16, 64)),
+    programs=st.sampled_from((8, 264)),
+    spare=st.integers(0, 20),
+)
+def test_no_more_items_than_there_is_room_for(
+    contexts: list[int], keys: int, programs: int, spare: int
+) -> None:
+    tile = Tile(1, 16, keys, warps=1, stages=1, programs=programs, early=False)
+    ends = np.array(contexts, np.int32)
+    chunks = Chunks.of(0, np.arange(len(ends) + 1), ends, 1)
+    items, merges, partials = lay_out(chunks, None, 2, tile, len(ends) + spare)
+    assert len(items) <= len(ends) + spare
+    assert partials == merges[:, 3].sum() == (items[:, 6] >= 0).sum()
+    read = np.zeros(len(ends), int)
+    np.add.at(read, items[:, 0], items[:, 5] - items[:, 4])
+    assert read.tolist() == contexts

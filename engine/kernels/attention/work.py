@@ -50,9 +50,9 @@ class Chunks:
 
 
 def lay_out(
-    chunks: Chunks, window: int | None, kv_heads: int, tile: Tile
+    chunks: Chunks, window: int | None, kv_heads: int, tile: Tile, most: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Items, merges, and how many partial results there will be.
+    """Items, at most so many, merges, and how many partial results there will be.
 
     Contexts are cut where there are too few tiles to fill the GPU, and where one is far longer than the
     others, which would wait for it. The pieces of one context are of equal length, to the next full turn.
@@ -62,9 +62,13 @@ def lay_out(
     lengths = ends - lows
     mean = lengths.sum() / len(lengths)
     fair = mean * min(2.0, len(lengths) * kv_heads / tile.programs)
-    pieces = np.maximum(1, (lengths / fair + 0.5).astype(np.int64))
-    steps = -(-lengths // (pieces * tile.keys)) * tile.keys
-    pieces = -(-lengths // steps)
+    while True:
+        pieces = np.maximum(1, (lengths / fair + 0.5).astype(np.int64))
+        steps = -(-lengths // (pieces * tile.keys)) * tile.keys
+        pieces = -(-lengths // steps)
+        if most is None or pieces.sum() <= most:
+            break
+        fair *= 1.25
 
     at = np.repeat(np.arange(len(pieces)), pieces)
     firsts = np.cumsum(pieces) - pieces

@@ -1,0 +1,31 @@
+"""The embedding of a decode step, whose tokens may be known to the device alone."""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 1024
+
+
+@triton.jit
+def _embed(out, table, ids, slots, last_ids, WIDTH: tl.constexpr, TILE: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    there = at < WIDTH
+    id = tl.load(ids + token)
+    if id < 0:
+        id = tl.load(last_ids + tl.load(slots + token))
+    tl.store(out + token * WIDTH + at, tl.load(table + id * WIDTH + at, mask=there), mask=there)
+
+
+def embed(table: Tensor, ids: Tensor, slots: Tensor, last_ids: Tensor) -> Tensor:
+    """[tokens] ids, -1 where it is `last_ids[slot]` -> [tokens, width]."""
+    width = table.shape[1]
+    out = torch.empty(len(ids), width, dtype=table.dtype, device=table.device)
+    _embed[(len(ids), triton.cdiv(width, TILE))](
+        out, table, ids, slots, last_ids, WIDTH=width, TILE=TILE, num_warps=4
+    )
+    return out

@@ -1,0 +1,194 @@
+"""Products of few rows with a weight, [outputs, inputs]: what a decode step of a small batch waits for.
+
+They are bound by reading the weight. `vector` is for one row: a program multiplies a few rows of the weight
+and sums, with a norm before it, or a sum or the MLP's activation behind it. `narrow` is for up to 128 rows: a
+tile of the weight is one side of a tensor core's product, and where there are few outputs the inputs are cut
+too, which leaves a sum in parts. docs/gpu-steps.md has the figures beside cuBLAS'.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.attention.launch import launch
+from engine.kernels.attention.tiles import power
+
+NARROW = 32  # rows up to which `narrow` is ahead of cuBLAS whatever the weight is
+SMALL = 2**23  # numbers of a weight up to which it stays ahead for longer
+ENOUGH = 132  # programs that keep a GPU busy
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a product is shared out among programs."""
+
+    outputs: int  # of a program
+    inputs: int  # of a turn
+    warps: int
+    stages: int = 1  # turns whose weights are on their way
+    parts: int = 1  # programs that share the inputs of the same outputs
+
+
+@triton.jit
+def _evened(x, scale, shrink, dtype: tl.constexpr):
+    return ((x * shrink).to(dtype).to(tl.float32) * scale).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _weights(weight, row, at, fits, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr):
+    mask = (row < OUTPUTS)[:, None] & fits[None, :]
+    return tl.load(weight + row.to(tl.int64)[:, None] * INPUTS + at[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _vector(
+    out, x, weight, scale, residual, eps,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr,
+    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    at = tl.arange(0, TURN)
+    dtype = x.dtype.element_ty
+    ALL: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
+    # What needs nothing of the kernel before it is fetched while that one ends.
+    first = _weights(weight, row, at, at < INPUTS, ALL, INPUTS)
+    if GATED:
+        first_up = _weights(weight, row + OUTPUTS, at, at < INPUTS, ALL, INPUTS)
+    if NORM:
+        first_scale = tl.load(scale + at, mask=at < INPUTS, other=0.0).to(tl.float32)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+    value = tl.load(x + at, mask=at < INPUTS, other=0.0).to(tl.float32)
+    if NORM:
+        if TURN >= INPUTS:
+            shrink = tl.rsqrt(tl.sum(value * value) / INPUTS + eps)
+        else:
+            every = tl.arange(0, WHOLE)
+            all_of_it = tl.load(x + every, mask=every < INPUTS, other=0.0).to(tl.float32)
+            shrink = tl.rsqrt(tl.sum(all_of_it * all_of_it) / INPUTS + eps)
+        value = _evened(value, first_scale, shrink, dtype)
+    total = first.to(tl.float32) * value[None, :]
+    if GATED:
+        total_up = first_up.to(tl.float32) * value[None, :]
+    for begin in tl.range(TURN, INPUTS, TURN, num_stages=STAGES):
+        here = begin + at
+        value = tl.load(x + here, mask=here < INPUTS, other=0.0).to(tl.float32)
+        if NORM:
+            by = tl.load(scale + here, mask=here < INPUTS, other=0.0).to(tl.float32)
+            value = _evened(value, by, shrink, dtype)
+        total += _weights(weight, row, here, here < INPUTS, ALL, INPUTS).to(tl.float32) * value[None, :]
+        if GATED:
+            up = _weights(weight, row + OUTPUTS, here, here < INPUTS, ALL, INPUTS)
+            total_up += up.to(tl.float32) * value[None, :]
+
+    result = tl.sum(total, 1).to(dtype)
+    if GATED:
+        gate = result.to(tl.float32)
+        opened = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
+        result = (opened * tl.sum(total_up, 1).to(dtype).to(tl.float32)).to(dtype)
+    if ADD:
+        before = tl.load(residual + row, mask=row < OUTPUTS, other=0.0).to(tl.float32)
+        result = (before + result.to(tl.float32)).to(dtype)
+    tl.store(out + row, result, mask=row < OUTPUTS)
+
+
+def vector(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    scale: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    residual: Tensor | None = None,
+    early: bool = False,
+    cut: Cut | None = None,
+) -> Tensor:
+    """[1, inputs] -> [1, outputs]. `scale`: x is normed first. `gated`: silu of the first half of the
+    outputs, times the second. `residual` is added. `early` as in Tile.
+    """
+    inputs = x.shape[1]
+    outputs = len(weight) // 2 if gated else len(weight)
+    cut = cut or for_vector(outputs, inputs, gated)
+    out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
+    _vector[(triton.cdiv(outputs, cut.outputs),)](
+        out, x, weight, x if scale is None else scale, x if residual is None else residual, eps,
+        OUTPUTS=outputs, INPUTS=inputs, WHOLE=power(inputs), ROWS=cut.outputs, TURN=cut.inputs,
+        NORM=scale is not None, GATED=gated, ADD=residual is not None, STAGES=cut.stages, EARLY=early,
+        num_warps=cut.warps, **launch(early),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _narrow(
+    out, x, weight, rows,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    TURN: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    part = tl.program_id(1)
+    output = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    there = output < OUTPUTS
+    row = tl.arange(0, ROWS)
+    SHARE: tl.constexpr = INPUTS // PARTS
+    at = part * SHARE + tl.arange(0, TURN)
+    of_weight = weight + output.to(tl.int64)[:, None] * INPUTS + at[None, :]
+    of_x = x + row[None, :] * INPUTS + at[:, None]
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for begin in tl.range(0, SHARE, TURN, num_stages=STAGES):
+        w = tl.load(of_weight + begin, mask=there[:, None], other=0.0)
+        v = tl.load(of_x + begin, mask=(row < rows)[None, :], other=0.0)
+        total = tl.dot(w, v, total, input_precision="ieee")
+    to = (part * rows + row).to(tl.int64)[None, :] * OUTPUTS + output[:, None]
+    tl.store(out + to, total.to(out.dtype.element_ty), mask=there[:, None] & (row < rows)[None, :])
+
+
+def narrow(x: Tensor, weight: Tensor, cut: Cut, *, early: bool = False) -> Tensor:
+    """[rows, inputs] -> [parts, rows, outputs], in float32 where parts are several. `early` as in Tile."""
+    (rows, inputs), outputs = x.shape, len(weight)
+    kind = torch.float32 if cut.parts > 1 else x.dtype
+    out = torch.empty(cut.parts, rows, outputs, dtype=kind, device=x.device)
+    _narrow[(triton.cdiv(outputs, cut.outputs), cut.parts)](
+        out, x, weight, rows,
+        OUTPUTS=outputs, INPUTS=inputs, ROWS=max(16, power(rows)), COLUMNS=cut.outputs, TURN=cut.inputs,
+        PARTS=cut.parts, STAGES=cut.stages, EARLY=early, num_warps=cut.warps, **launch(early),
+    )  # fmt: skip
+    return out
+
+
+def for_vector(outputs: int, inputs: int, gated: bool) -> Cut:
+    """Whole rows of the weight at once, as far as they fit into a program."""
+    turn = min(power(inputs), 4096)
+    held = 8192 if outputs > 8192 else 4096  # numbers of a program
+    return Cut(max(1, held // turn // (2 if gated else 1)), turn, warps=4, stages=3)
+
+
+def for_narrow(rows: int, weight: Tensor) -> Cut | None:
+    """None: the product does not lend itself to it, or cuBLAS is ahead."""
+    outputs, inputs = weight.shape
+    if rows > _most_rows(outputs, inputs) or inputs % 128 or weight.itemsize > 2:
+        return None
+    parts = 1
+    while outputs // 64 * parts < ENOUGH and inputs % (2 * parts * 128) == 0 and parts < 8:
+        parts *= 2
+    if rows <= NARROW:
+        return Cut(64, 128, warps=4, stages=4, parts=parts)
+    return Cut(64, 128 if rows <= 64 else 64, warps=4, stages=3, parts=parts)
+
+
+def _most_rows(outputs: int, inputs: int) -> int:
+    """The smaller the weight, the longer a kernel that is quick to begin and to end is ahead."""
+    if outputs * inputs > SMALL:
+        return NARROW
+    return 128 if outputs <= 2048 else 64

@@ -1,0 +1,57 @@
+"""The device's part of a step on a GPU: the fused forward, and tokens drawn where the logits are."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.attention.base import AttentionBackend, Batch
+from engine.attention.triton_backend import StandingWork, TritonAttention
+from engine.cache.store import KVStore
+from engine.kernels.draw import draw
+from engine.models.decoder import Decoder
+from engine.models.fused import FusedDecoder
+
+
+class GpuStage:
+    """A decoder of ours over the Triton back end. DecodeSteps records it, ModelRunner calls the rest."""
+
+    def __init__(self, model: Decoder, store: KVStore, attention: TritonAttention) -> None:
+        self._decoder = FusedDecoder(model, store.layers, attention)
+        self._attention, self._specs = attention, model.config.layers
+        self._dtype, self._device = model.embed.dtype, model.embed.device
+
+    def work(self, rows: int) -> StandingWork:
+        return StandingWork(self._specs, rows, self._dtype, self._device)
+
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
+        x = self._decoder.embed(fields["ids"], fields["slots"], last_ids)
+        hidden = self._decoder.forward(x, fields["positions"], fields["places"], prepared)
+        return self._decoder.logits(hidden)
+
+    def draw(self, logits: Tensor, fields: Mapping[str, Tensor], last_ids: Tensor, *, filtered: bool) -> None:
+        draw(
+            fields["tokens"],
+            last_ids,
+            logits,
+            fields["columns"],
+            fields["slots"],
+            filtered=filtered,
+            early=self._decoder.early(len(logits)),
+        )
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Any other step: [tokens, hidden]."""
+        x = F.embedding(batch.ids, self._decoder.model.embed)
+        return self._decoder.forward(x, batch.positions, batch.places, self._attention.prepare(batch))
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self._decoder.logits(hidden)
+
+
+def stage_for(model: object, store: KVStore, attention: AttentionBackend) -> GpuStage | None:
+    """None: steps go the plain way, through the model's own forward."""
+    if isinstance(model, Decoder) and isinstance(attention, TritonAttention) and store.scheme == "none":
+        return GpuStage(model, store, attention)
+    return None

@@ -1,0 +1,70 @@
+"""What the kernels mean, in plain torch, with the kernels' own signatures."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.cache.store import KVLayer
+from engine.models.rope import rotate
+from engine.sampling.rows import COLUMNS, RowsView
+from engine.sampling.sampler import sample
+
+
+def added(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    return parts.float().sum(0).to(dtype)
+
+
+def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    if parts is not None:
+        x += added(parts, x.dtype)
+    return F.rms_norm(x, x.shape[1:], None, eps) * weight
+
+
+def swiglu(parts: Tensor, dtype: torch.dtype) -> Tensor:
+    gate, up = added(parts, dtype).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def turn(
+    parts: Tensor,
+    layer: KVLayer,
+    weight: Tensor | None,
+    eps: float,
+    rope: Tensor | None,
+    positions: Tensor,
+    places: Tensor,
+) -> Tensor:
+    spec, dtype = layer.spec, layer.keys.dtype
+    heads = (spec.heads, spec.kv_heads)
+    qk, v = added(parts, dtype).view(len(positions), -1, spec.key_dim).split((sum(heads), spec.kv_heads), 1)
+    if weight is not None:
+        qk = F.rms_norm(qk, qk.shape[2:], None, eps) * weight
+    if rope is not None:
+        qk = qk.contiguous()
+        rotate(qk, *rope[positions].unsqueeze(1).chunk(2, dim=-1))
+    q, k = qk.split(heads, dim=1)
+    kept = places >= 0
+    layer.keys.flatten(0, 1)[places[kept]] = k[kept]
+    layer.values.flatten(0, 1)[places[kept]] = v[kept]
+    return q
+
+
+def embed(table: Tensor, ids: Tensor, slots: Tensor, last_ids: Tensor) -> Tensor:
+    return table[torch.where(ids < 0, last_ids[slots], ids)]
+
+
+def draw(
+    out: Tensor, last_ids: Tensor, logits: Tensor, columns: Tensor, slots: Tensor, *, filtered: bool
+) -> None:
+    host = np.ascontiguousarray(columns.cpu().numpy().T)
+    sampled = sample(logits.float(), RowsView(host, columns))
+    last_ids[slots] = sampled.ids
+    out.copy_(sampled.ids.masked_fill(sampled.bad, -1))
+
+
+def settings(rows: list[dict[str, float]], vocab: int) -> Tensor:
+    """Columns as the sampler wants them, what is not said being off."""
+    off = dict.fromkeys(COLUMNS, 0.0) | {"top_k": vocab, "top_p": 1.0, "repetition": 1.0}
+    numbers = [[(off | row)[name] for name in COLUMNS] for row in rows]
+    return torch.tensor(numbers, dtype=torch.float64).T.contiguous()

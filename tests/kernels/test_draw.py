@@ -1,0 +1,94 @@
+"""Drawing without a sort under Triton's interpreter, against engine/sampling's definition."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.kernels import oracles
+from tests.kernels.interpreted import Interpreted
+
+pytest.importorskip("triton", reason="no Triton here")
+
+VOCAB = 2500  # two chunks, the second not full
+WARM = {"temperature": 0.8}
+
+
+def drawn(kernels: Interpreted, logits: Tensor, rows: list[dict[str, float]]) -> tuple[list[int], list[int]]:
+    """The tokens that the kernels draw, and those of the definition."""
+    columns = oracles.settings(rows, logits.shape[1])
+    filtered = any("top_k" in row or "top_p" in row for row in rows)
+    slots = torch.arange(len(rows)).flip(0) + 1
+    found = []
+    for call in (lambda *a, **k: kernels.call("draw", "draw", *a, **k)[1], in_place):
+        empty = torch.full((len(rows),), -7), torch.full((len(rows) + 2,), -7)
+        out, last_ids, *_ = call(*empty, logits, columns, slots, filtered=filtered)
+        assert last_ids[slots].tolist() == [max(0, token) for token in out.tolist()]
+        assert last_ids[[0, -1]].tolist() == [-7, -7]
+        found.append(out.tolist())
+    return found[0], found[1]
+
+
+def in_place(*given: Tensor, **named: bool) -> tuple[Tensor, ...]:
+    oracles.draw(*given, **named)
+    return given
+
+
+def logits_of(rows: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    spread = torch.linspace(0.5, 6, rows)[:, None]
+    return (torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * spread).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_plain_rows(kernels: Interpreted, dtype: torch.dtype) -> None:
+    rows = [
+        {"temperature": heat, "uniform": (7 * n % 10 + 0.5) / 10} for n, heat in enumerate([0.3, 0.8, 1, 2])
+    ]
+    rows += [
+        {"temperature": 0.0},
+        {"temperature": 1e-30, "uniform": 0.99},
+        WARM | {"min_p": 0.2, "uniform": 0.9},
+    ]
+    found, wanted = drawn(kernels, logits_of(len(rows), dtype=dtype), rows)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_filters(kernels: Interpreted, seed: int) -> None:
+    rows: list[dict[str, float]] = [
+        WARM | {"top_k": 3},
+        WARM | {"top_p": 0.5},
+        WARM | {"top_k": 40, "top_p": 0.9},
+        WARM | {"top_p": 0.95, "min_p": 0.05},
+        WARM | {"top_k": 1},
+        WARM,
+        {"temperature": 0.0, "top_k": 5},
+        WARM | {"top_p": 1e-9},
+    ]
+    draws = torch.rand(len(rows), generator=torch.Generator().manual_seed(seed)).double()
+    for row, uniform in zip(rows, draws.tolist(), strict=True):
+        row["uniform"] = uniform
+    found, wanted = drawn(kernels, logits_of(len(rows), seed, torch.float16), rows)
+    assert found == wanted
+
+
+def test_equals_stay_together(kernels: Interpreted) -> None:
+    """Of five that share the third place, top-k 3 keeps all; the last one can be drawn."""
+    logits = torch.full((1, VOCAB), -20.0)
+    logits[0, [7, 2300]] = 2.0
+    logits[0, [100, 200, 300, 400, 2400]] = 1.0
+    for uniform in (0.0, 0.3, 0.6, 0.999999):
+        found, wanted = drawn(kernels, logits, [{"temperature": 1.0, "top_k": 3, "uniform": uniform}])
+        assert found == wanted
+
+
+def test_rows_without_a_number_say_so(kernels: Interpreted) -> None:
+    logits = logits_of(5)
+    logits[0, 2000] = torch.nan
+    logits[1] = -torch.inf
+    logits[2, 3] = torch.inf
+    logits[3, 1200:] = -torch.inf  # sound: what is left can be drawn
+    for filters in ({}, {"top_k": 2}):
+        rows = [WARM | filters | {"uniform": 0.7}] * 3 + [WARM, {"temperature": 0.0}]
+        found, wanted = drawn(kernels, logits, rows)
+        assert found == wanted
+        assert found[:3] == [-1, -1, -1]

@@ -1,0 +1,81 @@
+"""The kernels around the products under Triton's interpreter, against plain torch."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cache.store import KVLayer
+from engine.config import LayerSpec, RopeSpec
+from engine.models.rope import rope_table
+from tests.kernels import oracles
+from tests.kernels.interpreted import Interpreted
+
+pytest.importorskip("triton", reason="no Triton here")
+
+TOLERANCES = {torch.float32: 1e-6, torch.float16: 2e-3}
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    assert found.dtype == wanted.dtype
+    tolerance = TOLERANCES[wanted.dtype]
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+@DTYPES
+@pytest.mark.parametrize(("width", "parts"), [(48, 0), (48, 1), (100, 3)])
+def test_norm(kernels: Interpreted, width: int, parts: int, dtype: torch.dtype) -> None:
+    x, weight = numbers(3, width).to(dtype), numbers(width, seed=1).to(dtype)
+    added = numbers(parts, 3, width, seed=2).to(torch.float32 if parts > 1 else dtype) if parts else None
+    found, (changed, *_) = kernels.call("norm", "norm", x.clone(), added, weight, 1e-5)
+    close(found, oracles.norm(x, added, weight, 1e-5))  # which changes x
+    close(changed, x)
+
+
+@DTYPES
+@pytest.mark.parametrize("parts", [1, 2])
+def test_swiglu(kernels: Interpreted, parts: int, dtype: torch.dtype) -> None:
+    both = numbers(parts, 2, 2 * 1100).to(torch.float32 if parts > 1 else dtype)
+    found, _ = kernels.call("swiglu", "swiglu", both, dtype)
+    close(found, oracles.swiglu(both, dtype))
+
+
+@DTYPES
+@pytest.mark.parametrize(
+    ("heads", "dim", "normed", "turned", "parts"),
+    [((4, 2), 32, True, True, 1), ((3, 1), 24, False, True, 2), ((7, 1), 16, True, False, 1)],
+)
+def test_turn(
+    kernels: Interpreted,
+    heads: tuple[int, int],
+    dim: int,
+    normed: bool,
+    turned: bool,
+    parts: int,
+    dtype: torch.dtype,
+) -> None:
+    spec = LayerSpec(heads=heads[0], kv_heads=heads[1], key_dim=dim, value_dim=dim, scale=1.0)
+    cells = torch.full((3, 16, heads[1], dim), torch.nan, dtype=dtype)
+    layer = KVLayer(spec, cells.clone(), cells.clone())
+    rope = rope_table(RopeSpec(theta=10000.0), dim, 50, dtype) if turned else None
+    weight = numbers(sum(heads), dim, seed=3).to(dtype) if normed else None
+    given = numbers(parts, 5, (heads[0] + 2 * heads[1]) * dim).to(torch.float32 if parts > 1 else dtype)
+    places, positions = torch.tensor([3, -1, 40, 0, -1]), torch.tensor([17, 0, 49, 3, 0])
+    arguments: tuple[Any, ...] = (given, layer, weight, 1e-5, rope, positions, places)
+    found, (_, written, *_) = kernels.call("rotary", "turn", *arguments)
+    close(found, oracles.turn(*arguments))
+    close(written.keys.nan_to_num(7.0), layer.keys.nan_to_num(7.0))
+    assert torch.equal(written.values.nan_to_num(7.0), layer.values.nan_to_num(7.0))
+    assert written.keys.isfinite().any(dim=(2, 3)).sum() == 3  # those of the tokens that have a place
+
+
+def test_embed(kernels: Interpreted) -> None:
+    given = numbers(9, 1030), torch.tensor([4, -1, 0]), torch.tensor([2, 1, 0]), torch.tensor([8, 6, 7])
+    found, _ = kernels.call("embed", "embed", *given)
+    assert torch.equal(found, oracles.embed(*given))
