@@ -10,7 +10,7 @@ INSTALL = command -v "$(PYTHON)" >/dev/null || { \
 	exit 2; }; "$(PYTHON)" install.py --venv "$(VENV)"
 RECIPE_OF_ENVIRONMENT = pyproject.toml constraints.txt install.py
 
-.PHONY: help chat test lint format bench clean
+.PHONY: help chat test lint format bench shots pictures clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -32,6 +32,12 @@ format: $(VENV)/.for-test  ## rewrite the code as ruff wants it
 
 bench: $(VENV)/.for-chat  ## list the benchmarks; ARGS="NAME ..." runs one
 	@"$(BIN)/python" -m benchmarks $(ARGS)
+
+shots: $(VENV)/.for-chat  ## take the pictures of the documentation from the real program
+	@"$(BIN)/python" -m docs.shots
+
+pictures: $(VENV)/.for-test  ## take anew what the screens are compared with; the diff shows what changed
+	@UPDATE_PICTURES=1 "$(BIN)/python" -m pytest tests/pictures -q $(ARGS)
 
 clean:  ## remove the environment, the caches and what was built
 	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

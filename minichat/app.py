@@ -19,6 +19,8 @@ from textual.app import App, SuspendNotSupported
 from textual.binding import BindingType
 from textual.command import CommandPalette, Provider
 from textual.dom import DOMNode
+from textual.events import Event as TextualEvent
+from textual.events import Paste
 from textual.scrollbar import ScrollBar
 from textual.theme import Theme
 from textual.widgets import Input, TextArea
@@ -28,17 +30,18 @@ from engine.events import Died, Event
 from engine.params import SamplingParams
 from engine.snapshot import Snapshot
 from minichat import clipboard
-from minichat.backends.protocol import Backend
+from minichat.backends.protocol import Backend, LinkBack, LinkLost
 from minichat.chats.errors import StoreError
 from minichat.chats.store import Store
-from minichat.conversation import Conversation, Desk
+from minichat.conversation import Conversation
 from minichat.decoding import Preset
+from minichat.desk import Desk
 from minichat.first import First
 from minichat.keeper import Keeper
 from minichat.keys import bindings, bound, key_name, keys_of
 from minichat.open_chats import OpenChats
 from minichat.pacer import Pacer
-from minichat.palette import Commands
+from minichat.palette import Commands, Palette
 from minichat.paths import Paths
 from minichat.pulse import Pulse
 from minichat.remembered import Remembered
@@ -51,6 +54,7 @@ from minichat.terminal import Terminal
 from minichat.themes import Themes, Watch, load_themes, shipped_themes
 from minichat.widgets.marks import PlainBars
 from minichat.widgets.transcript import glyphs
+from minichat.widgets.transcript.glyphs import enterable, one_line
 
 RESTART = 64  # the exit code that asks to be started again
 _TWICE = 1.0  # seconds between two Ctrl+C that quit
@@ -141,10 +145,16 @@ class MinichatApp(App[object], inherit_bindings=False):
     # The engine
 
     def heard(self, events: Sequence[Event]) -> None:
+        if not self.main.is_attached:
+            return  # the screen has gone, and the engine goes
         for event in events:
-            if isinstance(event, Died) and self.is_running:
+            if isinstance(event, Died):
                 self.keeper.lose(f"the engine has stopped: {event.error}")
                 self.ask(self._look())
+            elif isinstance(event, LinkLost) and self.is_running:
+                self.keeper.cut(event)
+            elif isinstance(event, LinkBack):
+                self.keeper.mended(event)
         self.main.show_events(events)
 
     async def _look(self) -> None:
@@ -171,10 +181,15 @@ class MinichatApp(App[object], inherit_bindings=False):
 
         self.run_worker(ask())
 
+    async def on_event(self, event: TextualEvent) -> None:
+        if isinstance(event, Paste) and not event.is_forwarded:
+            event.text = enterable(event.text)  # for whichever field it goes to
+        await super().on_event(event)
+
     # What goes wrong
 
     def complain(self, sentence: str) -> None:
-        self.notify(sentence, severity="error", timeout=8, markup=False)
+        self.notify(one_line(sentence), severity="error", timeout=8, markup=False)
 
     @contextmanager
     def complaining(self) -> Iterator[None]:
@@ -299,7 +314,7 @@ class MinichatApp(App[object], inherit_bindings=False):
 
     def action_command_palette(self) -> None:
         if not CommandPalette.is_open(self):
-            self.push_screen(CommandPalette(placeholder="what to do", id="--command-palette"))
+            self.push_screen(Palette())
 
     def action_tour(self) -> None:
         """A program of its own, with an engine of its own, while this one stands aside."""

@@ -96,6 +96,8 @@ def _read(name: str, path: Path) -> str:
 
 # Completion
 
+Entry = tuple[str, bool]  # of a folder: its name, and whether it is a folder itself
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -120,22 +122,34 @@ def typing(before: str) -> Typing | None:
     return Typing(found.start(), found["quoted"] or found["bare"] or "") if found else None
 
 
-def offers(name: str) -> list[Offer]:
-    """Files and folders whose names begin so, then those that have it within; none where it is complete."""
-    above, slash, last = name.rpartition("/")
-    wanted = last.lower()
-    entries = []
+def folder_of(name: str) -> str:
+    """The part of a name whose entries may complete it."""
+    above, slash, _ = name.rpartition("/")
+    return above + slash
+
+
+def entries(folder: str) -> list[Entry]:
+    """What is in a folder, and which of that are folders. Takes as long as the file system does."""
     try:
-        with os.scandir(_path(above + slash)) as found:
-            for entry, _ in zip(found, range(_LOOKED_AT), strict=False):
-                lower = entry.name.lower()
-                if wanted in lower and not (lower.startswith(".") and not last.startswith(".")):
-                    entries.append((not lower.startswith(wanted), lower, entry.name, entry.is_dir()))
+        with os.scandir(_path(folder)) as found:
+            return [(each.name, each.is_dir()) for each, _ in zip(found, range(_LOOKED_AT), strict=False)]
     except (OSError, ValueError):
         return []
-    if [each[2] for each in entries] == [last] and not entries[0][3]:
+
+
+def offers(name: str, entries: Sequence[Entry]) -> list[Offer]:
+    """Entries of its folder that begin so, then those that have it within; none where it is complete."""
+    above = folder_of(name)
+    last = name.removeprefix(above)
+    wanted = last.lower()
+    fitting = [
+        (not entry.lower().startswith(wanted), entry.lower(), entry, folder)
+        for entry, folder in entries
+        if wanted in entry.lower() and not (entry.startswith(".") and not last.startswith("."))
+    ]
+    if [each[2] for each in fitting] == [last] and not fitting[0][3]:
         return []
-    return [_offer(f"{above}{slash}{each}", folder) for _, _, each, folder in sorted(entries)[:_OFFERED]]
+    return [_offer(f"{above}{each}", folder) for _, _, each, folder in sorted(fitting)[:_OFFERED]]
 
 
 def _offer(path: str, folder: bool) -> Offer:

@@ -1,8 +1,10 @@
 """The models that are on this machine: the built-in one, folders, the cache of the hub. Only ever read."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from engine.models.find import BUILT_IN, CONFIG, HUB_NAME, find_model
@@ -36,17 +38,23 @@ class Model:
         return all(word in text for word in query.lower().split())
 
 
-def catalogue(folders: Iterable[str], recent: Sequence[str]) -> list[Model]:
-    """Recently used ones first, then the built-in one, folders, the hub's cache. Reads many small files."""
-    found: dict[str, Model] = {}
-    for model in [*_built_in(), *_in_folders([*folders, os.curdir]), *_in_cache(hub_cache())]:
-        found.setdefault(model.name, model)
-    used = []
-    for name in map(identity, recent):
-        known = found.pop(name, None) or _elsewhere(name)
-        if known is not None:
-            used.append(replace(known, recent=True))
-    return [*used, *sorted(found.values(), key=lambda model: bool(model.trouble))]
+Source = Callable[[], list[Model]]  # reads many small files, and may take as long as a network does
+
+
+def sources(folders: Iterable[str], recent: Sequence[str]) -> list[Source]:
+    """Where models may be, each apart: one that does not answer holds up none of the others."""
+    used: list[Source] = [partial(_recent, name) for name in recent]
+    near: list[Source] = [partial(_in_folder, folder) for folder in [*folders, os.curdir]]
+    return [*used, _built_in, *near, _in_cache]
+
+
+def arranged(found: Iterable[Iterable[Model]]) -> list[Model]:
+    """What came of the sources, in their order, each model once: what cannot be run comes last."""
+    models: dict[str, Model] = {}
+    for model in chain.from_iterable(found):
+        known = models.get(model.name)
+        models[model.name] = replace(model, recent=True) if known is not None and known.recent else model
+    return sorted(models.values(), key=lambda model: bool(model.trouble) and not model.recent)
 
 
 def identity(name: str) -> str:
@@ -55,12 +63,18 @@ def identity(name: str) -> str:
     return os.path.realpath(path) if name != BUILT_IN and os.path.isdir(path) else name
 
 
-def named(query: str) -> Model | None:
-    """What was typed, if it can be a model by itself: a folder that there is, or a name of the hub."""
+def local(query: str) -> Model | None:
+    """What was typed, if it is a folder with a model. Asks the file system."""
     name = query.strip()
     if name and os.path.isfile(os.path.join(os.path.expanduser(name), CONFIG)):
         folder = identity(name)
         return Model(folder, "folder", support(Path(folder)))
+    return None
+
+
+def on_hub(query: str) -> Model | None:
+    """What was typed, if it can be a name of the hub."""
+    name = query.strip()
     if name.count("/") == 1 and HUB_NAME.fullmatch(name) and ".." not in name and "--" not in name:
         return Model(name, "hub")
     return None
@@ -72,26 +86,30 @@ def hub_cache() -> Path:
     return Path(hub.HF_HUB_CACHE)
 
 
-def _built_in() -> Iterator[Model]:
-    yield Model(BUILT_IN, "built in", support(find_model(None).folder))
+def _built_in() -> list[Model]:
+    return [Model(BUILT_IN, "built in", support(find_model(None).folder))]
 
 
-def _in_folders(folders: Iterable[str]) -> Iterator[Model]:
-    """Folders that are checkpoints, and the checkpoints right inside of folders."""
-    for folder in folders:
-        path = Path(identity(folder))
-        for each in [path, *_children(path)]:
-            if (each / CONFIG).is_file() and (looked := support(each)).family:
-                yield Model(str(each), "folder", looked)
+def _in_folder(folder: str) -> list[Model]:
+    """The folder, if it is a checkpoint, and the checkpoints right inside of it."""
+    path = Path(identity(folder))
+    return [
+        Model(str(each), "folder", looked)
+        for each in [path, *_children(path)]
+        if (each / CONFIG).is_file() and (looked := support(each)).family
+    ]
 
 
-def _in_cache(cache: Path) -> Iterator[Model]:
-    for home in _children(cache):
-        if not home.name.startswith("models--"):
-            continue
-        name = home.name.removeprefix("models--").replace("--", "/", 1)
+def _in_cache() -> list[Model]:
+    return [model for home in _children(hub_cache()) for model in _cached(home)]
+
+
+def _cached(home: Path) -> Iterator[Model]:
+    """The model of a folder of the hub's cache."""
+    name = home.name.removeprefix("models--").replace("--", "/", 1)
+    if home.name.startswith("models--") and HUB_NAME.fullmatch(name):
         snapshot = _snapshot(home)
-        if snapshot is not None and (snapshot / CONFIG).is_file() and HUB_NAME.fullmatch(name):
+        if snapshot is not None and (snapshot / CONFIG).is_file():
             yield Model(name, "hub cache", support(snapshot))
 
 
@@ -103,11 +121,17 @@ def _snapshot(home: Path) -> Path | None:
         return None
 
 
-def _elsewhere(name: str) -> Model | None:
-    """A model that was used once, and is in none of the places."""
-    if os.path.isabs(name):
-        return named(name)
-    return Model(name, "hub") if "/" in name else None
+def _recent(name: str) -> list[Model]:
+    """A model that was used once, if it is still there or can be fetched."""
+    name = identity(name)
+    if name == BUILT_IN:
+        model: Model | None = _built_in()[0]
+    elif os.path.isabs(name):
+        model = local(name)
+    else:
+        home = hub_cache() / f"models--{name.replace('/', '--')}"
+        model = next(_cached(home), None) or on_hub(name)
+    return [replace(model, recent=True)] if model is not None else []
 
 
 def _children(folder: Path) -> list[Path]:

@@ -4,10 +4,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from textual.command import DiscoveryHit, Hit, Hits, Provider
+from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
+from textual.widgets import Input, LoadingIndicator
 
 from minichat.keys import COMMANDS, key_name, keys_of
 from minichat.switches import NAMES
+from minichat.widgets.tabs import titled
 
 if TYPE_CHECKING:
     from minichat.app import MinichatApp
@@ -40,5 +42,16 @@ class Commands(Provider):
             yield title, "Engine", partial(app.main.run_action, f"switch({each.name!r})")
         for index, conversation in enumerate(app.chats):
             chat = conversation.chat
-            title = f"Go to {chat.letter.upper()}: {chat.title or 'new chat'}"
+            title = f"Go to {chat.letter.upper()}: {titled(chat.title)}"
             yield title, "Chats", partial(app.main.run_action, f"go({index})")
+
+
+class Palette(CommandPalette):
+    """Nothing in it moves by itself: that is a timer, and bytes over the network for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(placeholder="what to do", id="--command-palette")
+
+    def on_mount(self) -> None:
+        self.query_one(Input).cursor_blink = False
+        self.query_one(LoadingIndicator).auto_refresh = None

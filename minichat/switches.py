@@ -11,10 +11,10 @@ NAMES = {
     "graphs": "graphs",
 }
 MEANING = {
-    "prefix_cache": "blocks that hold the beginning of a prompt already are used again",
-    "chunked_prefill": "long prompts are cut, so that replies go on beside them",
-    "overlap": "the next step is planned while the device works",
-    "graphs": "the device replays recorded steps instead of being told each kernel",
+    "prefix_cache": "what was read before is not computed again",
+    "chunked_prefill": "prompts are cut, so that replies go on",
+    "overlap": "plans the next step while the device works",
+    "graphs": "the device replays recorded steps",
 }
 
 

@@ -8,6 +8,8 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, TextArea
 
+from minichat.widgets.transcript.glyphs import enterable
+
 
 class AskScreen(ModalScreen[str | None]):
     """Gives the text, or None where the person thought better of it."""
@@ -21,6 +23,7 @@ class AskScreen(ModalScreen[str | None]):
         super().__init__()
         self._question, self._lines = question, lines
         self._field: Input | TextArea
+        answer = enterable(answer)
         if lines:
             self._field = TextArea(answer, soft_wrap=True, highlight_cursor_line=False)
         else:

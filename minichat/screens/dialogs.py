@@ -17,6 +17,8 @@ from minichat.screens.models import ModelScreen
 from minichat.screens.pick import Choice, PickScreen
 from minichat.screens.switches import switches as switches
 from minichat.screens.why import why as why
+from minichat.widgets.tabs import titled
+from minichat.widgets.transcript.glyphs import one_line
 
 if TYPE_CHECKING:
     from minichat.screens.main import MainScreen
@@ -100,7 +102,7 @@ def jump(screen: MainScreen) -> None:
 
     def line(letter: str, title: str, note: str, style: str) -> Content:
         return Content.assemble(
-            (f" {letter.upper():2} ", style), f" {title or 'new chat'}  ", (note, "$text-muted")
+            (f" {letter.upper():2} ", style), f" {titled(title)}  ", (one_line(note), "$text-muted")
         )
 
     def find(query: str) -> list[Choice[int]]:

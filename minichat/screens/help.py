@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
+from textwrap import wrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -68,9 +69,13 @@ class HelpScreen(ModalScreen[None]):
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="sheet -help") as sheet:
             sheet.border_title, sheet.border_subtitle = "Help", "Esc leave"
-            yield Static(self._text())
+            yield Static()
 
-    def _text(self) -> Content:
+    def on_resize(self) -> None:
+        text = self.query_one(Static)
+        text.update(self._text(text.size.width))
+
+    def _text(self, width: int) -> Content:
         lines: list[Content] = []
         for group, commands in groupby(COMMANDS, key=lambda command: command.group):
             rows = [
@@ -80,9 +85,9 @@ class HelpScreen(ModalScreen[None]):
             ]
             if group == "Chats":
                 rows.append(("Alt+1 ... Alt+9", "Go to a chat"))
-            lines += self._section(group, rows)
+            lines += self._section(group, rows, width)
         for title, pairs in _ELSEWHERE:
-            lines += self._section(title, pairs)
+            lines += self._section(title, pairs, width)
         lines += [
             Content.styled(
                 "Terminals and tmux keep some keys to themselves: ^P has every command.", "$text-muted"
@@ -90,8 +95,11 @@ class HelpScreen(ModalScreen[None]):
         ]
         return Content("\n").join(lines)
 
-    def _section(self, title: str, rows: Iterable[tuple[str, str]]) -> list[Content]:
+    def _section(self, title: str, rows: Iterable[tuple[str, str]], width: int) -> list[Content]:
+        """What a key does goes on below where it began."""
         lines = [Content.styled(title, "bold $text-primary")]
         for keys, what in rows:
-            lines.append(Content.assemble((f"  {keys:{_KEYS}}", "bold $text-accent"), (what, "$text")))
+            first, *more = wrap(what, max(width - _KEYS - 2, 16))
+            lines.append(Content.assemble((f"  {keys:{_KEYS}}", "bold $text-accent"), (first, "$text")))
+            lines += [Content.styled(f"{'':{_KEYS + 2}}{line}", "$text") for line in more]
         return [*lines, Content("")]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from minichat.conversation import Conversation
 from minichat.decoding import strategy
 from minichat.keys import COMMANDS, key_name, keys_of
-from minichat.widgets.tabs import Tab
+from minichat.widgets.tabs import Tab, titled
 
 _FOOTER = (
     "view.help",
@@ -22,7 +22,7 @@ def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool) 
     chat = conversation.chat
     return Tab(
         letter=f" {chat.letter.upper()} ",
-        title=chat.title or "new chat",
+        title=titled(chat.title),
         colours=colours,
         active=active,
         shown=shown,

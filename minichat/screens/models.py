@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.widgets import Input, OptionList
 
 from minichat.backends.bridge import in_thread
-from minichat.catalogue import Model, catalogue, identity, named
+from minichat.catalogue import Model, Source, arranged, identity, local, on_hub, sources
 from minichat.keeper import Keeper
 from minichat.progress import size
 from minichat.remembered import Remembered
@@ -26,9 +26,11 @@ class ModelScreen(PickScreen[Model]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+x", "call_off", show=False, priority=True)]
 
     def __init__(self, keeper: Keeper, folders: Sequence[str]) -> None:
-        super().__init__("model", self._found, _HINT)
-        self._keeper, self._folders = keeper, folders
-        self._models: list[Model] | None = None  # None: they are being looked for
+        super().__init__("model", self._fitting, _HINT)
+        self._keeper = keeper
+        self._sources = sources(folders, Remembered.read(keeper.app.paths.remembered).models)
+        self._found_in: dict[int, list[Model]] = {}  # by the place of the source; the rest has not answered
+        self._typed: dict[str, Model | None] = {}  # what was typed, as the file system knows it
         self._present = identity(keeper.model)
 
     def on_mount(self) -> None:
@@ -36,22 +38,41 @@ class ModelScreen(PickScreen[Model]):
         self._keeper.tell = self._hear
         if self._keeper.fetching:
             self._hear(f"fetching {self._keeper.fetching}")
-        self.run_worker(self._look())
+        for place, source in enumerate(self._sources):
+            self.run_worker(self._look(place, source))
 
     def on_unmount(self) -> None:
         self._keeper.tell = None
 
-    async def _look(self) -> None:
-        recent = Remembered.read(self._keeper.app.paths.remembered).models
-        self._models = await in_thread(lambda: catalogue(self._folders, recent))
-        self._list(self.query_one(Input).value)
+    # File systems are asked in threads: one of a network may take its time, or never answer.
 
-    def _found(self, query: str) -> Sequence[Choice[Model]]:
-        models = [model for model in self._models or [] if model.holds(query)]
-        typed = named(query)
+    async def _look(self, place: int, source: Source) -> None:
+        self._found_in[place] = await in_thread(source)
+        self._fill()
+
+    async def _look_for(self, query: str) -> None:
+        self._typed[query] = await in_thread(lambda: local(query))
+        self._fill()
+
+    def _fill(self) -> None:
+        """More has been found; the chosen line stays chosen."""
+        options = self.query_one(OptionList)
+        chosen = self.choice(options.highlighted_option) if options.highlighted else None
+        self._list(self.query_one(Input).value)
+        if chosen is not None:
+            values = [choice.value for choice in self._choices.values()]
+            options.highlighted = values.index(chosen.value) if chosen.value in values else 0
+
+    def _fitting(self, query: str) -> Sequence[Choice[Model]]:
+        found = arranged(models for _, models in sorted(self._found_in.items()))
+        models = [model for model in found if model.holds(query)]
+        if query not in self._typed:
+            self._typed[query] = None
+            self.run_worker(self._look_for(query))
+        typed = self._typed[query] or on_hub(query)
         if typed is not None and typed.name not in {model.name for model in models}:
             models.append(typed)
-        if not models and self._models is not None and not self._keeper.fetching:
+        if not models and len(self._found_in) == len(self._sources) and not self._keeper.fetching:
             self.say("nothing here is called so; a folder or a whole name of the hub can be typed")
         return [Choice(self._line(model), model) for model in models]
 

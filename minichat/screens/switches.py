@@ -46,7 +46,7 @@ def _choice(switch: Switch) -> Choice[str]:
                 f" {'on ' if switch.on else 'off'} ",
                 "bold $text-success" if switch.on else "bold $text-warning",
             ),
-            (f" {NAMES.get(switch.name, switch.name)}  ", "bold"),
+            (f" {NAMES.get(switch.name, switch.name):16} ", "bold"),
             (MEANING.get(switch.name, ""), "$text-muted"),
         ),
         switch.name,

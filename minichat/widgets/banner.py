@@ -5,6 +5,7 @@ from textual.reactive import reactive
 from textual.widgets import Static
 
 from minichat.widgets.marks import UNICODE, Marks
+from minichat.widgets.transcript.glyphs import drawable
 
 _BAR = 12  # cells
 
@@ -20,6 +21,7 @@ class Banner(Static):
         if share is not None:
             full = round(min(max(share, 0.0), 1.0) * _BAR)
             bar = f"  {self.marks.bar * full}{self.marks.rest * (_BAR - full)} {share:4.0%}"
-        self.update(Content(f" {text}{bar}"), layout=False)
+        line = drawable(" ".join(text.splitlines()))
+        self.update(Content(f" {line}{bar}"), layout=False)
         self.set_class(fault, "-fault")
         self.display = bool(text)

@@ -16,6 +16,7 @@ from textual.widgets import Input, Static
 from minichat.chats.model import Message
 from minichat.conversation import Conversation
 from minichat.decoding import strategy
+from minichat.widgets.tabs import titled
 from minichat.widgets.transcript import Glyphs, Transcript
 
 _PAGE = 50  # older messages at a time
@@ -29,7 +30,7 @@ class PaneHead(Widget):
     figures: reactive[str] = reactive("", layout=False)
 
     def render(self) -> Content:
-        room = self.size.width - len(self.figures) - 1
+        room = self.size.width - len(self.figures) - (3 if self.figures else 1)
         label = self.label.truncate(max(room, 0), ellipsis=True)
         gap = " " * max(0, self.size.width - label.cell_length - len(self.figures) - 1)
         return Content.assemble(label, gap, (self.figures, "$text-muted"), " ")
@@ -130,20 +131,22 @@ class ChatPane(Vertical):
 
     def show_label(self, colours: str, *, active: bool) -> None:
         chat = self.conversation.chat
-        title = chat.title or "new chat"
         self.head.label = Content.assemble(
             (f" {chat.letter.upper()} ", f"bold {colours}"),
-            (f" {title} ", "bold $text" if active else "$text-muted"),
+            (f" {titled(chat.title)} ", "bold $text" if active else "$text-muted"),
             (f" {strategy(chat.params)}", "$text-muted"),
         )
         self.set_class(active, "-active")
 
     def show_figures(self) -> None:
-        """How the reply that runs is doing."""
+        """How the reply that runs is doing; while somebody looks for a text, which place this is."""
         self.head.figures = self._figures()
 
     def _figures(self) -> str:
         run, chat = self.conversation.run, self.conversation.chat
+        if self.finder.value:
+            place, total, whole = self.transcript.find_count
+            return f"{place} of {total}{'' if whole else '+'}" if total else "found nowhere"
         if run is None:
             return ""
         if run.first is None:
@@ -174,23 +177,29 @@ class ChatPane(Vertical):
     def find(self) -> None:
         self.read_older(self.conversation.chat.earlier)
         self.finder.display = True
+        self.add_class("-finding")  # the head says which place this is, of how many
         self.finder.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
         self.transcript.find(event.value)
+        self.show_figures()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
         self.transcript.find_next(1)
+        self.show_figures()
 
     def on_find_bar_stepped(self, event: FindBar.Stepped) -> None:
         self.transcript.find_next(event.by)
+        self.show_figures()
 
     def on_find_bar_left(self) -> None:
         self.finder.display = False
+        self.remove_class("-finding")
         self.finder.value = ""
         self.transcript.clear_find()
+        self.show_figures()
 
     def on_click(self, event: Click) -> None:
         self.post_message(self.Touched(self.conversation))

@@ -6,9 +6,11 @@ from textual.events import Blur, Key
 from textual.message import Message
 from textual.widgets import TextArea
 
-from minichat.attachments import offers, typing
+from minichat.attachments import Entry, entries, folder_of, offers, typing
+from minichat.backends.bridge import in_thread
 from minichat.keys import keys_of
 from minichat.widgets.completion import CompletionList
+from minichat.widgets.transcript.glyphs import enterable
 
 
 class Prompt(TextArea):
@@ -39,6 +41,8 @@ class Prompt(TextArea):
             id=id, soft_wrap=True, tab_behavior="focus", highlight_cursor_line=False, max_checkpoints=200
         )
         self.completion = CompletionList(id="completion")
+        self._folder: str | None = None  # where the name behind the @ leads, and what is there
+        self._entries: list[Entry] = []
         self._refused: tuple[int, int] | None = None  # the @ whose offers the person has sent away
         self.cursor_blink = False  # a blinking cursor is a timer, and bytes over the network for nothing
         self.obey({})
@@ -99,7 +103,19 @@ class Prompt(TextArea):
         if found is None:
             self._refused = None
         wanted = found is not None and self.has_focus and (row, found.start) != self._refused
-        self.completion.show(tuple(offers(found.name)) if found and wanted else ())
+        folder = folder_of(found.name) if found and wanted else None
+        if folder != self._folder:
+            self._folder, self._entries = folder, []
+            if folder is not None:
+                self.run_worker(self._look_into(folder), group="completion", exclusive=True)
+        self.completion.show(tuple(offers(found.name, self._entries)) if found and wanted else ())
+
+    async def _look_into(self, folder: str) -> None:
+        """In a thread: a folder of a network may take its time, or never answer."""
+        found = await in_thread(lambda: entries(folder))
+        if folder == self._folder:
+            self._entries = found
+            self._offer()
 
     def _take_offer(self) -> bool:
         at, offer = self._at(), self.completion.offer
@@ -137,5 +153,5 @@ class Prompt(TextArea):
 
     def put(self, text: str) -> None:
         """Another text, with the cursor at its end."""
-        self.load_text(text)
+        self.load_text(enterable(text))
         self.move_cursor(self.document.end)

@@ -1,7 +1,7 @@
 """The quantization drawer: how weights and cache are kept, and what room that leaves. Of the whole engine."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -10,7 +10,8 @@ from textual.content import Content
 from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
-from textual.widgets import Static
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
 
 from engine.events import Event
 from engine.snapshot import Snapshot
@@ -48,7 +49,31 @@ class Facts(Widget):
         return Content.assemble(*line)
 
 
-class QuantizationDrawer(VerticalScroll, can_focus=True):
+class Schemes(OptionList):
+    """What the weights can be kept as: the present one marked, and of what cannot be taken, why."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: tuple[object, ...] = ()
+
+    def see(self, shot: Snapshot, marks: Marks) -> None:
+        shown = (shot.schemes, shot.quantization, marks)
+        if shown == self._shown:
+            return
+        at, self._shown = self.highlighted, shown
+        self.clear_options()
+        for each in shot.schemes:
+            mark = marks.bar if each.name == shot.quantization else " "
+            line = f"{mark} {each.name:{_LABEL - 2}}", "$text-muted" if each.why_not else "$text"
+            rest = each.why_not or size(each.nbytes)
+            self.add_option(Option(Content.assemble(line, (rest, "$text-muted")), id=each.name))
+        present = next(
+            (place for place, each in enumerate(shot.schemes) if each.name == shot.quantization), None
+        )
+        self.highlighted = present if at is None else at
+
+
+class QuantizationDrawer(VerticalScroll, can_focus=False):
     """Beside the chats, in the place of the decoding drawer. It looks at snapshots while it is open."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
@@ -56,19 +81,31 @@ class QuantizationDrawer(VerticalScroll, can_focus=True):
     class Left(Message):
         """Back to the prompt."""
 
+    class Chosen(Message):
+        """The weights are wanted in this scheme; an empty one: as they were, while a change is under way."""
+
+        def __init__(self, scheme: str) -> None:
+            super().__init__()
+            self.scheme = scheme
+
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self.scheme, self.memory, self.room = Facts(), Facts(), Facts()
+        self.schemes, self.change = Schemes(), Static(classes="change")
+        self._marks, self._changing = UNICODE, False
 
     def compose(self) -> ComposeResult:
         yield Static("scheme", classes="section")
         yield self.scheme
+        yield self.change
+        yield self.schemes
         yield Static("memory", classes="section")
         yield self.memory
         yield Static("room", classes="section")
         yield self.room
 
     def obey(self, marks: Marks) -> None:
+        self._marks = marks
         for each in (self.scheme, self.memory, self.room):
             each.marks = marks
 
@@ -76,12 +113,27 @@ class QuantizationDrawer(VerticalScroll, can_focus=True):
         self.scheme.rows = scheme(snapshot)
         self.memory.rows = memory(snapshot.memory)
         self.room.rows = room(snapshot)
+        self.schemes.see(snapshot, self._marks)
+        self._changing = snapshot.change is not None and not snapshot.change.over
+        self.change.update(Content(change(snapshot)))
+        self.change.display = bool(snapshot.change)
 
     def see_events(self, events: Sequence[Event]) -> None:
         """What they change is in the next snapshot."""
 
+    def focus(self, scroll_visible: bool = True) -> Self:
+        """The list has the keys."""
+        self.schemes.focus(scroll_visible)
+        return self
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        if event.option_id is not None:
+            self.post_message(self.Chosen(event.option_id))
+
     def action_leave(self) -> None:
-        self.post_message(self.Left())
+        """A change that is under way is taken back first."""
+        self.post_message(self.Chosen("") if self._changing else self.Left())
 
 
 def scheme(shot: Snapshot) -> tuple[Row, ...]:
@@ -93,6 +145,18 @@ def scheme(shot: Snapshot) -> tuple[Row, ...]:
         ("KV cache", shot.kv_dtype or "unknown", None),
         ("runs on", shot.device, None),
     )
+
+
+def change(shot: Snapshot) -> str:
+    """Of a change that goes on, or has failed."""
+    if (found := shot.change) is None:
+        return ""
+    if not found.error:
+        return f"to {found.scheme}: {found.done} of {found.total} layers; Esc goes back"
+    stands = (
+        f"{shot.quantization} stands" if found.over else f"back to {shot.quantization}, {found.done} layers"
+    )
+    return f"not {found.scheme}: {found.error}; {stands}"
 
 
 def memory(found: dict[str, int]) -> tuple[Row, ...]:

@@ -9,6 +9,12 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from minichat.widgets.marks import UNICODE, Marks
+from minichat.widgets.transcript.glyphs import one_line
+
+
+def titled(title: str) -> str:
+    """What a chat is called on the screen, whatever its first message was."""
+    return one_line(title) or "new chat"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Files in a prompt: named, completed, sent along, kept."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minichat.attachments import MOST, CannotAttach, attach, offers, typing
+from minichat.attachments import (
+    MOST,
+    CannotAttach,
+    Entry,
+    Offer,
+    attach,
+    entries,
+    folder_of,
+    offers,
+    typing,
+)
 from minichat.chats.model import Attachment, Message
 from minichat.first import First, first_message
 from minichat.screens import deeds
@@ -75,7 +86,7 @@ def test_no_text_breaks_it(text: str) -> None:
         pass
     found = typing(f"@{text}")
     if found is not None:
-        offers(found.name)
+        offered(found.name)
 
 
 @pytest.mark.parametrize(
@@ -147,15 +158,40 @@ def test_nothing_is_being_typed(before: str) -> None:
     assert typing(before) is None
 
 
+def offered(name: str) -> list[Offer]:
+    return offers(name, entries(folder_of(name)))
+
+
 def test_what_is_offered() -> None:
-    assert [each.name for each in offers("")] == ["my file.txt", "notes.txt", "src/"]
-    assert [each.name for each in offers("f")] == ["my file.txt"]  # in the middle of the name
-    assert [each.name for each in offers(".h")] == [".hidden"]
-    assert [each.name for each in offers("NOTES")] == ["notes.txt"]
-    assert [each.insert for each in offers("src/")] == ["@src/main.py "]
-    assert [each.insert for each in offers("my")] == ['@"my file.txt" ']
-    assert [each.name for each in offers("~/work/n")] == ["~/work/notes.txt"]
-    assert offers("notes.txt") == offers("nowhere/") == offers("\0") == []
+    assert [each.name for each in offered("")] == ["my file.txt", "notes.txt", "src/"]
+    assert [each.name for each in offered("f")] == ["my file.txt"]  # in the middle of the name
+    assert [each.name for each in offered(".h")] == [".hidden"]
+    assert [each.name for each in offered("NOTES")] == ["notes.txt"]
+    assert [each.insert for each in offered("src/")] == ["@src/main.py "]
+    assert [each.insert for each in offered("my")] == ['@"my file.txt" ']
+    assert [each.name for each in offered("~/work/n")] == ["~/work/notes.txt"]
+    assert offered("notes.txt") == offered("nowhere/") == offered("\0") == []
+
+
+@run
+async def test_a_folder_that_hangs_holds_up_no_key(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+
+    def slow(folder: str) -> list[Entry]:
+        answer.wait(20)
+        return entries(folder)
+
+    monkeypatch.setattr("minichat.widgets.prompt.entries", slow)
+    async with bench() as it:
+        await it.pilot.press(*"see @n")
+        assert it.main.prompt.text == "see @n"
+        assert not it.main.prompt.completion.offers
+        answer.set()
+        await it.until(lambda: "notes.txt" in it.screen_text())
+        await it.pilot.press("enter")
+        assert it.main.prompt.text == "see @notes.txt "
 
 
 @run
@@ -181,9 +217,13 @@ async def test_a_name_is_completed_from_the_list(bench: Callable[..., Any]) -> N
 @run
 async def test_the_arrows_choose_and_escape_leaves_the_list(bench: Callable[..., Any]) -> None:
     async with bench() as it:
-        await it.pilot.press("@", "down", "down", "up", "tab")
+        await it.pilot.press("@")
+        await it.until(lambda: it.main.prompt.completion.offers)
+        await it.pilot.press("down", "down", "up", "tab")
         assert it.main.prompt.text == "@notes.txt "
-        await it.pilot.press(*" @n", "escape")
+        await it.pilot.press(*" @n")
+        await it.until(lambda: it.main.prompt.completion.offers)
+        await it.pilot.press("escape")
         assert not it.main.prompt.completion.display
         await it.pilot.press("o")
         assert not it.main.prompt.completion.display
@@ -207,7 +247,7 @@ async def test_what_cannot_go_along_stays_in_the_prompt(bench: Callable[..., Any
         await it.until(lambda: any("there is no file ./no[/where" in said for said in it.notices()))
         await it.until(lambda: "no[/where" in it.screen_text())
         assert not any("\x1b" in said for said in it.notices())
-        assert it.main.prompt.text == "see @./no[/where\x1b.py"
+        assert it.main.prompt.text == "see @./no[/where␛.py"
         assert it.texts() == []
 
 

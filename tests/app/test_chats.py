@@ -177,3 +177,13 @@ async def test_each_chat_has_its_own_decoding(bench: Callable[..., Any]) -> None
         it.app.chats.active.tune(it.app.chats.active.chat.params.changed(temperature=0.0))
         second = await it.say("hello")
         assert (first.params.temperature, second.params.temperature) == (0.7, 0.0)
+
+
+@run
+async def test_a_long_title_leaves_room_before_the_figures(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50)) as it:
+        await it.pilot.press("ctrl+n")
+        it.app.chats.active.rename("a title that is much too long for the head of a pane that is so narrow")
+        for pane in it.main.panes:
+            pane.head.figures = "35 tok/s  82 tok"
+        await it.until(lambda: "…  35 tok/s" in it.screen_text())

@@ -77,12 +77,14 @@ async def test_find_in_this_chat(bench: Callable[..., Any]) -> None:
         await it.answered(await it.say("hello"), "needle " + "hay\n\n" * 60 + "needle")
         await it.pilot.press("ctrl+f", *"needle")
         await it.until(lambda: it.main.transcript.find_count[1] == 2)
+        await it.until(lambda: "1 of 2" in it.screen_text() or "2 of 2" in it.screen_text())
         first = it.main.transcript.find_count[0]
         await it.pilot.press("enter")
         await it.until(lambda: it.main.transcript.find_count[0] != first)
         await it.pilot.press("escape")
         await it.until(lambda: it.app.focused is it.main.prompt)
         assert it.main.transcript.find_count[1] == 0
+        await it.until(lambda: " of 2" not in it.screen_text())
 
 
 @run

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from engine.errors import ModelNotFound, UnsupportedModel
 from minichat.backends.fake import FakeBackend
 from minichat.backends.protocol import Progress
-from minichat.catalogue import Model, catalogue, named
+from minichat.catalogue import Model, Source, arranged, local, on_hub, sources
 from minichat.fetching import fetch
 from minichat.progress import Course, duration, size
 from minichat.remembered import Remembered
@@ -48,6 +49,10 @@ def cached(tmp_path: Path, name: str, *, weights: bool = True, **changes: Any) -
 
 
 # What there is
+
+
+def catalogue(folders: list[str], recent: list[str]) -> list[Model]:
+    return arranged(source() for source in sources(folders, recent))
 
 
 def test_everything_on_this_machine_is_listed_with_what_is_wrong_with_it(tmp_path: Path) -> None:
@@ -91,10 +96,12 @@ def test_a_folder_can_be_a_model_itself_and_broken_ones_are_no_trouble(tmp_path:
 
 def test_what_is_typed_can_be_a_model(tmp_path: Path) -> None:
     place = folder(tmp_path / "one")
-    assert named(str(place)) == Model(str(place), "folder", named(str(place)).support)  # type: ignore[union-attr]
-    assert named(" Qwen/Qwen3-0.6B ") == Model("Qwen/Qwen3-0.6B", "hub")
+    model = local(str(place))
+    assert model is not None and model == Model(str(place), "folder", model.support)
+    assert local(" Qwen/Qwen3-0.6B ") is None
+    assert on_hub(" Qwen/Qwen3-0.6B ") == Model("Qwen/Qwen3-0.6B", "hub")
     for query in ("", "qwen", "a/b/c", "../x", "a b/c", "org/"):
-        assert named(query) is None
+        assert local(query) is on_hub(query) is None
 
 
 # Fetching
@@ -261,6 +268,34 @@ async def test_a_name_that_leads_nowhere_is_said(bench: Callable[..., Any]) -> N
         await it.until(lambda: "nothing here is called so" in it.screen_text())
         await it.pilot.press("enter", "escape")
         assert it.app.screen is it.main
+
+
+@run
+async def test_a_folder_that_hangs_holds_up_neither_keys_nor_the_others(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+
+    def hang(query: str) -> None:
+        answer.wait(20)
+
+    def with_one_that_hangs(*given: Any) -> list[Source]:
+        def hanging() -> list[Model]:
+            answer.wait(20)
+            return [Model("org/late", "folder")]
+
+        return [hanging, *sources(*given)]
+
+    monkeypatch.setattr("minichat.screens.models.sources", with_one_that_hangs)
+    monkeypatch.setattr("minichat.screens.models.local", hang)
+    cached(tmp_path, "org/other")
+    async with bench((120, 30)) as it:
+        await picker(it, "o", "org/other")
+        await it.pilot.press("down")
+        answer.set()
+        await it.until(lambda: "org/late" in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: it.backend.switched == ["org/other"])
 
 
 @run

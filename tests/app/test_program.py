@@ -131,6 +131,20 @@ async def test_help_shows_every_key(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_help_that_does_not_fit_goes_on_below_where_it_began(bench: Callable[..., Any]) -> None:
+    async with bench((60, 110)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "Alt+K" in it.screen_text())
+        lines = it.screen_text().splitlines()
+        begin = next(number for number, line in enumerate(lines) if "Alt+M" in line)
+        assert lines[begin + 1].index("panes") == lines[begin].index("Go to the monitor")
+    async with bench((80, 24)) as it:  # where a scroll bar takes room
+        await it.pilot.press("f1")
+        await it.until(lambda: "Edit the last message and send it" in it.screen_text())
+        assert "│ again" not in it.screen_text()
+
+
+@run
 async def test_the_palette_has_everything(bench: Callable[..., Any]) -> None:
     async with bench((100, 40)) as it:
         await it.pilot.press("ctrl+p", *"several")
@@ -180,12 +194,19 @@ async def test_ascii_draws_nothing_else(bench: Callable[..., Any], size: tuple[i
         assert it.screen_text().isascii()
         await it.pilot.press("f3", "f1")
         assert it.screen_text().isascii()
+        await it.pilot.press("escape")
+        it.app.keeper.lose("the engine has stopped: " + "why " * 99)
+        await it.until(lambda: "F5 starts it" in it.screen_text())
+        assert it.screen_text().isascii()
 
 
 @run
-async def test_idle_it_has_no_timers(bench: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("over", ["", "ctrl+p", "ctrl+f", "alt+t", "alt+o"])
+async def test_idle_it_has_no_timers(bench: Callable[..., Any], over: str) -> None:
     async with bench((200, 60)) as it:
         await it.answered(await it.say("hello"))
+        await it.pilot.press(*over.split())
+        await it.pilot.pause(0.1)
         await it.until(lambda: it.app.pulse._task.done())
         for node in [it.app, *it.app.screen.walk_children(with_self=True)]:
             running = [timer for timer in node._timers if timer._active.is_set() and timer._repeat is None]

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from engine.errors import BadInput
+from engine.snapshot import Change, SchemeView
 from minichat.backends.fake import FakeBackend
 from minichat.widgets.quantization import memory, room, scheme
 from tests.app.conftest import run, snapshot
@@ -51,7 +53,7 @@ async def test_only_one_drawer_is_open(bench: Callable[..., Any]) -> None:
         assert it.main.quantization not in it.main.onlookers
         await it.pilot.press("f4")
         assert (it.main.quantization.display, it.main.drawer.display) == (True, False)
-        assert it.app.focused is it.main.quantization
+        assert it.app.focused is it.main.quantization.schemes
 
 
 @run
@@ -63,6 +65,36 @@ async def test_it_can_be_opened_before_there_is_an_engine(bench: Callable[..., A
         assert "scheme" in it.screen_text()
         backend.loaded.set()
         await it.until(lambda: "tiny" in it.screen_text())
+
+
+@run
+async def test_a_scheme_is_chosen_watched_and_taken_back(bench: Callable[..., Any]) -> None:
+    schemes = (
+        SchemeView("none", "", 4_000_000_000),
+        SchemeView("int8", "", 2_200_000_000),
+        SchemeView("fp8", "needs a GPU", 0),
+    )
+    plain = replace(snapshot(), schemes=schemes)
+    backend = FakeBackend([plain])
+    backend.unquantizable["fp8"] = BadInput("quantization 'fp8': needs a GPU")
+    async with bench((100, 40), backend=backend) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "2.20 GB" in it.screen_text() and "needs a GPU" in it.screen_text())
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: backend.quantized == ["int8"])
+        drawer = it.main.quantization
+        drawer.see_snapshot(replace(plain, change=Change("int8", 3, 8)))
+        await it.until(lambda: "to int8: 3 of 8 layers" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(lambda: backend.quantized == ["int8", ""])
+        assert drawer.display, "the first Esc takes the change back, and nothing else"
+        drawer.see_snapshot(replace(plain, change=Change("int8", 0, 8, "it was cancelled", True)))
+        await it.until(lambda: "it was cancelled" in it.screen_text())
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: backend.quantized == ["int8", "", "fp8"])
+        await it.until(lambda: "quantization 'fp8': needs a GPU" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(lambda: it.app.focused is it.main.prompt)
 
 
 def test_what_is_not_known_is_not_shown() -> None:

@@ -35,7 +35,7 @@ async def test_control_l_draws_everything_again(
         await it.answered(await it.say("hello"))
         await it.pilot.press(*over)
         await it.until(lambda: cells.lines == whole())
-        cells.take("\x1b[1;3H\x1b[31mBroadcast message from root")
+        cells.take("\x1b[1;3H\x1b[31mBroadcast message from root\x1b[0m")
         cells.lines[9:12] = [[("x", "")] * SIZE[0]] * 3
         await it.pilot.press("left")  # something else is drawn meanwhile
         await it.pilot.pause(0.05)

@@ -1,6 +1,7 @@
 """The real program on a real terminal, with real (small) models."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,8 +26,11 @@ pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is no
 class Tmux:
     """One terminal, with a server of its own."""
 
-    def __init__(self, root: Path, home: Path, *words: str, size: tuple[int, int] = (100, 30)) -> None:
-        self.home, self._socket = home, home / "tmux"
+    def __init__(
+        self, root: Path, home: Path, *words: str, size: tuple[int, int] = (100, 30), environment: str = ""
+    ) -> None:
+        self.home, self._socket = home, home / f"tmux{len(list(home.glob('tmux*')))}"
+        given = environment
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("TMUX", "SSH", "XDG"))},
             "HOME": str(home),
@@ -33,7 +38,7 @@ class Tmux:
             "COLUMNS": "80",  # as somebody may have exported it: the terminal itself knows better
             "LINES": "24",
         }
-        program = " ".join([sys.executable, "-m", "minichat", *words])
+        program = " ".join(["env -u COLORTERM -u NO_COLOR", given, sys.executable, "-m minichat", *words])
         # Whoever kills the tests leaves the server behind: it ends itself, then.
         lapse = f"(sleep 150; tmux -S {self._socket} kill-server) &"
         script = f"{lapse} echo before; {program}; echo {ENDED} $?; stty -a; sleep 60"
@@ -99,7 +104,7 @@ class Tmux:
 def terminal(root: Path, tmp_path: Path) -> Iterator[Callable[..., Tmux]]:
     opened: list[Tmux] = []
 
-    def start(*words: str, **more: tuple[int, int]) -> Tmux:
+    def start(*words: str, **more: Any) -> Tmux:
         opened.append(Tmux(root, tmp_path, *words, **more))
         return opened[-1]
 
@@ -114,6 +119,12 @@ def gone(process: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def left_clean(screen: str) -> None:
+    """What was there before is there again, and the terminal echoes lines as it did."""
+    assert "before" in screen
+    assert " echo " in screen.replace(";", " ") and " icanon" in screen
 
 
 def test_what_is_piped_in_goes_along_and_keys_come_from_the_terminal(
@@ -146,9 +157,7 @@ def test_a_chat_with_the_built_in_model(terminal: Callable[..., Tmux]) -> None:
     tmux("resize-window", "-x", "100", "-y", "30")
     tmux.until(lambda screen: len(screen.splitlines()) == 30 and "Enter send" in screen)
     tmux.type("C-q")
-    after = tmux.until(lambda screen: f"{ENDED} 0" in screen and "speed" in screen)
-    assert "before" in after
-    assert " echo " in after.replace(";", " ") and " icanon" in after
+    left_clean(tmux.until(lambda screen: f"{ENDED} 0" in screen and "speed" in screen))
     assert tmux.messages()[-1].state == "done"
 
 
@@ -181,6 +190,12 @@ def test_what_streamed_is_there_again(terminal: Callable[..., Tmux], number: sig
     question, answer = tmux.messages()
     assert (question.text, answer.state) == ("Tell me a story.", "stopped")
     assert answer.text
+    if number == signal.SIGTERM:
+        left_clean(screen + tmux.until(lambda screen: "speed" in screen))
+        return
+    again = terminal("--model", "/nowhere")
+    words = answer.text.split()[-1]
+    again.until(lambda screen: words in screen and "no engine" in screen)
 
 
 @pytest.mark.usefixtures("endless")
@@ -193,3 +208,87 @@ def test_a_terminal_that_goes_away_takes_the_program_along(terminal: Callable[..
         assert time.monotonic() < end, "the program outlived its terminal"
         time.sleep(0.1)
     assert (tmux.messages()[-1].state, tmux.messages()[-1].error) == ("stopped", "")
+
+
+@pytest.mark.usefixtures("endless")
+def test_four_chats_stream_while_the_terminal_changes_and_control_c_ends_it(
+    terminal: Callable[..., Tmux],
+) -> None:
+    tmux = terminal(size=(300, 90))
+    tmux.until(lambda screen: "ready" in screen)
+    for number in range(4):
+        if number:
+            tmux.type("C-n")
+            tmux.until(lambda screen, tabs=number + 1: f" {tabs}  {'ABCD'[tabs - 1]} " in screen)
+        tmux.type("Tell me a story.", "Enter")
+    tmux.until(lambda screen: screen.splitlines()[0].count("●") == 4)
+    wide = tmux.until(lambda screen: screen.count("tok/s") >= 4)
+    assert all(f" {letter}  Tell me a story." in wide.splitlines()[1] for letter in "ABCD")
+    assert "KV map" in wide
+    for columns, lines in ((40, 12), (120, 40), (300, 90)):
+        tmux("resize-window", "-x", str(columns), "-y", str(lines))
+        screen = tmux.until(lambda screen, lines=lines: len(screen.splitlines()) == lines and "╰" in screen)
+        assert all(len(line) <= columns for line in screen.splitlines())
+    tmux.type("C-c", "C-c")
+    left_clean(tmux.until(lambda screen: f"{ENDED} 0" in screen and "speed" in screen))
+    answers = [message for message in tmux.messages() if message.role == "assistant"]
+    assert len(answers) == 4
+    assert all(answer.text and answer.state in ("stopped", "done") for answer in answers)
+
+
+# Terminals of all kinds: without a model, so that they start quickly.
+
+FORMS = {
+    "16 colours": r"\x1b\[[0-9;]*?(3|4|9|10)[0-7]",
+    "256 colours": r"\x1b\[[0-9;]*?[34]8;5;",
+    "true colour": r"\x1b\[[0-9;]*?[34]8;2;",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ("TERM=screen", "16 colours"),
+        ("TERM=xterm-16color", "16 colours"),
+        ("TERM=screen-256color", "256 colours"),
+        ("TERM=xterm-256color COLORTERM=truecolor", "true colour"),
+        ("TERM=xterm-256color COLORTERM=truecolor NO_COLOR=1", None),
+    ],
+)
+def test_it_uses_the_colours_that_there_are(
+    terminal: Callable[..., Tmux], environment: str, expected: str | None
+) -> None:
+    tmux = terminal("--model", "/nowhere", size=(120, 40), environment=environment)
+    tmux.until(lambda screen: "no engine" in screen and "KV map" in screen)
+    drawn = tmux("capture-pane", "-p", "-e")
+    rich = [name for name in ("true colour", "256 colours") if re.search(FORMS[name], drawn)]
+    if expected in FORMS:
+        assert re.search(FORMS[expected], drawn)
+        assert rich == [expected] * (expected != "16 colours")
+    else:
+        greys = re.findall(r"[34]8;2;(\d+);(\d+);(\d+)", drawn)
+        assert all(red == green == blue for red, green, blue in greys)
+        assert not re.search(r"\x1b\[[0-9;]*?(3|4|9|10)[0-7][;m]", drawn)
+    tmux.type("C-q")
+    tmux.until(lambda screen: f"{ENDED} 0" in screen)
+
+
+@pytest.mark.parametrize("words", [(), ("--ascii",)])
+def test_it_fits_wherever_it_runs(terminal: Callable[..., Tmux], words: tuple[str, ...]) -> None:
+    tmux = terminal("--model", "/nowhere", *words, size=(300, 90))
+    for columns, lines in ((300, 90), (40, 12)):
+        tmux("resize-window", "-x", str(columns), "-y", str(lines))
+        screen = tmux.until(
+            lambda screen, wide=columns > 40: (
+                "F5 starts it again" in screen
+                and ("KV map" in screen) == wide
+                and screen.isascii() == ("--ascii" in words)  # frames come after the text in them
+            )
+        )
+        assert len(screen.splitlines()) == lines
+        assert max(map(len, screen.splitlines())) <= columns
+        tmux.type("F1")
+        tmux.until(lambda screen: "Esc leave" in screen)
+        tmux.type("Escape")
+    tmux.type("C-q")
+    tmux.until(lambda screen: "noflsh" in screen)  # on a small one that is all that is left in view

@@ -16,9 +16,10 @@ class State(IntEnum):
     """What a block is; of a cell's blocks the greatest counts."""
 
     FREE = 0
-    CACHED = 1
-    USED = 2
-    SHARED = 3
+    LEFT = 1  # it left a request's window, and nobody has taken it since
+    CACHED = 2
+    USED = 3
+    SHARED = 4
 
 
 class Tint(StrEnum):
@@ -73,7 +74,10 @@ class Cells:
 
 def states(blocks: BlockView) -> np.ndarray:
     held = np.minimum(blocks.refs, 2).astype(np.uint8)
-    return np.where(held > 0, held + np.uint8(1), (blocks.owner >= 0).view(np.uint8))
+    nobody = (blocks.owner >= 0).view(np.uint8) * np.uint8(State.CACHED)
+    if blocks.left.any():
+        nobody[blocks.left] = State.LEFT
+    return np.where(held > 0, held + np.uint8(State.CACHED), nobody)
 
 
 def session_order(state: np.ndarray, codes: np.ndarray) -> np.ndarray:

@@ -52,6 +52,10 @@ def totals(
         sign = signs.swatch if halves else letter
         words = f" {each.name.lower()} {counts[each]:,}  "
         parts.append(((sign, shades.swatch(each)[1]), (words, "value")))
+    if counts[State.LEFT]:
+        words = f" left a window {counts[State.LEFT]:,}  "
+        sign = signs.swatch if halves else "~"
+        parts.insert(2, ((sign, shades.swatch(State.LEFT)[1]), (words, "value")))
     if shot.host_size:
         parts.insert(2, (("swapped ", "muted"), (f"{shot.host_in_use:,}/{shot.host_size:,}  ", "value")))
     return _fitting(parts, width)

@@ -19,6 +19,7 @@ THERE, CURSOR, GLOW = 1 << 24, 1 << 25, 1 << 26
 _BELOW = 32  # bits by which a second cell is moved, where a character has two
 _FAINTEST, _DARKEST = 0.45, 0.3  # of an owner's colour, of the ramp's
 _TRACE = 0.3  # of its owner's colour in a cached block
+_LEFT = 0.3  # of the text's colour, in a block that has left a window
 _SHARED = 0.6  # of the text's colour in a shared block
 _FALLBACK = {"free": "#2b323a", "cached": "#4a5561"}  # for an app without our themes
 
@@ -107,8 +108,8 @@ class Shades:
         )
 
     def _sign(self, state: State, owner: int, level: int) -> str:
-        if state is State.FREE:
-            return "."
+        if state <= State.LEFT:
+            return "~" if state is State.LEFT else "."
         if self._tint is not Tint.OWNER:
             return f"{level}" if state >= State.USED or self._tint is Tint.AGE else "-"
         letter = self._owners[owner].letter[:1]
@@ -126,6 +127,8 @@ class Shades:
         state, owner, level = parts(value)
         if state is State.FREE:
             return self._free
+        if state is State.LEFT:
+            return self._mix(self._free, self._text, _LEFT)
         if self._tint is not Tint.OWNER:
             if state is State.CACHED and self._tint is not Tint.AGE:
                 return self._cached

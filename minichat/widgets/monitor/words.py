@@ -15,6 +15,7 @@ from engine.events import (
     Switched,
     Updated,
 )
+from minichat.backends.protocol import LinkBack, LinkLost
 from minichat.switches import named
 from minichat.widgets.monitor.figures import duration, plural
 
@@ -25,6 +26,8 @@ _LOOKS = {
     "swapped": "warn",
     "failed": "fault",
     "died": "fault",
+    "cut": "fault",
+    "back": "good",
 }
 
 
@@ -65,6 +68,10 @@ def said(event: Event) -> tuple[str, str]:
             return "failed", f"a step with {plural(len(requests), 'request')}: {error}"
         case Died(error=error):
             return "died", error
+        case LinkLost(why=why):
+            return "cut", f"the link: {why}"
+        case LinkBack(anew=anew, seconds=seconds):
+            return "back", f"{'another engine' if anew else 'the link'}, after {duration(seconds)}"
     return event.kind, ", ".join(f"{k} {v}" for k, v in event.record().items() if k not in _PLAIN)
 
 

@@ -30,7 +30,7 @@ def block_rows(
 
 
 def _text(state: State, text: str | None, signs: Signs) -> Span:
-    if state is State.FREE or text is None:  # nobody was asked
+    if state <= State.LEFT or text is None:  # nobody was asked
         return ("", "")
     return (f"  {signs.line(text)}", "strong") if text else ("  text not known", "muted")
 
@@ -47,7 +47,7 @@ def _row(
     shot: Snapshot, owners: Mapping[int, Owner], state: State, block: int, holders: Sequence[int], digits: int
 ) -> Row:
     spans: list[Span] = [(f" {block:>{digits}} ", "value"), (f" {state.name.lower():<7}", "muted")]
-    if state is State.FREE:
+    if state <= State.LEFT:
         return tuple(spans)
     blocks = shot.blocks
     spans.append((f"{blocks.filled[block]:>3}/{shot.block_size} ", "value"))

@@ -37,6 +37,11 @@ def pasteable(text: str) -> str:
     return text if text.isascii() and _HARMLESS(text) else text.replace("\r\n", "\n").translate(_SHOWN)
 
 
+def enterable(text: str) -> str:
+    """Text that comes into a field from elsewhere: what is seen there is what will be sent."""
+    return pasteable(text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
 _SIGNS = dict.fromkeys((*range(0x2400, 0x2422), 0x2424, 0xFFFD), "?")
 
 

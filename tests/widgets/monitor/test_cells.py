@@ -1,6 +1,7 @@
 """From blocks to cells: against the same said block by block."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -59,7 +60,8 @@ def test_a_cell_tells_of_its_blocks(
     assert len(cells.state) == -(-len(blocks) // per)
     for number in range(len(cells.state)):
         part = placed[number * per : (number + 1) * per]
-        kinds = [1 + min(refs, 2) if refs else int(owner >= 0) for refs, owner, *_ in part]
+        unheld = (State.FREE, State.CACHED)
+        kinds = [State.CACHED + min(refs, 2) if refs else unheld[owner >= 0] for refs, owner, *_ in part]
         assert cells.state[number] == max(kinds)
         assert cells.level[number] == level(part, per, tint)
         wanted = min(max(kinds), State.USED)
@@ -91,7 +93,9 @@ def test_by_session_owners_stand_together(blocks: list[tuple[int, int, int, int]
     state, codes = states(shot.blocks), (shot.blocks.owner + 1).astype(np.uint8)
     order = session_order(state, codes)
     assert sorted(order.tolist()) == list(range(len(blocks)))
-    rooms = [(0 if state[place] >= State.USED else 2 - state[place], codes[place]) for place in order]
+    rooms = [
+        (0 if state[place] >= State.USED else State.SHARED - state[place], codes[place]) for place in order
+    ]
     assert rooms == sorted(rooms)
 
 
@@ -120,3 +124,21 @@ def test_the_names_that_the_heading_shows() -> None:
         "references",
         "fill",
     ]
+
+
+def test_blocks_that_left_a_window_have_a_state_of_their_own() -> None:
+    shot = shot_of(
+        [(0, -1, 0, 0), (0, -1, 0, 0), (0, 3, BLOCK, 5), (0, 3, BLOCK, 5), (1, 3, 4, 9), (2, 3, BLOCK, 9)]
+    )
+    left = np.array([False, True, False, True, False, False])
+    view = replace(shot.blocks, left=left)
+    assert states(view).tolist() == [
+        State.FREE,
+        State.LEFT,
+        State.CACHED,
+        State.LEFT,
+        State.USED,
+        State.SHARED,
+    ]
+    assert states(view).dtype == states(shot.blocks).dtype
+    assert State.LEFT not in states(shot.blocks)

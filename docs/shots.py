@@ -1,0 +1,136 @@
+"""Takes the pictures of docs/pictures from the real program, with the built-in model at work: make shots."""
+
+import asyncio
+import os
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+os.environ |= {"TERM": "xterm-256color", "COLORTERM": "truecolor", "TEXTUAL_ANIMATIONS": "none"}
+os.environ.pop("NO_COLOR", None)
+
+from textual.pilot import Pilot
+
+from engine.config import EngineConfig
+from engine.params import SamplingParams
+from minichat.app import MinichatApp, Start
+from minichat.backends.local import LocalBackend
+from minichat.chats.store import Store
+from minichat.paths import locate
+from minichat.picture import picture
+from minichat.settings import load
+from minichat.terminal import Terminal
+from minichat.tour import BLOCKS
+
+PICTURES = Path(__file__).parent / "pictures"
+PATIENCE = 120.0  # seconds
+STORIES = ("a fox", "a hare", "an owl", "a bear")
+USUAL = SamplingParams(temperature=0.7, top_p=0.95, seed=7)
+
+
+class Session:
+    """The program, and what can be seen of it."""
+
+    def __init__(self, app: MinichatApp, pilot: Pilot[object]) -> None:
+        self.app, self.pilot = app, pilot
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not holds():
+                await self.pilot.pause(0.02)
+
+    async def say(self, text: str) -> None:
+        self.app.main.prompt.put(text)
+        await self.pilot.press("enter")
+
+    async def explain(self) -> None:
+        """Two questions, and their answers."""
+        for question in ("What is the KV cache?", "What is a KV block?"):
+            await self.say(question)
+            await self.until(lambda: self.tokens())
+            await self.until(lambda: not self.tokens())
+
+    def tokens(self) -> list[int]:
+        """How many each chat that is answering has written."""
+        return [each.run.tokens for each in self.app.chats if each.run is not None]
+
+    async def take(self, name: str) -> None:
+        await self.pilot.pause(0.3)
+        columns, lines = self.app.size
+        text = picture(self.app, f"minichat, {columns} x {lines}")
+        (PICTURES / f"{name}.svg").write_text(text, encoding="utf-8")
+        print(f"{name}.svg  {len(text):,} bytes")
+
+
+@asynccontextmanager
+async def program(
+    size: tuple[int, int], *, theme: str = "minichat-dark", blocks: int = 512, tour: bool = False
+) -> AsyncIterator[Session]:
+    """With a home of its own, which is gone afterwards."""
+    with tempfile.TemporaryDirectory() as home:
+        paths = locate({"HOME": home})
+        paths.settings.parent.mkdir(parents=True)
+        paths.settings.write_text(f'[screen]\ntheme = "{theme}"\n')
+        params = SamplingParams() if tour else USUAL
+        here = Terminal(ssh=False, tmux=False, unicode=True)
+        start = Start(
+            model="pocket", paths=paths, terminal=here, params=params, loaded=load(paths.settings), tour=tour
+        )
+        backend = LocalBackend(EngineConfig(model="pocket", device="cpu", blocks=blocks))
+        store = Store(paths.chats)
+        app = MinichatApp(backend, store, start)
+        async with app.run_test(size=size) as pilot:
+            session = Session(app, pilot)
+            await session.until(lambda: app.keeper.alive)
+            yield session
+            for each in app.chats.streaming:
+                each.stop()
+            await session.until(lambda: not app.chats.streaming)
+        backend.close()
+        store.close()
+
+
+async def stories(it: Session, count: int) -> None:
+    """So many chats, each asked for a story, all of them answering."""
+    for number, who in enumerate(STORIES[:count]):
+        if number:
+            await it.pilot.press("ctrl+n")
+        it.app.chats.active.tune(USUAL.changed(ignore_eos=True))  # none has ended when the last one begins
+        await it.say(f"Tell me a story about {who}.")
+    await it.until(lambda: len(it.tokens()) == count and min(it.tokens()) > 40)
+
+
+async def main() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    async with program((300, 60)) as it:
+        await stories(it, 4)
+        await it.take("four-chats-300x60")
+    async with program((200, 60)) as it:
+        await stories(it, 4)
+        await it.take("chats-200x60")
+    async with program((120, 40)) as it:
+        await it.explain()
+        await it.take("chat-120x40")
+    async with program((120, 40), theme="minichat-light") as it:
+        await stories(it, 2)
+        await it.take("light-120x40")
+    async with program((80, 24)) as it:
+        await it.explain()
+        await it.take("chat-80x24")
+    async with program((120, 40)) as it:
+        await stories(it, 1)
+        await it.pilot.press("f3")
+        await it.until(lambda: it.app.chats.active.likely)
+        await it.take("decoding-120x40")
+        await it.pilot.press("f4")
+        await it.take("quantization-120x40")
+    async with program((120, 40), blocks=BLOCKS, tour=True) as it:
+        await it.until(lambda: it.app.main.query("TourPanel"))
+        await it.pilot.press("enter", "enter")
+        await it.until(lambda: "lay in" in picture(it.app))
+        await it.take("tour-120x40")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,172 @@
+"""The screen as an SVG: a line of the file for each line of the screen, so that two of them can be compared.
+
+Every text is pulled to the width of its cells and blocks are drawn as areas, so the font does not matter.
+"""
+
+from collections.abc import Iterable, Iterator
+from html import escape
+from itertools import groupby
+from typing import NamedTuple
+
+from rich.cells import cell_len
+from rich.color import Color, ColorType
+from rich.style import Style
+from rich.terminal_theme import TerminalTheme
+from textual.app import App
+from textual.strip import Strip
+
+_WIDE, _HIGH, _MARGIN = 8, 17, 8  # units: of a cell, and around the screen
+_BASE = 13  # from the top of a line to where its letters stand
+_FONT = "ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace"
+_LOWER = "▁▂▃▄▅▆▇█"
+_LEFT = "▏▎▍▌▋▊▉"
+_SHADES = {"░": 0.25, "▒": 0.5, "▓": 0.75}
+_DIM = 0.6  # how much of a dim text's colour is left
+_STYLES = (
+    ".b{font-weight:bold}.i{font-style:italic}.u{text-decoration:underline}.s{text-decoration:line-through}"
+)
+
+
+class Look(NamedTuple):
+    """What a run of cells has in common."""
+
+    colour: str
+    ground: str
+    classes: str
+
+
+class Area(NamedTuple):
+    """A rectangle within a line, in units."""
+
+    colour: str
+    x: float
+    y: float
+    width: float
+    height: float
+    share: float = 1.0  # how much of the colour there is
+
+
+def picture(app: App[object], title: str = "") -> str:
+    """What is on the screen now."""
+    strips = app.screen._compositor.render_strips()
+    theme = app.ansi_theme
+    return svg([_cells(strip, theme) for strip in strips], theme.background_color.hex, title or app.title)
+
+
+def svg(lines: list[list[tuple[str, Look]]], ground: str, title: str) -> str:
+    """Lines of cells, each a character (of a wide one the second cell is empty) and its look."""
+    width = max(map(len, lines)) * _WIDE + 2 * _MARGIN
+    height = len(lines) * _HIGH + 2 * _MARGIN
+    drawn = (_line(cells, _MARGIN + number * _HIGH, ground) for number, cells in enumerate(lines))
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-size="13">',
+            f"<title>{escape(title)}</title>",
+            f"<style>text{{white-space:pre;font-family:{_FONT}}}{_STYLES}</style>",
+            f'<rect width="{width}" height="{height}" rx="6" fill="{ground}"/>',
+            *drawn,
+            "</svg>\n",
+        ]
+    )
+
+
+def _cells(strip: Strip, theme: TerminalTheme) -> list[tuple[str, Look]]:
+    cells: list[tuple[str, Look]] = []
+    for text, style, control in strip:
+        if not control:
+            look = _look(style or Style.null(), theme)
+            for sign in text:
+                wide = cell_len(sign)
+                if not wide and cells:  # belongs to the one before
+                    cells[-1] = (cells[-1][0] + sign, cells[-1][1])
+                cells += [(sign, look), ("", look)][:wide]
+    return cells
+
+
+def _look(style: Style, theme: TerminalTheme) -> Look:
+    colour, ground = _hex(style.color, theme, True), _hex(style.bgcolor, theme, False)
+    if style.reverse:
+        colour, ground = ground, colour
+    if style.dim:
+        colour = _mixed(colour, ground, _DIM)
+    signs = {"b": style.bold, "i": style.italic, "u": style.underline, "s": style.strike}
+    return Look(colour, ground, " ".join(name for name, on in signs.items() if on))
+
+
+def _hex(colour: Color | None, theme: TerminalTheme, foreground: bool) -> str:
+    if colour is None or colour.type is ColorType.DEFAULT:
+        return (theme.foreground_color if foreground else theme.background_color).hex
+    return colour.get_truecolor(theme, foreground).hex
+
+
+def _mixed(colour: str, ground: str, share: float) -> str:
+    pairs = ((int(colour[at : at + 2], 16), int(ground[at : at + 2], 16)) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(one * share + other * (1 - share)):02x}" for one, other in pairs)
+
+
+# A line
+
+
+def _line(cells: list[tuple[str, Look]], top: int, ground: str) -> str:
+    grounds, marks, texts, x = list[Area](), list[Area](), list[str](), 0
+    for look, run in groupby(cells, key=lambda cell: cell[1]):
+        signs = [sign for sign, _ in run]
+        if look.ground != ground:
+            grounds.append(Area(look.ground, x, 0, len(signs), _HIGH))
+        texts += _words(signs, x, look, marks)
+        x += len(signs)
+    written = f'<text y="{top + _BASE}">{"".join(texts)}</text>' if texts else ""
+    return "".join([*_paths(grounds, top), *_paths(marks, top), written]) or "<g/>"
+
+
+def _words(signs: list[str], at: int, look: Look, marks: list[Area]) -> Iterator[str]:
+    """The texts of a run; what is drawn as areas parts them."""
+    for drawn, run in groupby(
+        enumerate(signs, at), key=lambda cell: _block(cell[0], cell[1], look.colour) is not None
+    ):
+        found = list(run)
+        if drawn:
+            marks += [area for x, sign in found for area in _block(x, sign, look.colour) or ()]
+        elif text := "".join(sign for _, sign in found).rstrip():
+            blank = len(text) - len(text.lstrip())
+            end = next(place for place, (_, sign) in reversed(list(enumerate(found, 1))) if sign != " ")
+            yield _text(text.lstrip(), found[0][0] + blank, end - blank, look)
+
+
+def _text(text: str, x: int, cells: int, look: Look) -> str:
+    classes = f' class="{look.classes}"' if look.classes else ""
+    place = f'x="{_MARGIN + x * _WIDE}" textLength="{cells * _WIDE}"'
+    return f'<tspan {place} fill="{look.colour}"{classes}>{escape(text, quote=False)}</tspan>'
+
+
+def _block(x: int, sign: str, colour: str) -> list[Area] | None:
+    """A sign that fills a part of its cell; None for any other."""
+    if sign == "▀":
+        return [Area(colour, x, 0, 1, _HIGH / 2)]
+    if sign in _SHADES:
+        return [Area(colour, x, 0, 1, _HIGH, _SHADES[sign])]
+    if sign and sign in _LOWER:
+        high = _HIGH * (_LOWER.index(sign) + 1) / 8
+        return [Area(colour, x, _HIGH - high, 1, high)]
+    if sign and sign in _LEFT:
+        return [Area(colour, x, 0, (_LEFT.index(sign) + 1) / 8, _HIGH)]
+    return None
+
+
+def _paths(areas: Iterable[Area], top: int) -> Iterator[str]:
+    """Neighbours of one kind as one; all that have a colour as one path."""
+    joined: list[Area] = []
+    for area in areas:
+        last = joined[-1] if joined else None
+        if last and last.x + last.width == area.x and area == last._replace(x=area.x, width=area.width):
+            joined[-1] = last._replace(width=last.width + area.width)
+        else:
+            joined.append(area)
+    paths: dict[tuple[str, float], str] = {}
+    for each in joined:
+        x, y, width = _MARGIN + each.x * _WIDE, top + each.y, each.width * _WIDE
+        move = f"M{x:g} {y:g}h{width:g}v{each.height:g}h{-width:g}z"
+        paths[each.colour, each.share] = paths.get((each.colour, each.share), "") + move
+    for (colour, share), path in paths.items():
+        opacity = f' opacity="{share:g}"' if share < 1 else ""
+        yield f'<path fill="{colour}"{opacity} d="{path}"/>'

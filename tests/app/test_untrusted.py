@@ -1,0 +1,82 @@
+"""Whatever is pasted, stored or said: nothing of it reaches the terminal as a control sequence."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual.events import Paste
+
+from minichat.chats.store import Store
+from minichat.first import First
+from minichat.paths import locate
+from tests.app.conftest import Bench, run
+
+EVIL = "\x1b]52;c;aGk=\x07\x1b[31mred\x9b2J\x00\x7f \u202egnol"
+
+
+def harmless(it: Bench) -> bool:
+    text = it.screen_text().replace("\n", "")
+    return not any(ord(sign) < 32 or 126 < ord(sign) < 160 or sign == "\u202e" for sign in text)
+
+
+@run
+@pytest.mark.parametrize("where", ["", "alt+t", "alt+s", "ctrl+o", "ctrl+f", "alt+o"])
+async def test_what_is_pasted_is_shown_not_obeyed(bench: Callable[..., Any], where: str) -> None:
+    async with bench((100, 24)) as it:
+        await it.until(lambda: it.app.keeper.ready.is_set())
+        await it.pilot.press(*filter(None, [where]))
+        await it.pilot.pause()
+        it.app.post_message(Paste(EVIL))
+        await it.until(lambda: "red" in it.screen_text())
+        assert harmless(it)
+
+
+@run
+async def test_what_was_pasted_is_sent_as_it_was_shown(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.app.post_message(Paste(f"one\r\ntwo\rthree\tx {EVIL}"))
+        await it.until(lambda: "red" in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)
+        assert it.replies[0].prompt[-1]["content"] == "one\ntwo\nthree\tx ␛]52;c;aGk=␇␛[31mred�2J␀␡ �gnol"
+        await it.answered(it.replies[0])
+        assert harmless(it)
+
+
+@run
+async def test_what_came_before_is_harmless_wherever_it_is_shown(
+    bench: Callable[..., Any], tmp_path: Any
+) -> None:
+    store = Store(locate({"HOME": str(tmp_path)}).chats)
+    chat = store.create_chat(f"title {EVIL}", f"system {EVIL}")
+    store.append(chat.id, "user", f"said {EVIL}")
+    store.append(chat.id, "assistant", EVIL, state="failed", error=f"error {EVIL}")
+    store.change_chat(chat.id, draft=f"draft {EVIL}")
+    store.close()
+    async with bench((120, 30)) as it:
+        await it.until(lambda: "draft" in it.screen_text())
+        for keys in ("", "alt+e", "alt+t", "alt+s", "ctrl+o", "ctrl+o s a i d", "ctrl+p g o space t o"):
+            await it.pilot.press(*keys.split())
+            await it.pilot.pause(0.05)
+            assert harmless(it), keys
+            await it.pilot.press("escape")
+            await it.pilot.pause()
+
+
+@run
+@pytest.mark.parametrize("send", [True, False])
+async def test_what_the_command_line_brings_is_harmless(bench: Callable[..., Any], send: bool) -> None:
+    async with bench(first=First(text=f"first {EVIL}", send=send)) as it:
+        await it.until(lambda: "first" in it.screen_text())
+        assert harmless(it)
+
+
+@run
+async def test_a_fault_is_told_harmlessly(bench: Callable[..., Any]) -> None:
+    async with bench((160, 24)) as it:
+        await it.until(lambda: it.app.keeper.ready.is_set())
+        it.app.keeper.lose(f"lost\n{EVIL}")
+        it.app.complain(f"refused\n{EVIL}")
+        await it.until(lambda: "lost" in it.screen_text())
+        assert harmless(it)
+        assert all(said.isprintable() for said in it.notices())

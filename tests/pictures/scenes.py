@@ -1,0 +1,183 @@
+"""What is looked at: each scene brings the program to it, and leaves it as it was."""
+
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from engine.errors import ModelNotFound
+from engine.events import Admitted, FirstToken, TokenLogprob
+from engine.models.support import Support
+from minichat.catalogue import Model
+from minichat.widgets.tour import TourPanel
+from tests.pictures.world import Device, Sitting, World, rest
+
+MODELS = [
+    Model("Qwen/Qwen3-8B", "hub cache", Support("qwen3", 16_400_000_000, True), recent=True),
+    Model("pocket", "built in", Support("llama", 3_100_000, True)),
+    Model("~/models/TinyLlama-1.1B-Chat", "folder", Support("llama", 2_200_000_000, True)),
+    Model("bigscience/bloom-560m", "hub cache", Support("bloom", 1_120_000_000)),
+    Model("google/bert-base", "hub cache", Support("bert", 440_000_000, trouble="it predicts no tokens")),
+]
+
+
+def keys(*pressed: str, wait: str) -> Callable[[World], Any]:
+    """A scene that keys lead to, and Escape leaves."""
+
+    @asynccontextmanager
+    async def scene(it: World) -> AsyncIterator[None]:
+        await it.pilot.press(*pressed)
+        await it.until(lambda: wait in it.screen_text())
+        yield
+        await it.pilot.press("escape")
+
+    return scene
+
+
+def pane(number: int) -> Callable[[World], Any]:
+    """One pane of the monitor, as large as there is room for."""
+
+    @asynccontextmanager
+    async def scene(it: World) -> AsyncIterator[None]:
+        await it.pilot.press("alt+m", str(number))
+        yield
+        await it.pilot.press(str(number), "escape")
+        it.main.monitor_wanted = None
+        it.main.lay_out()
+
+    return scene
+
+
+@asynccontextmanager
+async def plain(it: World) -> AsyncIterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def decoding(it: World) -> AsyncIterator[None]:
+    await it.pilot.press("f3")
+    yield
+    await it.pilot.press("f3")
+
+
+@asynccontextmanager
+async def quantization(it: World) -> AsyncIterator[None]:
+    await it.pilot.press("f4")
+    yield
+    await it.pilot.press("f4")
+
+
+@asynccontextmanager
+async def monitor(it: World) -> AsyncIterator[None]:
+    """Open everywhere: on a small terminal it has all the room."""
+    it.main.monitor_wanted = True
+    it.main.lay_out()
+    yield
+    it.main.monitor_wanted = None
+    it.main.lay_out()
+
+
+@asynccontextmanager
+async def streaming(it: World) -> AsyncIterator[None]:
+    """Four chats answer at the same time; the engine is seen beside them."""
+    await it.resize((120, 40))  # what a hidden monitor is told does not become a graph
+    for number in range(len(it.app.chats)):
+        it.main.action_go(number)
+        await it.say("And in one sentence?")
+    for number in range(len(it.replies)):
+        await it.stream(number, f"In one sentence, as number {number + 1}: ")
+        await it.stream(number, "blocks of equal size make room for **any** number of chats, ")
+    it.work()
+    yield
+
+
+@asynccontextmanager
+async def parting(it: World) -> AsyncIterator[None]:
+    """A broadcast whose replies have parted; at most two chats."""
+    await it.resize((200, 60))
+    await it.pilot.press("alt+a")
+    it.main.prompt.put("go")
+    await it.pilot.press("enter")
+    await it.until(lambda: len(it.replies) == 2)
+    for number, words in enumerate(([7, 8], [7, 9])):
+        for token in words:
+            top = tuple((each, math.log(share)) for each, share in ((token, 0.5), (17 - token, 0.25)))
+            drawn = TokenLogprob(token, math.log(0.5), 1, top)
+            await it.stream(number, f" word{token}", [drawn])
+    await it.until(lambda: it.screen_text().count("parts at token") == 2)
+    yield
+
+
+@asynccontextmanager
+async def loading(it: World) -> AsyncIterator[None]:
+    await it.until(lambda: it.backend.progress)
+    it.main.banner.say("loading Qwen3-8B  4.10 of 16.4 GB  1.20 GB/s  10 s left", 0.25)
+    it.main.prompt.put("can I type already?")
+    yield
+
+
+@asynccontextmanager
+async def tour(it: World) -> AsyncIterator[None]:
+    await it.until(lambda: it.main.query(TourPanel))
+    yield
+
+
+@asynccontextmanager
+async def tour_page(it: World) -> AsyncIterator[None]:
+    await it.pilot.press("enter")
+    await it.until(lambda: it.replies)
+    await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
+    await it.stream(0, "Once upon a time there was a fox, ")
+    it.app.heard([Admitted(3, 1.0, 0, 0), FirstToken(4, 1.1, 0, 0.04)])
+    it.work(12)
+    await it.until(lambda: "was let in" in it.screen_text())
+    yield
+
+
+def _slow() -> dict[str, Any]:
+    backend = Device([rest()])
+    backend.loaded.clear()
+    return {"backend": backend}
+
+
+# What is looked at in all sizes in every look. Of the rest, looks other than the dark one are taken once.
+MAIN = ("chat", "panes", "monitor", "decoding", "quantization", "parting", "tour-page")
+SITTINGS = {
+    "one": Sitting(
+        1,
+        {
+            "chat": plain,
+            "find": keys("ctrl+f", *"block", wait="block"),
+            "help": keys("f1", wait="Esc"),
+            "palette": keys("ctrl+p", wait="Stop this reply"),
+            "models": keys("alt+o", wait="built in"),
+            "jump": keys("ctrl+o", wait="Explain"),
+            "techniques": keys("alt+x", wait="prefix cache"),
+            "rename": keys("alt+t", wait="rename this chat"),
+            "quantization": quantization,
+        },
+    ),
+    "several": Sitting(
+        4,
+        {
+            "panes": streaming,
+            "monitor": monitor,
+            "kvmap": pane(1),
+            "queues": pane(2),
+            "rates": pane(3),
+            "latency": pane(4),
+            "events": pane(5),
+            "decoding": decoding,
+            "why": keys("f8", wait="Why this speed"),
+        },
+    ),
+    "broadcast": Sitting(2, {"parting": parting}),
+    "first": Sitting(0, {"empty": plain}),
+    "slow": Sitting(1, {"loading": loading}, _slow),
+    "dead": Sitting(
+        1,
+        {"no-engine": plain},
+        lambda: {"backend": Device([rest()], trouble=ModelNotFound("no folder"))},
+    ),
+    "tour": Sitting(0, {"tour": tour, "tour-page": tour_page}, lambda: {"tour": True}),
+}

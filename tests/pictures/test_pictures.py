@@ -1,0 +1,108 @@
+"""Every screen at three sizes, dark, light and without colour, as pictures that are compared line by line.
+
+`make pictures` (UPDATE_PICTURES=1) takes them anew; what changed is then to be seen in the diff.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minichat.picture import picture
+from tests.app.conftest import bench, run  # noqa: F401 (a fixture)
+from tests.pictures.scenes import MAIN, MODELS, SITTINGS
+from tests.pictures.world import opened
+
+GOLDEN = Path(__file__).parent / "golden"
+UPDATE = bool(os.environ.get("UPDATE_PICTURES"))
+SIZES = ((80, 24), (120, 40), (200, 60))
+SHOWN = 8  # lines that differ
+
+
+@pytest.fixture(autouse=True)
+def _same_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One time zone, one cache of models."""
+    for name, value in {"TZ": "UTC", "TERM": "xterm-256color", "COLORTERM": "truecolor"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("minichat.screens.models.sources", lambda *_: [lambda: MODELS])
+    monkeypatch.setattr("minichat.screens.models.local", lambda _: None)
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@run
+@pytest.mark.parametrize("look", ["dark", "light", "no-color"])
+@pytest.mark.parametrize("name", SITTINGS)
+async def test_it_looks_as_it_did(
+    bench: Callable[..., Any],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
+    look: str,
+) -> None:
+    sitting, different = SITTINGS[name], list[str]()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if look == "no-color":
+        monkeypatch.setenv("NO_COLOR", "1")
+    theme = "minichat-light" if look == "light" else "minichat-dark"
+    async with opened(bench, monkeypatch, tmp_path, sitting, theme) as it:
+        for scene, play in sitting.scenes.items():
+            async with play(it):
+                for size in SIZES if look == "dark" or scene in MAIN else SIZES[1:2]:
+                    await it.resize(size)
+                    file = f"{scene}-{size[0]}x{size[1]}-{look}.svg"
+                    different += compare(file, picture(it.app, f"{scene}, {look}"), tmp_path)
+                await it.resize(SIZES[0])
+    assert not different, "\n".join([*different, "", "if this is meant: make pictures"])
+
+
+def compare(name: str, now: str, folder: Path) -> list[str]:
+    """What is different, as a person reads it."""
+    golden = GOLDEN / name
+    before = golden.read_text(encoding="utf-8") if golden.exists() else ""
+    if now == before:
+        return []
+    if UPDATE:
+        golden.write_text(now, encoding="utf-8")
+        return []
+    seen = folder / name
+    seen.write_text(now, encoding="utf-8")
+    return [f"{name} differs from {golden.parent.name}/{name}; as it is now: {seen}", *_lines(before, now)]
+
+
+def _lines(before: str, now: str) -> Iterator[str]:
+    old, new = before.splitlines(), now.splitlines()
+    old += [""] * (len(new) - len(old))
+    differ = [number for number, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]]
+    for number in differ[:SHOWN]:
+        texts = [_text(old[number]), _text(new[number])]
+        what = texts if texts[0] != texts[1] else [old[number], new[number]]  # else its colours differ
+        yield from (
+            f"  line {number - 3}: {sign} {each[:300]}" for sign, each in zip("-+", what, strict=True)
+        )
+    if len(differ) > SHOWN:
+        yield f"  and {len(differ) - SHOWN} more lines"
+
+
+def _text(line: str) -> str:
+    """A line of the screen, read back from its picture."""
+    cells = ""
+    for x, text in re.findall(r'<tspan x="(\d+)"[^>]*>([^<]*)', line):
+        cells = cells.ljust((int(x) - 8) // 8) + unescape(text)
+    return cells
+
+
+@pytest.mark.skipif(UPDATE, reason="they are being taken")
+def test_a_difference_is_shown_where_it_is(tmp_path: Path) -> None:
+    name = "chat-80x24-dark.svg"
+    golden = (GOLDEN / name).read_text(encoding="utf-8")
+    assert compare(name, golden, tmp_path) == []
+    said = compare(name, golden.replace(">Explain paged", ">Explain papal", 1), tmp_path)
+    assert len(said) >= 3 and "- " in said[1] and "papal" in said[2]
