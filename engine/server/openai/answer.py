@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fastapi import Request
 from fastapi.responses import Response
 
-from engine.errors import EngineError
+from engine.errors import BadParams, EngineError
 from engine.events import Delta
 from engine.host.prompts import Prompt
 from engine.params import SamplingParams
@@ -79,7 +79,10 @@ async def begun(
     run = state.run(key, prompts, params, choices=choices, priority=asked.priority or 0)
     if state.config.log_prompts:
         log.info("prompts: %r", prompts)
-    return await run.start()
+    try:
+        return await run.start()
+    except BadParams as error:
+        raise wanted.refusal(error) if (wanted := asked.grammar()) else error from None
 
 
 async def answer(request: Request, run: Run, form: Form, asked: Asked) -> Response:

@@ -55,6 +55,7 @@ async def chat(request: Request) -> Response:
     if not state.host.has_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
     opened = await state.opens_thinking(options)
+    _check_grammar(asked, bool(tools), opened)
     run = await begun(state, key_of(request), [conversation], params, asked)
     voices = [
         _Voice(Thoughts(opened=opened), READERS[state.tool_style]() if tools and state.tool_style else None)
@@ -70,6 +71,18 @@ def _logprobs(asked: ChatRequest) -> int | None:
     if asked.top_logprobs is not None and not asked.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
     return (asked.top_logprobs or 0) if asked.logprobs else None
+
+
+def _check_grammar(asked: ChatRequest, tools: bool, opened: bool) -> None:
+    """A reply that keeps to a grammar from its first token on neither thinks first nor calls anything."""
+    if not (wanted := asked.grammar()):
+        return
+    if tools:
+        why = "cannot be had together with tools; leave them out, or set tool_choice to none"
+        raise ApiError(400, f"{wanted.place} {why}", param=wanted.place)
+    if opened:
+        why = "cannot be had while the template opens a thought; switch that off in chat_template_kwargs"
+        raise ApiError(400, f"{wanted.place} {why}", param=wanted.place)
 
 
 def _tools(asked: ChatRequest, state: State) -> Sequence[dict[str, Any]]:

@@ -10,6 +10,15 @@ from engine.errors import BadParams
 from engine.params import MAX_BIASED, MAX_LOGPROBS, MAX_STOPS, SamplingParams
 from engine.server.config import MAX_CHOICES
 from engine.server.openai.errors import ApiError
+from engine.server.openai.structured import (
+    Choices,
+    Expression,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    Wanted,
+    wanted,
+)
 
 Text = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -58,6 +67,12 @@ class Asked(Strict):
     priority: int | None = Field(None, ge=-(2**31), le=2**31)
     skip_special_tokens: Literal[True] | None = None
     include_stop_str_in_output: Literal[False] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: Expression | None = None
+    guided_choice: Choices | None = None
+
+    response_format: ResponseFormat | None = None
 
     # Accepted, and without effect here
     user: str | None = None
@@ -66,9 +81,16 @@ class Asked(Strict):
         """As the engine wants it."""
         given = {name: getattr(self, name) for name in _SAME}
         given |= {"stop_ids": self.stop_token_ids, "logit_bias": self._biases(), **more}
+        if asked := self.grammar():
+            given["grammar"] = asked.grammar
         if self.top_k is not None:
             given["top_k"] = max(self.top_k, 0)  # vLLM says -1 for all
         return SamplingParams().changed(**{name: value for name, value in given.items() if value is not None})
+
+    def grammar(self) -> Wanted | None:
+        """What the reply's text must keep to."""
+        guided = {name: getattr(self, name) for name in ("guided_json", "guided_regex", "guided_choice")}
+        return wanted(self.response_format, self.structured_outputs, guided)
 
     def _biases(self) -> dict[int, float] | None:
         biases = self.logit_bias
@@ -84,10 +106,6 @@ _SAME = (
 ).split()
 
 
-class ResponseFormat(Strict):
-    type: Literal["text"]
-
-
 class ChatRequest(Asked):
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: Count | None = None
@@ -96,7 +114,6 @@ class ChatRequest(Asked):
     tools: list[dict[str, Any]] | None = Field(None, max_length=128)
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: Literal[True] | None = None
-    response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

@@ -1,0 +1,83 @@
+"""Compiled grammars, kept for the next who asks."""
+
+import threading
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from engine.errors import BadParams
+from engine.grammar.guide import Guide, reason
+from engine.grammar.source import source
+from engine.grammar.vocabulary import readable
+from engine.params import Grammar
+from engine.request import Request
+from engine.text.tokenizer import Tokenizer
+
+KEPT = 256
+SECONDS = 5.0  # that a grammar may take to compile
+_LIMITS = LLParserLimits(verbose_errors=False)  # its own, on work and memory
+
+
+class Grammars:
+    """For one model. Compiling happens on threads of its own, and may be asked for from any."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab: int, stop_ids: frozenset[int]) -> None:
+        self._tokenizer, self._vocab, self._stop_ids = tokenizer, vocab, stop_ids
+        self._helpers = ThreadPoolExecutor(2, "minichat-grammar")
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._read: LLTokenizer | None = None
+        self._found: OrderedDict[Grammar, Future[Guide]] = OrderedDict()
+
+    def check(self, grammar: Grammar, seconds: float = SECONDS) -> None:
+        """Compiles it, if nobody has yet. Raises BadParams where it cannot be, or takes too long."""
+        self._compiled(grammar, seconds)
+
+    def allowed(self, request: Request) -> np.ndarray:
+        """The tokens that a request may draw next, a bit each."""
+        params = request.params
+        assert params.grammar is not None
+        if request.guide is None:
+            start = max(request.prompt_len, request.guided_from)
+            request.guide = self._compiled(params.grammar, SECONDS).starting(start)
+        request.guide.read(request.tokens)
+        early = request.generated < params.min_tokens
+        return request.guide.allowed(params.enders(self._stop_ids), early=early)
+
+    def _compiled(self, grammar: Grammar, seconds: float) -> Guide:
+        vocabulary = self._vocabulary()
+        with self._lock:
+            found = self._found.get(grammar)
+            if found is None:
+                found = self._found[grammar] = self._helpers.submit(self._compile, vocabulary, grammar)
+                if len(self._found) > KEPT:
+                    self._found.popitem(last=False)
+            self._found.move_to_end(grammar)
+        try:
+            return found.result(seconds)
+        except TimeoutError:
+            why = f"takes longer than {seconds:g} s to compile; make it smaller, or ask again later"
+            raise BadParams("grammar", why) from None
+        except BadParams:
+            with self._lock:
+                self._found.pop(grammar, None)
+            raise
+
+    def _compile(self, vocabulary: LLTokenizer, grammar: Grammar) -> Guide:
+        matcher = LLMatcher(vocabulary, source(grammar), log_level=0, limits=_LIMITS)
+        if matcher.is_error():
+            raise BadParams("grammar", f"cannot be kept to: {reason(matcher.get_error())}")
+        guide = Guide(matcher, self._vocab)
+        if guide.error:
+            raise BadParams("grammar", f"no text keeps to it: {guide.error}")
+        if guide.over:
+            raise BadParams("grammar", "only an empty text keeps to it")
+        return guide
+
+    def _vocabulary(self) -> LLTokenizer:
+        with self._reading:
+            if self._read is None:
+                self._read = readable(self._tokenizer, self._vocab)
+            return self._read

@@ -1,0 +1,81 @@
+"""A grammar as llguidance reads it; whatever cannot be a grammar is refused here, with the reason."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from llguidance import LLMatcher
+
+from engine.errors import BadParams
+from engine.params import Grammar
+
+MAX_NESTING = 64
+MAX_CHOICES = 4096
+
+# Nothing that a schema demands is passed over, and a model that only loves blanks has to go on at last.
+_JSON: Any = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}"}
+
+
+def source(grammar: Grammar) -> str:
+    match grammar.kind:
+        case "json":
+            return LLMatcher.grammar_from_json_schema(_schema(grammar.text), overrides=_JSON)
+        case "regex":
+            return LLMatcher.grammar_from_regex(_regex(grammar.text))
+        case "choice":
+            return LLMatcher.grammar_from_regex("|".join(map(_literally, _choices(grammar.text))))
+
+
+def _schema(text: str) -> str:
+    schema = _parsed(text, "a JSON schema")
+    if not isinstance(schema, dict | bool):
+        raise BadParams("grammar", f"a JSON schema is an object, true or false, not {text:.60}")
+    if schema is False:
+        raise BadParams("grammar", "the JSON schema false admits nothing")
+    return text if isinstance(schema, dict) else "{}"
+
+
+def _regex(text: str) -> str:
+    if not text:
+        raise BadParams("grammar", "the regular expression is empty")
+    return text
+
+
+def _choices(text: str) -> list[str]:
+    choices = _parsed(text, "a JSON list of choices")
+    if not isinstance(choices, list) or not 1 <= len(choices) <= MAX_CHOICES:
+        raise BadParams("grammar", f"choices are a list of 1 to {MAX_CHOICES} texts, not {text:.60}")
+    for choice in choices:
+        if not isinstance(choice, str) or not choice:
+            raise BadParams("grammar", f"a choice is a text that is not empty, not {choice!r:.60}")
+    return choices
+
+
+def _literally(text: str) -> str:
+    """As a regular expression that means the text itself."""
+    return "".join(each if each.isalnum() else rf"\x{{{ord(each):x}}}" for each in text)
+
+
+def _parsed(text: str, what: str) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise BadParams("grammar", f"is not {what}: {error}") from None
+    except RecursionError:
+        raise _too_deep() from None
+    if any(depth > MAX_NESTING for depth in _depths(value)):
+        raise _too_deep()
+    return value
+
+
+def _too_deep() -> BadParams:
+    return BadParams("grammar", f"is nested more than {MAX_NESTING} deep; make it flatter, or use $defs")
+
+
+def _depths(value: Any) -> Iterator[int]:
+    """How deep each object and list of a JSON value lies."""
+    level, depth = [value], 0
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        yield depth
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]

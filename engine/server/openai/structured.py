@@ -1,0 +1,121 @@
+"""What the text of a reply must keep to, in the words of OpenAI's clients and of vLLM's."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from engine.errors import BadParams
+from engine.grammar.source import MAX_CHOICES
+from engine.params import MAX_GRAMMAR, Grammar
+from engine.server.openai.errors import ApiError
+
+Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+Expression = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
+Schema = dict[str, Any] | bool
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NamedSchema(_Strict):
+    name: str = Field(pattern="^[a-zA-Z0-9_-]{1,64}$")
+    description: str | None = None
+    json_schema: Schema | None = Field(None, alias="schema")  # left out: any object
+    strict: bool | None = None  # it is kept to either way
+
+
+class ResponseFormat(_Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: NamedSchema | None = None
+
+
+class StructuredOutputs(_Strict):
+    """As vLLM has them since 0.11."""
+
+    json_schema: Schema | str | None = Field(None, alias="json")
+    regex: Expression | None = None
+    choice: Choices | None = None
+    json_object: Literal[True] | None = None
+
+
+class Wanted(NamedTuple):
+    """A grammar, and the field that asked for it."""
+
+    place: str
+    grammar: Grammar
+
+    def refusal(self, error: BadParams) -> BadParams | ApiError:
+        """What is wrong with the grammar, by the name that the client knows it by."""
+        if error.field != "grammar":
+            return error
+        message = str(error).removeprefix("grammar: ")
+        return ApiError(400, f"{self.place}: {message}", param=self.place, code="invalid_grammar")
+
+
+_OBJECT: Schema = {"type": "object"}
+
+
+def wanted(
+    form: ResponseFormat | None,
+    outputs: StructuredOutputs | None,
+    guided: Mapping[str, Any],
+) -> Wanted | None:
+    """The one grammar that these fields ask for; `guided` are vLLM's older ones, by name."""
+    found = [*_of_format(form), *_of_outputs(outputs)]
+    found += [
+        (name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None
+    ]
+    if not found:
+        return None
+    if len(found) > 1:
+        places = [place for place, _, _ in found]
+        raise ApiError(400, f"{places[0]} and {places[1]} cannot both be kept to; give one", param=places[1])
+    [(place, kind, value)] = found
+    try:
+        return Wanted(place, _grammar(kind, value))
+    except BadParams as error:
+        raise ApiError(400, f"{place}{str(error).removeprefix('grammar')}", param=place) from None
+
+
+def _of_format(form: ResponseFormat | None) -> list[tuple[str, str, Any]]:
+    if form is None or form.type == "text":
+        if form and form.json_schema:
+            raise ApiError(
+                400, "response_format.json_schema needs type json_schema", param="response_format.type"
+            )
+        return []
+    if form.type == "json_object":
+        return [("response_format", "json", _OBJECT)]
+    if form.json_schema is None:
+        raise ApiError(400, "response_format.json_schema is missing", param="response_format.json_schema")
+    schema = form.json_schema.json_schema
+    return [("response_format.json_schema.schema", "json", _OBJECT if schema is None else schema)]
+
+
+def _of_outputs(outputs: StructuredOutputs | None) -> list[tuple[str, str, Any]]:
+    if outputs is None:
+        return []
+    given = [
+        ("json", "json", outputs.json_schema),
+        ("regex", "regex", outputs.regex),
+        ("choice", "choice", outputs.choice),
+        ("json_object", "json", _OBJECT if outputs.json_object else None),
+    ]
+    found = [(f"structured_outputs.{name}", kind, value) for name, kind, value in given if value is not None]
+    if not found:
+        raise ApiError(
+            400, "structured_outputs asks for nothing: give json, regex or choice", param="structured_outputs"
+        )
+    return found
+
+
+def _grammar(kind: str, value: Any) -> Grammar:
+    match kind:
+        case "json":
+            return Grammar("json", value if isinstance(value, str) else json.dumps(value))
+        case "choice":
+            return Grammar("choice", json.dumps(value))
+    return Grammar("regex", value)

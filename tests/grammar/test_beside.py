@@ -1,0 +1,57 @@
+"""A grammar is compiled beside the steps: nobody waits for it but who asked for it."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+
+import pytest
+
+from engine.grammar import grammars
+from engine.host.thread import EngineThread
+from engine.params import Grammar, SamplingParams
+from tests.runner.small import engine_on
+
+LONG = SamplingParams(max_tokens=200, ignore_eos=True)
+AB, CD = Grammar("regex", "ab"), Grammar("regex", "cd")
+
+
+def test_others_go_on_meanwhile(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold, begun, real = threading.Event(), threading.Semaphore(0), grammars.source
+
+    def source(grammar: Grammar) -> str:
+        begun.release()
+        assert hold.wait(60)
+        return real(grammar)
+
+    engine, steps = engine_on(llama), threading.Semaphore(0)  # as many as the test lets it take
+    launch = engine.runner.launch
+    monkeypatch.setattr(engine.runner, "launch", lambda plan: steps.acquire() and launch(plan))
+    monkeypatch.setattr(grammars, "source", source)
+    host = EngineThread(engine)
+    try:
+        with ThreadPoolExecutor(3) as asking:
+            other, changed = host.submit([1, 60, 61], LONG), asking.submit(host.submit, [1, 60, 62], LONG)
+            steps.release(2)
+            asked = [
+                asking.submit(host.submit, [1, 5], SamplingParams(grammar=AB)),
+                asking.submit(host.update, changed.result(60).id, grammar=CD),
+            ]
+            assert begun.acquire(timeout=60) and begun.acquire(timeout=60)
+            steps.release(20)
+            told = iter(other)
+            for _ in range(20):  # while both compile
+                next(told)
+            assert not any(each.done() for each in asked)
+            hold.set()
+            for grammar in (AB, CD):
+                engine.grammars.check(grammar)
+            while wait(asked, timeout=0.01).not_done:
+                steps.release()
+            steps.release(10_000)
+            assert asked[0].result().result().text == "ab"
+            assert changed.result().result().text.endswith("cd")
+            host.abort(other.id)
+    finally:
+        hold.set()
+        steps.release(10_000)
+        host.close()

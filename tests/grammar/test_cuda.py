@@ -1,0 +1,44 @@
+"""The same on a GPU: masks beside recorded steps, while the next step is on its way."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+import torch
+
+from engine.request import Finish
+from engine.sampling.allowed import forbid
+from tests.grammar.test_replies import JSON, LETTERS, OTHER, PLAIN, PROMPT, SCHEMA, WARM
+from tests.runner.small import ask, drain, engine_on
+
+pytestmark = pytest.mark.cuda
+
+
+def test_replies_keep_to_their_grammars(llama: Path) -> None:
+    for dtype in ("float32", "bfloat16"):
+        engine = engine_on(llama, device="cuda", dtype=dtype, depth=1, blocks=256, max_running=16)
+        asked = [ask(engine, PROMPT, replace(WARM, grammar=JSON, seed=seed))[1] for seed in range(6)]
+        letters = ask(engine, OTHER, replace(WARM, grammar=LETTERS, logprobs=3))[1]
+        plain = ask(engine, OTHER, PLAIN)[1]
+        drain(engine)
+        for heard in asked:
+            assert heard.finish is Finish.STOP and jsonschema_rs.is_valid(SCHEMA, json.loads(heard.text)), (
+                heard
+            )
+        assert re.fullmatch("[ab]+", letters.text)
+        assert len(plain.tokens) == PLAIN.max_tokens
+
+
+def test_what_is_forbidden_is_the_same() -> None:
+    vocab = 1003
+    logits, bits = (
+        torch.randn(5, vocab),
+        torch.randint(0, 256, (2, -(-vocab // 8)), dtype=torch.uint8).numpy(),
+    )
+    there = logits.cuda()
+    forbid(logits, [1, 4], bits)
+    forbid(there, [1, 4], bits)
+    assert torch.equal(logits, there.cpu()) and logits.isinf().any() and not logits[[0, 2, 3]].isinf().any()

@@ -1,0 +1,95 @@
+"""What cannot be a grammar is refused, with the reason and in time."""
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from engine.errors import BadParams
+from engine.grammar import grammars as module
+from engine.grammar.grammars import Grammars
+from engine.grammar.source import MAX_CHOICES, MAX_NESTING
+from engine.params import Grammar
+from tests.grammar.walks import EOS, VOCAB, grammars, tokenizer
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    while depth > 1:
+        schema = {"anyOf": [schema]} if depth % 2 else {"items": schema, "type": "array"}
+        depth -= 2 if "anyOf" in schema else 1
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("json", "{", "is not a JSON schema: Expecting"),
+        ("json", "[1]", "a JSON schema is an object"),
+        ("json", "false", "admits nothing"),
+        ("json", '{"type": "foo"}', "Invalid type: foo"),
+        ("json", '{"not": {}}', 'Unimplemented keys: \\["not"\\]'),
+        ("json", '{"x-guidance": {"lenient": true}, "not": {}}', "Unimplemented keys"),
+        ("json", '{"type": "integer", "minimum": 5, "maximum": 3}', "Unsatisfiable"),
+        ("json", '{"$ref": "https://example.org/a.json"}', "example.org"),
+        ("json", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}', "no text keeps to it"),
+        ("json", '{"oneOf": [{"type": "string"}, {"maxLength": 2}]}', "oneOf constraints are not supported$"),
+        ("json", '{"type": "string", "pattern": "(?=a)b"}', "look-ahead"),
+        ("json", json.dumps(nested(MAX_NESTING + 2)), f"more than {MAX_NESTING} deep"),
+        ("json", '{"a":' * 5000 + "1" + "}" * 5000, "deep"),
+        ("regex", "", "is empty"),
+        ("regex", "(", "cannot be kept to: unclosed group$"),
+        ("regex", "(a)\\1", "backreferences are not supported$"),
+        ("regex", "[^\\s\\S]", "no text keeps to it"),
+        ("regex", "(" * 3000 + "a" + ")" * 3000, "cannot be kept to"),
+        ("regex", "(|)", "only an empty text keeps to it"),
+        ("choice", "[]", "1 to"),
+        ("choice", '["a", ""]', "not empty"),
+        ("choice", '["a", 5]', "is a text"),
+        ("choice", "a, b", "is not a JSON list of choices"),
+        ("choice", json.dumps(["a"] * (MAX_CHOICES + 1)), "1 to"),
+    ],
+)
+def test_it_is_said_what_is_wrong(kind: Any, text: str, words: str) -> None:
+    for _ in range(2):  # and it is not remembered as good
+        with pytest.raises(BadParams, match=words) as caught:
+            grammars().check(Grammar(kind, text))
+        assert caught.value.field == "grammar"
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_nesting_is_counted_from_the_outside() -> None:
+    grammars().check(Grammar("json", json.dumps(nested(MAX_NESTING))))
+
+
+def test_one_that_takes_too_long_is_refused_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, hold, real = Grammar("regex", "slow"), threading.Event(), module.source
+
+    def source(grammar: Grammar) -> str:
+        if grammar == slow:
+            assert hold.wait(60)
+        return real(grammar)
+
+    monkeypatch.setattr(module, "source", source)
+    fresh = Grammars(tokenizer(), VOCAB, frozenset({EOS}))
+    with pytest.raises(BadParams, match=r"takes longer than 0\.01 s"):
+        fresh.check(slow, seconds=0.01)
+    fresh.check(Grammar("regex", "quick"))
+    hold.set()
+    fresh.check(slow)  # it was not begun anew
+
+
+def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Grammar] = []
+    real = module.source
+    monkeypatch.setattr(module, "source", lambda grammar: seen.append(grammar) or real(grammar))
+    fresh, grammar = Grammars(tokenizer(), VOCAB, frozenset({EOS})), Grammar("regex", "once")
+    for _ in range(3):
+        fresh.check(grammar)
+    assert seen == [grammar]
+    monkeypatch.setattr(module, "KEPT", 2)
+    for letter in "abc":
+        fresh.check(Grammar("regex", letter))
+    fresh.check(grammar)
+    assert seen.count(grammar) == 2, "the one asked for longest ago should have made room"

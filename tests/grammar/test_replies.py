@@ -1,0 +1,242 @@
+"""Replies of a real, random model that keep to a grammar, among others that do not."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.errors import BadParams
+from engine.params import Grammar, SamplingParams
+from engine.request import Finish
+from engine.start import start
+from tests.models.tiny import write_config
+from tests.runner.letters import EOS, byte_tokenizer
+from tests.runner.small import Heard, alone, ask, drain, engine_on, turn
+
+DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+PROMPT, OTHER = [1, *range(40, 60)], [1, *range(60, 97)]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "tags": {"type": "array", "items": {"enum": ["the", "theme", "thin"]}, "maxItems": 3},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+JSON = Grammar("json", json.dumps(SCHEMA))
+LETTERS = Grammar("regex", "[ab]+")
+A, B, SPACE = (byte_tokenizer().token_to_id(letter) for letter in ("a", "b", "Ġ"))
+WARM = SamplingParams(temperature=1.0, seed=3, max_tokens=120)
+PLAIN = SamplingParams(temperature=1.0, seed=4, max_tokens=40, ignore_eos=True)
+
+
+def said(engine: Engine, params: SamplingParams, prompt: list[int] = PROMPT) -> Heard:
+    _, heard = ask(engine, prompt, params)
+    drain(engine)
+    return heard
+
+
+@DEPTHS
+def test_every_reply_keeps_to_its_own_grammar_and_others_know_nothing_of_it(llama: Path, depth: int) -> None:
+    engine = engine_on(llama, depth=depth, blocks=256)
+    asked = [ask(engine, PROMPT, replace(WARM, seed=seed, grammar=JSON))[1] for seed in range(4)]
+    letters = ask(engine, OTHER, replace(WARM, grammar=LETTERS))[1]
+    choice = ask(engine, PROMPT, replace(WARM, grammar=Grammar("choice", '["theme", "thin", "the"]')))[1]
+    plain = ask(engine, OTHER, PLAIN)[1]
+    drain(engine)
+    for heard in asked:
+        assert heard.finish is Finish.STOP and jsonschema_rs.is_valid(SCHEMA, json.loads(heard.text)), heard
+    assert len({heard.text for heard in asked}) == len(asked)
+    assert re.fullmatch("[ab]+", letters.text)
+    assert choice.text in ("theme", "thin", "the")
+    assert plain.reply == alone(llama, OTHER, PLAIN).reply
+
+
+def test_only_its_own_row_waits_for_its_ids(llama: Path) -> None:
+    engine = engine_on(llama, depth=1)
+    kept, _ = ask(engine, PROMPT, replace(WARM, grammar=LETTERS, ignore_eos=True, max_tokens=20))
+    free, heard = ask(engine, OTHER, PLAIN)
+    launch, steps = engine.runner.launch, []
+    engine.runner.launch = lambda plan: steps.append({row.request for row in plan.rows}) or launch(plan)
+    while not heard.finish:
+        turn(engine)
+    decodes = steps[2:30]
+    assert all(free in step for step in decodes)
+    assert [kept in step for step in decodes] == [
+        at % 2 == (kept not in decodes[0]) for at in range(len(decodes))
+    ]
+    drain(engine)
+
+
+class TestHowItEnds:
+    def test_where_nothing_can_follow_it_ends_without_another_token(self, llama: Path) -> None:
+        heard = said(engine_on(llama), replace(WARM, grammar=Grammar("regex", "ab{2}"), ignore_eos=True))
+        assert (heard.text, heard.finish, len(heard.tokens)) == ("abb", Finish.STOP, 3)
+
+    def test_an_end_token_ends_it_where_it_is_whole(self, llama: Path) -> None:
+        ends = replace(WARM, grammar=LETTERS, logit_bias={EOS: 100.0})
+        assert len(said(engine_on(llama), ends).tokens) == 2
+
+    def test_not_before_min_tokens(self, llama: Path) -> None:
+        ends = replace(WARM, grammar=LETTERS, logit_bias={EOS: 100.0}, min_tokens=7)
+        heard = said(engine_on(llama), ends)
+        assert len(heard.tokens) == 8 and re.fullmatch("[ab]+", heard.text)
+
+    def test_min_tokens_cannot_make_a_whole_text_longer(self, llama: Path) -> None:
+        heard = said(engine_on(llama), replace(WARM, grammar=Grammar("regex", "ab"), min_tokens=9))
+        assert (heard.text, heard.finish) == ("ab", Finish.STOP)
+
+    def test_ignore_eos_takes_the_end_token_away(self, llama: Path) -> None:
+        params = replace(WARM, grammar=LETTERS, logit_bias={EOS: 100.0}, ignore_eos=True, max_tokens=9)
+        heard = said(engine_on(llama), params)
+        assert re.fullmatch("[ab]{9}", heard.text) and heard.finish is Finish.LENGTH
+
+    def test_one_that_is_cut_says_so_and_one_whose_last_token_ends_it_does_not(self, llama: Path) -> None:
+        engine, word = engine_on(llama), Grammar("regex", "a{4}")
+        assert said(engine, replace(WARM, grammar=word, max_tokens=3)).finish is Finish.LENGTH
+        assert said(engine, replace(WARM, grammar=word, max_tokens=4)).finish is Finish.STOP
+
+    def test_a_stop_string_cuts_it_as_ever(self, llama: Path) -> None:
+        heard = said(engine_on(llama), replace(WARM, grammar=Grammar("regex", "aab[ab]*"), stop=("ab",)))
+        assert (heard.text, heard.finish) == ("a", Finish.STOP)
+
+    def test_where_no_token_goes_on_it_fails_with_the_reason(self, llama: Path) -> None:
+        engine = engine_on(llama)
+        heard = said(engine, replace(WARM, grammar=Grammar("regex", "ab"), stop_ids=(B,)))
+        assert (heard.text, heard.finish) == ("a", Finish.FAILED)
+        assert "no token" in heard.error
+        assert said(engine, replace(WARM, grammar=Grammar("regex", "ab"))).text == "ab"
+
+
+class TestSampling:
+    def test_penalties_and_biases_act_among_what_is_allowed(self, llama: Path) -> None:
+        pushed = replace(
+            WARM, grammar=LETTERS, max_tokens=30, ignore_eos=True, logit_bias={A: 50.0, SPACE: 100.0}
+        )
+        engine = engine_on(llama)
+        assert said(engine, pushed).text == "a" * 30
+        varied = said(engine, replace(pushed, logit_bias={A: 2.0}, frequency_penalty=2.0)).text
+        assert abs(varied.count("a") - varied.count("b")) <= 6
+
+    def test_likely_tokens_are_those_that_may_come(self, llama: Path) -> None:
+        heard = said(engine_on(llama), replace(WARM, grammar=Grammar("regex", "[ab]{5}"), logprobs=5))
+        assert len(heard.logprobs) == 5
+        for entry in heard.logprobs:
+            assert {token for token, _ in entry.top} == {A, B}
+            assert abs(sum(2.718281828459045**value for _, value in entry.top) - 1.0) < 1e-4
+            assert entry.token in (A, B) and entry.rank in (1, 2)
+
+
+class TestChanges:
+    @DEPTHS
+    def test_it_is_switched_on_and_off_while_it_runs(self, llama: Path, depth: int) -> None:
+        engine = engine_on(llama, depth=depth)
+        id, heard = ask(engine, PROMPT, replace(PLAIN, max_tokens=60))
+        while len(heard.tokens) < 10:
+            turn(engine)
+        engine.update(id, grammar=LETTERS)
+        begun = len(heard.tokens) + depth  # one is on its way
+        while len(heard.tokens) < 30:
+            turn(engine)
+        engine.update(id, temperature=0.0)  # which does not begin it anew
+        while len(heard.tokens) < 40:
+            turn(engine)
+        engine.update(id, grammar=None, temperature=1.0)
+        drain(engine)
+        assert set(heard.tokens[begun:40]) <= {A, B}
+        assert heard.tokens[:10] == alone(llama, PROMPT, PLAIN).tokens[:10]
+        assert not set(heard.tokens[41:]) <= {A, B}
+        assert len(heard.tokens) == 60
+
+    def test_another_one_begins_where_it_is_given(self, llama: Path) -> None:
+        engine = engine_on(llama)
+        id, heard = ask(engine, PROMPT, replace(WARM, grammar=LETTERS, ignore_eos=True))
+        while len(heard.tokens) < 5:
+            turn(engine)
+        engine.update(id, grammar=Grammar("regex", "thin"))
+        drain(engine)
+        assert re.fullmatch("[ab]{5}thin", heard.text) and heard.finish is Finish.STOP
+
+    def test_a_fork_keeps_to_it_from_where_it_is_or_begins_its_own(self, llama: Path) -> None:
+        engine, five = engine_on(llama), Grammar("regex", "[ab]{8}")
+        params = replace(WARM, grammar=five)
+        id, heard = ask(engine, PROMPT, params)
+        while len(heard.tokens) < 3:
+            turn(engine)
+        same, other = Heard(), Heard()
+        engine.fork(id, same, replace(params, seed=9))
+        engine.fork(id, other, replace(params, grammar=Grammar("choice", '["theme"]')))
+        drain(engine)
+        assert re.fullmatch("[ab]{8}", heard.text) and re.fullmatch("[ab]{5}", same.text)
+        assert other.text == "theme"
+
+    def test_said_tokens_count_as_its_beginning(self, llama: Path) -> None:
+        engine, heard = engine_on(llama), Heard()
+        engine.submit(PROMPT, replace(WARM, grammar=Grammar("regex", "[ab]{4}")), heard, said=[A, B])
+        wrong = Heard()
+        engine.submit(PROMPT, replace(WARM, grammar=LETTERS), wrong, said=[SPACE])
+        drain(engine)
+        assert re.fullmatch("[ab]{2}", heard.text)
+        assert (wrong.text, wrong.finish) == ("", Finish.FAILED) and "keep to the grammar" in wrong.error
+
+    @DEPTHS
+    def test_given_way_and_come_back_it_goes_on_as_if_nothing_was(self, llama: Path, depth: int) -> None:
+        params = replace(WARM, grammar=JSON)
+        expected = alone(llama, PROMPT, params)
+        for preemption in ("recompute", "swap"):
+            engine = engine_on(llama, depth=depth, host_blocks=64, preemption=preemption)
+            id, heard = ask(engine, PROMPT, params)
+            for _ in range(60):
+                turn(engine)
+                if not heard.finish:
+                    engine.preempt(id)
+            drain(engine)
+            assert heard.reply == expected.reply
+
+    def test_several_replies_each_keep_to_it(self, llama: Path) -> None:
+        class Several(Heard):
+            def __call__(self, delta: object) -> None:
+                texts[delta.choice] = texts.get(delta.choice, "") + delta.text
+
+        for params in (replace(WARM, grammar=JSON, n=3), replace(WARM, grammar=JSON, n=2, best_of=4)):
+            engine, texts = engine_on(llama, blocks=256), {}
+            engine.submit(PROMPT, params, Several())
+            drain(engine)
+            assert len(texts) == params.n
+            assert all(jsonschema_rs.is_valid(SCHEMA, json.loads(text)) for text in texts.values())
+
+
+class TestRefusals:
+    def test_a_bad_grammar_is_refused_at_once_and_leaves_a_running_reply_as_it_was(self, llama: Path) -> None:
+        engine, bad = engine_on(llama), Grammar("regex", "(")
+        with pytest.raises(BadParams, match=r"^grammar: cannot be kept to: unclosed group"):
+            engine.submit(PROMPT, replace(WARM, grammar=bad), Heard())
+        id, heard = ask(engine, PROMPT, PLAIN)
+        turn(engine)
+        with pytest.raises(BadParams, match="unclosed group"):
+            engine.update(id, grammar=bad)
+        with pytest.raises(BadParams, match="unclosed group"):
+            engine.fork(id, Heard(), replace(PLAIN, grammar=bad))
+        drain(engine)
+        assert heard.reply == alone(llama, PROMPT, PLAIN).reply
+
+    def test_not_while_a_search_runs(self, llama: Path) -> None:
+        engine = engine_on(llama)
+        id, _ = ask(engine, PROMPT, SamplingParams(beams=2, max_tokens=8))
+        turn(engine)
+        with pytest.raises(BadParams, match="cannot take over from 2 beams"):
+            engine.update(id, beams=1, grammar=LETTERS)
+        drain(engine)
+
+    def test_not_without_a_vocabulary_of_text(self, tmp_path: Path) -> None:
+        write_config(tmp_path)
+        engine = start(EngineConfig(model=str(tmp_path), device="cpu", blocks=16, dummy_weights=True))
+        with pytest.raises(BadParams, match="has no vocabulary of text"):
+            engine.submit([1, 2], replace(WARM, grammar=LETTERS), Heard())

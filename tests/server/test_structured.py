@@ -1,0 +1,146 @@
+"""Replies in a wanted form, asked for in the words of OpenAI's clients and of vLLM's."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema_rs
+import pytest
+from pydantic import BaseModel
+
+from tests.server.conftest import MODEL, Served, saying, serving, user
+from tests.server.test_fields import CHAT, TEXT, refused
+from tests.server.test_tools import QWEN, THINKING, WEATHER
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"town": {"type": "string", "minLength": 3, "maxLength": 9}, "people": {"type": "integer"}},
+    "required": ["town", "people"],
+    "additionalProperties": False,
+}
+NAMED = {"type": "json_schema", "json_schema": {"name": "town", "schema": SCHEMA, "strict": True}}
+
+
+def keeps(text: str, schema: Any = SCHEMA) -> bool:
+    return jsonschema_rs.is_valid(schema, json.loads(text))
+
+
+def said(client: httpx.Client, route: str, **fields: Any) -> str:
+    start = {"messages": user("hi")} if route == CHAT else {"prompt": "hi", "max_tokens": 100}
+    answer = client.post(route, json={**start, **fields})
+    assert answer.status_code == 200, answer.text
+    [choice] = answer.json()["choices"]
+    assert choice["finish_reason"] == "stop"
+    text: str = choice["message"]["content"] if route == CHAT else choice["text"]
+    return text
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+class TestForms:
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"response_format": NAMED},
+            {"structured_outputs": {"json": SCHEMA}},
+            {"structured_outputs": {"json": json.dumps(SCHEMA)}},
+            {"guided_json": SCHEMA},
+            {"guided_json": json.dumps(SCHEMA)},
+            {"response_format": {"type": "text"}, "guided_json": SCHEMA},
+        ],
+    )
+    def test_a_schema(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
+        assert keeps(said(client, route, **fields))
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"response_format": {"type": "json_object"}},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "any"}}},
+            {"structured_outputs": {"json_object": True}},
+        ],
+    )
+    def test_any_object(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
+        assert keeps(said(client, route, **fields), {"type": "object"})
+
+    @pytest.mark.parametrize(
+        "fields", [{"structured_outputs": {"regex": "x{3,5}y"}}, {"guided_regex": "x{3,5}y"}]
+    )
+    def test_an_expression(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
+        assert re.fullmatch("x{3,5}y", said(client, route, **fields))
+
+    @pytest.mark.parametrize(
+        "fields", [{"structured_outputs": {"choice": ["no", "yes"]}}, {"guided_choice": ["no", "yes"]}]
+    )
+    def test_a_choice(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
+        assert said(client, route, **fields) in ("no", "yes")
+
+
+def test_the_client_parses_it_into_a_model(served: Served) -> None:
+    class Town(BaseModel):
+        town: str
+        people: int
+
+    client = served.openai
+    whole = client.chat.completions.parse(model=MODEL, messages=user("hi"), response_format=Town)
+    assert isinstance(whole.choices[0].message.parsed, Town)
+    with client.chat.completions.stream(model=MODEL, messages=user("hi"), response_format=Town) as stream:
+        for _ in stream:
+            pass
+        assert isinstance(stream.get_final_completion().choices[0].message.parsed, Town)
+
+
+def test_one_that_is_cut_says_length(client: httpx.Client) -> None:
+    cut = client.post(CHAT, json={"messages": user("hi"), "response_format": NAMED, "max_tokens": 4}).json()
+    assert cut["choices"][0]["finish_reason"] == "length"
+
+
+PLACE = "response_format.json_schema.schema"
+
+
+def schema(**parts: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": parts}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        (schema(type="foo"), PLACE, "cannot be kept to: Invalid type: foo"),
+        (schema(type="array", uniqueItems=True), PLACE, "uniqueItems"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
+        (
+            {"response_format": {"type": "text", "json_schema": NAMED["json_schema"]}},
+            "response_format.type",
+            "needs",
+        ),
+        ({"guided_regex": "("}, "guided_regex", "guided_regex: cannot be kept to: unclosed group"),
+        ({"guided_json": "{"}, "guided_json", "is not a JSON schema"),
+        ({"guided_choice": []}, "guided_choice", ""),
+        ({"guided_choice": [""]}, "guided_choice[0]", ""),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", "not known"),
+        ({"structured_outputs": {}}, "structured_outputs", "asks for nothing"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "not known"),
+        ({"structured_outputs": {"regex": "(a)\\1"}}, "structured_outputs.regex", "backreferences"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "cannot both"),
+        ({"response_format": NAMED, "guided_regex": "a"}, "guided_regex", "cannot both"),
+    ],
+)
+def test_what_is_wrong_is_named(client: httpx.Client, fields: Any, param: str, words: str) -> None:
+    error = refused(client.post(CHAT, json={"messages": user("hi"), **fields}))
+    assert error["param"] == param
+    assert words in error["message"]
+
+
+def test_not_together_with_tools(tmp_path: Path) -> None:
+    with serving(saying(tmp_path, "x", QWEN)) as served, served.client() as client:
+        fields = {"response_format": NAMED, "tools": WEATHER}
+        error = refused(client.post(CHAT, json={"messages": user("hi"), **fields}))
+        assert "together with tools" in error["message"] and error["param"] == PLACE
+        assert keeps(said(client, CHAT, **fields, tool_choice="none"))
+
+
+def test_not_while_the_template_opens_a_thought(tmp_path: Path) -> None:
+    with serving(saying(tmp_path, "x", THINKING)) as served, served.client() as client:
+        error = refused(client.post(CHAT, json={"messages": user("hi"), "response_format": NAMED}))
+        assert "opens a thought" in error["message"] and error["param"] == PLACE
