@@ -32,13 +32,23 @@ class SeenTokens:
         self._reply[slots, ids] = self._reply[slots, ids].clamp(max=_MOST - 1) + 1
 
     def penalise(
-        self, scores: Tensor, slots: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
+        self,
+        scores: Tensor,
+        slots: Tensor,
+        repetition: Tensor,
+        presence: Tensor,
+        frequency: Tensor,
+        ahead: Tensor | None = None,
     ) -> Tensor:
         """Repetition shrinks what prompt or reply hold; the other two take from what the reply holds.
 
         [rows, vocab] scores, and for each row its slot and its [rows, 1] strengths; 1, 0 and 0 change no bit.
+        `ahead` [2, drafts] are rows and the tokens that stand before them as drafts: they count as if said.
         """
         counts = self._reply[slots]
+        if ahead is not None:
+            ones = torch.ones_like(ahead[0], dtype=torch.int32)
+            counts = counts.int().index_put_((ahead[0], ahead[1]), ones, accumulate=True).clamp_(max=_MOST)
         came = counts > 0
         shrunk = (scores.clamp(min=0) / repetition).add_(scores.clamp(max=0) * repetition)
         scores = torch.where(self._prompt[slots].logical_or_(came), shrunk, scores)

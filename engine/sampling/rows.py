@@ -28,6 +28,14 @@ class Edits:
         inside = (self.rows >= start) & (self.rows < stop)
         return Edits(self.rows[inside] - start, self.ids[inside], self.values[inside])
 
+    def of(self, rows: Sequence[int], count: int) -> "Edits":
+        """Of some rows out of `count`, in their order."""
+        places = np.full(count, -1)
+        places[list(rows)] = np.arange(len(rows))
+        at = torch.from_numpy(places).to(self.rows.device)[self.rows]
+        inside = at >= 0
+        return Edits(at[inside], self.ids[inside], self.values[inside])
+
 
 @dataclass(frozen=True, slots=True)
 class RowsView:
@@ -39,6 +47,8 @@ class RowsView:
     seen: SeenTokens | None = None
     edits: Edits | None = None
     logprobs: tuple[tuple[int, int], ...] = ()  # (row, how many of the likeliest), for rows that ask
+    candidates: tuple[tuple[int, int], ...] = ()  # the same of rows whose token somebody else chooses
+    ahead: Tensor | None = None  # [2, drafts] int64: rows, and tokens that penalties count before them
 
     def __len__(self) -> int:
         return len(self.host)
@@ -57,6 +67,18 @@ class RowsView:
             None if self.slots is None else self.slots[start:stop],
             self.seen,
             None if self.edits is None else self.edits.part(start, stop),
+            ahead=None if self.ahead is None else _part_of(self.ahead, start, stop),
+        )
+
+    def of(self, rows: Sequence[int]) -> "RowsView":
+        """Some of the rows, what they ask for aside."""
+        at = list(rows)
+        return RowsView(
+            self.host[at],
+            self.columns[:, at],
+            None if self.slots is None else self.slots[at],
+            self.seen,
+            None if self.edits is None else self.edits.of(at, len(self)),
         )
 
 
@@ -83,7 +105,9 @@ class SamplingRows:
         self._seeds = np.zeros(max_rows, np.uint64)
         self._edits: dict[int, _SlotEdits] = {}
         self._logprobs: dict[int, int] = {}
+        self._candidates: dict[int, int] = {}
         self._penalised: set[int] = set()
+        self._guided: set[int] = set()
         self._seen: SeenTokens | None = None  # made when the first penalised request comes
 
     def set(
@@ -107,7 +131,7 @@ class SamplingRows:
         self.clear(slot)
         self._seeds[slot] = fold(seed)
         self._numbers[slot] = (
-            0.0 if params.greedy else max(params.temperature, _COLDEST),
+            0.0 if params.greedy or params.beams > 1 else max(params.temperature, _COLDEST),
             min(params.top_k or self._vocab, self._vocab),
             params.top_p,
             params.min_p,
@@ -123,6 +147,10 @@ class SamplingRows:
             self._edits[slot] = _SlotEdits(*columns, params.min_tokens)
         if params.logprobs is not None:
             self._logprobs[slot] = params.logprobs
+        if params.beams > 1:
+            self._candidates[slot] = params.candidates(len(end_ids))
+        if params.grammar:
+            self._guided.add(slot)
         if params.penalised:
             self._penalised.add(slot)
             self._seen = self._seen or SeenTokens(self._max_rows, self._vocab, self._device)
@@ -131,7 +159,9 @@ class SamplingRows:
     def clear(self, slot: int) -> None:
         self._edits.pop(slot, None)
         self._logprobs.pop(slot, None)
+        self._candidates.pop(slot, None)
         self._penalised.discard(slot)
+        self._guided.discard(slot)
 
     def note(self, slots: Sequence[int], ids: Tensor) -> None:
         """What a step has drawn for these slots, still on the device; penalties count it."""
@@ -140,22 +170,39 @@ class SamplingRows:
             where = self._tensor(np.array([rows, [slots[row] for row in rows]]))
             self._seen.add(where[1], ids[where[0]])
 
-    def view(self, slots: Sequence[int], indices: Sequence[int]) -> RowsView:
-        """What the sampler needs to draw for these slots. `indices` say which token of its reply each row
-        draws, the first being 0."""
-        where = np.asarray(slots)
-        host = self._numbers[where]
+    def guided(self, slots: Sequence[int]) -> list[int]:
+        """Which of the rows of these slots keep to a grammar."""
+        return [row for row, slot in enumerate(slots) if slot in self._guided] if self._guided else []
+
+    def by_numbers(self, slots: Sequence[int]) -> bool:
+        """Whether `numbers` say all of how these slots sample: nothing looks at the logits besides."""
+        others = (self._edits, self._logprobs, self._candidates, self._penalised, self._guided)
+        return not any(others) or all(slot not in each for each in others if each for slot in slots)
+
+    def numbers(self, slots: np.ndarray, indices: Sequence[int]) -> np.ndarray:
+        """[rows, columns], the uniforms of this step among them."""
+        host = self._numbers[slots]
         if host[:, 0].any():
-            host[:, -1] = uniform(self._seeds[where], np.asarray(indices))
+            host[:, -1] = uniform(self._seeds[slots], np.asarray(indices))
+        return host
+
+    def view(
+        self, slots: Sequence[int], indices: Sequence[int], ahead: Sequence[tuple[int, int]] = ()
+    ) -> RowsView:
+        """What the sampler needs to draw for these slots. `indices` say which token of its reply each row
+        draws, the first being 0; `ahead` which drafts stand before a row, as (row, token)."""
+        where = np.asarray(slots)
+        host = self.numbers(where, indices)
         penalised = not self._penalised.isdisjoint(slots)
-        asked = [(row, slot) for row, slot in enumerate(slots) if slot in self._logprobs]
         return RowsView(
             host,
             self._tensor(host).T,
             self._tensor(where) if penalised else None,
             self._seen if penalised else None,
             self._edits_of(slots, indices) if self._edits else None,
-            tuple((row, self._logprobs[slot]) for row, slot in asked),
+            _asked(slots, self._logprobs),
+            _asked(slots, self._candidates),
+            self._tensor(np.array(ahead).T) if penalised and ahead else None,
         )
 
     def _edits_of(self, slots: Sequence[int], indices: Sequence[int]) -> Edits | None:
@@ -173,3 +220,14 @@ class SamplingRows:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def _part_of(ahead: Tensor, start: int, stop: int) -> Tensor:
+    inside = ahead[:, (ahead[0] >= start) & (ahead[0] < stop)]
+    return torch.stack((inside[0] - start, inside[1]))
+
+
+def _asked(slots: Sequence[int], by_slot: dict[int, int]) -> tuple[tuple[int, int], ...]:
+    if not by_slot:
+        return ()
+    return tuple([(row, by_slot[slot]) for row, slot in enumerate(slots) if slot in by_slot])

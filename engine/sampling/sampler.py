@@ -63,7 +63,8 @@ def edited(logits: Tensor, view: RowsView) -> Tensor:
         strengths = [
             view.on_device(name).float()[:, None] for name in ("repetition", "presence", "frequency")
         ]
-        scores = view.seen.penalise(scores, view.slots, *strengths)
+        repetition, presence, frequency = strengths
+        scores = view.seen.penalise(scores, view.slots, repetition, presence, frequency, view.ahead)
     if view.edits is not None:
         scores = scores.clone() if scores is logits else scores
         scores.index_put_((view.edits.rows, view.edits.ids), view.edits.values, accumulate=True)

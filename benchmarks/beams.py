@@ -1,0 +1,100 @@
+"""What a beam search costs: tokens a second against as many samples, and blocks against as many copies.
+
+The prompt has 512 tokens, the reply 32. All contenders compute the prompt anew; each hypothesis counts as a
+row, whether it is kept or not, so both do the same number of row-steps.
+"""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from benchmarks.harness import Bench
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.events import Delta
+from engine.params import SamplingParams
+from engine.start import start
+
+PROMPT, REPLY = 512, 32
+TOKENS = [3 + n % 500 for n in range(PROMPT)]
+PLAIN = SamplingParams(max_tokens=REPLY, ignore_eos=True, seed=0)
+
+
+def nobody(delta: Delta) -> None:
+    """Listens to none of it."""
+
+
+def engine_of(model: str, device: str) -> Engine:
+    return start(
+        EngineConfig(
+            model=model,
+            device=device,
+            blocks=4096,
+            max_running=64,
+            prefix_cache=False,
+            dummy_weights=False,
+            seed=0,
+        )
+    )
+
+
+def peak(engine: Engine) -> int:
+    """Blocks in use at most, until all is done."""
+    most = 0
+    while engine.busy:
+        engine.step()
+        most = max(most, engine.scheduler.pool.in_use)
+    return most
+
+
+def run(
+    bench: Bench,
+    *,
+    only: str = "",
+    widths: tuple[int, ...] = (1, 4, 10, 50),
+    model: str = "pocket",
+    device: str = "cpu",
+) -> None:
+    if only not in ("", "speed", "blocks"):
+        raise SystemExit(f"--only {only}: there are speed and blocks")
+    torch.set_num_threads(1)
+    engine = engine_of(model, device)
+    if only != "blocks":
+        speed(bench, engine, widths, time.process_time if device == "cpu" else time.perf_counter)
+    if only != "speed":
+        blocks(bench, engine, max(widths))
+
+
+def speed(bench: Bench, engine: Engine, widths: tuple[int, ...], clock: Callable[[], float]) -> None:
+    """In turns. On a CPU by the time of its one thread, which other programs do not lengthen much."""
+
+    def rate(width: int, **how: int) -> float:
+        engine.submit(TOKENS, PLAIN.changed(**how), nobody)
+        began = clock()
+        while engine.busy:
+            engine.step()
+        return width * REPLY / (clock() - began)
+
+    for width in widths:
+        rounds = []
+        for turn in range(bench.warmup + bench.repeats):
+            contenders = [partial(rate, width, n=width), partial(rate, width, beams=width)]
+            found = [each() for each in (contenders if turn % 2 else contenders[::-1])]
+            rounds.append(found if turn % 2 else found[::-1])
+        counted = rounds[bench.warmup :]
+        bench.note(f"{width} samples", [samples for samples, _ in counted], "tok/s")
+        bench.note(f"beams {width}", [beams for _, beams in counted], "tok/s")
+        bench.note(f"beams {width} / {width} samples", [beams / samples for samples, beams in counted], "x")
+
+
+def blocks(bench: Bench, engine: Engine, width: int) -> None:
+    for _ in range(width):
+        engine.submit(TOKENS, PLAIN, nobody)
+    copies = peak(engine)
+    engine.submit(TOKENS, PLAIN.changed(beams=width), nobody)
+    shared = peak(engine)
+    bench.note(f"peak blocks, {width} copies", copies, "blocks")
+    bench.note(f"peak blocks, beams {width}", shared, "blocks")
+    bench.note("shared / copies", shared / copies, "x")

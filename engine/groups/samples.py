@@ -1,0 +1,109 @@
+"""Several replies to one prompt, which is computed once: the others are forked from the first one."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+
+from engine.events import Delta, TokenLogprob
+from engine.params import SamplingParams
+from engine.reply import Reply, Sink, Written
+from engine.request import Finish, Request
+
+
+def seed_of(seed: int, choice: int) -> int:
+    """Of one of several replies: the first draws as a single one would, and the others follow from it."""
+    if choice == 0:
+        return seed % 2**64
+    return int.from_bytes(sha256(f"{seed % 2**64} {choice}".encode()).digest()[:8], "little")
+
+
+@dataclass(slots=True)
+class Kept:
+    """A reply that is not given before it is known to be among the best."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: Finish | None = None
+    error: str = ""
+
+    def add(self, delta: Delta) -> None:
+        self.tokens += delta.tokens
+        self.text += delta.text
+        self.logprobs += delta.logprobs
+        self.finish, self.error = delta.finish, delta.error
+
+    @property
+    def mean(self) -> float:
+        """Log-probability a token."""
+        return sum(each.logprob for each in self.logprobs) / max(1, len(self.logprobs))
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        return self.finish is Finish.FAILED, -self.mean
+
+
+class SampleGroup:
+    """Its rows are ordinary requests with replies of their own, whose deltas go through here."""
+
+    def __init__(self, root: Request, written: Written, sink: Sink, number: Callable[[], int]) -> None:
+        self.id, self.members = root.id, [root]
+        self._params, self._sink, self._written = root.params, sink, written.copy()
+        self._ids = [number() for _ in range(root.params.samples - 1)]  # now: they keep the first one's place
+        self._base = len(root.tokens)
+        self._seed = root.seed
+        self._best = {0: Kept()} if root.params.best_of else None
+        root.group = root.id
+        root.params = self.of_member(root.params)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all replies have begun."""
+        return not self._ids
+
+    def of_member(self, params: SamplingParams) -> SamplingParams:
+        """To rank a reply, its tokens' log-probabilities are needed."""
+        return replace(params, logprobs=params.logprobs or 0) if self._best is not None else params
+
+    def reply(self, written: Written, choice: int = 0) -> Reply:
+        return Reply(written, partial(self._hear, choice))
+
+    def spread(self) -> Iterable[tuple[Request, Reply]]:
+        """The other replies, from where the first one began; it has drawn, so its prompt is computed."""
+        root, ids, self._ids = self.members[0], self._ids, []
+        for choice, id in enumerate(ids, 1):
+            child = Request(
+                id=id,
+                tokens=root.tokens[: self._base],
+                prompt_len=root.prompt_len,
+                params=root.params,
+                seed=seed_of(self._seed, choice),
+                max_len=root.max_len,
+                arrived=root.arrived,
+                priority=root.priority,
+                deadline=root.deadline,
+                salt=root.salt,
+                group=self.id,
+                guided_from=root.guided_from,
+            )
+            self.members.append(child)
+            if self._best is not None:
+                self._best[choice] = Kept()
+            yield child, self.reply(self._written.copy(), choice)
+
+    def _hear(self, choice: int, delta: Delta) -> None:
+        left = len(self.members) - 1 if delta.finish else 0
+        if self._best is None:
+            self._sink(delta._replace(request=self.id, choice=choice, left=left))
+            return
+        self._best[choice].add(delta)
+        ranked = sorted(self._best.values(), key=lambda each: each.rank)
+        if not delta.finish or left:
+            self._sink(Delta(self.id, tail=ranked[0].text))
+            return
+        given = ranked[: self._params.n]
+        for at, each in enumerate(given):
+            logprobs = () if self._params.logprobs is None else tuple(each.logprobs)
+            whole = Delta(self.id, tuple(each.tokens), each.text, logprobs, each.finish, each.error)
+            self._sink(whole._replace(choice=at, left=len(given) - 1 - at, score=each.mean))

@@ -1,0 +1,136 @@
+"""Beam search in the engine is that of transformers, to the token, whatever shares the batch."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from engine.core import Engine
+from engine.params import SamplingParams
+from engine.request import Finish
+from tests.groups.told import Told
+from tests.runner.letters import EOS, byte_tokenizer
+from tests.runner.small import drain, engine_on
+
+PROMPT = [1, *range(40, 77)]
+A, B = (byte_tokenizer().token_to_id(letter) for letter in "ab")
+Model = tuple[Path, Any]
+
+
+@pytest.fixture(scope="module")
+def engines(llama: Path) -> list[Engine]:
+    return [engine_on(llama, depth=depth) for depth in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def theirs(checkpoint: Callable[[str], Model]) -> Any:
+    return checkpoint("llama")[1]
+
+
+def generate(
+    model: Any, prompt: Sequence[int], params: SamplingParams, ends: Sequence[int], tokenizer: Any = None
+) -> list[tuple[list[int], float]]:
+    """transformers' replies, each with its score."""
+    ids = torch.tensor([prompt])
+    found = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        num_beams=params.beams,
+        num_return_sequences=params.n,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+        repetition_penalty=params.repetition_penalty,
+        max_new_tokens=params.max_tokens,
+        min_new_tokens=params.min_tokens or None,
+        sequence_bias={(token,): bias for token, bias in params.logit_bias} or None,
+        stop_strings=list(params.stop) or None,
+        tokenizer=tokenizer,
+        eos_token_id=list(ends) or None,
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    lengths = (found.beam_indices >= 0).sum(1).tolist()
+    rows, scores = found.sequences[:, len(prompt) :].tolist(), found.sequences_scores.tolist()
+    return [(row[:length], score) for row, length, score in zip(rows, lengths, scores, strict=True)]
+
+
+def search(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Told:
+    told = Told()
+    engine.submit(prompt, params, told)
+    drain(engine)
+    return told
+
+
+def assert_same(told: Told, expected: list[tuple[list[int], float]]) -> None:
+    assert told.replies == [tokens for tokens, _ in expected]
+    scores = [one.score for _, one in sorted(told.choices.items())]
+    assert scores == pytest.approx([score for _, score in expected], rel=1e-5, abs=1e-4)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("width", [2, 4, 10])
+def test_tokens_are_those_of_generate(checkpoint: Callable[[str], Model], width: int, depth: int) -> None:
+    folder, theirs = checkpoint("llama")
+    params = SamplingParams(beams=width, n=width, max_tokens=30, ignore_eos=True)
+    told = search(engine_on(folder, depth=depth), PROMPT, params)
+    assert_same(told, generate(theirs, PROMPT, params, ()))
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> SamplingParams:
+    """Ends are made likely by biases, so that hypotheses end early, late, together, and never."""
+    width = draw(st.sampled_from([2, 3, 4, 10]))
+    most = draw(st.integers(1, 20))
+    return SamplingParams(
+        beams=width,
+        n=draw(st.integers(1, width)),
+        length_penalty=draw(st.sampled_from([1.0, 1.0, 0.0, 2.0, -1.0, 0.6])),
+        early_stopping=draw(st.sampled_from([False, True, "never"])),
+        **draw(
+            st.sampled_from(
+                [  # both at once would differ: there biases come before penalties, here behind them
+                    {},
+                    {"repetition_penalty": 1.3},
+                    {"logit_bias": {EOS: 3.0}},
+                    {"logit_bias": {EOS: 4.5}},
+                    {"logit_bias": {EOS: 4.0, A: 4.0}},
+                ]
+            )
+        ),
+        stop_ids=draw(st.sampled_from([(), (A,), (A, B)])),
+        min_tokens=min(most, draw(st.sampled_from([0, 0, 4]))),
+        max_tokens=most,
+    )
+
+
+@settings(max_examples=40)
+@given(params=searches(), length=st.integers(1, 38), depth=st.integers(0, 1))
+def test_every_option_means_what_it_means_there(
+    engines: list[Engine], theirs: Any, params: SamplingParams, length: int, depth: int
+) -> None:
+    told = search(engines[depth], PROMPT[:length], params)
+    assert_same(told, generate(theirs, PROMPT[:length], params, sorted({EOS, *params.stop_ids})))
+
+
+def test_stop_strings_end_a_hypothesis(checkpoint: Callable[[str], Model]) -> None:
+    folder, theirs = checkpoint("llama")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    ends = 0
+    for stop in (("e",), ("th", "r"), ("a", "ne")):
+        bias = {byte_tokenizer().token_to_id(letter): 3.0 for letter in "theran"}
+        params = SamplingParams(
+            beams=4, n=4, max_tokens=12, ignore_eos=True, stop=stop, logit_bias=bias, length_penalty=0.0
+        )
+        told = search(engine_on(folder), PROMPT, params)
+        assert_same(told, generate(theirs, PROMPT, params, (), tokenizer))
+        stopped = [one for one in told.choices.values() if one.finish is Finish.STOP]
+        ends += len(stopped)
+        assert not any(text in one.text for one in told.choices.values() for text in stop)
+    assert ends > 2

@@ -1,0 +1,200 @@
+"""Invariant 1 with searches, samples and plain requests in one batch: company changes timing, never output.
+
+Run on the ledger: a hypothesis that reads a cell of another one's text gets other candidates than it should.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core import Engine
+from engine.groups.samples import seed_of
+from engine.groups.search import BeamSearch, Rules, tokens_of
+from engine.params import SamplingParams
+from engine.request import Finish
+from tests.engine.ledger import Clock, alone, drain, ledger_engine, rivals
+from tests.groups.told import Told
+
+BLOCK = 16
+STOPS = tuple(range(0, 1000, 100))  # of ten tokens in a thousand, some come up in most searches
+
+
+def searched(prompt: Sequence[int], params: SamplingParams) -> list[list[int]]:
+    """The oracle: the same search over whole texts, without any engine."""
+    seed, rules = params.seed or 0, Rules.of(params, frozenset())
+    search = BeamSearch(rules, params.max_tokens or 1)
+    enders = set(params.stop_ids)
+    while not search.over:
+        found = [rivals([*prompt, *tokens_of(path)], seed, rules.candidates) for path in search.live]
+        ids, values = (np.stack(side) for side in zip(*found, strict=True))
+        search.advance(ids, values, lambda _, token: token in enders)
+    return [list(done.tokens) for done in search.done[: params.n]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request of a workload, and what happens to it so many steps after it came."""
+
+    prompt: tuple[int, ...]
+    params: SamplingParams
+    at: int
+    abort_after: int | None
+    preempt_after: int | None
+    switch_after: int | None  # to a search of two, or away from one
+
+    def expected(self) -> list[list[int]]:
+        if self.params.beams > 1:
+            return searched(self.prompt, self.params)
+        count, seed = self.params.max_tokens or 1, self.params.seed or 0
+        return [alone(self.prompt, count, seed_of(seed, choice)) for choice in range(self.params.samples)]
+
+
+@dataclass(frozen=True)
+class Workload:
+    jobs: tuple[Job, ...]
+    blocks: int
+    host: int
+    slots: int
+    step_tokens: int
+    depth: int
+    policy: str
+    preemption: str
+    chunked: bool
+    prefix_cache: bool
+
+
+@st.composite
+def parameters(draw: st.DrawFn, most: int, slots: int) -> SamplingParams:
+    plain = SamplingParams(max_tokens=draw(st.integers(1, most)), seed=draw(st.integers(0, 3)))
+    kind = draw(st.sampled_from(["plain", "samples", "beams", "beams"]))
+    width = draw(st.integers(2, 6))
+    if kind == "samples":
+        return replace(plain, n=width)
+    if kind == "plain" or width > slots:
+        return replace(plain, speculate=draw(st.sampled_from(["", "ngram"])))
+    return replace(
+        plain,
+        beams=width,
+        n=draw(st.integers(1, width)),
+        length_penalty=draw(st.sampled_from([1.0, 0.0, 2.0])),
+        early_stopping=draw(st.sampled_from([False, True, "never"])),
+        stop_ids=draw(st.sampled_from([(), STOPS])),
+    )
+
+
+@st.composite
+def jobs(draw: st.DrawFn, room: int, slots: int) -> Job:
+    shared = draw(st.sampled_from([0, 15, 16, 17, 32]))
+    prompt = [*([7] * shared), *draw(st.lists(st.integers(0, 9), min_size=1, max_size=20))][: room - 1]
+    after = st.one_of(st.none(), st.none(), st.integers(0, 12))
+    return Job(
+        prompt=tuple(prompt),
+        params=draw(parameters(min(30, room - len(prompt)), slots)),
+        at=draw(st.integers(0, 10)),
+        abort_after=draw(after),
+        preempt_after=draw(after),
+        switch_after=draw(st.one_of(st.none(), st.none(), after)),
+    )
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    blocks, slots = draw(st.sampled_from([4, 6, 9, 16, 40])), draw(st.integers(1, 8))
+    return Workload(
+        jobs=tuple(draw(st.lists(jobs(min(blocks * BLOCK, 80), slots), min_size=1, max_size=6))),
+        blocks=blocks,
+        host=draw(st.sampled_from([0, 4, 20])),
+        slots=slots,
+        step_tokens=draw(st.sampled_from([8, 17, 200])),
+        depth=draw(st.integers(0, 1)),
+        policy=draw(st.sampled_from(["fcfs", "priority", "latency"])),
+        preemption=draw(st.sampled_from(["auto", "recompute", "swap"])),
+        chunked=draw(st.booleans()),
+        prefix_cache=draw(st.booleans()),
+    )
+
+
+def engine_for(work: Workload) -> Engine:
+    return ledger_engine(
+        blocks=work.blocks,
+        host=work.host,
+        slots=work.slots,
+        step_tokens=work.step_tokens,
+        depth=work.depth,
+        policy=work.policy,
+        clock=Clock(),
+        preemption=work.preemption,
+        chunked_prefill=work.chunked,
+        prefix_cache=work.prefix_cache,
+    )
+
+
+@settings(max_examples=80)
+@given(work=workloads())
+def test_company_changes_nothing(work: Workload) -> None:
+    engine = engine_for(work)
+    told = {job: Told() for job in work.jobs}
+    ids: dict[Job, int] = {}
+    switched: set[Job] = set()  # what these say from there on is for other tests
+    for step in range(11 + 13):
+        for job in told:
+            if job.at == step:
+                ids[job] = engine.submit(job.prompt, job.params, told[job])
+            if step - job.at == job.preempt_after and not told[job].over:
+                engine.preempt(ids[job])
+            if step - job.at == job.abort_after:
+                engine.abort(ids[job])
+            single = job.params.samples == 1 and work.slots > 1 and not told[job].over
+            if single and step - job.at == job.switch_after:
+                engine.update(ids[job], beams=1 if job.params.beams > 1 else 2, speculate="")
+                switched.add(job)
+        engine.step()
+        engine.clock.now += 0.05
+        engine.scheduler.check()
+        engine.snapshot()
+    drain(engine)
+
+    for job, heard in told.items():
+        assert heard.over, "a request that never ended"
+        assert all(len(tokens) <= (job.params.max_tokens or 1) for tokens in heard.replies)
+        if job in switched:
+            continue
+        expected = job.expected()
+        finishes = {one.finish for one in heard.choices.values()}
+        if Finish.ABORTED not in finishes:
+            assert heard.replies == expected
+        else:
+            assert job.abort_after is not None
+        if job.params.beams == 1:
+            for choice, one in heard.choices.items():
+                assert one.tokens == expected[choice][: len(one.tokens)]
+    assert engine.scheduler.pool.in_use == engine.scheduler.host.in_use == 0
+    assert not engine.scheduler.requests and not engine.scheduler.parked
+    assert not engine.beams() and not engine._samples and not engine._replies
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_two_searches_that_do_not_fit_together_take_turns(depth: int) -> None:
+    """Each holds rows, and waits for more: without somebody who gives way, nobody could go on."""
+    engine = ledger_engine(blocks=64, slots=6, depth=depth)
+    params = SamplingParams(beams=5, n=5, max_tokens=12, seed=1)
+    told = [Told(), Told()]
+    for n, each in enumerate(told):
+        engine.submit([n, 1, 2], params, each)
+    drain(engine)
+    assert [each.replies for each in told] == [searched([n, 1, 2], params) for n in range(2)]
+
+
+def test_a_search_wider_than_its_blocks_comes_to_its_end() -> None:
+    """Eight hypotheses of three blocks each, where there are four blocks in all."""
+    engine = ledger_engine(blocks=4, slots=8, prefix_cache=False)
+    params = SamplingParams(beams=8, n=8, max_tokens=30, seed=2)
+    told = Told()
+    engine.submit([5] * 20, params, told)
+    drain(engine)
+    assert told.replies == searched([5] * 20, params)
+    assert engine.scheduler.preemptions > 8

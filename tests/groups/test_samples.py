@@ -1,0 +1,160 @@
+"""Several replies to one prompt: each as it would be alone, over blocks that are computed once."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine.core import Engine
+from engine.errors import BadParams
+from engine.groups.samples import seed_of
+from engine.params import SamplingParams
+from engine.request import Finish
+from tests.engine.ledger import alone, ledger_engine
+from tests.engine.ledger import drain as drain_ledger
+from tests.groups.told import Told
+from tests.runner.small import Heard, drain, engine_on
+from tests.runner.small import alone as one_alone
+
+PROMPT = [1, *range(40, 77)]
+DRAWN = SamplingParams(temperature=1.2, max_tokens=16, seed=5, ignore_eos=True)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_each_is_what_it_would_be_alone(llama: Path, depth: int) -> None:
+    told, engine = Told(), engine_on(llama, depth=depth)
+    engine.submit(PROMPT, replace(DRAWN, n=4, logprobs=2), told)
+    drain(engine)
+    for choice in range(4):
+        lone = one_alone(llama, PROMPT, replace(DRAWN, seed=seed_of(5, choice), logprobs=2))
+        one = told.choices[choice]
+        assert (one.tokens, one.text, one.finish) == lone.reply
+        assert [each.token for each in one.logprobs] == one.tokens
+    assert len({tuple(tokens) for tokens in told.replies}) == 4
+    assert [delta.left for delta in told.deltas if delta.finish] == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False])
+def test_the_prompt_is_computed_once(prefix_cache: bool) -> None:
+    """100 tokens, so 6 blocks and a part: of 5 replies each has that part, and what it says, for itself."""
+    engine, told = ledger_engine(prefix_cache=prefix_cache, step_tokens=64), Told()
+    engine.submit([3] * 100, SamplingParams(max_tokens=10, n=5, seed=0), told)
+    most = 0
+    while engine.busy:
+        engine.step()
+        engine.scheduler.check()
+        most = max(most, engine.scheduler.pool.in_use)
+    assert most == 6 + 5
+    computed = sum(row.length for plan in engine.runner.plans for row in plan.rows)
+    assert computed == 100 + 4 + 5 * 9  # each fork computes the prompt's last token, to draw after it
+    assert told.replies == [alone([3] * 100, 10, seed_of(0, choice)) for choice in range(5)]
+
+
+def test_one_token_each_and_more_replies_than_rows() -> None:
+    engine, told = ledger_engine(slots=2), Told()
+    engine.submit([3, 4], SamplingParams(max_tokens=1, n=7, seed=1), told)
+    drain_ledger(engine)
+    assert told.replies == [alone([3, 4], 1, seed_of(1, choice)) for choice in range(7)]
+
+
+def test_the_best_are_those_with_the_highest_mean(llama: Path) -> None:
+    told, engine = Told(), engine_on(llama)
+    engine.submit(PROMPT, replace(DRAWN, n=2, best_of=6), told)
+    drain(engine)
+    lone = [one_alone(llama, PROMPT, replace(DRAWN, seed=seed_of(5, n), logprobs=0)) for n in range(6)]
+    means = {tuple(each.tokens): sum(p.logprob for p in each.logprobs) / len(each.logprobs) for each in lone}
+    best = sorted(means, key=means.__getitem__, reverse=True)[:2]
+    assert told.replies == [list(tokens) for tokens in best]
+    assert [one.score for one in told.choices.values()] == pytest.approx([means[each] for each in best])
+    assert not any(one.logprobs for one in told.choices.values())  # nobody asked for them
+    assert {delta.text for delta in told.deltas if not delta.finish} == {""}
+    assert any(delta.tail for delta in told.deltas)
+
+
+def running(params: SamplingParams, steps: int = 4) -> tuple[Engine, int, Told]:
+    engine, told = ledger_engine(), Told()
+    id = engine.submit([1, 2, 3], params, told)
+    for _ in range(steps):
+        engine.step()
+    return engine, id, told
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_all_end_together_when_aborted(steps: int) -> None:
+    engine, id, told = running(SamplingParams(max_tokens=20, n=3), steps)
+    engine.abort(id)
+    assert told.over and {one.finish for one in told.choices.values()} == {Finish.ABORTED}
+    engine.step()
+    engine.scheduler.check()
+    assert not engine.scheduler.requests and engine.scheduler.pool.in_use == 0
+
+
+def test_a_change_reaches_all() -> None:
+    engine, id, told = running(SamplingParams(max_tokens=20, n=3))
+    engine.update(id, max_tokens=6)
+    drain_ledger(engine)
+    assert [len(tokens) for tokens in told.replies] == [6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("field", "changes"), [("n", {"n": 4}), ("best_of", {"best_of": 3}), ("beams", {"beams": 4})]
+)
+def test_what_cannot_change_is_refused_by_name(field: str, changes: dict[str, int]) -> None:
+    engine, id, _ = running(SamplingParams(max_tokens=20, n=3))
+    with pytest.raises(BadParams) as caught:
+        engine.update(id, **changes)
+    assert caught.value.field == field
+
+
+def test_a_fork_of_one_of_them_is_a_single_reply() -> None:
+    engine, id, _ = running(SamplingParams(max_tokens=9, n=3, seed=4))
+    said = list(engine.scheduler.requests[id].tokens)
+    branch = Heard()
+    engine.fork(id, branch)
+    drain_ledger(engine)
+    assert branch.tokens == alone(said, 9 + 3 - len(said), 4)
+
+
+# A reply that goes on from the tokens of another one
+
+
+def test_a_continued_reply_shares_the_blocks_before_it() -> None:
+    engine, first, other = ledger_engine(), Told(), Told()
+    prompt = list(range(20))
+    engine.submit(prompt, SamplingParams(max_tokens=40, seed=1), first)
+    drain_ledger(engine)
+    said = [*first.first.tokens[:30], 5]
+    id = engine.submit(prompt, SamplingParams(max_tokens=40, seed=2), other, said=said)
+    engine.step()
+    assert engine.scheduler.requests[id].cached_tokens == (20 + 30) // 16 * 16
+    drain_ledger(engine)
+    assert other.first.tokens == alone([*prompt, *said], 9, 2)
+
+
+def test_a_running_reply_is_continued_elsewhere_over_the_same_blocks() -> None:
+    engine, first, other = ledger_engine(), Told(), Told()
+    id = engine.submit(list(range(20)), SamplingParams(max_tokens=60, seed=1), first)
+    for _ in range(40):
+        engine.step()
+    said = first.first.tokens[:29]
+    branch = engine.submit(list(range(20)), SamplingParams(max_tokens=60, seed=1), other, said=said)
+    engine.step()
+    running, shared = (engine.scheduler.requests[each].blocks for each in (id, branch))
+    assert running[:3] == shared[:3] and running[3] != shared[3]
+    drain_ledger(engine)
+    assert said + other.first.tokens == first.first.tokens
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_a_continued_reply_has_the_text_behind_it(llama: Path, continues: bool) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, presence_penalty=0.5)
+    engine, whole = engine_on(llama), Heard()
+    engine.submit(PROMPT, params, whole, continues=continues)
+    drain(engine)
+    for at in (1, 7, 19):
+        rest = Heard()
+        engine.submit(PROMPT, params, rest, continues=continues, said=whole.tokens[:at])
+        drain(engine)
+        assert whole.tokens[:at] + rest.tokens == whole.tokens
+        assert whole.text.endswith(rest.text)
+        assert len(rest.text) < len(whole.text)
