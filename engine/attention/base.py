@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.store import KVLayer
-from engine.config import LayerSpec
+from engine.config import KvSchemeName, LayerSpec
 
 __all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer"]
 
@@ -39,6 +39,8 @@ class AttentionBackend(Protocol):
     """Made once per engine. `prepare` runs once a step, `attend` once a layer."""
 
     name: ClassVar[str]
+    kv_schemes: ClassVar[tuple[KvSchemeName, ...]]  # what caches it reads and writes; without it, plain ones
+    keeps_first: ClassVar[bool]  # whether it heeds LayerSpec.kept; without it, it does not
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from engine.attention.base import AttentionBackend
-from engine.config import LayerSpec
+from engine.config import KvSchemeName, LayerSpec
 from engine.errors import BadInput
 
 GROUP = "minichat.attention"  # entry points of packages that bring a back end of their own
@@ -36,17 +36,21 @@ def names() -> list[str]:
 
 
 def choose(
-    name: str, device: torch.device, specs: Sequence[LayerSpec], dtype: torch.dtype
+    name: str,
+    device: torch.device,
+    specs: Sequence[LayerSpec],
+    dtype: torch.dtype,
+    kv_scheme: KvSchemeName = "none",
 ) -> AttentionBackend:
     """The back end of that name; "auto" takes the best that can serve all these layers there."""
     if name != "auto":
-        if (problem := why_not(name, device, specs, dtype)) is None:
+        if (problem := why_not(name, device, specs, dtype, kv_scheme)) is None:
             return BACKENDS[name]()
-        able = [other for other in names() if why_not(other, device, specs, dtype) is None]
+        able = [other for other in names() if why_not(other, device, specs, dtype, kv_scheme) is None]
         raise BadInput(f"attention {name!r}: {problem}; available here: {', '.join(able)}")
     passed: list[str] = []
     for candidate in PREFERRED.get(device.type, ("torch",)):
-        if (problem := why_not(candidate, device, specs, dtype)) is None:
+        if (problem := why_not(candidate, device, specs, dtype, kv_scheme)) is None:
             if passed:
                 logger.warning("attention falls back to %s: %s", candidate, "; ".join(passed))
             return BACKENDS[candidate]()
@@ -54,12 +58,25 @@ def choose(
     raise BadInput(f"no attention back end serves this model on {device}: {'; '.join(passed)}")
 
 
-def why_not(name: str, device: torch.device, specs: Sequence[LayerSpec], dtype: torch.dtype) -> str | None:
+def why_not(
+    name: str,
+    device: torch.device,
+    specs: Sequence[LayerSpec],
+    dtype: torch.dtype,
+    kv_scheme: KvSchemeName = "none",
+) -> str | None:
     """None: it serves all these layers there; else the sentence that says what is in the way."""
     if (problem := _load(name)) is not None:
         return problem
-    reasons = (BACKENDS[name].why_not(device, spec, dtype) for spec in dict.fromkeys(specs))
-    return next((reason for reason in reasons if reason is not None), None)
+    backend = BACKENDS[name]
+    reasons = (backend.why_not(device, spec, dtype) for spec in dict.fromkeys(specs))
+    if reason := next((reason for reason in reasons if reason is not None), None):
+        return reason
+    if any(spec.kept for spec in specs) and not getattr(backend, "keeps_first", False):
+        return "it knows no window that keeps the first tokens in sight (kv_window)"
+    if kv_scheme not in (able := getattr(backend, "kv_schemes", ("none",))):  # others' may be older than it
+        return f"it serves a cache of {' or '.join(able)}, not {kv_scheme}"
+    return None
 
 
 def _load(name: str) -> str | None:

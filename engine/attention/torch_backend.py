@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import Batch, KVLayer
+from engine.attention.packing import pack, unpack
 from engine.attention.registry import register
-from engine.config import LayerSpec
+from engine.cache.store import bits
+from engine.config import KV_SCHEMES, KvSchemeName, LayerSpec
 
 TILES = (8, 64)  # queries of one product, at least and at most
 SCORES = 2**21  # their scores should stay in the processor's cache until they are used
@@ -36,19 +38,38 @@ class Prepared:
 
 @dataclass(slots=True)
 class Cells:
-    """All places of a layer's keys or values, [places, kv_heads, dim]."""
+    """All places of a layer's keys or values, [places, kv_heads, dim], maybe with scales."""
 
     all: Tensor
+    scales: Tensor | None
     block_size: int
+
+    @classmethod
+    def of_layer(cls, numbers: Tensor, scales: Tensor | None) -> "Cells":
+        return cls(numbers.flatten(0, 1), None if scales is None else scales.flatten(0, 1), numbers.shape[1])
+
+    def write(self, places: Tensor, fresh: Tensor) -> None:
+        if self.scales is None:
+            self.all.index_copy_(0, places, fresh)
+            return
+        packed, scales = pack(fresh, self.all.dtype)
+        bits(self.all).index_copy_(0, places, bits(packed))
+        self.scales.index_copy_(0, places, scales)
 
     def of(self, row: Row, start: int, stop: int) -> Tensor:
         """Those of a row's positions, in float32: a view where that can be."""
+        found = self._at(self.all, row, start, stop)
+        if self.scales is None:
+            return found.float()
+        return unpack(found, self._at(self.scales, row, start, stop))
+
+    def _at(self, places: Tensor, row: Row, start: int, stop: int) -> Tensor:
         if row.table is None:
-            return self.all[row.place + start : row.place + stop].float()
+            return places[row.place + start : row.place + stop]
         size = self.block_size
         skipped = start // size
-        blocks = self.all.unflatten(0, (-1, size)).index_select(0, row.table[skipped : -(-stop // size)])
-        return blocks.flatten(0, 1)[start - skipped * size : stop - skipped * size].float()
+        blocks = places.unflatten(0, (-1, size)).index_select(0, row.table[skipped : -(-stop // size)])
+        return blocks.flatten(0, 1)[start - skipped * size : stop - skipped * size]
 
 
 @register
@@ -59,6 +80,8 @@ class TorchAttention:
     """
 
     name: ClassVar[str] = "torch"
+    kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = KV_SCHEMES
+    keeps_first: ClassVar[bool] = True
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
@@ -81,10 +104,10 @@ class TorchAttention:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:
         spec = layer.spec
-        keys = Cells(layer.keys.flatten(0, 1), prepared.block_size)
-        values = Cells(layer.values.flatten(0, 1), prepared.block_size)
-        keys.all.index_copy_(0, prepared.places, k)
-        values.all.index_copy_(0, prepared.places, v)
+        keys = Cells.of_layer(layer.keys, layer.key_scales)
+        values = Cells.of_layer(layer.values, layer.value_scales)
+        keys.write(prepared.places, k)
+        values.write(prepared.places, v)
         queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim) * _float32(spec.scale, q.device)
         out = queries.new_empty(*queries.shape[:3], spec.value_dim)
         for row in prepared.rows:
@@ -106,13 +129,15 @@ def _attend_token(row: Row, query: Tensor, out: Tensor, keys: Cells, values: Cel
     """One token [kv_heads, group, key_dim], which sees all of its context or its window of it."""
     spec, end = layer.spec, row.context
     low = 0 if spec.window is None else max(0, end - spec.window)
-    if end - low <= PIECE:
+    kept = min(spec.kept, low)
+    if not kept and end - low <= PIECE:
         scores = _score(query, keys.of(row, low, end).permute(1, 2, 0), spec.softcap)
         torch.bmm(_weigh(scores, layer.sinks), values.of(row, low, end).transpose(0, 1), out=out)
         return
-    pieces = [(at, min(at + PIECE, end)) for at in range(low, end, PIECE)]
+    pieces = [(0, kept)] if kept else []
+    pieces += [(at, min(at + PIECE, end)) for at in range(low, end, PIECE)]
     parts = [_score(query, keys.of(row, *piece).permute(1, 2, 0), spec.softcap) for piece in pieces]
-    weights = _weigh(torch.cat(parts, -1), layer.sinks).split(PIECE, -1)
+    weights = _weigh(torch.cat(parts, -1), layer.sinks).split([part.shape[-1] for part in parts], -1)
     out.zero_()
     for piece, weight in zip(pieces, weights, strict=True):
         out.baddbmm_(weight, values.of(row, *piece).transpose(0, 1))
@@ -126,16 +151,26 @@ def _attend_chunk(row: Row, queries: Tensor, out: Tensor, keys: Cells, values: C
     low = max(0, before + 1 - window)
     seen_keys = keys.of(row, low, row.context).permute(1, 2, 0)
     seen_values = values.of(row, low, row.context).transpose(0, 1)
-    width = min(row.context, window + TILES[1])
+    first_keys = first_values = None
+    if spec.kept and row.context > window:  # what all see, though it lies before the window of most
+        first_keys = keys.of(row, 0, min(spec.kept, row.context)).permute(1, 2, 0)
+        first_values = values.of(row, 0, min(spec.kept, row.context)).transpose(0, 1)
+    width = min(row.context, spec.kept + window + TILES[1])
     step = min(max(SCORES // (spec.heads * width), TILES[0]), TILES[1])
     for start in range(0, len(queries), step):
         tile = queries[start : start + step].transpose(0, 1)
         grid = tile.shape[1:3]
         first = before + start  # the position of the tile's first query
-        seen = slice(max(low, first + 1 - window) - low, first + grid[0] - low)
-        scores = _score(tile.flatten(1, 2), seen_keys[..., seen], spec.softcap)
-        _hide(scores.unflatten(1, grid), window)
-        product = torch.bmm(_weigh(scores, layer.sinks), seen_values[:, seen])
+        oldest = max(low, first + 1 - window)
+        seen = slice(oldest - low, first + grid[0] - low)
+        tile_keys, tile_values = seen_keys[..., seen], seen_values[:, seen]
+        before_it = min(spec.kept, oldest)
+        if first_keys is not None and first_values is not None and before_it:
+            tile_keys = torch.cat((first_keys[..., :before_it], tile_keys), -1)
+            tile_values = torch.cat((first_values[:, :before_it], tile_values), 1)
+        scores = _score(tile.flatten(1, 2), tile_keys, spec.softcap)
+        _hide(scores.unflatten(1, grid)[..., before_it:], window, max(0, spec.kept - oldest))
+        product = torch.bmm(_weigh(scores, layer.sinks), tile_values)
         out[start : start + step] = product.unflatten(1, grid).transpose(0, 1)
 
 
@@ -145,8 +180,10 @@ def _score(queries: Tensor, keys: Tensor, cap: float | None) -> Tensor:
     return scores if cap is None else torch.tanh(scores / cap) * cap
 
 
-def _hide(scores: Tensor, window: int) -> None:
+def _hide(scores: Tensor, window: int, kept: int) -> None:
     """Takes from each query of [kv_heads, queries, group, keys] what comes after it or before its window.
+
+    The first `kept` keys are seen by all that come after them.
 
     Both lie in the corners, since the first query sees the first key and the last query the last.
     """
@@ -154,7 +191,8 @@ def _hide(scores: Tensor, window: int) -> None:
     corner = torch.ones(queries, queries, dtype=torch.bool, device=scores.device)
     scores[..., keys - queries :].masked_fill_(corner.triu(1)[:, None], -torch.inf)
     if keys > window:
-        scores[..., :queries].masked_fill_(corner.tril(keys - queries - window)[:, None], -torch.inf)
+        past = corner.tril(keys - queries - window)[:, None, kept:]
+        scores[..., kept:queries].masked_fill_(past, -torch.inf)
 
 
 def _weigh(scores: Tensor, sinks: Tensor | None) -> Tensor:

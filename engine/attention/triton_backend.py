@@ -53,6 +53,7 @@ class TritonAttention:
 
     name: ClassVar[str] = "triton"
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none",)
+    keeps_first: ClassVar[bool] = False
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:

@@ -35,6 +35,7 @@ def layers(draw: st.DrawFn) -> LayerSpec:
         value_dim=draw(st.sampled_from((key_dim, 8, 64))),
         scale=key_dim**-0.5,
         window=draw(st.none() | st.integers(1, 40)),
+        kept=draw(st.sampled_from((0, 0, 4, 20))),
         softcap=draw(st.none() | st.sampled_from((1.0, 20.0))),
     )
 

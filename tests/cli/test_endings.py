@@ -47,8 +47,8 @@ def test_control_c_ends_a_reply(root: Path, long_model: Path) -> None:
         assert (process.returncode, said) == (130, b"")
 
 
-def test_nobody_listens_to_the_doctor(root: Path) -> None:
-    with start(root, ["doctor"]) as process:
+def test_nobody_listens_to_a_short_answer(root: Path) -> None:
+    with start(root, ["locate"]) as process:
         assert process.stdout is not None
         process.stdout.close()
         assert process.wait(SECONDS) == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minichat.cli import parser
-from minichat.commands.tui import again
+from minichat.commands.again import words_of
 from minichat.paths import locate
 from tests.cli.conftest import Run
 
@@ -64,7 +64,7 @@ def test_the_program_starts_again_with_its_options_and_without_the_question() ->
     options = parser().parse_args(
         ["chat", "why", "this?", "--model=a", "--temperature=0.5", "--stop=x", "--stop=-y", "--ascii"]
     )
-    words = again(options, "org/b")
+    words = words_of(options, model="org/b")
     assert words[:2] == ["chat", "--model=org/b"]
     found = parser().parse_args(words)
     assert (found.text, found.model, found.temperature, found.stop, found.ascii) == (

@@ -48,6 +48,28 @@ class TestReply:
         assert isinstance(record.pop("text"), str)
         assert record == {"finish": "length", "error": None, "prompt_tokens": 1, "tokens": 5}
 
+    def test_several_replies_have_numbers(self, run: Run, model: Path) -> None:
+        words = ("generate", "--model", model, "--raw", "--max-tokens", 5, "--seed", 3, "--n", 3, "the")
+        ran, told = run(*words), run(*words, "--json")
+        records = json.loads(told.out)
+        texts = [record["text"] for record in records]
+        assert ran.out == "".join(f"[{n}]\n{text}\n\n" for n, text in enumerate(texts, 1)).removesuffix("\n")
+        assert len(set(texts)) == 3
+        first = {"text": texts[0], "finish": "length", "score": None, "prompt_tokens": 1, "tokens": 5}
+        assert records[0] == first
+
+    def test_beams_are_ranked(self, run: Run, model: Path) -> None:
+        words = ("generate", "--model", model, "--raw", "--max-tokens", 5, "--beams", 4, "the")
+        records = json.loads(run(*words, "--json", "--n", 3).out)
+        scores = [record["score"] for record in records]
+        assert scores == sorted(scores, reverse=True)
+        assert run(*words).out == records[0]["text"]
+
+    def test_more_replies_than_beams_are_refused(self, run: Run, model: Path) -> None:
+        ran = run("generate", "--model", model, "--raw", "--beams", 4, "--n", 5, "the")
+        assert ran.code == 2
+        assert "n: 5 is more than beams (4)" in one_sentence(ran)
+
     def test_an_empty_text_is_the_start_token(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--json", "--max-tokens", 1, "")
         assert json.loads(ran.out)["prompt_tokens"] == 1
@@ -99,6 +121,11 @@ class TestReply:
         assert reply("--seed", 3, "--temperature", 1) == reply("--seed", 3, "--temperature", 1)
         assert reply("--seed", 3, "--temperature", 1) != reply("--seed", 4, "--temperature", 1)
 
+    @pytest.mark.parametrize("kind", ["ngram", "suffix", "draft"])
+    def test_guesses_change_nothing(self, run: Run, model: Path, kind: str) -> None:
+        words = ("generate", "--model", model, "--raw", "--seed", 3, "--max-tokens", 30)
+        assert run(*words, "--draft", model, "--speculate", kind, "the").out == run(*words, "the").out
+
     def test_a_stop_is_not_shown(self, run: Run, model: Path) -> None:
         words = ("generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 20, "the")
         whole = run(*words).out
@@ -126,6 +153,9 @@ USAGE = {
     "blocks": (["--blocks", "0"], "blocks must be a whole number above 0, not 0"),
     "context": (["--max-context", "500"], "max_context is 500; "),
     "too-long": (["--max-context", "1"], "holds 1 here"),
+    "speculate": (["--speculate", "magic"], "speculate: must be one of ngram, suffix, draft, exit"),
+    "no-draft": (["--speculate", "draft"], "has no draft model here; start the engine with one"),
+    "no-exit": (["--speculate", "exit"], "config.json names no early_exit_layers"),
     "too-many": (["--max-tokens", "500"], "asks for 500 more, but"),
 }
 
@@ -245,3 +275,27 @@ class TestBadInput:
         spoiled = change(tensors)
         del tensors["model.norm.weight"]
         save_file(tensors if spoiled is None else tensors | {"model.norm.weight": spoiled}, file)
+
+
+class TestForm:
+    def test_a_schema_an_expression_or_choices(self, run: Run, model: Path, tmp_path: Path) -> None:
+        file, word = tmp_path / "schema.json", ("generate", "--model", model, "--raw", "the")
+        file.write_text(
+            '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],'
+            ' "additionalProperties": false}'
+        )
+        told = run(*word, "--json-schema", file)
+        assert told.code == 0 and json.loads(told.out)["a"] in (1, 2)
+        assert run(*word, "--regex", "a{3}").out == "aaa"
+        assert run(*word, "--choice", "the", "--choice", "thin").out in ("the", "thin")
+
+    def test_one_that_is_cut_is_said_to_be(self, run: Run, model: Path) -> None:
+        ran = run("generate", "--model", model, "--raw", "--regex", "a{9}", "--max-tokens", 4, "the")
+        assert (ran.code, ran.out) == (1, "aaaa")
+        assert "not whole" in ran.err and ran.err.count("\n") == 1
+
+    def test_bad_ones_are_bad_usage(self, run: Run, model: Path, tmp_path: Path) -> None:
+        for words in (("--regex", "("), ("--json-schema", tmp_path / "none")):
+            ran = run("generate", "--model", model, "--raw", *words, "the")
+            assert ran.code == 2
+            one_sentence(ran)

@@ -1,0 +1,167 @@
+"""One row a scheme: how near it is to the unquantized model on a text, what it takes, how fast it is."""
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.errors import BadInput
+from engine.models.find import BUILT_IN
+from engine.params import SamplingParams
+from engine.quality.schemes import REFERENCE, Choice
+from engine.quality.score import STRETCH, Score, read
+from engine.quant.registry import names
+from engine.runner.runner import ModelRunner
+from engine.start import start
+
+ROWS = (1, 8, 32)  # whose speed is told
+PROMPT, REPLY = 64, 32  # tokens of each row
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What is told of a scheme."""
+
+    scheme: str
+    perplexity: float
+    kl: float  # nats a token, from the unquantized model
+    top1: float  # share of tokens whose likeliest successor is the unquantized model's
+    bytes: int  # of the weights
+    kv_bytes: int  # of a token in the cache
+    load_s: float
+    ttft_s: float | None = None  # of a prompt of PROMPT tokens, alone
+    tok_s: float | None = None  # decoding, one row
+    tok_s_8: float | None = None
+    tok_s_32: float | None = None
+
+
+def own_text(model: str) -> str:
+    """Prose; for the built-in model, stories such as it tells, with names that it has not seen."""
+    name = "stories.txt" if model == BUILT_IN else "text.txt"
+    return (files("engine.quality") / name).read_text(encoding="utf-8")
+
+
+def compare(
+    config: EngineConfig,
+    wanted: Sequence[Choice],
+    text: str,
+    *,
+    most: int = 2048,
+    speed: bool = True,
+    refused: Callable[[str, str], None] = lambda scheme, reason: None,
+) -> Iterator[Row]:
+    """A row for each as soon as it is there; `refused` is told of those that cannot run here, and why.
+
+    The unquantized model is always read first, asked for or not. Its log-probabilities lie
+    in a temporary file: 4 bytes for each of the vocabulary, a token.
+    """
+    if unknown := [each.weights for each in wanted if each.weights not in names()]:
+        raise BadInput(f"there is no scheme {unknown[0]!r} for weights; there are {', '.join(names())}")
+    ordered = [REFERENCE, *(each for each in wanted if each != REFERENCE)]
+    with tempfile.TemporaryDirectory(prefix="minichat-quality-") as folder:
+        reference: np.ndarray | None = None
+        for choice in ordered:
+            began = time.perf_counter()
+            try:
+                engine = start(_config(config, choice))
+            except BadInput as error:
+                if reference is None:  # the model itself cannot be had
+                    raise
+                refused(choice.name, str(error))
+                continue
+            loaded = time.perf_counter() - began
+            ids = _ids(engine, text, most)
+            runner = engine.runner
+            assert isinstance(runner, ModelRunner)
+            if reference is None:
+                shape = (len(ids) - 1, engine.limits.vocab)
+                reference = np.memmap(Path(folder) / "reference", np.float32, "w+", shape=shape)
+                _keep(runner, ids, reference)
+            score = _score(runner, ids, reference)
+            speeds = _speeds(engine, ids) if speed else {}
+            row = Row(
+                choice.name,
+                score.perplexity,
+                score.kl,
+                score.top1,
+                engine.runner.memory()["weights"],
+                sum(each for _, each in runner.store.read_per_token()),
+                loaded,
+                **speeds,
+            )
+            del engine, runner
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            if choice in wanted:
+                yield row
+        del reference
+
+
+def _config(config: EngineConfig, choice: Choice) -> EngineConfig:
+    return replace(config, quantization=choice.weights, kv_scheme=choice.cache, prefix_cache=False)
+
+
+def _ids(engine: Engine, text: str, most: int) -> list[int]:
+    ids = list(engine.tokenizer.encode(text))[: most + 1]
+    if len(ids) < 2:
+        raise BadInput(f"the text has {len(ids)} tokens; at least 2 are needed, and some hundred to say much")
+    return ids
+
+
+def _stretch(runner: ModelRunner) -> int:
+    layer = runner.store.layers[0]
+    return min(STRETCH, runner.model.config.max_context, len(layer.keys) * layer.block_size)
+
+
+def _keep(runner: ModelRunner, ids: Sequence[int], reference: np.ndarray) -> None:
+    at = 0
+    for found, _ in read(runner, ids, _stretch(runner)):
+        reference[at : at + len(found)] = found.numpy()
+        at += len(found)
+
+
+def _score(runner: ModelRunner, ids: Sequence[int], reference: np.ndarray) -> Score:
+    score, at = Score(), 0
+    for found, following in read(runner, ids, _stretch(runner)):
+        score.add(found, torch.from_numpy(np.array(reference[at : at + len(found)])), following)
+        at += len(found)
+    return score
+
+
+def _speeds(engine: Engine, ids: Sequence[int]) -> dict[str, float]:
+    """Each measured once, after a run that is not; where rows wait for blocks, that counts."""
+    _decode(engine, ids, 1)
+    found = {}
+    for rows in ROWS:
+        ttft, rate = _decode(engine, ids, rows)
+        found["tok_s" if rows == 1 else f"tok_s_{rows}"] = rate
+        if rows == 1:
+            found["ttft_s"] = ttft
+    return found
+
+
+def _decode(engine: Engine, ids: Sequence[int], rows: int) -> tuple[float, float]:
+    """Seconds to the first token of all, and tokens a second from there on."""
+    length = min(PROMPT, engine.limits.context // 2)
+    reply = min(REPLY, engine.limits.context - length)
+    params = SamplingParams(temperature=0, max_tokens=reply, ignore_eos=True)
+    text = [*ids] * (1 + (length + rows) // len(ids))  # a short one comes again
+    began = time.perf_counter()
+    asked = [engine.submit(text[row : row + length], params, lambda delta: None) for row in range(rows)]
+    requests = [engine.scheduler.requests[id] for id in asked]
+    while not all(request.generated for request in requests):
+        engine.step()
+    first, before = time.perf_counter(), sum(request.generated for request in requests)
+    while engine.busy:
+        engine.step()
+    made = sum(request.generated for request in requests) - before
+    return first - began, made / max(time.perf_counter() - first, 1e-9)

@@ -1,0 +1,40 @@
+"""What is compared: a scheme of the weights, one of the cache, or both."""
+
+from typing import NamedTuple
+
+from engine.config import KV_SCHEMES, KvSchemeName
+from engine.errors import BadInput
+
+_KV = "kv-"
+
+
+class Choice(NamedTuple):
+    """One of those that are compared, such as `int8`, `kv-fp8`, or `int4+kv-int8`."""
+
+    name: str
+    weights: str = "none"
+    cache: KvSchemeName = "none"
+
+
+REFERENCE = Choice("none")
+
+
+def choices(text: str) -> list[Choice]:
+    """Those of a list with commas, each once; raises for what has no meaning."""
+    names = [each.strip() for each in text.split(",") if each.strip()]
+    if not names:
+        raise BadInput("no scheme is given: such as --schemes none,int8,kv-int8,int4+kv-fp8")
+    return [_choice(name) for name in dict.fromkeys(names)]
+
+
+def _choice(name: str) -> Choice:
+    parts = name.split("+")
+    weights = [part for part in parts if not part.startswith(_KV)]
+    caches = [part.removeprefix(_KV) for part in parts if part.startswith(_KV)]
+    if len(weights) > 1 or len(caches) > 1:
+        raise BadInput(f"scheme {name!r}: one for the weights and one for the cache, such as int4+kv-int8")
+    cache = caches[0] if caches else "none"
+    if cache not in KV_SCHEMES:
+        known = ", ".join(_KV + each for each in KV_SCHEMES)
+        raise BadInput(f"scheme {name!r}: the cache has {known}, and no {_KV}{cache}")
+    return Choice(name, weights[0] if weights else "none", cache)

@@ -1,0 +1,86 @@
+"""What a model thinks of a text: the log-probabilities of every next token, by way of the paged cache."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.attention.base import Batch
+from engine.runner.runner import ModelRunner
+
+STRETCH = 1024  # tokens that are read from an empty cache on; a longer text is read in several such
+PIECE = 128  # tokens whose logits are there at once
+
+
+@dataclass(slots=True)
+class Score:
+    """Sums over the tokens so far."""
+
+    tokens: int = 0
+    surprise: float = 0.0  # -log p of the text's own next token
+    divergence: float = 0.0  # of the reference from this, in nats
+    agreed: int = 0  # the likeliest token is the reference's
+
+    def add(self, found: Tensor, reference: Tensor, following: Tensor) -> None:
+        """Log-probabilities [tokens, vocab] of both, and what the text goes on with."""
+        self.tokens += len(found)
+        self.surprise -= found.gather(1, following[:, None]).double().sum().item()
+        terms = reference.exp() * (reference - found)
+        self.divergence += torch.where(reference > -torch.inf, terms, 0.0).double().sum().item()
+        self.agreed += int((found.argmax(1) == reference.argmax(1)).sum())
+
+    @property
+    def perplexity(self) -> float:
+        return float(np.exp(self.surprise / self.tokens))
+
+    @property
+    def kl(self) -> float:
+        return max(0.0, self.divergence / self.tokens)
+
+    @property
+    def top1(self) -> float:
+        return self.agreed / self.tokens
+
+
+@torch.inference_mode()
+def read(runner: ModelRunner, ids: Sequence[int], stretch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """For pieces of the text: [tokens, vocab] log-probabilities on the host, and the tokens that follow.
+
+    The cache's first blocks are written over, so nobody may hold any.
+    """
+    for begin in range(0, len(ids) - 1, stretch):
+        part = ids[begin : begin + stretch + 1]
+        for at in range(0, len(part) - 1, PIECE):
+            following = torch.tensor(part[at + 1 : at + PIECE + 1])
+            batch = _piece(part[at : at + len(following)], at, runner)
+            hidden = runner.model.forward(batch.ids, batch.positions, _attend(runner, batch))
+            yield runner.model.logits(hidden).log_softmax(-1).cpu(), following
+
+
+def _attend(runner: ModelRunner, batch: Batch) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+    prepared, layers, attention = runner.attention.prepare(batch), runner.store.layers, runner.attention
+    return lambda layer, q, k, v: attention.attend(q, k, v, layers[layer], prepared)
+
+
+def _piece(ids: Sequence[int], start: int, runner: ModelRunner) -> Batch:
+    """One row of tokens, whose blocks are the first ones in their order."""
+    device, size = runner.device, runner.store.layers[0].block_size
+    end = start + len(ids)
+    starts, contexts = np.array([0, len(ids)], np.int32), np.array([end], np.int32)
+    tables = np.arange(-(-end // size), dtype=np.int32)[None]
+    positions = torch.arange(start, end, device=device)
+    return Batch(
+        ids=torch.tensor(ids, device=device),
+        positions=positions,
+        places=positions,
+        starts=torch.from_numpy(starts).to(device),
+        contexts=torch.from_numpy(contexts).to(device),
+        tables=torch.from_numpy(tables).to(device),
+        single=int(len(ids) == 1),
+        block_size=size,
+        host_starts=starts,
+        host_contexts=contexts,
+        host_tables=tables,
+    )

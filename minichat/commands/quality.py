@@ -1,0 +1,140 @@
+"""`minichat quality`: what each scheme costs on a text, as a table with plots, as JSON, as a picture."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import BadInput, EngineError
+from minichat.charts import Chart, Point, drawn, svg
+from minichat.commands.options import engine_config, failed
+
+if TYPE_CHECKING:
+    from engine.quality.measure import Row
+
+_HEADS = ("scheme", "perplexity", "KL", "top-1", "MB", "KV B/tok", "load s", "TTFT ms", "tok/s", "x8", "x32")
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        picture = _picture(options.plot)
+        text = _text(options.text)
+        if options.tokens < 2:
+            raise BadInput(f"--tokens {options.tokens}: at least 2, and some hundred to say much")
+        if options.kv != "none":
+            raise BadInput(f"--kv {options.kv}: name it among the schemes instead, as kv-{options.kv}")
+        config = engine_config(options)
+        rows, left_out = _measured(options, config, text)
+    except EngineError as error:
+        return failed(error)
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
+    else:
+        print(table(rows))
+        for chart in charts(rows):
+            print(f"\n{drawn(chart)}")
+    if picture is not None:
+        try:
+            picture.write_text(svg(charts(rows)), encoding="utf-8")
+        except OSError as error:
+            return failed(EngineError(f"--plot {picture}: {error.strerror or error}"))
+    return 1 if left_out else 0
+
+
+def _measured(options: argparse.Namespace, config, text: str) -> "tuple[list[Row], bool]":  # type: ignore[no-untyped-def]
+    from engine.quality.measure import compare, own_text
+    from engine.quality.schemes import choices
+
+    left_out: list[str] = []
+
+    def refused(scheme: str, reason: str) -> None:
+        left_out.append(scheme)
+        print(f"minichat: {scheme} is left out: {reason}", file=sys.stderr)
+
+    wanted, rows = choices(options.schemes), []
+    for row in compare(
+        config,
+        wanted,
+        text or own_text(config.model),
+        most=options.tokens,
+        speed=not options.no_speed,
+        refused=refused,
+    ):
+        rows.append(row)
+        if sys.stderr.isatty():
+            print(f"minichat: {row.scheme}: {len(rows)} of {len(wanted)}", file=sys.stderr)
+    order = {each.name: at for at, each in enumerate(wanted)}
+    return sorted(rows, key=lambda row: order[row.scheme]), bool(left_out)
+
+
+def _text(name: str | None) -> str:
+    """Empty: minichat's own is read."""
+    if name is None:
+        return ""
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"--text {name}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"--text {name} is not UTF-8 text: {error}") from None
+    if not text.strip():
+        raise BadInput(f"--text {name} is empty")
+    return text
+
+
+def _picture(name: str | None) -> Path | None:
+    """Refused before minutes are spent, not after."""
+    if name is None:
+        return None
+    path = Path(name)
+    if path.suffix != ".svg":
+        raise BadInput(f"--plot {name}: the picture is an SVG, so its name ends in .svg")
+    if not path.absolute().parent.is_dir():
+        raise BadInput(f"--plot {name}: there is no folder {path.absolute().parent}")
+    return path
+
+
+def table(rows: "list[Row]") -> str:
+    cells = [_HEADS, *(_cells(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for line in cells:
+        first, *others = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        lines.append("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
+    return "\n".join(lines)
+
+
+def _cells(row: "Row") -> tuple[str, ...]:
+    def number(value: float | None, digits: int, factor: float = 1.0) -> str:
+        return "-" if value is None else f"{value * factor:,.{digits}f}"
+
+    return (
+        row.scheme,
+        f"{row.perplexity:.3f}",
+        f"{row.kl:.5f}",
+        f"{row.top1:.2%}",
+        f"{row.bytes / 1e6:,.1f}",
+        f"{row.kv_bytes:,}",
+        number(row.load_s, 2),
+        number(row.ttft_s, 1, 1000),
+        *(number(each, 1) for each in (row.tok_s, row.tok_s_8, row.tok_s_32)),
+    )
+
+
+def charts(rows: "list[Row]") -> list[Chart]:
+    """Quality against bytes, and against speed where that was measured."""
+    made = [
+        Chart(
+            "quality against size",
+            "MB of weights",
+            "KL",
+            tuple(Point(row.scheme, row.bytes / 1e6, row.kl) for row in rows),
+        )
+    ]
+    timed = [(row, row.tok_s) for row in rows if row.tok_s is not None]
+    if timed:
+        points = tuple(Point(row.scheme, speed, row.kl) for row, speed in timed)
+        made.append(Chart("quality against speed", "tokens a second, one row", "KL", points))
+    return made

@@ -1,0 +1,62 @@
+"""Bytes with a scale: what packing loses, and what it never does."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.attention.packing import MOST, pack, unpack
+from engine.cache.store import SCALE
+
+TYPES = pytest.mark.parametrize("dtype", list(MOST))
+# Half a step of int8, in parts of the largest number; half of the last bit of three, in parts of each number.
+INT8, FP8 = 0.5 / 127 * (1 + 2**-8), 2**-4
+
+
+def numbers(seed: int, dim: int, size: float) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(7, 3, dim, generator=rng) * size * torch.rand(7, 3, 1, generator=rng)
+
+
+@given(st.integers(0, 999), st.sampled_from([1, 8, 64, 80]), st.sampled_from([1e-30, 1e-3, 1.0, 300.0, 1e30]))
+def test_the_error_is_at_most_half_a_step(seed: int, dim: int, size: float) -> None:
+    wanted = numbers(seed, dim, size)
+    largest = wanted.abs().amax(-1, keepdim=True)
+    packed, scales = pack(wanted, torch.int8)
+    assert ((unpack(packed, scales) - wanted).abs() <= INT8 * largest).all()
+    packed, scales = pack(wanted, torch.float8_e4m3fn)
+    # Below its smallest normal number, 2**-6, steps are as wide as there: 2**-9 of the scale.
+    bound = torch.maximum(FP8 * wanted.abs(), scales.float().unsqueeze(-1) * 2**-10) * (1 + 2**-8)
+    assert ((unpack(packed, scales) - wanted).abs() <= bound).all()
+
+
+@TYPES
+def test_unpacking_is_the_number_times_the_scale(dtype: torch.dtype) -> None:
+    """Every byte there is, against torch's own conversion."""
+    every = torch.arange(256, dtype=torch.uint8).view(dtype)
+    every = every[every.float().isfinite()].view(1, 1, -1)
+    for scale in (1.0, 0.0123, 77.0):
+        scales = torch.full((1, 1), scale, dtype=SCALE)
+        assert torch.equal(unpack(every, scales), every.float() * scales.float().unsqueeze(-1))
+
+
+@TYPES
+def test_a_head_of_a_token_is_packed_alone(dtype: torch.dtype) -> None:
+    wanted = numbers(0, 64, 1.0)
+    packed, scales = pack(wanted, dtype)
+    for token in range(len(wanted)):
+        for head in range(3):
+            own, scale = pack(wanted[token, head], dtype)
+            assert torch.equal(own.view(torch.uint8), packed[token, head].view(torch.uint8))
+            assert scale == scales[token, head]
+
+
+@TYPES
+def test_what_has_no_number_keeps_having_none(dtype: torch.dtype) -> None:
+    wanted = numbers(1, 16, 1.0)
+    wanted[0, 0, 3], wanted[1, 0, 0], wanted[2] = torch.nan, torch.inf, 0.0
+    got = unpack(*pack(wanted, dtype))
+    assert got[0, 0].isnan().all()
+    assert not got[1, 0].isfinite().any()
+    assert (got[2] == 0).all()
+    assert got[3:].isfinite().all() and got[:2, 1:].isfinite().all()

@@ -1,0 +1,71 @@
+"""`minichat quality`: a table, JSON, plots, and what it refuses before it begins."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from minichat.charts import Chart, Point, drawn, svg
+from tests.cli.conftest import Run
+
+KEYS = {"scheme", "perplexity", "kl", "top1", "bytes", "tok_s"}
+
+
+def test_json_is_a_list_of_rows(run: Run, model: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a bird in the hand is worth two in the bush, or so they say")
+    ran = run(
+        "quality", "--model", model, "--text", text, "--schemes", "none,kv-int8,kv-fp8", "--json",
+        "--no-speed", "--device", "cpu", "--blocks", 32,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    rows = json.loads(ran.out)
+    assert [row["scheme"] for row in rows] == ["none", "kv-int8", "kv-fp8"]
+    assert all(row.keys() >= KEYS for row in rows)
+    assert rows[0]["kl"] == 0 < rows[1]["kl"]
+
+
+def test_a_table_with_plots_and_a_picture(run: Run, model: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "out.svg"
+    ran = run(
+        "quality", "--model", model, "--schemes", "kv-int8,none", "--tokens", 40, "--no-speed",
+        "--plot", picture, "--device", "cpu", "--blocks", 32,
+    )  # fmt: skip
+    assert ran.code == 0, ran.err
+    head, first, second, *rest = ran.out.splitlines()
+    assert head.split()[:3] == ["scheme", "perplexity", "KL"]
+    assert (first.split()[0], second.split()[0]) == ("kv-int8", "none")
+    assert any("a kv-int8" in line for line in rest)
+    ElementTree.parse(picture)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--text", "no/such"], "--text no/such: No such file"),
+        (["--schemes", "kv-int5"], "and no kv-int5"),
+        (["--schemes", "int9"], "no scheme 'int9' for weights"),
+        (["--tokens", "1"], "--tokens 1: at least 2"),
+        (["--plot", "out.png"], "its name ends in .svg"),
+        (["--plot", "no/such/out.svg"], "there is no folder"),
+        (["--kv", "int8"], "among the schemes instead, as kv-int8"),
+    ],
+)
+def test_refused_with_a_sentence(run: Run, model: Path, words: list[str], problem: str) -> None:
+    ran = run("quality", "--model", model, *words)
+    assert ran.code == 2
+    assert problem in ran.err
+    assert ran.out == ""
+
+
+def test_points_stand_where_they_belong() -> None:
+    chart = Chart("t", "MB", "KL", (Point("one", 10, 0), Point("two & a half", 5, 2), Point("three", 10, 0)))
+    lines = drawn(chart).splitlines()
+    assert lines[1].startswith("2 |") and lines[1].index("b") == 3 + 28
+    assert lines[9].startswith("0 |") and lines[9][3 + 55] == "*"
+    assert lines[11].split() == ["0", "10", "MB"]
+    root = ElementTree.fromstring(svg([chart, chart]))
+    said = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert said.count("two & a half") == 2
+    assert drawn(Chart("empty", "x", "y", ()))

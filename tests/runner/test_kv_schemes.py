@@ -1,0 +1,188 @@
+"""A compressed cache: replies that know no company, almost those of a plain one, and twice the room."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.attention import registry
+from engine.attention.torch_backend import TorchAttention
+from engine.cache.store import KVStore, bits
+from engine.config import KV_SCHEMES, EngineConfig, KvSchemeName, LayerSpec
+from engine.core import Engine
+from engine.errors import BadInput
+from engine.events import Event, Recached
+from engine.start import start
+from tests.runner.small import GREEDY, Heard, ask, drain, engine_on, turn
+
+PACKED = pytest.mark.parametrize("scheme", ["int8", "fp8"])
+PROMPT = [1, *(40 + n % 150 for n in range(37))]
+OTHER = [*PROMPT[:32], *range(200, 215)]
+SPEC = LayerSpec(heads=32, kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
+
+
+def reply(engine: Engine, prompt: list[int], **changes: Any) -> Heard:
+    _, heard = ask(engine, prompt, replace(GREEDY, **changes))
+    drain(engine)
+    return heard
+
+
+@PACKED
+@pytest.mark.parametrize("dim", [64, 80, 128])
+def test_room_for_nearly_twice_as_many_tokens(scheme: KvSchemeName, dim: int) -> None:
+    spec = replace(SPEC, key_dim=dim, value_dim=dim)
+    plain, packed = (KVStore.block_bytes([spec] * 3, 16, torch.bfloat16, each) for each in ("none", scheme))
+    assert plain / packed >= 1.8
+    store = KVStore(
+        [spec], blocks=5, block_size=16, host_blocks=2, dtype=torch.bfloat16, device=torch.device("cpu"),
+        scheme=scheme,
+    )  # fmt: skip
+    assert store.nbytes == 5 * KVStore.block_bytes([spec], 16, torch.bfloat16, scheme)
+    assert store.host_nbytes == 2 * KVStore.block_bytes([spec], 16, torch.bfloat16, scheme)
+    assert store.read_per_token() == ((0, store.nbytes // 80),)
+
+
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
+def test_blocks_move_whole(scheme: KvSchemeName) -> None:
+    store = KVStore(
+        [SPEC] * 2, blocks=4, block_size=16, host_blocks=2, dtype=torch.float32, device=torch.device("cpu"),
+        scheme=scheme,
+    )  # fmt: skip
+    for layer in store.layers:
+        for tensor in map(bits, layer.tensors()):
+            tensor[:] = torch.arange(tensor.numel()).view(tensor.shape) % 100
+    before = [bits(each)[1].clone() for layer in store.layers for each in layer.tensors()]
+    store.copy([(1, 3)])
+    store.swap_out([(1, 0)])
+    store.copy([(2, 1)])
+    store.swap_in([(0, 2)])
+    for block in (2, 3):
+        after = [bits(each)[block] for layer in store.layers for each in layer.tensors()]
+        assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@PACKED
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_company_changes_nothing(llama: Path, scheme: str, preemption: str) -> None:
+    """In pieces, preempted, swapped, forked, found in the prefix cache, at either depth: the reply alone."""
+    alone = {
+        n: reply(engine_on(llama, kv_scheme=scheme, prefix_cache=False), prompt).reply
+        for n, prompt in enumerate((PROMPT, OTHER))
+    }
+    for depth in (0, 1):
+        engine = engine_on(
+            llama, kv_scheme=scheme, depth=depth, max_step_tokens=11, preemption=preemption, host_blocks=16
+        )
+        (first, one), (_, two) = ask(engine, PROMPT), ask(engine, OTHER)
+        while len(one.tokens) < 3:
+            turn(engine)
+        engine.preempt(first)
+        turn(engine)
+        drain(engine)
+        assert (one.reply, two.reply) == (alone[0], alone[1])
+        hits = engine.scheduler.cached_tokens
+        (again, three), four = ask(engine, PROMPT), Heard()
+        while not three.tokens:
+            turn(engine)
+        engine.fork(again, four)
+        drain(engine)
+        assert three.reply == alone[0]
+        assert [*three.tokens[: len(three.tokens) - len(four.tokens)], *four.tokens] == three.tokens
+        assert engine.scheduler.cached_tokens > hits
+
+
+@PACKED
+def test_it_is_another_cache_and_nearly_the_same_model(llama: Path, scheme: str) -> None:
+    forced = {"logprobs": 0, "max_tokens": 12}
+    plain = reply(engine_on(llama), PROMPT, **forced)
+    bias = {"logit_bias": {}}
+    packed = reply(engine_on(llama, kv_scheme=scheme), PROMPT, **forced, **bias)
+    first, other = plain.logprobs[0].logprob, packed.logprobs[0].logprob
+    assert first != other
+    assert abs(first - other) < 0.05
+
+
+def test_an_idle_engine_changes_the_form_of_its_cache(llama: Path) -> None:
+    engine, heard = engine_on(llama), list[Event]()
+    engine.bus.subscribe(heard.append)
+    replies = {each: reply(engine_on(llama, kv_scheme=each), PROMPT).reply for each in KV_SCHEMES}
+    for scheme in ("int8", "fp8", "fp8", "none", "int8", "none"):
+        engine.set_kv_scheme(scheme)
+        assert engine.snapshot().kv_dtype == ("float32" if scheme == "none" else scheme)
+        for _ in range(2):  # the second one from the prefix cache
+            assert reply(engine, PROMPT).reply == replies[scheme]
+        assert engine.runner.store.nbytes == engine.snapshot().memory["cache"]
+    assert [each.scheme for each in heard if isinstance(each, Recached)] == [
+        "int8",
+        "fp8",
+        "none",
+        "int8",
+        "none",
+    ]
+
+
+def test_not_while_requests_are_alive(llama: Path) -> None:
+    engine = engine_on(llama, depth=1)
+    _, heard = ask(engine, PROMPT)
+    turn(engine)
+    with pytest.raises(BadInput, match="keeps its form while requests are alive: wait for 1"):
+        engine.set_kv_scheme("int8")
+    drain(engine)
+    assert heard.reply == reply(engine, PROMPT).reply
+    with pytest.raises(BadInput, match="no KV scheme 'int3'; there are none, int8, fp8"):
+        engine.set_kv_scheme("int3")
+
+
+def test_without_memory_for_another_form_the_old_one_stays(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_on(llama)
+    before, make = reply(engine, PROMPT).reply, type(engine.runner._room).store
+
+    def full(room: Any, scheme: str) -> KVStore:
+        if scheme == "int8":
+            raise MemoryError("full")
+        return make(room, scheme)
+
+    monkeypatch.setattr(type(engine.runner._room), "store", full)
+    with pytest.raises(BadInput, match="no room for a cache of int8: full; it stays none"):
+        engine.set_kv_scheme("int8")
+    assert engine.snapshot().kv_dtype == "float32"
+    assert reply(engine, PROMPT).reply == before
+
+
+def test_memory_that_is_measured_holds_more_blocks(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.start.free_memory", lambda device: 2**20)
+    sizes = {}
+    for scheme in KV_SCHEMES:
+        engine = start(EngineConfig(model=str(llama), device="cpu", kv_scheme=scheme))
+        sizes[scheme] = engine.scheduler.pool.size
+        assert engine.runner.store.nbytes <= 2**18
+    engine.set_kv_scheme("none")
+    assert engine.scheduler.pool.size == sizes["none"]
+    assert engine.limits.context == min(sizes["none"] * 16, engine.limits.context)
+    engine.set_kv_scheme("int8")
+    assert engine.scheduler.pool.size == sizes["int8"] > 2 * sizes["none"]  # of float32
+
+
+class Plain(TorchAttention):
+    """Stands for a back end of somebody else's, from before caches could be compressed."""
+
+    name = "plain"
+    kv_schemes = ("none",)
+
+
+def test_a_back_end_that_cannot_read_it_is_not_taken(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[[str], object]
+) -> None:
+    monkeypatch.setitem(registry.BACKENDS, "plain", Plain)
+    with pytest.raises(
+        BadInput, match=r"'plain': it serves a cache of none, not int8; available here: .*torch"
+    ):
+        engine_on(llama, attention="plain", kv_scheme="int8")
+    engine = engine_on(llama, attention="plain")
+    with pytest.raises(BadInput, match="attention plain serves a cache of none, not fp8"):
+        engine.set_kv_scheme("fp8")

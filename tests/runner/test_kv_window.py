@@ -1,0 +1,82 @@
+"""A window on real models: a prompt longer than the cache, and the same reply whatever happens on the way."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.attention import registry
+from engine.attention.torch_backend import TorchAttention
+from engine.config import LayerSpec
+from engine.errors import BadInput
+from tests.runner.small import GREEDY, Heard, ask, drain, engine_on, turn
+
+LONG = [1, *(40 + n * 7 % 150 for n in range(169))]
+WINDOW = {"kv_window": 32, "kv_sinks": 4}
+TIGHT = 8  # blocks: 128 tokens, fewer than a request has
+
+
+def reply(engine, prompt, count=40) -> Heard:  # type: ignore[no-untyped-def]
+    _, heard = ask(engine, prompt, replace(GREEDY, max_tokens=count))
+    drain(engine)
+    return heard
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8"])
+def test_it_outgrows_the_cache_and_says_the_same(llama: Path, scheme: str) -> None:
+    """Against the same window with room for everything."""
+    whole = reply(engine_on(llama, kv_scheme=scheme, prefix_cache=False, **WINDOW), LONG)
+    ways = ({"depth": 1}, {"max_step_tokens": 7}, {"chunked_prefill": False})
+    for changes in ways if scheme == "none" else ways[:1]:
+        engine = engine_on(llama, kv_scheme=scheme, blocks=TIGHT, **WINDOW, **changes)
+        assert len(LONG) + 40 > TIGHT * 16
+        (id, heard), others = ask(engine, LONG, replace(GREEDY, max_tokens=40)), ask(engine, LONG[:50])
+        while len(heard.tokens) < 5:
+            turn(engine)
+        engine.preempt(id)
+        drain(engine)
+        assert heard.reply == whole.reply
+        assert others[1].finish is not None
+        turns = [*LONG, *heard.tokens, 50, 51]
+        assert (
+            reply(engine, turns, 20).tokens
+            == reply(engine_on(llama, kv_scheme=scheme, **WINDOW), turns, 20).tokens
+        )
+
+
+def test_a_window_that_nothing_reaches_changes_nothing(llama: Path) -> None:
+    assert reply(engine_on(llama, kv_window=512), LONG).reply == reply(engine_on(llama), LONG).reply
+    assert reply(engine_on(llama, **WINDOW), LONG).reply != reply(engine_on(llama), LONG).reply
+
+
+def test_a_narrower_window_of_the_model_stays(checkpoint) -> None:  # type: ignore[no-untyped-def]
+    """Mistral's is 21 tokens here, and it has no sinks."""
+    folder, _ = checkpoint("mistral")
+    engine = engine_on(folder, **WINDOW)
+    assert {(each.spec.window, each.spec.kept) for each in engine.runner.store.layers} == {(21, 0)}
+    assert reply(engine, LONG).reply == reply(engine_on(folder), LONG).reply
+
+
+def test_how_long_a_request_may_be(llama: Path) -> None:
+    longest = engine_on(llama).runner.model.config.max_context
+    assert engine_on(llama, blocks=TIGHT, **WINDOW).limits.context == longest > TIGHT * 16
+    with pytest.raises(
+        BadInput, match="a window of 32 tokens needs 7 blocks of 16 for one request, and the cache has 6"
+    ):
+        engine_on(llama, blocks=6, **WINDOW)
+
+
+def test_a_back_end_that_does_not_know_it_is_not_taken(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Old(TorchAttention):
+        name = "old"
+        keeps_first = False
+
+    monkeypatch.setitem(registry.BACKENDS, "old", Old)
+    spec = LayerSpec(heads=2, kv_heads=1, key_dim=8, value_dim=8, scale=1.0, window=64, kept=4)
+    assert "no window that keeps the first" in str(
+        registry.why_not("old", torch.device("cpu"), [spec], torch.float32)
+    )
+    with pytest.raises(BadInput, match=r"'old': it knows no window .*; available here: .*torch"):
+        engine_on(llama, attention="old", **WINDOW)
+    assert engine_on(llama, attention="old", kv_window=32, kv_sinks=0)
