@@ -19,8 +19,9 @@ from engine.cache.pool import BlockPool
 from engine.cache.store import KVStore
 from engine.cache.tables import BlockTables
 from engine.config import LayerSpec, ModelConfig
-from engine.core import Engine, Limits
+from engine.core import Engine
 from engine.events import Bus
+from engine.limits import Limits
 from engine.observe import Facts
 from engine.params import SamplingParams
 from engine.runner.runner import Launched, ModelRunner

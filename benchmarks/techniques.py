@@ -17,11 +17,12 @@ import torch
 
 from benchmarks.engine_step import empty_engine, fill, steps
 from benchmarks.harness import Bench
-from engine.config import EngineConfig
+from engine.config import EngineConfig, KvSchemeName
 from engine.core import Engine
+from engine.errors import BadInput
 from engine.events import Copied, Delta, Event
 from engine.params import SamplingParams
-from engine.runner.protocol import Outcome
+from engine.runner.protocol import Fit, Outcome
 from engine.sampling.rows import RowsView, SamplingRows
 from engine.sampling.sampler import sample
 from engine.scheduling.plan import Plan
@@ -272,6 +273,9 @@ class Device:
         count, ready = handle
         time.sleep(max(0.0, ready - time.perf_counter()))
         return Outcome([7] * count)
+
+    def recache(self, scheme: KvSchemeName) -> Fit:
+        raise BadInput(f"nothing here could be {scheme}")
 
     def ailing(self) -> None:
         return None

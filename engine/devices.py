@@ -1,5 +1,6 @@
 """What there is to run on, and how much memory is left there."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -42,6 +43,13 @@ def free_host_memory() -> int:
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
     return free if limit is None or used is None else min(free, limit - used)
+
+
+def give_back() -> None:
+    """Main memory that this process holds and does not use; its allocator would keep it for later."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):  # glibc's
+        libc.malloc_trim(0)
 
 
 def host_memory() -> int:

@@ -24,8 +24,8 @@ class TokenLogprob(NamedTuple):
 class Delta(NamedTuple):
     """What one step added to one reply. The last one of a reply has a finish.
 
-    Where a request has several replies, `choice` tells them apart; `tail` is what may still be taken back, and
-    stands only until the next delta of its choice.
+    Where a request has several replies, `choice` tells them apart; `tail` is what may still be taken back,
+    and stands only until the next delta of its choice.
     """
 
     request: int
@@ -118,6 +118,34 @@ class Switched(Event):
 
     name: str
     on: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Quantizing(Event):
+    """The weights are on their way to another scheme, and no step is taken."""
+
+    scheme: str
+    done: int  # layers; they grow fewer on the way back
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized(Event):
+    """The way is over. With an error, `scheme` was wanted and the one before stands."""
+
+    scheme: str
+    before: str
+    blocks: int  # of the cache, from now on
+    seconds: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recached(Event):
+    """The cache is empty, and has another form."""
+
+    scheme: str
+    blocks: int
 
 
 @dataclass(frozen=True, slots=True)

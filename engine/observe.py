@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.request import Request
+from engine.scheduling.window import held
 from engine.snapshot import BlockView, RequestView, Snapshot
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ class Facts:
     device: str
     attention: str
     policy: str
-    quantization: str = "none"
     kv_dtype: str = ""
 
 
@@ -46,14 +46,14 @@ def snapshot(engine: Engine) -> Snapshot:
         device=facts.device,
         attention=facts.attention,
         policy=facts.policy,
-        quantization=facts.quantization,
+        quantization=engine.weights.scheme.name if engine.weights else "none",
         depth=engine.depth,
         block_size=scheduler.pool.block_size,
         max_context=engine.limits.context,
         blocks=_blocks(scheduler),
         host_in_use=scheduler.host.in_use,
         host_size=scheduler.host.size,
-        requests=tuple(_request(each) for each in shown),
+        requests=tuple(_request(each, scheduler) for each in shown),
         waiting=len(scheduler.waiting),
         running=len(scheduler.running),
         preemptions=scheduler.preemptions,
@@ -67,10 +67,14 @@ def snapshot(engine: Engine) -> Snapshot:
         switches=engine.switches,
         reads=engine.runner.reads(),
         kv_dtype=facts.kv_dtype,
+        schemes=engine.weights.schemes if engine.weights else (),
+        change=engine.change,
+        beams=engine.beams(),
+        speculation=scheduler.speculator.total(),
     )
 
 
-def _request(request: Request) -> RequestView:
+def _request(request: Request, scheduler: Scheduler) -> RequestView:
     return RequestView(
         id=request.id,
         phase=request.phase.value,
@@ -82,8 +86,11 @@ def _request(request: Request) -> RequestView:
         cached_tokens=request.cached_tokens,
         priority=request.priority,
         preemptions=request.preemptions,
-        blocks=tuple(request.blocks),
+        blocks=tuple(held(request.blocks)),
+        gone=request.gone,
         host_blocks=tuple(request.host_blocks),
+        group=request.group,
+        speculation=scheduler.speculator.view(request),
     )
 
 
@@ -98,8 +105,8 @@ def _blocks(scheduler: Scheduler) -> BlockView:
             filled[block] = 0
         if full < len(request.blocks):
             filled[request.blocks[full]] = request.launched % pool.block_size
-    refs, used_at, place = pool.refs.copy(), pool.used_at.copy(), pool.place.copy()
-    for column in (refs, owner, filled, used_at, place):
+    refs, used_at, place, left = pool.refs.copy(), pool.used_at.copy(), pool.place.copy(), pool.left.copy()
+    for column in (refs, owner, filled, used_at, place, left):
         column.setflags(write=False)
     return BlockView(
         size=pool.size,
@@ -111,4 +118,5 @@ def _blocks(scheduler: Scheduler) -> BlockView:
         cached=pool.cached,
         evictions=pool.evictions,
         place=place,
+        left=left,
     )

@@ -2,17 +2,38 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from engine.errors import BadParams
 
 MAX_STOPS = 16
 MAX_BIASED = 1024
 MAX_LOGPROBS = 20
+MAX_DRAFT = 16
+SPECULATION = ("ngram", "suffix", "draft", "exit")
 MAX_BEAMS = 512
 MAX_SAMPLES = 128
 
+MAX_GRAMMAR = 2**17  # characters
+
 EarlyStopping = Literal[False, True, "never"]
+GrammarKind = Literal["json", "regex", "choice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a reply's text must keep to: a JSON schema, a regular expression, or a JSON list of choices."""
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(GrammarKind):
+            raise BadParams("grammar", f"kind must be json, regex or choice, not {self.kind!r:.60}")
+        if not isinstance(self.text, str):
+            raise BadParams("grammar", f"text must be a text, not {self.text!r:.60}")
+        if len(self.text) > MAX_GRAMMAR:
+            raise BadParams("grammar", f"has {len(self.text)} characters; {MAX_GRAMMAR} are the most")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +55,14 @@ class SamplingParams:
     max_tokens: int | None = None  # None: as many as fit
     logprobs: int | None = None  # None: none; n: the chosen token's and the n likeliest
     ignore_eos: bool = False
+    speculate: str = ""  # how tokens are guessed ahead; the reply is the same without
+    draft_tokens: int = 0  # so many are guessed at once; 0: as many as pay
     beams: int = 1  # hypotheses of a beam search, which draws nothing; 1: none
     length_penalty: float = 1.0  # of beams: a hypothesis' score is its log-probability by length ** this
     early_stopping: EarlyStopping = False  # of beams, as transformers understands it
     n: int = 1  # replies to one prompt
     best_of: int | None = None  # draws so many replies, and gives the n likeliest of them
+    grammar: Grammar | None = None  # None: any text
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, 100.0)
@@ -61,10 +85,22 @@ class SamplingParams:
             _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not isinstance(self.ignore_eos, bool):
             raise BadParams("ignore_eos", f"must be true or false, not {self.ignore_eos!r}")
+        self._check_speculation()
         self._check_many()
+        self._check_grammar()
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "stop_ids", _ids("stop_ids", self.stop_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    def _check_speculation(self) -> None:
+        if self.speculate not in ("", *SPECULATION):
+            kinds = ", ".join(SPECULATION)
+            raise BadParams("speculate", f"must be one of {kinds}, or empty, not {self.speculate!r}")
+        _whole("draft_tokens", self.draft_tokens, 0, MAX_DRAFT)
+        if self.speculate and self.beams != 1:
+            raise BadParams(
+                "speculate", f"cannot be had with beams ({self.beams}): a draft continues one hypothesis"
+            )
 
     def _check_many(self) -> None:
         """The parameters of more than one reply, and which of them go together."""
@@ -79,11 +115,31 @@ class SamplingParams:
                 raise BadParams("best_of", f"{self.best_of} is less than n ({self.n})")
         if self.beams > 1:
             if self.best_of is not None:
-                raise BadParams("best_of", f"cannot be had with beams ({self.beams}), which give the best anyway")
+                raise BadParams(
+                    "best_of", f"cannot be had with beams ({self.beams}), which give the best anyway"
+                )
             if self.n > self.beams:
                 raise BadParams("n", f"{self.n} is more than beams ({self.beams})")
             if self.logprobs is not None:
-                raise BadParams("logprobs", f"cannot be had with beams ({self.beams}): a whole reply has a score")
+                raise BadParams(
+                    "logprobs", f"cannot be had with beams ({self.beams}): a whole reply has a score"
+                )
+
+    def _check_grammar(self) -> None:
+        if self.grammar is None:
+            return
+        if isinstance(self.grammar, Mapping) and self.grammar.keys() == {"kind", "text"}:
+            object.__setattr__(self, "grammar", Grammar(**self.grammar))
+        if not isinstance(self.grammar, Grammar):
+            raise BadParams("grammar", f"must be a kind and a text, not {self.grammar!r:.60}")
+        if self.beams > 1:
+            raise BadParams("grammar", f"cannot be had with beams ({self.beams}): a search knows no grammar")
+        if self.speculate:
+            raise BadParams("grammar", f"cannot be had with speculate ({self.speculate}): drafts know none")
+
+    def candidates(self, enders: int) -> int:
+        """How many of each row's likeliest tokens a beam search looks at: enough, where many end it."""
+        return max(2, 1 + enders) * self.beams
 
     @property
     def samples(self) -> int:

@@ -6,6 +6,26 @@ from typing import NamedTuple
 import numpy as np
 
 
+class Speculation(NamedTuple):
+    """What drafting has brought a request so far, or the engine."""
+
+    kind: str = ""
+    on: bool = True  # False: it lost, and rests
+    verifications: int = 0
+    drafted: int = 0  # tokens
+    accepted: int = 0  # tokens of them
+    gain: float = 0.0  # how many times as fast as without; 0: not known yet
+
+    @property
+    def acceptance(self) -> float:
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def tokens_a_step(self) -> float:
+        """Of the steps that verified drafts."""
+        return 1 + self.accepted / self.verifications if self.verifications else 1.0
+
+
 class RequestView(NamedTuple):
     """One request, as the queues pane shows it."""
 
@@ -21,6 +41,29 @@ class RequestView(NamedTuple):
     preemptions: int
     blocks: tuple[int, ...]
     host_blocks: tuple[int, ...]
+    group: int = -1  # the request that it helps to answer, where several do
+    speculation: Speculation | None = None  # None: it never drafted
+    gone: int = 0  # blocks of it that have left its window
+
+
+class HypothesisView(NamedTuple):
+    """One text that a beam search looks at."""
+
+    id: int  # the request that computes it; -1: it has ended
+    parent: int  # its place among the live ones a step ago; -1: it has ended
+    score: float
+    tokens: tuple[int, ...]  # behind those that are certain
+
+
+class BeamsView(NamedTuple):
+    """A beam search: the live hypotheses and those done, the best first, and what the last step dropped."""
+
+    request: int
+    width: int
+    certain: int  # tokens of the reply that all of them share
+    live: tuple[HypothesisView, ...]
+    done: tuple[HypothesisView, ...]
+    dropped: tuple[HypothesisView, ...]
 
 
 class Switch(NamedTuple):
@@ -29,6 +72,24 @@ class Switch(NamedTuple):
     name: str
     on: bool
     usual: bool  # how the engine was started
+
+
+class SchemeView(NamedTuple):
+    """A way to keep the weights."""
+
+    name: str
+    why_not: str  # empty: it can be taken
+    nbytes: int  # of all weights, nearly; 0 where that is not known
+
+
+class Change(NamedTuple):
+    """Of the scheme of the weights, while it goes on or after it has failed."""
+
+    scheme: str  # that is wanted
+    done: int = 0  # layers; they grow fewer on the way back
+    total: int = 0
+    error: str = ""  # why the old scheme stands, or will stand again
+    over: bool = False
 
 
 class Reads(NamedTuple):
@@ -66,6 +127,7 @@ class BlockView:
     cached: int
     evictions: int
     place: np.ndarray = field(default_factory=_nothing)  # which of its request's blocks it is, from 0
+    left: np.ndarray = field(default_factory=_nothing)  # whether it left a window, and nobody took it since
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +199,7 @@ class Snapshot:
     switches: tuple[Switch, ...] = ()
     reads: Reads = field(default_factory=Reads)
     kv_dtype: str = ""  # of the cache's keys and values
+    schemes: tuple[SchemeView, ...] = ()
+    change: Change | None = None  # of the weights' scheme; None: the last one went well
+    beams: tuple[BeamsView, ...] = ()
+    speculation: Speculation = field(default_factory=Speculation)  # of all requests so far

@@ -1,7 +1,8 @@
 """From a configuration to an engine that is ready."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import cast
 
@@ -11,17 +12,22 @@ from engine.attention.registry import choose as choose_attention
 from engine.cache.pool import BlockPool
 from engine.cache.store import KVStore
 from engine.cache.tables import BlockTables
-from engine.config import EngineConfig, ModelConfig
-from engine.core import Engine, Limits
+from engine.config import KV_SCHEMES, EngineConfig, LayerSpec, ModelConfig
+from engine.core import Engine
 from engine.devices import free_host_memory, free_memory, pick
-from engine.errors import BadInput
 from engine.events import Bus
+from engine.grammar.grammars import Grammars
+from engine.limits import Limits
 from engine.models.find import find_model
 from engine.models.registry import load_model
 from engine.observe import Facts
+from engine.runner.drafters import Found, find_drafters
+from engine.runner.room import Room
 from engine.runner.runner import ModelRunner
+from engine.runner.weights import Weights, scheme_of
 from engine.scheduling.policy import choose as choose_policy
 from engine.scheduling.scheduler import Rules, Scheduler
+from engine.scheduling.window import Window
 from engine.text.bare import BareTokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -47,6 +53,7 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Engine:
         device=device,
         dtype=config.dtype,
         max_context=config.max_context,
+        quantization=config.quantization,
         dummy=config.dummy_weights,
         progress=progress,
     )
@@ -57,24 +64,16 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Engine:
     if device.type == "cpu":
         weights = sum(each.nbytes for each in chain(model.parameters(), model.buffers()))
         _use_threads(config.threads, weights)
-    attention = choose_attention(config.attention, device, model_config.layers, dtype)
-
-    block_bytes = KVStore.block_bytes(model_config.layers, config.block_size, dtype)
-    blocks = config.blocks or _blocks_that_fit(device, block_bytes, model_config, config)
-    host_blocks = _host_blocks(device, block_bytes, blocks, config)
-    store = KVStore(
-        model_config.layers,
-        blocks=blocks,
-        block_size=config.block_size,
-        host_blocks=host_blocks,
-        dtype=dtype,
-        device=device,
-        sinks=model.sinks,
-    )
-    context = min(model_config.max_context, blocks * config.block_size)
+    scheme = config.kv_scheme
+    specs = windowed(model_config.layers, config)
+    attention = choose_attention(config.attention, device, specs, dtype, scheme)
+    found = find_drafters(place, model, device, config)
+    window = _window(config)
+    room = replace(_room(device, dtype, model_config, model.sinks, config, found), specs=specs, window=window)
+    blocks, host_blocks, context = room.fit(scheme)
     step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
     rows = min(config.max_running, step_tokens)
-    bus, tables = Bus(), BlockTables(rows, -(-context // config.block_size))
+    bus, tables = Bus(), BlockTables(rows, room.widest(KV_SCHEMES))
     scheduler = Scheduler(
         pool=BlockPool(blocks, config.block_size),
         host=BlockPool(host_blocks, config.block_size),
@@ -87,34 +86,46 @@ def start(config: EngineConfig, progress: Progress | None = None) -> Engine:
             preemption=config.preemption,
         ),
         emit=bus.emit,
+        kv_scheme=scheme,
+        window=window,
     )
     stop_ids = tokenizer.stop_ids.union(model_config.stop_ids)
+    grammars = None if bare else Grammars(tokenizer, model_config.vocab, stop_ids)
+    store = room.store(scheme)
+    drafters = found.drafters(model, store, attention, config)
     runner = ModelRunner(
         model=model,
         store=store,
+        drafters=drafters,
+        room=room,
         attention=attention,
         requests=scheduler.requests,
         tables=tables,
         block_size=config.block_size,
         stop_ids=stop_ids,
         device=device,
+        grammars=grammars,
     )
     return Engine(
         scheduler=scheduler,
         runner=runner,
         tokenizer=tokenizer,
-        limits=Limits(context, model_config.vocab, config.max_waiting, stop_ids),
+        limits=Limits(
+            context, model_config.vocab, config.max_waiting, stop_ids, ("ngram", "suffix", *drafters)
+        ),
         facts=Facts(
             model=place.name,
             dtype=str(dtype).removeprefix("torch."),
             device=_device_name(device),
             attention=attention.name,
             policy=policy.name,
-            kv_dtype=str(dtype).removeprefix("torch."),
+            kv_dtype=runner.store.kind,
         ),
         bus=bus,
         depth=config.depth if config.depth is not None else int(device.type == "cuda"),
         seed=config.seed if config.seed is not None else secrets.randbits(64),
+        grammars=grammars,
+        weights=Weights(model, runner, scheme_of(model, config.quantization), share=_share(device)),
     )
 
 
@@ -126,25 +137,53 @@ def _use_threads(wanted: int | None, weights: int) -> None:
         torch.set_num_threads(1)
 
 
-def _blocks_that_fit(device: torch.device, block_bytes: int, model: ModelConfig, config: EngineConfig) -> int:
-    """How many blocks the free memory holds."""
+def _room(
+    device: torch.device,
+    dtype: torch.dtype,
+    model: ModelConfig,
+    sinks: Mapping[int, torch.Tensor],
+    config: EngineConfig,
+    found: Found,
+) -> Room:
+    """On a CPU there is no swap room by default: it would be the same memory again."""
     on_gpu = device.type == "cuda"
-    fit = int(free_memory(device) * (_GPU_SHARE if on_gpu else _HOST_SHARE)) // block_bytes
-    if fit < 1:
-        raise BadInput(f"no memory is left on {device} for the KV cache: one block takes {block_bytes} bytes")
-    if on_gpu:
-        return fit
     full = -(-model.max_context // config.block_size)
-    return min(fit, full * min(_FULL_CONTEXTS, config.max_running))
+    own = KVStore.block_bytes(model.layers, config.block_size, dtype, config.kv_scheme)
+    share = own / (own + found.block_bytes(config.block_size, dtype))
+    return Room(
+        specs=model.layers,
+        sinks=sinks,
+        block_size=config.block_size,
+        dtype=dtype,
+        device=device,
+        longest=model.max_context,
+        blocks=config.blocks,
+        host_blocks=config.host_blocks,
+        nbytes=int(free_memory(device) * _share(device) * share),
+        host_nbytes=min(int(free_host_memory() * _HOST_SHARE), _PINNED) if on_gpu else 0,
+        most=None if on_gpu else full * min(_FULL_CONTEXTS, config.max_running),
+    )
 
 
-def _host_blocks(device: torch.device, block_bytes: int, blocks: int, config: EngineConfig) -> int:
-    """Room for swapped requests. On a CPU there is none by default: it would be the same memory again."""
-    if config.host_blocks is not None:
-        return config.host_blocks
-    if device.type != "cuda":
-        return 0
-    return min(blocks, min(int(free_host_memory() * _HOST_SHARE), _PINNED) // block_bytes)
+def windowed(specs: tuple[LayerSpec, ...], config: EngineConfig) -> tuple[LayerSpec, ...]:
+    """With the window that was asked for; a layer whose own is narrower keeps that."""
+    if (size := config.kv_window) is None:
+        return specs
+    return tuple(
+        each if each.window is not None and each.window <= size
+        else replace(each, window=size, kept=config.kv_sinks)
+        for each in specs
+    )  # fmt: skip
+
+
+def _window(config: EngineConfig) -> Window | None:
+    if config.kv_window is None:
+        return None
+    return Window(config.kv_window, config.kv_sinks, config.block_size)
+
+
+def _share(device: torch.device) -> float:
+    return _GPU_SHARE if device.type == "cuda" else _HOST_SHARE
 
 
 def _device_name(device: torch.device) -> str:

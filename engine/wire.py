@@ -29,7 +29,7 @@ def encode_event(event: Event) -> dict[str, Any]:
 
 def decode_event(value: Any) -> Event:
     """An event of a kind that this program does not know comes as a plain `Event`: its step and its time."""
-    kind = _versioned("event", value).get("kind")
+    kind = check_version("event", value).get("kind")
     if type(kind) is not str:
         raise BadWire(f"event: kind must be a text, not {kind!r}")
     if kind not in _kinds:
@@ -43,7 +43,7 @@ def encode_delta(delta: Delta) -> dict[str, Any]:
 
 
 def decode_delta(value: Any) -> Delta:
-    return _read("delta", _DELTA, _versioned("delta", value))
+    return _read("delta", _DELTA, check_version("delta", value))
 
 
 def encode_snapshot(snapshot: Snapshot) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def encode_snapshot(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def decode_snapshot(value: Any) -> Snapshot:
-    return _read("snapshot", codec(Snapshot), _versioned("snapshot", value))
+    return _read("snapshot", codec(Snapshot), check_version("snapshot", value))
 
 
 def params_to_json(params: SamplingParams) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def config_to_json(config: EngineConfig) -> dict[str, Any]:
 
 
 def config_from_json(value: Any) -> EngineConfig:
-    return _read("engine configuration", codec(EngineConfig), _versioned("engine configuration", value))
+    return _read("engine configuration", codec(EngineConfig), check_version("engine configuration", value))
 
 
 def encode_error(error: EngineError) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def encode_error(error: EngineError) -> dict[str, Any]:
 
 def decode_error(value: Any) -> EngineError:
     """Of its own class; one of a class that is not known here is an EngineError with the same sentence."""
-    known = _versioned("error", value)
+    known = check_version("error", value)
     name, message, about = known.get("error"), known.get("message"), known.get("about", {})
     if type(name) is not str or type(message) is not str or type(about) is not dict:
         raise BadWire(f"error: must have a class and a message, not {value!r}")
@@ -113,7 +113,8 @@ def decode_error(value: Any) -> EngineError:
     return error
 
 
-def _versioned(what: str, value: Any) -> dict[str, Any]:
+def check_version(what: str, value: Any) -> dict[str, Any]:
+    """An object of this version, whatever else is in it."""
     if type(value) is not dict:
         raise BadWire(f"{what}: must be an object, not {value!r:.60}")
     version = value.get("v")

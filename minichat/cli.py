@@ -15,6 +15,11 @@ COMMANDS = {
     "fetch": "download a model of the hub",
     "locate": "print where everything lies: settings, themes, chats, logs",
     "serve": "serve the engine over HTTP, for OpenAI's clients and screens elsewhere",
+    "attach": "open the screen on an engine elsewhere, or on one that runs here without a screen",
+    "up": "start an engine that outlives the screen, if none runs, and open the screen on it",
+    "down": "end the engine that up started",
+    "ps": "list the engines that up started",
+    "quality": "compare quantization schemes on a text: quality, size, speed",
     "doctor": "say what was found here: devices, memory, versions, back ends",
 }
 
@@ -53,6 +58,34 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--max-context", type=int, metavar="N", help="most tokens of one request")
     group.add_argument(
+        "--draft", metavar="M", help="a small model with the same tokenizer, for --speculate draft"
+    )
+    group.add_argument(
+        "--quantization",
+        default="none",
+        metavar="SCHEME",
+        help="keep the weights in fewer bits: int8, int4, fp8, bnb-nf4 ... (default: none)",
+    )
+    group.add_argument(
+        "--kv",
+        default="none",
+        choices=["none", "int8", "fp8"],
+        help="keep keys and values in a byte each: nearly twice the room (default: none)",
+    )
+    group.add_argument(
+        "--kv-window",
+        type=int,
+        metavar="N",
+        help="see the last N tokens and the first few only, so that a chat may outgrow the cache",
+    )
+    group.add_argument(
+        "--kv-sinks",
+        type=int,
+        default=4,
+        metavar="N",
+        help="how many first ones, with --kv-window (default: 4)",
+    )
+    group.add_argument(
         "--dummy-weights", action="store_true", help="random weights: needs only a config.json"
     )
 
@@ -68,6 +101,12 @@ def _add_sampling(command: argparse.ArgumentParser) -> None:
     group.add_argument("--max-tokens", type=int, metavar="N")
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="ends the reply; may be given several times"
+    )
+    group.add_argument(
+        "--speculate",
+        metavar="KIND",
+        help="guess tokens ahead: by the text so far (ngram), by earlier replies too (suffix), by a small "
+        "model (draft) or by the first layers (exit); the reply is the same, and often comes faster",
     )
 
 
@@ -95,6 +134,20 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
     command.add_argument("--raw", action="store_true", help="complete the text, without a chat template")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json-schema", metavar="FILE", help="the reply is JSON that keeps to this schema")
+    form.add_argument("--regex", metavar="PATTERN", help="the reply, all of it, matches this expression")
+    form.add_argument(
+        "--choice", action="append", metavar="TEXT", help="the reply is one of these; give it once for each"
+    )
+    group = command.add_argument_group("several replies, and a search for the likeliest")
+    group.add_argument("--n", type=int, metavar="N", help="replies, which are printed with their numbers")
+    group.add_argument("--best-of", type=int, metavar="M", help="draw M replies, print the N likeliest")
+    group.add_argument("--beams", type=int, metavar="W", help="a beam search of this width, without chance")
+    group.add_argument("--length-penalty", type=float, metavar="L", help="of beams: above 0 long ones win")
+    group.add_argument(
+        "--early-stopping", action="store_true", default=None, help="of beams: stop once enough have ended"
+    )
     _add_model(command)
     _add_sampling(command)
 
@@ -136,12 +189,79 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--access-log", action="store_true", help="a line a request, without its text")
     group.add_argument("--log-prompts", action="store_true", help="prompts in the log as well")
+    _add_dry(group)
+
+
+def _add_attach(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "url", nargs="?", metavar="URL", help="such as http://host:8000 (default: the engine of up)"
+    )
+    command.add_argument("--uds", metavar="FILE", help="a Unix socket instead of an address")
+    command.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="the server's key (default: MINICHAT_API_KEY, or on this machine your own server's)",
+    )
+    _add_name(command)
+    _add_sampling(command)
+    _add_looks(command)
+
+
+def _add_up(command: argparse.ArgumentParser) -> None:
+    _add_name(command)
+    command.add_argument("--no-screen", action="store_true", help="only start it, and wait until it is ready")
+    _add_model(command)
+    _add_dry(command)
+    _add_sampling(command)
+    _add_looks(command)
+    command.set_defaults(**dict.fromkeys(_IN_SETTINGS))
+
+
+def _add_down(command: argparse.ArgumentParser) -> None:
+    _add_name(command)
+    command.add_argument("--now", action="store_true", help="do not wait for the replies that run")
+
+
+def _add_ps(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--json", action="store_true", help="the same as JSON")
+
+
+def _add_name(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--name", default="main", metavar="NAME", help="which of your engines, if there are several"
+    )
+
+
+def _add_looks(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--system", metavar="TEXT", help="the system prompt of a new chat")
+    command.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+
+
+def _add_dry(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--dry-run", action="store_true", help="no weights: made-up replies, to write clients with"
     )
     group.add_argument(
         "--rate", type=float, metavar="N", help="tokens a second of each made-up reply (default: 30)"
     )
+
+
+def _add_quality(command: argparse.ArgumentParser) -> None:
+    _add_model(command)
+    group = command.add_argument_group("what is compared")
+    group.add_argument("--text", metavar="FILE", help="what is read (default: a text that minichat ships)")
+    group.add_argument(
+        "--schemes",
+        default="none,int8,int4,kv-int8,kv-fp8",
+        metavar="S,S",
+        help="for the weights, kv-... for the cache, or both as int4+kv-int8 (default: %(default)s)",
+    )
+    group.add_argument(
+        "--tokens", type=int, default=2048, metavar="N", help="of the text, at most (default: 2048)"
+    )
+    group.add_argument("--no-speed", action="store_true", help="leave out what takes time alone")
+    group.add_argument("--json", action="store_true", help="a list of rows as JSON")
+    group.add_argument("--plot", metavar="FILE.svg", help="the plots as a picture as well")
 
 
 def _add_doctor(command: argparse.ArgumentParser) -> None:
@@ -172,6 +292,11 @@ _ADD = {
     "fetch": _add_fetch,
     "locate": _add_locate,
     "serve": _add_serve,
+    "attach": _add_attach,
+    "up": _add_up,
+    "down": _add_down,
+    "ps": _add_ps,
+    "quality": _add_quality,
     "doctor": _add_doctor,
 }
 

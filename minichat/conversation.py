@@ -2,27 +2,28 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from engine.errors import EngineDead, EngineError, UnknownRequest
 from engine.events import Delta, TokenLogprob
 from engine.params import FIELDS, SamplingParams
 from engine.request import Finish
-from minichat.backends.protocol import Backend, Prompt, Reply
+from minichat.backends.protocol import Past, Prompt, Reply
 from minichat.branching import branch, retraced
 from minichat.chats.errors import StoreError
 from minichat.chats.letters import colour_index
 from minichat.chats.model import Attachment, Chat, Message, State, title_from
-from minichat.chats.store import Store
 from minichat.decoding import changed_from_default
-from minichat.pacer import Pacer
+from minichat.desk import Desk
 from minichat.parting import MOST, Comparison
+from minichat.resuming import tag_of, unfinished
 from minichat.run import Run, View
 from minichat.traces import Trace
+from minichat.turns import Parts, prompt_of
 
 log = logging.getLogger("minichat.app")
 
@@ -39,20 +40,6 @@ _STATES: dict[Finish, State] = {
 
 
 Begin = Callable[[Run, SamplingParams], Awaitable[Reply]]  # has the engine begin it
-
-
-@dataclass(frozen=True, slots=True)
-class Desk:
-    """What all conversations share."""
-
-    store: Store
-    backend: Backend
-    pacer: Pacer
-    ready: asyncio.Event  # the engine is there, or never will be
-    took: Callable[["Conversation", int], None]  # a request of the engine belongs to a conversation now
-    changed: Callable[["Conversation"], None]  # it began, ended, or has another name
-    complain: Callable[[str], None]
-    clock: Callable[[], float] = time.monotonic
 
 
 class Conversation:
@@ -176,11 +163,12 @@ class Conversation:
     def keep(self) -> None:
         """What has come, into the store, from whatever thread: the program ends this moment."""
         if (run := self.run) is not None:
+            state: State = "streaming" if self._stays(run) else "stopped"
             with suppress(StoreError):
-                self.desk.store.update(replace(self._written(run), state="stopped"))
+                self.desk.store.update(replace(self._written(run), state=state))
 
     async def put_away(self) -> None:
-        """The end of the program, or of this chat: what has come is saved, and the engine is told."""
+        """The end of this chat: what has come is saved, and the engine is told."""
         if self.run is None or self.run.task is None:
             return
         task = self.run.task
@@ -189,6 +177,20 @@ class Conversation:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
+    async def leave(self) -> None:
+        """The end of the program. A reply that the engine goes on with is for the next screen to read."""
+        run = self.run
+        if run is None or run.task is None or not self._stays(run):
+            await self.put_away()
+            return
+        run.left = True
+        run.task.cancel()
+        await asyncio.gather(run.task, return_exceptions=True)
+
+    def _stays(self, run: Run) -> bool:
+        """Whether it is, or is just being, handed to an engine that outlives the screen."""
+        return run.stays and not run.stopping and (run.reply is not None or self.desk.ready.is_set())
+
     async def cut_short(self, reason: str) -> None:
         """The engine goes: what has come is saved, with the reason."""
         if self.run is not None:
@@ -196,6 +198,32 @@ class Conversation:
             await self.put_away()
 
     # The reply
+
+    async def resume(self) -> None:
+        """Reads on what a screen that is gone has begun, where the engine still knows of it."""
+        last = self.chat.messages[-1] if self.chat.messages else None
+        if self.streaming or last is None or not unfinished(last):
+            return
+        past = await self.desk.backend.resume(tag_of(last))
+        if past is None or self.chat.messages[-1] is not last:  # the chat has gone on
+            return
+        message = self.chat.messages[-1] = replace(last, state="streaming", error="")
+        self._run(message, partial(self._read_on, past))
+        if self.view is not None:
+            self.view.show_messages()
+
+    async def _read_on(self, past: Past, run: Run, params: SamplingParams) -> Reply:
+        run.go_on(past, self.desk.clock())
+        prompt, parts = self._prompt()
+        self._trace(run, Trace(past.reply.id, prompt, parts, past.reply.prompt_tokens, run.message.id))
+        return past.reply
+
+    def _begin_anew(self, run: Run) -> None:
+        """All that has been told of it comes again: what stands there makes way."""
+        run.stale = False
+        run.message = self.chat.messages[-1] = replace(run.message, text="", reasoning="")
+        if self.view is not None:
+            self.view.show_messages()
 
     def join(self, other: "Conversation") -> None:
         """Goes on by itself from where another chat's running reply is: this one is a copy of it so far."""
@@ -234,7 +262,8 @@ class Conversation:
 
     async def _submit(self, run: Run, params: SamplingParams) -> Reply:
         prompt, parts = self._prompt()
-        reply = await self.desk.backend.submit(prompt, params)
+        run.stays = bool(self.desk.backend.elsewhere)
+        reply = await self.desk.backend.submit(prompt, params, tag=tag_of(run.message))
         self._trace(run, Trace(reply.id, prompt, parts, reply.prompt_tokens, run.message.id))
         return reply
 
@@ -266,6 +295,8 @@ class Conversation:
             self._ask(self.desk.backend.abort(reply.id))
 
     def _take(self, run: Run, batch: list[Delta]) -> None:
+        if run.stale:
+            self._begin_anew(run)
         now = self.desk.clock()
         fresh = [delta for delta in batch if delta.tokens]
         if fresh and run.first is None:
@@ -292,6 +323,10 @@ class Conversation:
             self._save(self._written(run))
 
     def _settle(self, run: Run, finish: Finish, error: str) -> None:
+        if run.left:
+            self.run = None
+            self._save(self._written(run))
+            return
         added = run.parts.flush()
         if added and self.view is not None:
             self.view.add_text(added, "")
@@ -309,6 +344,8 @@ class Conversation:
         self.desk.changed(self)
 
     def _written(self, run: Run) -> Message:
+        if run.stale:
+            return run.message
         return replace(run.message, text=run.parts.text, reasoning=run.parts.reasoning)
 
     def _save(self, message: Message) -> None:
@@ -326,20 +363,8 @@ class Conversation:
         while len(self.traces) > _TRACES:
             del self.traces[next(iter(self.traces))]
 
-    def _prompt(self) -> tuple[Prompt, tuple[tuple[int, int], ...]]:
-        """What the model reads: all that was said before the reply that is wanted; and of whom it is."""
-        newest = self.chat.messages
-        earlier = (
-            self.desk.store.older(self.chat.id, newest[0].id, self.chat.earlier) if self.chat.earlier else []
-        )
-        said = [*earlier, *newest[:-1]]
-        if not self.desk.backend.has_template:
-            return "".join(each.whole for each in said), tuple((each.id, len(each.whole)) for each in said)
-        opening = [{"role": "system", "content": self.chat.system}] if self.chat.system else []
-        said = [message for message in said if message.text]
-        turns = [{"role": message.role, "content": message.whole} for message in said]
-        own = [(-1, 0) for _ in opening]
-        return [*opening, *turns], (*own, *((each.id, len(each.whole)) for each in said))
+    def _prompt(self) -> tuple[Prompt, Parts]:
+        return prompt_of(self.chat, self.desk.store, template=self.desk.backend.has_template)
 
     def _watched(self, params: SamplingParams) -> SamplingParams:
         return params.changed(logprobs=self._likely) if self._likely else params

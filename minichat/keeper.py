@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import ModelNotFound
 from engine.snapshot import Snapshot
-from minichat.backends.protocol import Progress
+from minichat.backends.protocol import LinkBack, LinkLost, Progress
 from minichat.catalogue import Model, identity
 from minichat.fetching import fetch
 from minichat.keys import key_name, keys_of
@@ -40,6 +40,8 @@ class Keeper:
     @property
     def busy(self) -> str:
         """Why no other model can be taken this moment."""
+        if place := self.app.backend.elsewhere:
+            return f"the engine at {place} keeps its model: another one is taken where it was started"
         if not self.ready.is_set():
             return f"{short(self.model)} is being loaded: another one can be taken after that"
         return f"{short(self.fetching)} is being fetched: one at a time" if self.fetching else ""
@@ -52,7 +54,7 @@ class Keeper:
         try:
             snapshot = await self._begin(self.model, self.app.backend.load)
         except Exception as error:  # whatever it is, the person has to read it
-            self.lose(f"{self.model} could not be loaded: {_reason(error)}")
+            self.lose(f"{self._what(self.model)}: {_reason(error)}")
         else:
             self._started(snapshot)
         self.ready.set()
@@ -70,7 +72,7 @@ class Keeper:
         try:
             snapshot = await self._begin(model, lambda told: self.app.backend.switch(model, told))
         except Exception as error:
-            problem, self.model = f"{model} could not be loaded: {_reason(error)}", before
+            problem, self.model = f"{self._what(model)}: {_reason(error)}", before
             if worked:
                 await self._come_back(problem)
             else:
@@ -90,8 +92,9 @@ class Keeper:
 
     async def _begin(self, model: str, load: Callable[[Progress], Awaitable[Snapshot]]) -> Snapshot:
         course, banner, keybar = Course(), self.app.main.banner, self.app.main.keybar
-        banner.say(f"loading {short(model)}")
-        keybar.state, keybar.fault = "loading", False
+        place = self.app.backend.elsewhere
+        banner.say(f"attaching to {place}" if place else f"loading {short(model)}")
+        keybar.state, keybar.fault = "attaching" if place else "loading", False
 
         def progress(done: int, total: int) -> None:
             course.note(done, total)
@@ -102,13 +105,21 @@ class Keeper:
     def _started(self, snapshot: Snapshot) -> None:
         app, backend, terminal = self.app, self.app.backend, self.app.start.terminal
         self._tried_again = False
+        if snapshot.state == "dead":  # one elsewhere, which nobody has ended yet
+            self.lose(f"the engine has stopped: {snapshot.error}")
+            return
         app.main.banner.say("")
         app.main.tabs.facts = f"{snapshot.model}  {snapshot.dtype}  {snapshot.device}"
         app.main.show_snapshot(snapshot)
         template = "" if backend.has_template else "completes text: no chat template"
-        app.main.keybar.state = "  ".join(filter(None, ("ready", "ssh" if terminal.ssh else "", template)))
-        file = app.paths.remembered
-        Remembered.read(file).used(identity(self.model)).write(file)
+        state = f"attached to {place}" if (place := backend.elsewhere) else "ready"
+        app.main.keybar.state = "  ".join(filter(None, (state, "ssh" if terminal.ssh else "", template)))
+        if place:
+            self.model = snapshot.model
+            app.ask(app.chats.resume())
+        else:
+            file = app.paths.remembered
+            Remembered.read(file).used(identity(self.model)).write(file)
         if app.chats.first_ever:
             help = key_name(keys_of("view.help", app.keymap))
             found = found_here(snapshot, terminal, app.console.color_system)
@@ -117,7 +128,10 @@ class Keeper:
 
     def again(self) -> bool:
         """Starts a lost engine once more, in place. False where that did not help, or none is lost."""
-        if not self.trouble or self._tried_again:
+        if self.app.backend.elsewhere and not self.ready.is_set():
+            self.app.notify("it is tried again all the time")
+            return True
+        if not self.trouble or (self._tried_again and not self.app.backend.elsewhere):
             return False
         self._tried_again = True
         self.app.run_worker(self.switch(self.model), group="model", exclusive=True)
@@ -129,9 +143,38 @@ class Keeper:
         again, other = (key_name(keys_of(id, self.app.keymap)) for id in ("program.restart", "model.pick"))
         what = "the program again, chats as they are" if self._tried_again else "it again"
         ways = f"{again} starts {what}; {other} takes another model"
+        if self.app.backend.elsewhere:
+            ways = f"{again} tries it again"
         # The reason may be too long for the line.
         self.app.main.banner.say(f"{ways}  |  {reason}", fault=True)
         self.app.main.keybar.state, self.app.main.keybar.fault = "no engine", True
+
+    # The line to an engine elsewhere
+
+    def cut(self, event: LinkLost) -> None:
+        """The screen stays as it is; what is asked from here on waits for the line."""
+        if event.ended:
+            self.lose(event.why)
+            self.ready.set()  # whoever waits learns that there is none
+            return
+        self.ready.clear()
+        self.app.pulse.rest()
+        place, banner, keybar = self.app.backend.elsewhere, self.app.main.banner, self.app.main.keybar
+        banner.say(f"no link to {place} ({event.why}): it is tried again; what you send waits", fault=True)
+        keybar.state, keybar.fault = "no link", True
+
+    def mended(self, event: LinkBack) -> None:
+        self.trouble = ""
+        if event.anew:
+            self.app.main.forget_requests()
+        self.app.ask(self._go_on())
+
+    async def _go_on(self) -> None:
+        snapshot = await self.app.backend.snapshot()
+        self.app.main.keybar.fault = False
+        self._started(snapshot)
+        self.ready.set()
+        self.app.pulse.wake()
 
     # Choosing
 
@@ -178,6 +221,11 @@ class Keeper:
             self.tell(said)
         elif fault:
             self.app.complain(said)
+
+    def _what(self, model: str) -> str:
+        """What could not be."""
+        place = self.app.backend.elsewhere
+        return f"cannot attach to {place}" if place else f"{model} could not be loaded"
 
 
 def short(model: str) -> str:

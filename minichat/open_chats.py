@@ -7,7 +7,8 @@ from contextlib import suppress
 from engine.params import SamplingParams
 from minichat.chats.errors import StoreError
 from minichat.chats.model import Chat
-from minichat.conversation import Conversation, Desk
+from minichat.conversation import Conversation
+from minichat.desk import Desk
 
 
 class OpenChats:
@@ -68,9 +69,13 @@ class OpenChats:
         if self.active is conversation:
             self.active = self._all[min(index, len(self._all) - 1)]
 
+    async def resume(self) -> None:
+        """What earlier screens began is read on, where the engine has outlived them."""
+        await asyncio.gather(*(each.resume() for each in self._all))
+
     async def put_away(self) -> None:
-        """The end of the program: every reply stops where it is, and is saved."""
-        await asyncio.gather(*(each.put_away() for each in self._all))
+        """The end of the program: every reply is saved where it is, and stops unless the engine goes on."""
+        await asyncio.gather(*(each.leave() for each in self._all))
         for each in self._all:
             with suppress(StoreError):  # nobody is left to be told
                 self.desk.store.change_chat(each.chat.id, draft=each.chat.draft)

@@ -50,6 +50,10 @@ class Paths:
         return self.state / "engine.log"
 
     @property
+    def engines(self) -> Path:
+        return self.state / "engines"
+
+    @property
     def clipboard(self) -> Path:
         return self.state / "clipboard.txt"
 
@@ -59,7 +63,7 @@ class Paths:
 
     def named(self) -> dict[str, Path]:
         """Every path by its name, in the order in which a person wants to read them."""
-        files = "settings presets themes chats remembered exports clipboard log engine_log"
+        files = "settings presets themes chats remembered exports clipboard log engine_log engines"
         names = [*files.split(), "config", "state", "cache"]
         return {name: getattr(self, name) for name in names}
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.params import SamplingParams
-from minichat.backends.protocol import Reply
+from minichat.backends.protocol import Past, Reply
 from minichat.chats.model import Message, ReplyStats
 from minichat.decoding import strategy
 from minichat.reasoning import ReplyText
@@ -37,14 +37,24 @@ class Run:
     saved: float = 0.0
     stopping: bool = False
     reason: str = ""  # why it was stopped, if not by a person
+    stays: bool = False  # the engine goes on with it when the screen is gone
+    left: bool = False  # the screen is going
+    stale: bool = False  # what stands there is an older screen's, and comes again whole
+    lasted: float | None = None  # seconds, of one that ended while no screen was there
     task: asyncio.Task[None] | None = None
     trace: Trace | None = None
     pieces: list[tuple[int, str]] = field(default_factory=list)  # tokens and text, as they came
 
+    def go_on(self, past: Past, now: float) -> None:
+        """With what a screen that is gone has begun."""
+        self.stays = self.stale = True
+        self.began, self.lasted = now - past.age, past.lasted
+        self.first = None if past.first is None else self.began + past.first
+
     def stats(self, now: float, params: SamplingParams) -> ReplyStats:
         return ReplyStats(
             tokens=self.tokens,
-            seconds=now - self.began,
+            seconds=now - self.began if self.lasted is None else self.lasted,
             ttft=(self.first or now) - self.began,
             prompt_tokens=self.reply.prompt_tokens if self.reply else 0,
             strategy=strategy(params),

@@ -16,6 +16,7 @@ class BlockPool:
         self.owner = np.full(size, -1, np.int64)  # the request that took it, kept while it is cached
         self.place = np.zeros(size, np.int32)  # which of its owner's blocks it is, from 0
         self.used_at = np.zeros(size, np.int64)  # the clock when it was last given back or shared
+        self.left = np.zeros(size, bool)  # nobody's since it left somebody's window
         self.clock = 0  # the step, set by whoever drives
         self.evictions = 0
         self._free: deque[int] = deque(range(size))
@@ -46,6 +47,7 @@ class BlockPool:
         taken = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
         for at, block in enumerate(taken, place):
             self.refs[block] = 1
+            self.left[block] = False
             self.owner[block] = owner
             self.place[block] = at
         return taken
@@ -55,6 +57,7 @@ class BlockPool:
         for block in blocks:
             if self.refs[block] == 0:
                 del self._idle[block]
+                self.left[block] = False
             self.refs[block] += 1
             self.used_at[block] = self.clock
 
@@ -69,6 +72,12 @@ class BlockPool:
                 else:
                     self.owner[block] = -1
                     self._free.append(block)
+
+    def let_go(self, blocks: Sequence[int]) -> None:
+        """The same for blocks that have left a window; what nobody else holds is marked until it is taken."""
+        self.give_back(blocks)
+        for block in blocks:
+            self.left[block] = self.refs[block] == 0
 
     def is_shared(self, block: int) -> bool:
         return bool(self.refs[block] > 1)
@@ -96,6 +105,46 @@ class BlockPool:
     def forget_all(self) -> None:
         self.forget(list(self._key_of))
 
+    def grow(self, size: int) -> None:
+        """That many blocks, the new ones free."""
+        more = size - self.size
+        self._free.extend(range(self.size, size))
+        self.refs, self.place, self.used_at, self.left = (
+            np.concatenate((each, np.zeros(more, each.dtype)))
+            for each in (self.refs, self.place, self.used_at, self.left)
+        )
+        self.owner = np.concatenate((self.owner, np.full(more, -1, self.owner.dtype)))
+        self.size = size
+
+    def shrink(self, size: int) -> dict[int, int]:
+        """Only the first `size` blocks stay. Gives where those in use beyond have moved: from, to.
+
+        Cached blocks beyond are evicted, and others where room is needed. All in use must fit.
+        """
+        if self.in_use > size:
+            raise ValueError(f"{self.in_use} blocks are in use, and {size} would be left")
+        beyond = [block for block in self._idle if block >= size]
+        self.evictions += len(beyond)
+        self.forget(beyond)
+        self._free = deque(block for block in self._free if block < size)
+        moved = {}
+        for block in (np.flatnonzero(self.refs[size:]) + size).tolist():
+            to = moved[block] = self._free.popleft() if self._free else self._evict()
+            for column in (self.refs, self.owner, self.place, self.used_at, self.left):
+                column[to] = column[block]
+            if (key := self._key_of.pop(block, None)) is not None:
+                self._key_of[to], self._by_key[key] = key, to
+        self.refs, self.owner = self.refs[:size].copy(), self.owner[:size].copy()
+        self.place, self.used_at = self.place[:size].copy(), self.used_at[:size].copy()
+        self.left = self.left[:size].copy()
+        self.size = size
+        return moved
+
+    @property
+    def held(self) -> list[int]:
+        """The blocks that hold anything: in use, or cached."""
+        return [*np.flatnonzero(self.refs).tolist(), *self._idle]
+
     def _evict(self) -> int:
         block, _ = self._idle.popitem(last=False)
         del self._by_key[self._key_of.pop(block)]
@@ -106,10 +155,13 @@ class BlockPool:
         """Proves the invariants against the tables of all requests; raises AssertionError with the block."""
         held = np.zeros(self.size, np.int32)
         for owner, blocks in tables.items():
-            assert len(set(blocks)) == len(blocks), f"request {owner} holds a block twice: {blocks}"
-            np.add.at(held, blocks, 1)
-            places = self.place[list(blocks)].tolist()
-            assert places == list(range(len(blocks))), f"request {owner}: blocks {blocks} say places {places}"
+            # Others have left its window.
+            there = {at: block for at, block in enumerate(blocks) if block >= 0}
+            own = list(there.values())
+            assert len(set(own)) == len(own), f"request {owner} holds a block twice: {blocks}"
+            np.add.at(held, own, 1)
+            places = self.place[own].tolist()
+            assert places == list(there), f"request {owner}: blocks {blocks} say places {places}"
         wrong = np.flatnonzero(held != self.refs)
         assert not wrong.size, (
             f"block {wrong[0]}: {held[wrong[0]]} tables hold it, {self.refs[wrong[0]]} counted"
@@ -119,6 +171,7 @@ class BlockPool:
         assert len(free) == len(self._free), "a block is free twice"
         assert not free & idle and not free & used and not idle & used, "a block is two things at once"
         assert len(free) + len(idle) + len(used) == self.size, "a block is lost"
+        assert not used & set(np.flatnonzero(self.left).tolist()), "a block in use counts as out of a window"
         assert self._by_key == {key: block for block, key in self._key_of.items()}, "keys and blocks disagree"
         assert idle <= set(self._key_of), "a cached block cannot be found"
         assert not free & set(self._key_of), "a free block can be found"

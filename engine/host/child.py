@@ -42,6 +42,8 @@ class Desk:
             "abort": self._abort,
             "preempt": engine.preempt,
             "set_switch": engine.set_switch,
+            "set_quantization": engine.set_quantization,
+            "cancel_quantization": engine.cancel_quantization,
             "snapshot": engine.snapshot,
         }
 
@@ -62,8 +64,19 @@ class Desk:
             threading.Thread(target=_fulfil, args=(answer, self._engine.runner.speeds), daemon=True).start()
         else:
             replies = {"reply": number} if what in ("submit", "fork") else {}
-            answer = self._host.later(partial(self._between_steps[what], **replies, **values))
+            work = partial(self._between_steps[what], **replies, **values)
+            if given := (values.get("params") or values.get("changes") or {}).get("grammar"):
+                answer = Future()
+                aside = partial(self._with_grammar, given, work)
+                threading.Thread(target=_fulfil, args=(answer, aside), daemon=True).start()
+            else:
+                answer = self._host.later(work)
         answer.add_done_callback(lambda done: self._outbox.answer(partial(_answer, number, what, done)))
+
+    def _with_grammar(self, given: Any, work: Callable[[], Any]) -> Any:
+        """Compiles it first, beside the steps."""
+        self._host.check_grammar(wire.changes_from_json({"grammar": given})["grammar"])
+        return self._host.later(work).result()
 
     # On the engine's thread
 

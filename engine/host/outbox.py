@@ -22,18 +22,22 @@ _EVENTS = 10_000  # that are kept for a reader who has stalled; the oldest are l
 Answer = Callable[[], dict[str, Any]]  # made into JSON by the thread that sends
 
 
-def merged(deltas: Sequence[Delta]) -> Delta:
-    """All of one reply as if one step had given it."""
+def merged(deltas: Sequence[Delta]) -> list[Delta]:
+    """All of a request as if one step had given it: a delta for each of its replies, as they end."""
     if len(deltas) == 1:
-        return deltas[0]
-    last = deltas[-1]
-    return Delta(
-        last.request,
-        tuple([token for delta in deltas for token in delta.tokens]),
-        "".join([delta.text for delta in deltas]),
-        tuple([each for delta in deltas for each in delta.logprobs]),
-        last.finish,
-        last.error,
+        return [*deltas]
+    choices: dict[int, list[Delta]] = {}
+    for delta in deltas:
+        choices[delta.choice] = [*choices.pop(delta.choice, ()), delta]
+    return [_joined(each) for each in choices.values()]
+
+
+def _joined(deltas: Sequence[Delta]) -> Delta:
+    """All of one reply; of its tails only the newest stands."""
+    return deltas[-1]._replace(
+        tokens=tuple([token for delta in deltas for token in delta.tokens]),
+        text="".join([delta.text for delta in deltas]),
+        logprobs=tuple([each for delta in deltas for each in delta.logprobs]),
     )
 
 
@@ -73,9 +77,9 @@ class Outbox:
             waiting = self._deltas.setdefault(reply, [])
             waiting.append(delta)
             if len(waiting) >= _MERGED_AT:
-                waiting[:] = [merged(waiting)]
+                waiting[:] = merged(waiting)
             age = self._ages[reply] = self._ages.get(reply, 0) + 1
-            if delta.finish:
+            if delta.last:
                 del self._ages[reply]
         if age <= YOUNG or delta.finish:
             self._woken.set()
@@ -114,6 +118,8 @@ class Outbox:
         if events:
             frame["events"] = [wire.encode_event(event) for event in events]
         if deltas:
-            frame["deltas"] = [[reply, wire.encode_delta(merged(each))] for reply, each in deltas.items()]
+            frame["deltas"] = [
+                [reply, wire.encode_delta(delta)] for reply, each in deltas.items() for delta in merged(each)
+            ]
         if frame:
             self._frames.send(frame)

@@ -10,7 +10,7 @@ import sysconfig
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -84,6 +84,7 @@ class EngineProcess(Words):
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
+        said: Sequence[int] = (),
     ) -> Stream:
         ids, continues = prompt_ids(prompt, self._chat)
         stream = Stream(len(ids))
@@ -92,6 +93,7 @@ class EngineProcess(Words):
             stream,
             prompt=ids,
             continues=continues,
+            said=list(said),
             params=wire.params_to_json(params),
             priority=priority,
             deadline=deadline,
@@ -116,6 +118,12 @@ class EngineProcess(Words):
 
     def set_switch(self, name: str, on: bool) -> None:
         self._ask("set_switch", name=name, on=on)
+
+    def set_quantization(self, scheme: str) -> None:
+        self._ask("set_quantization", scheme=scheme)
+
+    def cancel_quantization(self) -> None:
+        self._ask("cancel_quantization")
 
     def snapshot(self) -> Snapshot:
         """Of a process that is gone: the last one, with nothing running, and why."""
@@ -197,7 +205,7 @@ class EngineProcess(Words):
             self._bus.emit(wire.decode_event(event))
         for number, written in frame.get("deltas", ()):
             delta = wire.decode_delta(written)
-            stream = self._streams.pop(number) if delta.finish else self._streams[number]
+            stream = self._streams.pop(number) if delta.last else self._streams[number]
             stream.put(delta)
 
     def _reason(self) -> str:
@@ -234,13 +242,13 @@ def _spawn(file: Path) -> tuple[subprocess.Popen[bytes], Frames]:
             stdout=out,
             stderr=out,
             pass_fds=[theirs.fileno()],
-            env=_environment(),
+            env=child_environment(),
             start_new_session=True,  # neither a Ctrl+C nor the end of the terminal is meant for it
         )
     return process, Frames(ours)
 
 
-def _environment() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """A child of a bare checkout finds the engine where its parent did."""
     root = str(Path(__file__).resolve().parents[2])
     if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):

@@ -38,7 +38,10 @@ class EngineHost(Protocol):
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
-    ) -> Stream: ...
+        said: Sequence[int] = (),
+    ) -> Stream:
+        """`said`: tokens with which the reply begins already; what comes is behind them."""
+        ...
 
     def fork(self, id: int, params: SamplingParams | None = None) -> Stream: ...
 
@@ -59,6 +62,14 @@ class EngineHost(Protocol):
         ...
 
     def set_switch(self, name: str, on: bool) -> None: ...
+
+    def set_quantization(self, scheme: str) -> None:
+        """Begins to keep the weights in another scheme; events and snapshots tell how it goes on."""
+        ...
+
+    def cancel_quantization(self) -> None:
+        """Goes back to the scheme before, where a change is under way."""
+        ...
 
     def snapshot(self) -> Snapshot: ...
 

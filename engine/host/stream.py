@@ -22,10 +22,11 @@ class Result:
     text: str
     tokens: tuple[int, ...]
     finish: Finish
+    score: float | None = None  # what it was ranked by, where replies are
 
 
 class Stream:
-    """Deltas of one request, for one reader: iterate it, plainly or with `async for`. The last has a finish.
+    """Deltas of one request, for one reader: iterate it, plainly or with `async for`, up to the last.
 
     The engine's thread puts, and never waits for the reader.
     """
@@ -77,20 +78,30 @@ class Stream:
         return deltas
 
     def result(self) -> Result:
-        """Waits for the whole reply, or what is left of it; raises where it failed."""
-        text: list[str] = []
-        tokens: list[int] = []
+        """Waits for the whole reply, the first of several, or what is left of it; raises where it failed."""
+        return self.results()[0]
+
+    def results(self) -> list[Result]:
+        """What is left of all replies, by their choice; raises where one failed."""
+        heard: dict[int, list[Delta]] = {}
         for delta in self:
-            text.append(delta.text)
-            tokens += delta.tokens
-        last = self._last
-        assert last is not None and last.finish is not None
-        if last.finish is Finish.FAILED:
-            raise ReplyFailed(last.error)
-        return Result("".join(text), tuple(tokens), last.finish)
+            heard.setdefault(delta.choice, []).append(delta)
+        if not heard and self._last is not None:  # all of it has been read
+            heard[self._last.choice] = [self._last._replace(tokens=(), text="")]
+        for deltas in heard.values():
+            if deltas[-1].finish is Finish.FAILED:
+                raise ReplyFailed(deltas[-1].error)
+        return [_result(heard[choice]) for choice in sorted(heard)]
 
     def _read(self, *, block: bool) -> Delta:
         delta = self._deltas.get(block)
-        if delta.finish:
+        if delta.last:
             self._last = delta
         return delta
+
+
+def _result(deltas: list[Delta]) -> Result:
+    last = deltas[-1]
+    assert last.finish is not None
+    tokens = tuple([token for delta in deltas for token in delta.tokens])
+    return Result("".join([delta.text for delta in deltas]), tokens, last.finish, last.score)

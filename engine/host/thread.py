@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from engine.events import Handler
 from engine.host.prompts import Prompt, prompt_ids
 from engine.host.stream import Stream
 from engine.host.words import Words
-from engine.params import SamplingParams
+from engine.params import Grammar, SamplingParams
 from engine.snapshot import Snapshot, Speeds
 from engine.text.chat import Chat
 
@@ -45,9 +45,11 @@ class EngineThread(Words):
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
+        said: Sequence[int] = (),
     ) -> Stream:
-        """A new request. Tokenizing and templates run here, on the caller's thread."""
+        """A new request. Templates, tokenizing and grammars are worked on here, on the caller's thread."""
         ids, continues = prompt_ids(prompt, self._chat)
+        self.check_grammar(params.grammar)
         stream = Stream(len(ids))
 
         def begin() -> None:
@@ -59,12 +61,14 @@ class EngineThread(Words):
                 deadline=deadline,
                 salt=salt,
                 continues=continues,
+                said=said,
             )
 
         self._ask(begin)
         return stream
 
     def fork(self, id: int, params: SamplingParams | None = None) -> Stream:
+        self.check_grammar(params and params.grammar)
         stream = Stream(0)
 
         def begin() -> None:
@@ -75,7 +79,13 @@ class EngineThread(Words):
         return stream
 
     def update(self, id: int, **changes: Any) -> None:
+        self.check_grammar(changes.get("grammar"))
         self._ask(lambda: self._engine.update(id, **changes))
+
+    def check_grammar(self, grammar: object) -> None:
+        """What is none is left for the engine to refuse."""
+        if isinstance(grammar, Grammar):
+            self._engine.check_grammar(grammar)
 
     def abort(self, *ids: int) -> None:
         """All of them between the same two steps."""
@@ -91,6 +101,12 @@ class EngineThread(Words):
 
     def set_switch(self, name: str, on: bool) -> None:
         self._ask(lambda: self._engine.set_switch(name, on))
+
+    def set_quantization(self, scheme: str) -> None:
+        self._ask(lambda: self._engine.set_quantization(scheme))
+
+    def cancel_quantization(self) -> None:
+        self._ask(self._engine.cancel_quantization)
 
     def snapshot(self) -> Snapshot:
         return self._ask(self._engine.snapshot)

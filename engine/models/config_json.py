@@ -60,9 +60,19 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
         mlp_bias=traits.mlp_bias,
         qk_norm=traits.qk_norm,
         unrotated=traits.unrotated,
+        exits=_exits(fields, layers),
         start_id=start_id(fields, generation, vocab, traits.start_id),
         stop_ids=stop_ids(fields, generation, vocab, traits.stop_id),
     )
+
+
+def _exits(fields: Fields, layers: int) -> tuple[int, ...]:
+    """`early_exit_layers`: a list of numbers of layers, from the first exit to the last."""
+    exits = fields.list("early_exit_layers", [])
+    for each in exits:
+        if not isinstance(each, int) or isinstance(each, bool) or not 0 < each < layers:
+            raise fields.bad("early_exit_layers", f"must be whole numbers from 1 to {layers - 1}")
+    return tuple(sorted(set(exits)))
 
 
 def _refuse(fields: Fields) -> None:

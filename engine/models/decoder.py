@@ -4,7 +4,9 @@ Tokens of all requests lie end to end; which ones see each other is `attend`'s b
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,9 @@ from torch import Tensor, nn
 from engine.attention.base import Attend
 from engine.config import DecoderConfig
 from engine.models.rope import rope_table, rotate
+
+if TYPE_CHECKING:
+    from engine.models.source import Source
 
 
 def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -86,16 +91,21 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Made empty, on the current default device; `load_weights` or `random_weights` fills it."""
+    """Made empty, on the current default device; `load_weights` or `random_weights` fills it.
+
+    A hollow one has shapes alone where its layers will be: LayerSource makes them one after another.
+    """
 
     sinks: Mapping[int, Tensor] = {}
     rope: Tensor
+    source: "Source | None" = None  # that its layers can be made from anew
 
-    def __init__(self, config: DecoderConfig, dtype: torch.dtype) -> None:
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, *, hollow: bool = False) -> None:
         super().__init__()
         self.config = config
         self.embed = parameter(config.vocab, config.hidden, dtype=dtype)
-        self.layers = nn.ModuleList(Layer(i, config, dtype) for i in range(len(config.layers)))
+        with torch.device("meta") if hollow else nullcontext():
+            self.layers = nn.ModuleList(Layer(i, config, dtype) for i in range(len(config.layers)))
         self.norm = Norm(config.hidden, eps=config.norm_eps, dtype=dtype)
         self.head = Linear(self.embed if config.tied else parameter(config.vocab, config.hidden, dtype=dtype))
         table = rope_table(config.rope, config.layers[0].key_dim, config.max_context, dtype)

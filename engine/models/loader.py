@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.errors import BadCheckpoint
 from engine.models.checkpoint import FLOATS, opened, shards
@@ -26,30 +26,43 @@ class Slot(NamedTuple):
     shape: tuple[int, ...]
 
 
-def load_weights(model: Decoder, folder: Path, progress: Progress | None = None) -> None:
-    """Reads every header before the first copy, so that a bad checkpoint is refused at once."""
-    slots = decoder_slots(model)
-    home: dict[str, Path] = {}  # in which shard each tensor lies
-    total = 0
-    for file in shards(folder):
-        with opened(file) as tensors:
-            for name in tensors.keys():
-                if HARMLESS.search(name) or (name == "lm_head.weight" and model.config.tied):
-                    continue
-                total += _checked(file, name, tensors.get_slice(name), slots, home)
-                home[name] = file
-    if missing := [name for name in slots if name not in home]:
-        raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+class Checkpoint:
+    """The tensors of a folder. Every header is read at once, so that a bad checkpoint is refused at once."""
 
-    done = 0
-    for file in dict.fromkeys(home.values()):
-        with opened(file) as tensors:
-            for name in (name for name, where in home.items() if where == file):
-                tensor = tensors.get_tensor(name)
-                slots[name].view.copy_(tensor)
-                done += tensor.nbytes
-                if progress:
-                    progress(done, total)
+    def __init__(self, model: Decoder, folder: Path, progress: Progress | None = None) -> None:
+        """Of the model only shapes are asked: it may be hollow. `progress` hears of the first reading."""
+        self._progress = progress
+        self._home: dict[str, Path] = {}  # in which shard each tensor lies
+        self._total = self._done = 0
+        slots = decoder_slots(model)
+        for file in shards(folder):
+            with opened(file) as tensors:
+                for name in tensors.keys():
+                    if HARMLESS.search(name) or (name == "lm_head.weight" and model.config.tied):
+                        continue
+                    self._total += _checked(file, name, tensors.get_slice(name), slots, self._home)
+                    self._home[name] = file
+        if missing := [name for name in slots if name not in self._home]:
+            raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+
+    def read(self, slots: dict[str, Slot]) -> None:
+        """Fills these slots, file by file."""
+        for file in dict.fromkeys(self._home[name] for name in slots):
+            with opened(file) as tensors:
+                for name in (name for name in slots if self._home[name] == file):
+                    tensor = tensors.get_tensor(name)
+                    slots[name].view.copy_(tensor)
+                    self._done += tensor.nbytes
+                    if self._progress and self._done <= self._total:
+                        self._progress(self._done, self._total)
+
+    def fill(self, layer: Layer) -> None:
+        self.read({f"model.layers.{layer.index}.{name}": slot for name, slot in layer_slots(layer)})
+
+
+def load_weights(model: Decoder, folder: Path, progress: Progress | None = None) -> None:
+    """Fills a model that has all its tensors."""
+    Checkpoint(model, folder, progress).read(decoder_slots(model))
 
 
 def _checked(file: Path, name: str, header: Any, slots: dict[str, Slot], home: dict[str, Path]) -> int:
@@ -68,12 +81,18 @@ def _checked(file: Path, name: str, header: Any, slots: dict[str, Slot], home: d
 
 def decoder_slots(model: Decoder) -> dict[str, Slot]:
     """Every tensor that a checkpoint of the Llama family has, by its name there."""
-    slots = {"model.embed_tokens.weight": whole(model.embed), "model.norm.weight": whole(model.norm.weight)}
-    if not model.config.tied:
-        slots["lm_head.weight"] = whole(model.head.weight)
+    slots = outer_slots(model)
     for index, layer in enumerate(model.layers):
         assert isinstance(layer, Layer)
         slots |= {f"model.layers.{index}.{name}": slot for name, slot in layer_slots(layer)}
+    return slots
+
+
+def outer_slots(model: Decoder) -> dict[str, Slot]:
+    """Those that are of no layer."""
+    slots = {"model.embed_tokens.weight": whole(model.embed), "model.norm.weight": whole(model.norm.weight)}
+    if not model.config.tied:
+        slots["lm_head.weight"] = whole(model.head.weight)
     return slots
 
 
@@ -102,9 +121,14 @@ def whole(view: Tensor) -> Slot:
     return Slot(view, tuple(view.shape))
 
 
-def random_weights(model: Decoder, seed: int) -> None:
-    """Fills a model as if untrained. Each tensor has its own seed, so the shape of others changes nothing."""
-    for name, tensor in model.named_parameters():
+def random_weights(module: nn.Module, seed: int, prefix: str = "") -> None:
+    """Fills a model as if untrained, or one layer of it (`prefix`: its name in it).
+
+    Each tensor has its own seed, so the shape of others changes nothing.
+    """
+    for name, tensor in module.named_parameters(prefix):
+        if tensor.is_meta:
+            continue  # it is hollow
         if "norm" in name:
             tensor.fill_(1)
         else:

@@ -7,14 +7,14 @@ import torch
 
 from engine.config import DTypeName, ModelConfig, ModelPlace
 from engine.errors import BadInput
-from engine.kernels.mirrored import MirroredNorm
-from engine.kernels.packed import PackedLinear, why_not
 from engine.models.base import LanguageModel
 from engine.models.config_json import read_config
-from engine.models.decoder import Decoder, Linear, Norm
+from engine.models.decoder import Decoder, Layer
 from engine.models.families import FAMILIES
 from engine.models.fields import Fields
-from engine.models.loader import Progress, load_weights, random_weights
+from engine.models.loader import Checkpoint, Progress, outer_slots, random_weights
+from engine.models.source import LayerSource, settle
+from engine.quant.registry import named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class Order:
     device: torch.device
     dtype: DTypeName = "auto"  # auto: the checkpoint's
     max_context: int | None = None  # None: the model's
+    quantization: str = "none"
     dummy: bool = False  # random weights; none are read
     seed: int = 0  # of the random weights
     progress: Progress | None = None
@@ -58,34 +59,38 @@ def builds(*model_types: str) -> Callable[[Builder], Builder]:
 def native(order: Order) -> LanguageModel:
     config = read_config(order.place.folder)
     config = replace(config, max_context=order.context_of(config))
+    dtype = order.dtype_of(config)
     try:
         with order.device:
-            model = Decoder(config, order.dtype_of(config)).eval()
+            model = Decoder(config, dtype, hollow=True).eval()
     except RuntimeError as error:
         raise BadInput(f"{order.place.name} does not fit on {order.device}: {error}") from error
-    if order.dummy:
+    checkpoint = None if order.dummy else Checkpoint(model, order.place.folder, order.progress)
+
+    def fill(layer: Layer) -> None:
+        if checkpoint is None:
+            random_weights(layer, order.seed, f"layers.{layer.index}")
+        else:
+            checkpoint.fill(layer)
+
+    model.source = LayerSource(config, dtype, order.device, fill)
+    scheme = model.source.scheme(order.quantization)
+    if checkpoint is None:
         random_weights(model, order.seed)
     else:
-        load_weights(model, order.place.folder, order.progress)
-    if order.device.type == "cpu":
-        pack(model)
+        checkpoint.read(outer_slots(model))
+    for index in range(len(config.layers)):
+        model.layers[index] = model.source.layer(index, scheme)
+    settle(model, named("none"))  # what is of no layer stays in the checkpoint's type
     return model
 
 
-def pack(model: Decoder) -> None:
-    """On a CPU: every product over packed weights, one layer after another, and norms in one kernel.
-
-    The embedding stays as it is.
-    """
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, Linear) and why_not(child.weight) is None:
-                setattr(module, name, PackedLinear(child.weight, child.bias))
-            elif isinstance(child, Norm):
-                setattr(module, name, MirroredNorm(child.weight, child.eps))
-
-
 def bridged(order: Order) -> LanguageModel:
+    if order.quantization != "none":
+        raise BadInput(
+            f"quantization {order.quantization!r}: {order.place.name} is run by transformers, whose weights "
+            "stay as they are; only models of the Llama family can be quantized"
+        )
     # Brings transformers, which the native path never needs.
     from engine.models.bridge.load import load_bridged
 
@@ -98,6 +103,7 @@ def load_model(
     device: str | torch.device = "cpu",
     dtype: DTypeName = "auto",
     max_context: int | None = None,
+    quantization: str = "none",
     dummy: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
@@ -108,6 +114,7 @@ def load_model(
         device=torch.device(device),
         dtype=dtype,
         max_context=max_context,
+        quantization=quantization,
         dummy=dummy,
         seed=seed,
         progress=progress,

@@ -2,33 +2,74 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from engine.config import KvSchemeName
 from engine.events import TokenLogprob
 from engine.scheduling.plan import Plan
+from engine.snapshot import Reads, Speeds
+
+
+class Fit(NamedTuple):
+    """What the memory that is the cache's holds in one of its forms."""
+
+    blocks: int
+    host_blocks: int
+    context: int  # tokens that one request may have
+
 
 BAD = -1  # in place of a token: the model gave no number to draw from
 
 
+@dataclass(frozen=True, slots=True)
+class Likeliest:
+    """The best next tokens of each row for which somebody else decides which of them to take."""
+
+    places: Mapping[int, int]  # by request, its row in the arrays
+    ids: np.ndarray  # [rows, most], the likeliest first
+    values: np.ndarray  # [rows, most] float32: log-probabilities
+
+    def of(self, request: int) -> tuple[np.ndarray, np.ndarray]:
+        place = self.places[request]
+        return self.ids[place], self.values[place]
+
+
 @dataclass(slots=True)
 class Outcome:
-    """What a step has brought: a token for each row that samples, in the plan's order."""
+    """What a step has brought: a token for each row that samples, in the plan's order; a run's first."""
 
     tokens: list[int]
     logprobs: Mapping[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # by request
     seconds: float = 0.0  # from launch to the tokens' arrival
     swap_seconds: float = 0.0
+    likeliest: Likeliest | None = None  # of requests whose parameters ask for beams
+    runs: Mapping[int, list[int]] = field(
+        default_factory=dict
+    )  # by request, of rows with drafts: what they brought
 
 
 class Runner(Protocol):
+    graphs: bool | None  # whether steps are replayed from recorded graphs; None: they cannot be here
+
     def launch(self, plan: Plan) -> Any:
         """Starts a step and returns at once where the device works by itself."""
 
     def collect(self, handle: Any) -> Outcome:
         """Waits for a launched step. Steps are collected in the order they were launched."""
 
+    def recache(self, scheme: KvSchemeName) -> Fit:
+        """Another form of the cache, while nobody holds any of it; raises BadInput, and keeps the old one."""
+
     def ailing(self) -> str | None:
         """None where the device still works; else what is wrong with it, for good."""
 
     def memory(self) -> dict[str, int]:
         """Bytes, by what they are for."""
+
+    def reads(self) -> Reads:
+        """What a step of the present model reads."""
+
+    def speeds(self) -> Speeds:
+        """What the device can do: measured when first asked, on the caller's thread, in a moment."""

@@ -52,6 +52,10 @@ class GpuStage:
 
 def stage_for(model: object, store: KVStore, attention: AttentionBackend) -> GpuStage | None:
     """None: steps go the plain way, through the model's own forward."""
-    if isinstance(model, Decoder) and isinstance(attention, TritonAttention) and store.scheme == "none":
+    if not (isinstance(model, Decoder) and isinstance(attention, TritonAttention)):
+        return None
+    # It writes keys as they are, and its lists of work are for the layers as the model has them.
+    own_layers = tuple(each.spec for each in store.layers) == tuple(model.config.layers)
+    if store.scheme == "none" and own_layers:
         return GpuStage(model, store, attention)
     return None

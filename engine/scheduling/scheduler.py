@@ -12,9 +12,11 @@ from engine.cache.tables import BlockTables
 from engine.config import PreemptionName
 from engine.request import Finish, Phase, Request
 from engine.scheduling.costs import Costs
-from engine.scheduling.plan import Draft, Plan, Row
+from engine.scheduling.plan import Draft, Drafts, Plan, Row
 from engine.scheduling.policy import Outlook, Policy
 from engine.scheduling.queue import WaitingQueue
+from engine.scheduling.window import GONE, Window, held
+from engine.speculation.speculator import Speculator
 
 
 @dataclass(slots=True)
@@ -40,9 +42,12 @@ class Scheduler:
         rules: Rules,
         emit: Callable[[events.Event], None],
         clock: Callable[[], float] = time.monotonic,
+        kv_scheme: str = "none",
+        window: Window | None = None,
     ) -> None:
         self.pool, self.host, self.tables = pool, host, tables
         self.policy, self.rules, self.costs = policy, rules, Costs()
+        self.speculator = Speculator()
         self.emit, self.clock = emit, clock
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(policy.rank)
@@ -53,6 +58,8 @@ class Scheduler:
         self.step = 0
         self._stamps = itertools.count()
         self.epoch = 0  # of the weights: a prefix computed with others is another prefix
+        self.window = window
+        self.kv_scheme = kv_scheme  # of the cache: another one rounds otherwise, and makes another prefix
         self.held_until: float | None = None  # the door is held so long
         self.preemptions = 0
         self.prompt_tokens = self.cached_tokens = 0  # of admitted requests, for the hit rate
@@ -68,7 +75,7 @@ class Scheduler:
     def finish(self, request: Request, finish: Finish, error: str = "") -> None:
         """Ends a request in whatever phase it is; all it holds is given back."""
         if error:
-            self.pool.forget(request.blocks)  # what a failed request computed is not to be trusted
+            self.pool.forget(held(request.blocks))  # what a failed request computed is not to be trusted
         self.drop(request)
         request.phase, request.finish, request.error, request.why = Phase.DONE, finish, error, ""
         done = events.Finished(self.step, self.clock(), request.id, finish.value, request.generated, error)
@@ -81,6 +88,7 @@ class Scheduler:
         elif self.parked.pop(request.id, None) is None:
             self.waiting.remove(request)
         self._release(request)
+        self.speculator.forget(request)
         del self.requests[request.id]
         request.phase = Phase.DONE
 
@@ -98,7 +106,20 @@ class Scheduler:
         self.parked.clear()
         self.waiting = WaitingQueue(self.policy.rank)
         self.tables.clear()
+        self.speculator.clear()
         self.pool, self.host = (BlockPool(each.size, each.block_size) for each in (self.pool, self.host))
+
+    def reweigh(self) -> None:
+        """The weights are others now. What was cached is forgotten; who holds blocks goes on with them."""
+        self.epoch += 1
+        self.pool.forget_all()
+
+    def recache(self, scheme: str, blocks: int, host_blocks: int) -> None:
+        """Begins with an empty cache of another form; nobody may hold any of the old one."""
+        assert not self.requests, "a request holds blocks of the cache that goes"
+        self.kv_scheme = scheme
+        self.pool = BlockPool(blocks, self.pool.block_size)
+        self.host = BlockPool(host_blocks, self.host.block_size)
 
     def fork(self, parent: Request, child: Request) -> None:
         """A child with the parent's tokens. Where the parent runs and a row is free, it shares its blocks."""
@@ -111,18 +132,19 @@ class Scheduler:
     def branch(self, parent: Request, child: Request) -> bool:
         """The same without a word; says whether blocks are shared. The child may have tokens of its own."""
         self.requests[child.id] = child
-        if parent.slot < 0 or not self.tables.free:
+        if parent.slot < 0 or not self.tables.free or self._lacks(parent, len(child.tokens)):
             child.phase, child.why = Phase.WAITING, "waits its turn"
             self.waiting.push(child)
             return False
         # The child draws for itself after its last token, so it computes that one.
         child.launched = min(parent.launched, len(child.tokens) - 1)
-        held = self._blocks_for(child.launched)
-        child.blocks = parent.blocks[:held]
-        self.pool.share(child.blocks)
+        child.blocks = parent.blocks[: self._blocks_for(child.launched)]
+        child.gone = child.blocks.count(GONE)
+        self.pool.share(held(child.blocks))
         child.shares_tail = parent.shares_tail = True
         child.chain = parent.chain[: child.launched // self.pool.block_size]
         child.published = min(parent.published, len(child.chain))
+        child.epoch = parent.epoch
         child.cached_tokens = child.launched
         self._start_running(child)
         return True
@@ -130,6 +152,13 @@ class Scheduler:
     def go_on(self, request: Request, token: int) -> None:
         """Somebody has decided how a request that awaits it goes on."""
         request.tokens.append(token)
+        if self.parked.pop(request.id, None):
+            self.waiting.push(request)
+
+    def again(self, request: Request) -> None:
+        """Its last token is computed once more, to draw from it in another way."""
+        request.launched = min(request.launched, len(request.tokens) - 1)
+        request.shares_tail = bool(request.blocks)
         if self.parked.pop(request.id, None):
             self.waiting.push(request)
 
@@ -142,20 +171,27 @@ class Scheduler:
         while self._ordered_out:
             if (victim := self._ordered_out.pop()).slot >= 0:
                 self._preempt(draft, victim)
-        size, prefilling = self.pool.block_size, []
+        if self.window is not None:
+            for request in self.running:
+                self._let_go(request, self.window)
+        size, prefilling, speculating = self.pool.block_size, [], []
         for request in list(self.running):
             start, known = request.launched, len(request.tokens) + request.pending
             if known - start > 1:
                 prefilling.append(request)
-            elif request.slot < 0 or known == start or known == request.max_len:
+            elif request.slot < 0 or known <= start or known == request.max_len:
                 continue  # preempted a moment ago for one before it, or nothing more to compute
-            elif request.awaits and request.pending:
+            elif request.pending and (request.awaits or request.params.grammar):
                 continue
+            elif request.params.speculate:
+                speculating.append(request)
             elif start < len(request.blocks) * size and not request.shares_tail:
                 # The plain case, for most rows of most steps.
                 draft.add(Row(request.id, request.slot, start, 1, True))
             else:
                 self._schedule(draft, request, 1)
+        if speculating:
+            self._speculate(draft, speculating)
         for request in sorted(prefilling, key=self.policy.rank):
             if request.slot >= 0 and (count := self._chunk(draft, request.known - request.launched)):
                 self._schedule(draft, request, count)
@@ -182,6 +218,8 @@ class Scheduler:
         if token is not None:
             request.tokens.append(token)
             request.pending -= 1
+            if request.params.speculate and not row.drafted:
+                self.speculator.saw_token(request)
         elif row.samples:  # others decide what it goes on with
             if request.slot < 0:
                 self.waiting.remove(request)
@@ -191,7 +229,7 @@ class Scheduler:
         if request.slot >= 0:
             if row.samples:
                 request.phase = Phase.DECODE
-            if full > request.published and self.rules.prefix_cache:
+            if full > request.published and self.rules.prefix_cache and request.epoch == self.epoch:
                 self._publish(request, min(full, request.launched // self.pool.block_size))
         return request
 
@@ -199,15 +237,56 @@ class Scheduler:
 
     def _chunk(self, draft: Draft, left: int) -> int:
         """How many of the tokens that a request has left go into this step."""
+        if self.window is not None:
+            left = min(left, self.window.size)  # a longer piece may need more blocks than are promised
         if left <= draft.budget:
             return left
         if self.rules.chunked_prefill:
             return draft.budget
-        return 0 if any(row.length > 1 for row in draft.rows.values()) else left  # whole, but one a step
+        others = any(row.length > 1 + row.drafted for row in draft.rows.values())
+        return 0 if others else left  # whole, but one a step
 
-    def _schedule(self, draft: Draft, request: Request, count: int) -> bool:
+    def _speculate(self, draft: Draft, rows: list[Request]) -> None:
+        """Decodes that may have drafts behind them: only those wait for their tokens to be here."""
+        self.speculator.begin_step(len(self.running))
+        spare = (draft.budget - len(rows)) // 2  # the rest is for prompts
+        for request in rows:
+            if request.slot < 0 or (request.pending and self.speculator.waits(request)):
+                continue
+            drafts = None
+            if not request.pending:
+                drafts = self.speculator.propose(request, min(spare, self._room(request)))
+            if self._schedule(draft, request, 1, drafts) and drafts:
+                spare -= drafts.length
+
+    def _room(self, request: Request) -> int:
+        """How many drafts there is room for, without a reply too long and without another's block."""
+        cells = len(request.blocks) * self.pool.block_size
+        if self.pool.available > len(self.running):
+            cells += self.pool.block_size
+        return min(cells - request.launched, request.max_len - request.known) - 1
+
+    def settle(self, row: Row, count: int) -> None:
+        """A verification has brought so many tokens: what lies beyond them counts as never computed."""
+        if (request := self.requests.get(row.request)) is None:
+            return
+        left = request.known - request.launched
+        request.pending += count - 1
+        request.launched = min(request.launched, request.known - 1)
+        if request.slot >= 0:
+            keep = self._blocks_for(request.known)
+            self.pool.give_back(request.blocks[keep:])
+            del request.blocks[keep:]
+        else:
+            keep = self._blocks_for(request.launched)
+            self.host.give_back(request.host_blocks[keep:])
+            del request.host_blocks[keep:]
+            self.waiting.tokens += request.known - request.launched - left
+
+    def _schedule(self, draft: Draft, request: Request, count: int, drafts: Drafts | None = None) -> bool:
         """A row for a running request, with the blocks it needs; others give way to it if they must."""
-        start = request.launched
+        start, drafted = request.launched, drafts.length if drafts else 0
+        count += drafted
         tail = self._shared_tail(request) if request.shares_tail else None
         missing = self._blocks_for(start + count) - len(request.blocks)
         while not self.pool.can_take(missing + (tail is not None)):
@@ -223,7 +302,10 @@ class Scheduler:
             fresh = self.pool.take(missing, request.id, len(request.blocks))
             self.tables.write(request.slot, len(request.blocks), fresh)
             request.blocks += fresh
-        draft.add(Row(request.id, request.slot, start, count, samples=start + count == request.known))
+        samples = start + count - drafted == request.known
+        draft.add(Row(request.id, request.slot, start, count, samples, drafted))
+        if drafts:
+            draft.drafts[request.id] = drafts
         return True
 
     def _shared_tail(self, request: Request) -> int | None:
@@ -251,16 +333,18 @@ class Scheduler:
         self.held_until = None
         if not len(self.waiting):
             return
-        promised = sum(self._blocks_for(each.known) - len(each.blocks) for each in self.running)
+        promised = sum(map(self._missing, self.running))
         while draft.budget > 0 and self.tables.free and (request := self.waiting.head()):
             if hold := self._hold(request):
                 request.why = f"held {hold * 1000:.0f} ms for a fuller batch"
                 self.held_until = self.clock() + hold
                 return
             swapped = request.phase is Phase.SWAPPED
+            if not swapped and request.epoch != self.epoch:
+                request.epoch, request.chain = self.epoch, []  # all of it will be of these weights
             hits = [] if swapped else self._prefix_hits(request)
-            need = self._blocks_for(request.known) - len(hits)
-            spare = self.pool.available - promised - sum(not self.pool.refs[block] for block in hits)
+            need = self._needs(request, hits)
+            spare = self.pool.available - promised - sum(not self.pool.refs[block] for block in held(hits))
             if need > spare:
                 request.why = f"waits for blocks: needs {need}, {max(spare, 0)} to spare"
                 return
@@ -270,7 +354,7 @@ class Scheduler:
                 return
             self._admit(draft, request, hits, start)
             self._schedule(draft, request, count)
-            promised += self._blocks_for(request.known) - len(request.blocks)
+            promised += self._missing(request)
 
     def _hold(self, head: Request) -> float:
         outlook = Outlook(
@@ -288,8 +372,9 @@ class Scheduler:
             self.host.give_back(request.host_blocks)
             request.host_blocks = []
         else:
-            self.pool.share(hits)
+            self.pool.share(held(hits))
             request.blocks = hits
+            request.gone = hits.count(GONE)
             request.published = len(hits)
         self._start_running(request)
         now = self.clock()
@@ -308,6 +393,8 @@ class Scheduler:
         size = self.pool.block_size
         most = (len(request.tokens) - 1) // size
         self._name_blocks(request, most)
+        if self.window is not None:
+            return self._hits_in(self.window, request.chain[:most])
         hits = []
         for key in request.chain[:most]:
             if (block := self.pool.find(key)) is None:
@@ -315,12 +402,59 @@ class Scheduler:
             hits.append(block)
         return hits
 
+    # What leaves the window
+
+    def _let_go(self, request: Request, window: Window) -> None:
+        """Gives back the blocks that none of its tokens to come sees. They stay findable, if they were."""
+        # Where drafts are taken back, or its last token is computed again, it goes on from there.
+        start = window.start(min(request.launched, len(request.tokens) - 1))
+        past = slice(window.first + request.gone, start)
+        if going := request.blocks[past]:
+            self.pool.let_go(going)
+            request.blocks[past] = [GONE] * len(going)
+            request.gone += len(going)
+
+    def _lacks(self, parent: Request, tokens: int) -> bool:
+        """Whether a child with so many tokens would see blocks that its parent has let go."""
+        if self.window is None:
+            return False
+        return self.window.start(min(parent.launched, tokens - 1)) < self.window.first + parent.gone
+
+    def _hits_in(self, window: Window, chain: list[bytes]) -> list[int]:
+        """The blocks to go on from: those that the next token sees. What has left the window may be lost."""
+        found = [self.pool.find(key) for key in chain]
+        count = window.longest_found(found)
+        start = window.start(count * self.pool.block_size)
+        return [
+            GONE if block is None or window.first <= at < start else block
+            for at, block in enumerate(found[:count])
+        ]
+
+    def _needs(self, request: Request, hits: list[int]) -> int:
+        """Blocks, beside those found, that it needs at its fullest before it decodes."""
+        whole = self._blocks_for(request.known)
+        if self.window is None:
+            return whole - len(hits)
+        return max(0, min(whole, self.window.peak) - len(held(hits)))
+
+    def _missing(self, request: Request) -> int:
+        """Of those, what it does not have yet."""
+        count = max(0, self._blocks_for(request.known) - len(request.blocks))
+        if self.window is not None and count:
+            count = min(count, max(1, self.window.peak - len(request.blocks) + request.gone))
+        return count
+
+    def _check_window(self, request: Request, window: Window) -> None:
+        start = window.start(min(request.launched, len(request.tokens) - 1))
+        for at, block in enumerate(request.blocks):
+            assert block != GONE or window.first <= at < start, f"request {request.id} lacks its block {at}"
+
     # Giving way
 
     def _preempt(self, draft: Draft, victim: Request) -> None:
         """Takes all of a request's blocks. It comes back by itself when there is room."""
         draft.preempted = True
-        held, idle = len(victim.blocks), victim.launched == victim.known
+        held, idle = len(victim.blocks), victim.launched == victim.known and not victim.pending
         swapped = self._swaps(victim) and victim.id not in draft.copies  # a copy that is never made
         draft.drop(victim.id)
         self._stop_running(victim)
@@ -341,6 +475,10 @@ class Scheduler:
             self.waiting.push(victim)
         self.emit(events.Preempted(self.step, self.clock(), victim.id, swapped, held))
 
+    def give_way(self, draft: Draft) -> None:
+        """Takes the blocks of whom the policy ranks last, for whoever needs them outside of a step."""
+        self._preempt(draft, max(self.running, key=self.policy.rank))
+
     def _make_room(self, draft: Draft) -> None:
         """Nothing can run: of those that hold blocks and only wait for their fellows, the last gives way."""
         if not len(self.waiting) or self.held_until is not None or any(each.pending for each in self.running):
@@ -355,7 +493,7 @@ class Scheduler:
 
     def _swaps(self, victim: Request) -> bool:
         written = self._blocks_for(victim.launched)
-        if victim.shares_tail or not written or not self.host.can_take(written):
+        if victim.gone or victim.shares_tail or not written or not self.host.can_take(written):
             return False
         if self.rules.preemption != "auto":
             return self.rules.preemption == "swap"
@@ -392,7 +530,7 @@ class Scheduler:
     # Small things
 
     def _start_running(self, request: Request) -> None:
-        request.slot = self.tables.open(request.blocks)
+        request.slot = self.tables.open([max(block, 0) for block in request.blocks])  # of none, nobody reads
         self.restamp(request)
         request.phase = Phase.PREFILL
         request.why = ""
@@ -413,18 +551,20 @@ class Scheduler:
         request.phase, request.why = Phase.PREEMPTED, why
 
     def _release(self, request: Request) -> None:
-        self.pool.give_back(request.blocks)
+        self.pool.give_back(held(request.blocks))
         self.host.give_back(request.host_blocks)
         request.blocks, request.host_blocks, request.published, request.shares_tail = [], [], 0, False
+        request.gone = 0
 
     def _publish(self, request: Request, full: int) -> None:
         self._name_blocks(request, full)
         for at in range(request.published, full):
-            self.pool.publish(request.blocks[at], request.chain[at])
+            if request.blocks[at] != GONE:
+                self.pool.publish(request.blocks[at], request.chain[at])
         request.published = max(request.published, full)  # fewer may be launched again after a preemption
 
     def _name_blocks(self, request: Request, count: int) -> None:
-        start = prefix.root(self.epoch, request.salt)
+        start = prefix.root(self.epoch, self.kv_scheme, request.salt)
         prefix.lengthen(request.chain, start, request.tokens, self.pool.block_size, count)
 
     def _blocks_for(self, tokens: int) -> int:
@@ -442,7 +582,13 @@ class Scheduler:
         assert len(set(slots)) == len(slots) and self.tables.free + len(slots) == len(self.tables.grid)
         for each in self.running:
             row = self.tables.grid[each.slot, : len(each.blocks)].tolist()
-            assert row == each.blocks, f"request {each.id}: table {row}, blocks {each.blocks}"
+            same = all(block in (there, GONE) for there, block in zip(row, each.blocks, strict=True))
+            assert same, f"request {each.id}: table {row}, blocks {each.blocks}"
+            assert each.blocks.count(GONE) == each.gone, f"request {each.id} has lost count: {each.blocks}"
+            if self.window is not None:
+                self._check_window(each, self.window)
+            else:
+                assert not each.gone, f"request {each.id} lets go of blocks without a window"
             assert len(each.blocks) >= self._blocks_for(each.launched), f"request {each.id} lacks a block"
         for each in (*self.waiting, *self.parked.values()):
             assert each.slot < 0 and not each.blocks, f"request {each.id} waits and holds blocks"

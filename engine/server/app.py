@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from engine.errors import EngineError
 from engine.host.protocol import EngineHost
-from engine.server import attach, control, events, ws
+from engine.server import attach, control, events, screens, ws
 from engine.server.auth import Door
 from engine.server.config import ServerConfig
 from engine.server.drain import Drain
@@ -22,7 +22,11 @@ from engine.server.openai.errors import ApiError, from_engine
 from engine.server.openai.schema import ChatRequest, CompletionRequest
 from engine.server.state import State
 
-_BODIES = (ChatRequest, CompletionRequest, attach.ReplyRequest, control.Changes, control.Tokens)
+_BODIES = (
+    *(ChatRequest, CompletionRequest, attach.ReplyRequest, attach.ForkRequest, control.Changes),
+    *(control.Tokens, screens.Laid, screens.Ends, screens.Switch),
+)
+_ABORTED_WITHIN = 3.0  # seconds
 
 
 def application(host: EngineHost, config: ServerConfig, drain: Drain | None = None) -> FastAPI:
@@ -33,6 +37,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.server = State(host, config, ending)
         yield
+        await app.state.server.replies.ended(config.drain + _ABORTED_WITHIN)
         app.state.server.close()
 
     app = FastAPI(
@@ -43,7 +48,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
         redoc_url=None,
         redirect_slashes=False,
     )
-    for part in (models, chat, completions, control, attach, events, ws):
+    for part in (models, chat, completions, control, attach, screens, events, ws):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(EngineError, _engine_refused)

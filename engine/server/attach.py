@@ -1,6 +1,7 @@
 """/engine/replies, for screens elsewhere: handed in once, read again as often as the link is cut."""
 
 from collections.abc import AsyncIterator, Sequence
+from time import monotonic
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -8,6 +9,8 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from engine.events import Delta
+from engine.host.prompts import Prompt
+from engine.params import SamplingParams
 from engine.server.connection import key_of, state_of
 from engine.server.limits import read_json
 from engine.server.openai.errors import ApiError
@@ -20,35 +23,62 @@ router = APIRouter()
 _PULSE = 15.0  # seconds
 
 
-class ReplyRequest(Strict):
-    """`prompt`: text, token ids, or messages. `params`: as the engine names them (docs/wire.md)."""
+class ForkRequest(Strict):
+    """`params`: as the engine names them (docs/wire.md). `tag`: the client's own name for the reply."""
 
-    prompt: str | list[int] | list[dict[str, Any]]
     params: dict[str, Any] = Field(default_factory=dict)
     priority: int = 0
     grace: float | None = Field(None, ge=0, le=86_400)
     keep: bool = False
+    tag: str = Field("", max_length=64)
+
+
+class ReplyRequest(ForkRequest):
+    """`prompt`: text, token ids, or messages."""
+
+    prompt: str | list[int] | list[dict[str, Any]]
 
 
 @router.post("/engine/replies", status_code=201, openapi_extra=openapi_body(ReplyRequest))
 async def begin(request: Request) -> Response:
     """Hands a prompt in; the reply runs whether it is read or not, for as long as `grace` or `keep` say."""
     asked = parsed(ReplyRequest, await read_json(request))
+    return await _begun(request, asked, asked.prompt, params_from_json(asked.params))
+
+
+@router.post("/engine/replies/{id}/fork", status_code=201, openapi_extra=openapi_body(ForkRequest))
+async def fork(request: Request, id: str) -> Response:
+    """A reply that goes on by itself from where a running one is; all before it counts as its prompt."""
+    parent = state_of(request).replies.find(id, key_of(request))
+    asked = parsed(ForkRequest, await read_json(request))
+    params = params_from_json(asked.params, parent.params)
+    return await _begun(request, asked, parent.prompt, params, parent)
+
+
+async def _begun(
+    request: Request,
+    asked: ForkRequest,
+    prompt: Prompt,
+    params: SamplingParams,
+    parent: KeptReply | None = None,
+) -> Response:
     reply = await state_of(request).replies.begin(
         key_of(request),
-        asked.prompt,
-        params_from_json(asked.params),
+        prompt,
+        params,
         priority=asked.priority,
         grace=asked.grace,
         keep=asked.keep,
+        tag=asked.tag,
+        parent=parent,
     )
     return JSONResponse(_record(reply), 201)
 
 
 @router.get("/engine/replies")
-async def list_all(request: Request) -> dict[str, Any]:
-    """The replies of this key that are still known."""
-    replies = state_of(request).replies.of(key_of(request))
+async def list_all(request: Request, tag: str = "") -> dict[str, Any]:
+    """The replies of this key that are still known; with `tag`, the one of that name."""
+    replies = state_of(request).replies.of(key_of(request), tag)
     return {"v": VERSION, "replies": [_record(reply) for reply in replies]}
 
 
@@ -111,4 +141,8 @@ def _record(reply: KeptReply) -> dict[str, Any]:
         "deltas": len(reply.deltas),
         "finish": finish.value if finish else None,
         "readers": reply.readers,
+        "tag": reply.tag,
+        "age": monotonic() - reply.begun_at,
+        "first": None if reply.first_at is None else reply.first_at - reply.begun_at,
+        "lasted": None if reply.ended_at is None else reply.ended_at - reply.begun_at,
     }

@@ -24,6 +24,12 @@ class Changes(Strict):
     changes: dict[str, Any] = Field(min_length=1)
 
 
+class Quantization(Strict):
+    """A scheme by its name; the snapshot's `schemes` lists them."""
+
+    scheme: str = Field(max_length=100)
+
+
 class Tokens(Strict):
     tokens: list[TokenId] = Field(max_length=100_000)
 
@@ -64,6 +70,7 @@ async def engine(request: Request) -> dict[str, Any]:
         "has_template": state.host.has_template,
         "tools": state.tool_style,
         "max_context": shot.max_context,
+        "quantization": shot.quantization,
         "running": shot.running,
         "waiting": shot.waiting,
         "in_flight": state.gate.in_flight,
@@ -100,6 +107,23 @@ async def preempt(request: Request, id: int) -> Response:
     """Makes a running request give way for a moment."""
     state = state_of(request)
     await state.desk.call(lambda: state.host.preempt(id))
+    return Response(status_code=204)
+
+
+@router.post("/engine/quantization", status_code=202, openapi_extra=openapi_body(Quantization))
+async def quantize(request: Request) -> Response:
+    """Begins to keep the weights in another scheme; the snapshot's `change` tells how it goes on."""
+    state = state_of(request)
+    scheme = parsed(Quantization, await read_json(request)).scheme
+    await state.desk.call(lambda: state.host.set_quantization(scheme))
+    return Response(status_code=202)
+
+
+@router.post("/engine/quantization/cancel", status_code=204)
+async def cancel_quantization(request: Request) -> Response:
+    """Goes back to the scheme before, where a change is under way."""
+    state = state_of(request)
+    await state.desk.call(state.host.cancel_quantization)
     return Response(status_code=204)
 
 

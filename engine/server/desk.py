@@ -39,9 +39,14 @@ class Desk:
 
     async def submit(self, prompt: Prompt, params: SamplingParams, *, priority: int, salt: bytes) -> Stream:
         """A new request. Where nobody waits for the answer any more, the request ends as it begins."""
-        work = self._loop.run_in_executor(
-            self._submitters, lambda: self.host.submit(prompt, params, priority=priority, salt=salt)
-        )
+        return await self._begun(lambda: self.host.submit(prompt, params, priority=priority, salt=salt))
+
+    async def fork(self, id: int, params: SamplingParams) -> Stream:
+        """The same for a request that goes on from a running one."""
+        return await self._begun(lambda: self.host.fork(id, params))
+
+    async def _begun(self, begin: Callable[[], Stream]) -> Stream:
+        work = self._loop.run_in_executor(self._submitters, begin)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -9,17 +9,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 
+import numpy as np
+
 from engine.cache.pool import BlockPool
 from engine.cache.tables import BlockTables
-from engine.config import EngineConfig
-from engine.core import Engine, Limits
+from engine.config import EngineConfig, KvSchemeName
+from engine.core import Engine
 from engine.errors import BadInput
 from engine.events import Bus, TokenLogprob
+from engine.grammar.grammars import Grammars
+from engine.limits import Limits
 from engine.models.find import find_model
 from engine.observe import Facts
 from engine.params import SamplingParams
 from engine.request import Request
-from engine.runner.protocol import Outcome
+from engine.runner.protocol import Fit, Likeliest, Outcome
 from engine.scheduling.plan import Plan
 from engine.scheduling.policy import choose
 from engine.scheduling.scheduler import Rules, Scheduler
@@ -35,6 +39,7 @@ WORDS = (
 ).split()
 _SHORTEST, _LONGEST = 12, 90  # words of a reply
 _CONTEXT = 32_768
+_QUICK = '"}]1:,{['  # what ends JSON soonest, where there is a choice
 
 Script = Callable[[Sequence[int], SamplingParams], list[int]]  # the tokens of a reply, without its end
 
@@ -51,8 +56,11 @@ class DryRunner:
         stop_ids: frozenset[int],
         vocab: int,
         rate: float | None,
+        grammars: Grammars,
+        quick: Sequence[int],
     ) -> None:
         self._requests, self._script, self._vocab = requests, script, vocab
+        self._grammars, self._quick = grammars, (*sorted(stop_ids), *quick)
         self._end = min(stop_ids, default=None)
         self._seconds = 1 / rate if rate else 0.0  # of a step, which gives every request one token
         self._replies: dict[int, list[int]] = {}
@@ -64,20 +72,38 @@ class DryRunner:
 
     def collect(self, handle: tuple[Plan, float]) -> Outcome:
         plan, began = handle
-        tokens, logprobs = [], {}
+        tokens, logprobs, searching = [], {}, []
         for row in plan.rows:
             if row.samples:
                 request = self._requests[row.request]
                 tokens.append(self._next(request))
                 if request.params.logprobs is not None:
                     logprobs[row.request] = (self._likely(tokens[-1], request.params.logprobs),)
+                if request.params.beams > 1:
+                    searching.append((request.id, tokens[-1]))
         for gone in self._replies.keys() - self._requests.keys():
             del self._replies[gone]
         if (left := began + self._seconds - time.monotonic()) > 0:
             time.sleep(left)
-        return Outcome(tokens, logprobs, seconds=time.monotonic() - began)
+        likeliest = self._likeliest(searching) if searching else None
+        return Outcome(tokens, logprobs, seconds=time.monotonic() - began, likeliest=likeliest)
+
+    def _likeliest(self, rows: Sequence[tuple[int, int]]) -> Likeliest:
+        """The made-up token first, as above; what leaves the made-up reply is less likely at each step."""
+        most = max(self._requests[id].params.candidates(len(self._quick)) for id, _ in rows)
+        after = np.arange(min(most, self._vocab))
+        ids = (np.array([token for _, token in rows])[:, None] + after) % self._vocab
+        values = np.tile((-0.7 * (after + 1)).astype(np.float32), (len(rows), 1))
+        return Likeliest({id: at for at, (id, _) in enumerate(rows)}, ids, values)
+
+    def _kept(self, request: Request) -> int:
+        """Of the tokens that a grammar allows, one that brings its end near."""
+        bits = np.unpackbits(self._grammars.allowed(request), bitorder="little")
+        return next((token for token in self._quick if bits[token]), int(bits.argmax()))
 
     def _next(self, request: Request) -> int:
+        if request.params.grammar:
+            return self._kept(request)
         if request.id not in self._replies:
             prompt = request.tokens[: request.prompt_len]
             self._replies[request.id] = self._script(prompt, request.params) or [0]
@@ -92,6 +118,9 @@ class DryRunner:
         """The made-up token first, its neighbours after it, each half as likely."""
         top = [((token + n) % self._vocab, -0.7 * (n + 1)) for n in range(count)]
         return TokenLogprob(token, -0.7, 1, tuple(top))
+
+    def recache(self, scheme: KvSchemeName) -> Fit:
+        raise BadInput(f"made-up replies have no cache that could be {scheme}")
 
     def ailing(self) -> str | None:
         return None
@@ -129,9 +158,19 @@ def dry_engine(
         rules=Rules(step_tokens=config.max_step_tokens or 8192, prefix_cache=config.prefix_cache),
         emit=bus.emit,
     )
+    grammars = Grammars(text, text.vocab_size, text.stop_ids)
     return Engine(
         scheduler=scheduler,
-        runner=DryRunner(scheduler.requests, script or babble(text), text.stop_ids, text.vocab_size, rate),
+        runner=DryRunner(
+            scheduler.requests,
+            script or babble(text),
+            text.stop_ids,
+            text.vocab_size,
+            rate,
+            grammars,
+            [text.encode(each)[-1] for each in _QUICK],
+        ),
+        grammars=grammars,
         tokenizer=text,
         limits=Limits(context, text.vocab_size, config.max_waiting, text.stop_ids),
         facts=Facts(f"{place.name} (dry)", "none", "none", "none", policy.name),

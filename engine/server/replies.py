@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
+from time import monotonic
 
 from engine.events import Delta
 from engine.host.prompts import Prompt
@@ -13,7 +14,7 @@ from engine.server.run import Run
 
 _KEPT = 256  # replies that have ended
 _KEPT_DELTAS = 500_000  # of all of them: about 150 MB
-_KEPT_SECONDS = 600.0  # after the end, and without a reader
+_KEPT_SECONDS = 600.0  # after the end, and without a reader; one with `keep` has to be read first
 
 NewRun = Callable[..., Run]
 
@@ -28,6 +29,11 @@ class KeptReply:
     prompt: Prompt
     params: SamplingParams
     grace: float | None  # seconds without a reader until it is aborted; None: it is kept until it is done
+    tag: str = ""  # the client's own name for it
+    begun_at: float = field(default_factory=monotonic)
+    first_at: float | None = None
+    ended_at: float | None = None
+    told: bool = False  # somebody has read it to its end
     deltas: list[Delta] = field(default_factory=list)
     readers: int = 0
     _waiters: set["asyncio.Future[None]"] = field(default_factory=set)
@@ -36,7 +42,7 @@ class KeptReply:
 
     @property
     def finished(self) -> bool:
-        return bool(self.deltas) and self.deltas[-1].finish is not None
+        return bool(self.deltas) and self.deltas[-1].last
 
     @property
     def request(self) -> int:
@@ -44,6 +50,10 @@ class KeptReply:
 
     def add(self, deltas: list[Delta]) -> None:
         self.deltas += deltas
+        if self.first_at is None:
+            self.first_at = monotonic()
+        if self.finished:
+            self.ended_at = monotonic()
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -68,6 +78,7 @@ class Replies:
     def __init__(self, new_run: NewRun, grace: float) -> None:
         self._new_run, self._grace = new_run, grace
         self._kept: dict[str, KeptReply] = {}
+        self._tagged: dict[tuple[bytes, str], asyncio.Task[KeptReply]] = {}
 
     async def begin(
         self,
@@ -78,14 +89,36 @@ class Replies:
         priority: int,
         grace: float | None,
         keep: bool,
+        tag: str = "",
+        parent: KeptReply | None = None,
     ) -> KeptReply:
-        run = await self._new_run(key, [prompt], params, priority=priority).start()
-        patience = None if keep else self._grace if grace is None else grace
-        reply = KeptReply(secrets.token_hex(8), key, run, prompt, params, patience)
-        reply.pump = asyncio.get_running_loop().create_task(self._pump(reply))
-        self._kept[reply.id] = reply
-        self._watch(reply)
-        return reply
+        """A new reply, or the one that this key has begun under the tag: who lost the answer asks again."""
+
+        async def start() -> KeptReply:
+            begun_at = monotonic()
+            source = None if parent is None else parent.request
+            run = self._new_run(key, [prompt], params, priority=priority, parent=source)
+            await run.start()
+            patience = None if keep else self._grace if grace is None else grace
+            reply = KeptReply(secrets.token_hex(8), key, run, prompt, params, patience, tag, begun_at)
+            reply.pump = asyncio.get_running_loop().create_task(self._pump(reply))
+            self._kept[reply.id] = reply
+            self._watch(reply)
+            return reply
+
+        return await (self._once((key, tag), start()) if tag else start())
+
+    async def _once(self, name: tuple[bytes, str], start: Coroutine[None, None, KeptReply]) -> KeptReply:
+        task = self._tagged.get(name)
+        if task is not None:
+            start.close()
+        else:
+            task = self._tagged[name] = asyncio.get_running_loop().create_task(start)
+            task.add_done_callback(lambda done: self._untag(name) if _failed(done) else None)
+        return await asyncio.shield(task)
+
+    def _untag(self, name: tuple[bytes, str]) -> None:
+        self._tagged.pop(name, None)
 
     def find(self, id: str, key: bytes) -> KeptReply:
         reply = self._kept.get(id)
@@ -93,8 +126,9 @@ class Replies:
             raise ApiError(404, f"there is no reply {id[:40]!r} here; it may have been forgotten")
         return reply
 
-    def of(self, key: bytes) -> list[KeptReply]:
-        return [reply for reply in self._kept.values() if reply.owner == key]
+    def of(self, key: bytes, tag: str = "") -> list[KeptReply]:
+        """Those of a key; with a tag, the one that it names."""
+        return [reply for reply in self._kept.values() if reply.owner == key and tag in ("", reply.tag)]
 
     async def read(
         self, reply: KeptReply, count: int, pulse: float
@@ -108,6 +142,7 @@ class Replies:
                 count += len(deltas)
                 yield count, deltas
                 if reply.finished and count >= len(reply.deltas):
+                    reply.told = True
                     return
         finally:
             reply.readers -= 1
@@ -118,8 +153,14 @@ class Replies:
         if reply.timer is not None:
             reply.timer.cancel()
         self._kept.pop(reply.id, None)
+        self._untag((reply.owner, reply.tag))
         if not reply.finished:
             reply.run.desk.abort([reply.request])
+
+    async def ended(self, within: float) -> None:
+        """Returns when none runs any more, or after so many seconds."""
+        if running := {reply.pump for reply in self._kept.values() if reply.pump and not reply.pump.done()}:
+            await asyncio.wait(running, timeout=within)
 
     def close(self) -> None:
         for reply in list(self._kept.values()):
@@ -155,7 +196,11 @@ class Replies:
         if reply.readers or reply.id not in self._kept:
             return
         loop = asyncio.get_running_loop()
-        if reply.finished:
+        if reply.finished and (reply.told or reply.grace is not None):
             reply.timer = loop.call_later(_KEPT_SECONDS, self.forget, reply)
         elif reply.grace is not None:
             reply.timer = loop.call_later(reply.grace, reply.run.desk.abort, [reply.request])
+
+
+def _failed(task: "asyncio.Task[KeptReply]") -> bool:
+    return task.cancelled() or task.exception() is not None

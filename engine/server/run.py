@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import sha256
 from time import perf_counter
 from typing import Self
 
 from engine.events import Delta
+from engine.groups.samples import seed_of
 from engine.host.prompts import Prompt
 from engine.host.stream import Stream
 from engine.params import SamplingParams
@@ -48,6 +48,7 @@ class Run:
     metrics: Metrics
     priority: int = 0
     salt: bytes = b""
+    parent: int | None = None  # a running request that this one goes on from, instead of its prompt
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
@@ -112,12 +113,11 @@ class Run:
                 raise result
 
     async def _hand_in_one(self, number: int) -> None:
-        stream = await self.desk.submit(
-            self.prompts[number // self.choices],
-            self._params[number % self.choices],
-            priority=self.priority,
-            salt=self.salt,
-        )
+        prompt, params = self.prompts[number // self.choices], self._params[number % self.choices]
+        if self.parent is None:
+            stream = await self.desk.submit(prompt, params, priority=self.priority, salt=self.salt)
+        else:
+            stream = await self.desk.fork(self.parent, params)
         self._places[number].stream = stream
         if number % self.choices == 0:
             self.usage.prompt += stream.prompt_tokens
@@ -181,5 +181,4 @@ def derived(params: SamplingParams, choice: int) -> SamplingParams:
     """Each choice draws for itself; where a seed is given, from one that follows from it."""
     if params.seed is None or choice == 0:
         return params
-    digest = sha256(f"{params.seed % 2**64} {choice}".encode()).digest()
-    return replace(params, seed=int.from_bytes(digest[:8], "little"))
+    return replace(params, seed=seed_of(params.seed, choice))

@@ -1,4 +1,4 @@
-"""What a screen elsewhere asks beyond replies: where text lies among tokens, switches, what the device can do."""
+"""What a screen asks besides replies: where text lies among tokens, switches, speeds of the device."""
 
 from typing import Any
 

@@ -56,6 +56,7 @@ class State:
         *,
         choices: int = 1,
         priority: int = 0,
+        parent: int | None = None,
     ) -> Run:
         """A place at the gate, and what is to be started there."""
         if self.drain.begun:
@@ -70,6 +71,7 @@ class State:
             self.metrics,
             priority=priority,
             salt=prefix_salt(key),
+            parent=parent,
         )
 
     async def opens_thinking(self, options: dict[str, Any]) -> bool:

@@ -86,6 +86,11 @@ class Tokenizer:
         text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return text.encode()
 
+    @property
+    def joins(self) -> bool:
+        """Whether a text is the pieces of its tokens, one behind the other."""
+        return self._rule is not None
+
     def id_of(self, name: str) -> int | None:
         """The token that the vocabulary writes like this."""
         token: int | None = self._tokenizer.token_to_id(name)

@@ -13,7 +13,7 @@ from engine.params import SamplingParams
 from engine.request import Finish
 from engine.snapshot import Snapshot, Speeds
 from minichat.backends.bridge import gathered
-from minichat.backends.protocol import Progress, Prompt, Turn
+from minichat.backends.protocol import Past, Progress, Prompt, Turn
 
 
 @dataclass(eq=False)
@@ -58,6 +58,7 @@ class FakeBackend:
         script: Callable[[FakeReply], None] | None = None,
         has_template: bool = True,
         trouble: EngineError | None = None,
+        elsewhere: str = "",
     ) -> None:
         self.replies: list[FakeReply] = []
         self.updates: list[tuple[int, dict[str, Any]]] = []
@@ -69,6 +70,11 @@ class FakeBackend:
         self.progress: Progress | None = None
         self.switched: list[str] = []  # models, in the order in which they were asked for
         self.unloadable: dict[str, EngineError] = {}  # what is wrong with a model, by its name
+        self.elsewhere = elsewhere
+        self.tags: dict[str, FakeReply] = {}  # replies by the names that the screen gave them
+        self.past: dict[str, Past] = {}  # those of screens that are gone
+        self.quantized: list[str] = []  # schemes, in the order in which they were asked for; empty: cancelled
+        self.unquantizable: dict[str, EngineError] = {}  # what is wrong with a scheme, by its name
         self._snapshots, self._script, self._trouble = tuple(snapshots), script, trouble
         self._has_template = has_template
         self._numbers = count()
@@ -97,15 +103,19 @@ class FakeBackend:
         self._snapshots = tuple(replace(shot, model=model) for shot in self._snapshots)
         return self._snapshots[0]
 
-    async def submit(self, prompt: Prompt, params: SamplingParams) -> FakeReply:
+    async def submit(self, prompt: Prompt, params: SamplingParams, *, tag: str = "") -> FakeReply:
         if self.refusal:
             refusal, self.refusal = self.refusal, None
             raise refusal
         reply = FakeReply(next(self._numbers), prompt, params)
         self.replies.append(reply)
+        self.tags[tag] = reply
         if self._script:
             self._script(reply)
         return reply
+
+    async def resume(self, tag: str) -> Past | None:
+        return self.past.get(tag)
 
     async def update(self, id: int, **changes: Any) -> None:
         reply = self.replies[id]
@@ -150,6 +160,15 @@ class FakeBackend:
             for shot in self._snapshots
         )
         self.emit(Switched(0, 0.0, name, on))
+
+    async def set_quantization(self, scheme: str) -> None:
+        """Whoever holds it says how it goes on, by events and by snapshots."""
+        self.quantized.append(scheme)
+        if scheme in self.unquantizable:
+            raise self.unquantizable[scheme]
+
+    async def cancel_quantization(self) -> None:
+        self.quantized.append("")
 
     async def speeds(self) -> Speeds:
         return Speeds(read=10e9, multiply=100e9)

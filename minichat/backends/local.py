@@ -81,6 +81,10 @@ class LocalBackend:
         self._trouble = "the engine has not been loaded"
 
     @property
+    def elsewhere(self) -> str:
+        return ""
+
+    @property
     def has_template(self) -> bool:
         return self._host.has_template
 
@@ -131,8 +135,11 @@ class LocalBackend:
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    async def submit(self, prompt: Prompt, params: SamplingParams) -> LocalReply:
+    async def submit(self, prompt: Prompt, params: SamplingParams, *, tag: str = "") -> LocalReply:
         return LocalReply(await in_thread(lambda: self._host.submit(prompt, params)))
+
+    async def resume(self, tag: str) -> None:
+        """No reply outlives the screen, whose engine this is."""
 
     async def update(self, id: int, **changes: Any) -> None:
         await in_thread(lambda: self._host.update(id, **changes))
@@ -154,6 +161,12 @@ class LocalBackend:
 
     async def set_switch(self, name: str, on: bool) -> None:
         await in_thread(lambda: self._host.set_switch(name, on))
+
+    async def set_quantization(self, scheme: str) -> None:
+        await in_thread(lambda: self._host.set_quantization(scheme))
+
+    async def cancel_quantization(self) -> None:
+        await in_thread(lambda: self._host.cancel_quantization())
 
     async def snapshot(self) -> Snapshot:
         return await in_thread(self._host.snapshot)

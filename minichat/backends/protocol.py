@@ -1,6 +1,7 @@
 """What the screen needs of an engine, wherever that runs. All of it on the screen's own event loop."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.events import Delta, Event
@@ -28,8 +29,39 @@ class Reply(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A reply that was begun by a screen which is gone, and what this one has not seen of it."""
+
+    reply: Reply
+    age: float  # seconds since it was begun
+    first: float | None  # seconds from then to its first token
+    lasted: float | None  # seconds from then to its end; None while it runs
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost(Event):
+    """The line to an engine elsewhere is cut. What is asked meanwhile waits for it."""
+
+    why: str
+    ended: bool = False  # it will not come back by itself
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBack(Event):
+    """And it is mended. `anew`: another engine answers there, to whom all before is unknown."""
+
+    seconds: float
+    anew: bool
+
+
 class Backend(Protocol):
     """Nothing here blocks the loop, whatever the engine is doing."""
+
+    @property
+    def elsewhere(self) -> str:
+        """Where the engine lives if it outlives the screen, and its replies with it; else nothing."""
+        ...
 
     @property
     def has_template(self) -> bool:
@@ -44,7 +76,13 @@ class Backend(Protocol):
         """The same with another model. The old one goes first; where this raises, there is none."""
         ...
 
-    async def submit(self, prompt: Prompt, params: SamplingParams) -> Reply: ...
+    async def submit(self, prompt: Prompt, params: SamplingParams, *, tag: str = "") -> Reply:
+        """A new reply. `tag`: its name for `resume`, which no other reply has."""
+        ...
+
+    async def resume(self, tag: str) -> Past | None:
+        """A reply by its tag, from its first word on; None where nobody knows it any more."""
+        ...
 
     async def update(self, id: int, **changes: Any) -> None: ...
 
@@ -67,6 +105,12 @@ class Backend(Protocol):
     async def set_switch(self, name: str, on: bool) -> None:
         """Turns one of the snapshot's switches off or on between two steps."""
         ...
+
+    async def set_quantization(self, scheme: str) -> None:
+        """Begins to keep the weights in another of the snapshot's schemes, or raises why that cannot be."""
+        ...
+
+    async def cancel_quantization(self) -> None: ...
 
     async def snapshot(self) -> Snapshot: ...
 

@@ -14,11 +14,26 @@ from engine.params import SamplingParams
 if TYPE_CHECKING:
     from engine.host.thread import EngineThread
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "max_tokens", "stop")
+_SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "max_tokens",
+    "stop",
+    "speculate",
+    "beams",
+    "length_penalty",
+    "early_stopping",
+    "n",
+    "best_of",
+)
 
 
 def sampling(options: argparse.Namespace) -> SamplingParams:
-    given = {name: value for name in _SAMPLING if (value := getattr(options, name)) is not None}
+    given = {name: value for name in _SAMPLING if (value := getattr(options, name, None)) is not None}
     return SamplingParams(temperature=0.7).changed(**given)
 
 
@@ -28,8 +43,13 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         device=options.device,
         dtype=options.dtype,
         attention=options.attention,
+        quantization=options.quantization,
         blocks=options.blocks,
         max_context=options.max_context,
+        draft=options.draft,
+        kv_scheme=options.kv,
+        kv_window=options.kv_window,
+        kv_sinks=options.kv_sinks,
         dummy_weights=options.dummy_weights,
         **more,  # type: ignore[arg-type]
     )

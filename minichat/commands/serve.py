@@ -8,7 +8,9 @@ import secrets
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +25,15 @@ if TYPE_CHECKING:
 _CLOSE_WITHIN = 5.0  # seconds; a step that takes longer is left behind
 _SHORTEST_KEY = 16
 _LONGEST_DRAIN = 3600.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Who hears how far the start is, and where the engine's process writes its log."""
+
+    progress: Callable[[int, int], None]
+    ready: Callable[[], None]
+    log: Path
 
 
 def run(options: argparse.Namespace) -> int:
@@ -106,7 +117,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def serve(options: argparse.Namespace, keys: tuple[str, ...]) -> int:
+def serve(options: argparse.Namespace, keys: tuple[str, ...], told: Told | None = None) -> int:
     """Listens, loads, serves until a signal comes."""
     from engine.server.listen import tcp_socket, unix_socket
 
@@ -116,10 +127,12 @@ def serve(options: argparse.Namespace, keys: tuple[str, ...]) -> int:
         stack.callback(bound.close)
         if uds:
             stack.callback(uds.unlink, missing_ok=True)
-        return listen(options, keys, bound, uds)
+        return listen(options, keys, bound, uds, told or Told(show_progress, _nobody, locate().engine_log))
 
 
-def listen(options: argparse.Namespace, keys: tuple[str, ...], bound: socket.socket, uds: Path | None) -> int:
+def listen(
+    options: argparse.Namespace, keys: tuple[str, ...], bound: socket.socket, uds: Path | None, told: Told
+) -> int:
     from engine.server.config import ServerConfig
     from engine.server.listen import server
 
@@ -134,7 +147,7 @@ def listen(options: argparse.Namespace, keys: tuple[str, ...], bound: socket.soc
         drain=options.drain,
     )
     _log(options)
-    host = engine(options)
+    host = engine(options, told)
     built = server(
         host,
         config,
@@ -145,6 +158,7 @@ def listen(options: argparse.Namespace, keys: tuple[str, ...], bound: socket.soc
     if uds:
         built.leave_nothing = lambda: uds.unlink(missing_ok=True)
     announce(options, keys, bound, uds)
+    told.ready()
     built.run([bound])
     closing = threading.Thread(target=host.close, name="minichat-close", daemon=True)
     closing.start()
@@ -161,7 +175,7 @@ def served_name(options: argparse.Namespace) -> str:
     return str(options.served_name or (folder.resolve().name if folder.is_dir() else options.model))
 
 
-def engine(options: argparse.Namespace) -> "EngineHost":
+def engine(options: argparse.Namespace, told: Told) -> "EngineHost":
     """The model's engine, in a process of its own: what clients cost is taken from no step. Or a dry one."""
     config = engine_config(options)
     if options.dry_run:
@@ -171,9 +185,8 @@ def engine(options: argparse.Namespace) -> "EngineHost":
         return EngineThread(dry_engine(config, rate=options.rate or 30.0))
     from engine.host.process import EngineProcess
 
-    log = locate().engine_log
-    private_folder(log.parent)
-    return EngineProcess(config, log, progress=show_progress)
+    private_folder(told.log.parent)
+    return EngineProcess(config, told.log, progress=told.progress)
 
 
 def announce(
@@ -194,6 +207,10 @@ def announce(
     else:
         shown = f": {keys[0]}" if sys.stderr.isatty() else ""
         say(f"its key is in {locate().server_key}{shown}")
+
+
+def _nobody() -> None:
+    """Whoever sits at the terminal has been told."""
 
 
 def say(line: str) -> None:

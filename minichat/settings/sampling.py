@@ -23,6 +23,14 @@ MEANINGS = {
     "max_tokens": "The most tokens of a reply; without it, as many as fit.",
     "logprobs": "How many of the likeliest tokens come with each token; without it, none.",
     "ignore_eos": "Go on after the model's own end of the reply.",
+    "speculate": "Guess tokens ahead, which makes a reply faster and changes none of it.",
+    "draft_tokens": "How many tokens are guessed at once; 0 guesses as many as pay.",
+    "beams": "Hypotheses of a beam search, which draws nothing; 1 searches none.",
+    "length_penalty": "Of beams: above 0 long replies win, below 0 short ones.",
+    "early_stopping": 'Of beams: end when enough have ended (true), or only when none can win ("never").',
+    "n": "Replies to one prompt.",
+    "best_of": "Draw so many replies, and give the n likeliest of them.",
+    "grammar": 'What a reply has to be: `{kind = "regex", text = "..."}`; or kind json, or choice.',
 }
 
 

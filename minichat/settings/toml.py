@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, is_dataclass
 from typing import Any
 
 _WORD = r"""[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*'"""
@@ -36,6 +37,8 @@ def literal(value: Any) -> str:
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case list() | tuple():
             return f"[{', '.join(map(literal, value))}]"
+        case _ if is_dataclass(value) and not isinstance(value, type):
+            return literal(asdict(value))
         case Mapping():
             pairs = (f"{literal(str(name))} = {literal(each)}" for name, each in value.items())
             return f"{{{', '.join(pairs)}}}"

@@ -103,7 +103,7 @@ async def test_a_fault_of_the_program_fails_one_reply_only(
 ) -> None:
     async with bench() as it:
 
-        async def break_down(*_: object) -> None:
+        async def break_down(*_: object, **__: object) -> None:
             raise ZeroDivisionError("by zero")
 
         with monkeypatch.context() as broken:
@@ -122,10 +122,10 @@ async def test_a_chat_closed_while_its_request_is_on_its_way_ends_it(
     async with bench() as it:
         submit, begun, go_on = it.backend.submit, asyncio.Event(), asyncio.Event()
 
-        async def slowly(*asked: Any) -> Any:
+        async def slowly(*asked: Any, **named: Any) -> Any:
             begun.set()
             await go_on.wait()
-            return await submit(*asked)
+            return await submit(*asked, **named)
 
         monkeypatch.setattr(it.backend, "submit", slowly)
         it.main.prompt.put("hello")

@@ -92,7 +92,6 @@ async def test_a_scheme_is_chosen_watched_and_taken_back(bench: Callable[..., An
         await it.until(lambda: "it was cancelled" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: backend.quantized == ["int8", "", "fp8"])
-        await it.until(lambda: "quantization 'fp8': needs a GPU" in it.screen_text())
         await it.pilot.press("escape")
         await it.until(lambda: it.app.focused is it.main.prompt)
 

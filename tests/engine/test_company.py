@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from engine.core import Engine
 from engine.params import SamplingParams
 from engine.request import Finish
+from engine.scheduling.window import Window
 from tests.engine.ledger import Clock, Reply, alone, drain, ledger_engine
 
 
@@ -97,7 +98,9 @@ def test_company_changes_nothing(work: Workload) -> None:
     run_workload(work)
 
 
-def run_workload(work: Workload, meddle: Callable[[Engine, int], None] = nothing) -> None:
+def run_workload(
+    work: Workload, meddle: Callable[[Engine, int], None] = nothing, window: Window | None = None
+) -> None:
     """To the end, with a check after every step; `meddle` is called before each with the engine."""
     engine = ledger_engine(
         blocks=work.blocks,
@@ -110,6 +113,7 @@ def run_workload(work: Workload, meddle: Callable[[Engine, int], None] = nothing
         preemption=work.preemption,
         chunked_prefill=work.chunked,
         prefix_cache=work.prefix_cache,
+        window=window,
     )
     replies: list[tuple[Job, Reply, list[int]]] = []  # with what the engine must say
     ids: dict[Job, int] = {}
@@ -121,7 +125,7 @@ def run_workload(work: Workload, meddle: Callable[[Engine, int], None] = nothing
                 ids[job] = engine.submit(
                     job.prompt, params, reply, priority=job.priority, deadline=job.deadline, salt=job.salt
                 )
-                replies.append((job, reply, alone(job.prompt, job.count, job.seed)))
+                replies.append((job, reply, alone(job.prompt, job.count, job.seed, window=window)))
         for job, id in ids.items():
             request = engine.scheduler.requests.get(id)
             if request is None:
@@ -131,7 +135,7 @@ def run_workload(work: Workload, meddle: Callable[[Engine, int], None] = nothing
                 engine.preempt(id)
             if since == job.fork_after:
                 branch, said = Reply(), request.tokens[request.prompt_len :]
-                tail = alone(request.tokens, job.count - len(said), job.seed + 10)
+                tail = alone(request.tokens, job.count - len(said), job.seed + 10, window=window)
                 replies.append((job, branch, tail))
                 engine.fork(id, branch, SamplingParams(max_tokens=job.count, seed=job.seed + 10))
             if since == job.abort_after:

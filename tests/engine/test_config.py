@@ -19,6 +19,10 @@ BAD = {
     "blocks": [0, 2.5, "many"],
     "host_blocks": [-1, 1.5, "3", True],
     "max_context": [0, "long", math.inf],
+    "quantization": [8, None],
+    "kv_window": [0, 15, 32.0, "64", True],
+    "kv_sinks": [-1, 1.5, "4", None, True],
+    "kv_scheme": ["int4", "", None, 8],
     "max_running": [0, None, False],
     "max_step_tokens": [0, 1.5],
     "max_waiting": [0, "9", None],
@@ -27,6 +31,8 @@ BAD = {
     "preemption": ["never", None],
     "depth": [2, -1, True, 1.0, "0"],
     "seed": ["x", 1.5, True, math.nan],
+    "draft": [5, True],
+    "exit_layer": [0, -1, 1.5, "2", True],
 }
 CASES = [(field, value) for field, values in BAD.items() for value in values]
 

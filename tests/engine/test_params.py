@@ -3,8 +3,9 @@ import math
 import pytest
 
 from engine.errors import BadParams
-from engine.params import FIELDS, SamplingParams
+from engine.params import FIELDS, MAX_GRAMMAR, Grammar, SamplingParams
 
+WORD = Grammar("regex", "[a-z]+")
 BAD = {
     "temperature": [-0.1, math.nan, math.inf, "hot", True, None],
     "top_k": [-1, 1.5, "3", True],
@@ -21,6 +22,14 @@ BAD = {
     "max_tokens": [0, -1, 2.0],
     "logprobs": [-1, 21, True],
     "ignore_eos": [1, "yes"],
+    "beams": [0, -1, 513, 2.0, True],
+    "length_penalty": [11.0, -11.0, math.nan, "long", True],
+    "early_stopping": ["always", 1, 0, None],
+    "n": [0, 129, 1.5, True],
+    "best_of": [0, 129, "all"],
+    "speculate": ["magic", 1, None, True, ["ngram"]],
+    "grammar": [{"type": "object"}, "json", 1, True],
+    "draft_tokens": [-1, 17, 1.5, None, True],
 }
 
 
@@ -52,3 +61,30 @@ def test_a_change_is_checked_and_leaves_the_rest() -> None:
         params.changed(temprature=1.0)
     with pytest.raises(BadParams, match="min_tokens: 9 is more than max_tokens"):
         params.changed(min_tokens=9, max_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("field", "words", "together"),
+    [
+        ("n", "5 is more than beams", {"beams": 4, "n": 5}),
+        ("best_of", "cannot be had with beams", {"beams": 4, "best_of": 4}),
+        ("best_of", "2 is less than n", {"n": 3, "best_of": 2}),
+        ("logprobs", "cannot be had with beams", {"beams": 2, "logprobs": 0}),
+        ("speculate", "cannot be had with beams", {"beams": 2, "speculate": "ngram"}),
+        ("grammar", "cannot be had with beams", {"beams": 2, "grammar": WORD}),
+        ("grammar", "cannot be had with speculate", {"speculate": "ngram", "grammar": WORD}),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(field: str, words: str, together: dict) -> None:
+    with pytest.raises(BadParams, match=words) as caught:
+        SamplingParams(**together)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("xml", "<a/>"), (None, "a"), ("regex", None), ("json", {}), ("regex", "a" * (MAX_GRAMMAR + 1))],
+)
+def test_what_is_no_grammar_is_refused(kind: object, text: object) -> None:
+    with pytest.raises(BadParams, match=r"^grammar: "):
+        Grammar(kind, text)

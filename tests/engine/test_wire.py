@@ -19,7 +19,7 @@ from engine.codec import MAX_COLUMN, codec, field_types
 from engine.config import EngineConfig
 from engine.errors import BadInput, BadParams, BadWire, EngineError, UnknownRequest
 from engine.events import Delta, Event, TokenLogprob
-from engine.params import FIELDS, SamplingParams
+from engine.params import FIELDS, Grammar, SamplingParams
 from engine.request import Finish
 from engine.snapshot import BlockView, RequestView, Snapshot
 from tests.engine.ledger import ledger_engine
@@ -131,6 +131,7 @@ class TestRoundTrips:
             SamplingParams(),
             SamplingParams(temperature=0, top_k=5, seed=2**64 - 1, stop=("a", "b\n"), stop_ids=(1, 2)),
             SamplingParams(logit_bias=((5, -1.5), (7, 2.0)), max_tokens=9, min_tokens=3, logprobs=0),
+            SamplingParams(grammar=Grammar("json", '{"type": "object"}')),
             SamplingParams(ignore_eos=True, min_p=0.25, top_p=0.1, repetition_penalty=1.1),
         ],
     )

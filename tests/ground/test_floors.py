@@ -10,12 +10,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS: dict[str, int] = {
-    **dict.fromkeys(("config", "params", "request", "events", "snapshot", "errors", "layout", "codec", "wire"), 0),
-    **dict.fromkeys(("cache", "scheduling", "speculation", "text"), 1),
+    **dict.fromkeys(("config", "params", "request", "events", "snapshot"), 0),
+    **dict.fromkeys(("errors", "layout", "codec", "wire"), 0),
+    **dict.fromkeys(("cache", "grammar", "scheduling", "speculation", "text"), 1),
     **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices"), 2),
     "runner": 3,
-    **dict.fromkeys(("core", "meters", "observe", "reply", "groups"), 4),
-    **dict.fromkeys(("host", "start"), 5),
+    **dict.fromkeys(("core", "meters", "observe", "reply", "groups", "limits", "requantize"), 4),
+    **dict.fromkeys(("host", "start", "quality"), 5),
     "server": 6,
 }
 TENSORS_ON_FLOOR_1 = "engine.cache.store"

@@ -54,13 +54,28 @@ def delta(token: int, finish: Finish | None = None) -> Delta:
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.sampled_from([None, *Finish]))
 def test_merged_is_all_of_them(tokens: list[int], finish: Finish | None) -> None:
     deltas = [delta(token) for token in tokens[:-1]] + [delta(tokens[-1], finish)]
-    assert merged(deltas) == Delta(
-        3,
-        tuple(tokens),
-        "".join(f"{token} " for token in tokens),
-        tuple(TokenLogprob(token, -1.0, 1, ()) for token in tokens),
-        finish,
-    )
+    assert merged(deltas) == [
+        Delta(
+            3,
+            tuple(tokens),
+            "".join(f"{token} " for token in tokens),
+            tuple(TokenLogprob(token, -1.0, 1, ()) for token in tokens),
+            finish,
+        )
+    ]
+
+
+def test_replies_of_one_request_are_merged_apart() -> None:
+    """The one that ends the request stays the last."""
+    told = [(1, "a", None), (0, "b", None), (1, "c", Finish.STOP), (0, "d", None), (0, "e", Finish.LENGTH)]
+    deltas = [
+        Delta(3, (7,), text, finish=finish, choice=choice, left=choice, tail=text)
+        for choice, text, finish in told
+    ]
+    assert merged(deltas) == [
+        Delta(3, (7, 7), "ac", finish=Finish.STOP, choice=1, left=1, tail="c"),
+        Delta(3, (7, 7, 7), "bde", finish=Finish.LENGTH, tail="e"),
+    ]
 
 
 def test_the_first_tokens_come_one_by_one(pair: Pair) -> None:

@@ -29,7 +29,7 @@ from engine.host.process import EngineProcess, _ending
 from engine.host.protocol import EngineHost
 from engine.host.stream import ReplyFailed, Stream
 from engine.host.thread import EngineThread
-from engine.params import SamplingParams
+from engine.params import Grammar, SamplingParams
 from engine.request import Finish
 from engine.start import start
 
@@ -81,6 +81,16 @@ def gone(pid: int) -> bool:
 
 
 class TestTheSameHost:
+    def test_replies_that_keep_to_a_grammar(self, host: EngineHost) -> None:
+        word = Grammar("choice", '["Paris", "London"]')
+        assert host.submit(ASK, GREEDY.changed(grammar=word)).result().text in ("Paris", "London")
+        stream = begun(host)
+        host.update(stream.id, grammar=word)
+        assert stream.result().text.endswith(("Paris", "London"))
+        with pytest.raises(BadParams, match=r"^grammar: cannot be kept to") as caught:
+            host.submit(ASK, GREEDY.changed(grammar=Grammar("regex", "(")))
+        assert caught.value.field == "grammar"
+
     def test_replies_are_the_threads_to_the_last_digit(
         self, thread: EngineThread, process: EngineProcess
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import engine.start
-from tests.runner.small import FAMILIES, make
+from tests.runner.small import make
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,8 +33,3 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tupl
 @pytest.fixture(scope="session")
 def llama(checkpoint: Callable[[str], tuple[Path, Any]]) -> Path:
     return checkpoint("llama")[0]
-
-
-@pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest, checkpoint: Callable[[str], tuple[Path, Any]]) -> tuple[Path, Any]:
-    return checkpoint(request.param)

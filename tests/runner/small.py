@@ -79,8 +79,8 @@ def ask(engine: Engine, prompt: Sequence[int], params: SamplingParams = GREEDY) 
 
 
 def alone(folder: Path, prompt: Sequence[int], params: SamplingParams = GREEDY) -> Heard:
-    """The oracle: nobody else there, nothing cached, nothing taken away."""
-    return _alone(folder, tuple(prompt), params)
+    """The oracle: nobody else there, nothing cached, nothing taken away, nothing guessed."""
+    return _alone(folder, tuple(prompt), params.changed(speculate=""))
 
 
 @cache

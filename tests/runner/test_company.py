@@ -6,13 +6,15 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.params import FIELDS, SamplingParams
+from engine.core import Engine
+from engine.params import FIELDS, Grammar, SamplingParams
 from engine.request import Finish
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import Heard, alone, close_to, drain, engine_on, turn
 
 A, B, C = (byte_tokenizer().token_to_id(letter) for letter in "abc")
 BLOCKS, LAST = 6, 24
+GRAMMARS = (Grammar("json", '{"type": "object"}'), Grammar("regex", "(the |[a-c]{2,9})+"))
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def parameters(draw: st.DrawFn) -> SamplingParams:
         max_tokens=most,
         logprobs=draw(st.sampled_from([None, None, 0, 3])),
         ignore_eos=draw(st.booleans()),
+        grammar=draw(st.sampled_from([None, None, *GRAMMARS])),
     )
 
 
@@ -89,10 +92,8 @@ workloads = st.builds(
 )
 
 
-@settings(max_examples=40)
-@given(work=workloads)
-def test_company_changes_nothing(llama: Path, work: Workload) -> None:
-    engine = engine_on(
+def engine_for(llama: Path, work: Workload) -> Engine:
+    return engine_on(
         llama,
         blocks=BLOCKS,
         host_blocks=BLOCKS,
@@ -102,6 +103,15 @@ def test_company_changes_nothing(llama: Path, work: Workload) -> None:
         preemption=work.preemption,
         prefix_cache=work.prefix_cache,
     )
+
+
+@settings(max_examples=40)
+@given(work=workloads)
+def test_company_changes_nothing(llama: Path, work: Workload) -> None:
+    assert_nothing_changes(engine_for(llama, work), llama, work)
+
+
+def assert_nothing_changes(engine: Engine, llama: Path, work: Workload) -> None:
     replies: list[tuple[Job, Heard]] = []
     forks: list[tuple[Job, Heard, str, int]] = []  # with what the parent had said by then
     ids: dict[int, Job] = {}

@@ -24,8 +24,8 @@ def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
     ("fields", "param"),
     [
         ({"temprature": 1}, "temprature"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.type"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
         ({"functions": []}, "functions"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"stream_options": {"include_usage": True, "chunk": 1}}, "stream_options.chunk"),

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.params import SamplingParams
+from engine.params import Grammar, SamplingParams
 from minichat.settings.presets import SHIPPED, PresetError, delete_preset, load_presets, save_preset
 
 
@@ -22,7 +22,11 @@ def test_without_a_file_the_shipped_ones_are_there(file: Path) -> None:
 
 def test_saved_ones_come_back_first_and_the_others_stay(file: Path) -> None:
     mine = SamplingParams(
-        temperature=1e-05, stop=('"quoted"\n', "ü\x7f"), logit_bias=((3, -1.0),), seed=2**63
+        temperature=1e-05,
+        stop=('"quoted"\n', "ü\x7f"),
+        logit_bias=((3, -1.0),),
+        seed=2**63,
+        grammar=Grammar("regex", "a+"),
     )
     save_preset(file, "my own", mine)
     save_preset(file, "greedy", SamplingParams(top_k=1))

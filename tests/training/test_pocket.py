@@ -46,27 +46,34 @@ def test_the_draft_is_small_and_shares_the_vocabulary(pocket: Path) -> None:
 ANNA = [("user", "My name is Anna."), ("assistant", "Nice to meet you, Anna!")]
 
 
-@pytest.mark.parametrize(
-    ("turns", "check"),
-    [
-        ([("user", "What is a KV block?")], Terms(("16", "keys and values"))),
-        ([("user", "how do i open the monitor")], Terms(("F2",))),
-        (
-            [("user", "Tell me a story about a fox named Mia.")],
-            StoryOf("Mia", "fox", frozenset({"Tom", "Anna"})),
-        ),
-        ([("user", "Who was Napoleon?")], Honest()),
-        ([("user", "Reverse this list: red, green, blue")], Exact("blue, green, red")),
-        ([("user", "What is 17 + 25?")], Words(("= 42",))),
-        (
-            [("user", "To JSON: Ben is 31 years old and lives in Oslo.")],
-            JsonIs({"name": "Ben", "age": 31, "city": "Oslo"}),
-        ),
-        ([*ANNA, ("user", "What is my name?")], Words(("Anna",))),
-    ],
-)
-def test_it_answers(shipped: Decoder, pocket: Path, turns: list[tuple[str, str]], check: Check) -> None:
+QUESTIONS: list[tuple[list[tuple[str, str]], Check]] = [
+    ([("user", "What is a KV block?")], Terms(("16", "keys and values"))),
+    ([("user", "how do i open the monitor")], Terms(("F2",))),
+    (
+        [("user", "Tell me a story about a fox named Mia.")],
+        StoryOf("Mia", "fox", frozenset({"Tom", "Anna"})),
+    ),
+    ([("user", "Who was Napoleon?")], Honest()),
+    ([("user", "Reverse this list: red, green, blue")], Exact("blue, green, red")),
+    ([("user", "What is 17 + 25?")], Words(("= 42",))),
+    (
+        [("user", "To JSON: Ben is 31 years old and lives in Oslo.")],
+        JsonIs({"name": "Ben", "age": 31, "city": "Oslo"}),
+    ),
+    ([*ANNA, ("user", "What is my name?")], Words(("Anna",))),
+]
+
+
+@pytest.fixture(scope="module")
+def answers(shipped: Decoder, pocket: Path) -> list[str]:
+    """To all questions, in one batch."""
     tokenizer = Tokenizer.from_file(str(pocket / "tokenizer.json"))
-    prompt = tokenizer.encode(render(turns, ask=True), add_special_tokens=False).ids
-    [written] = replies(shipped, [prompt], most=200, end=token_id(tokenizer, END_TURN))
-    assert check.right(tokenizer.decode(written))
+    asked = [render(turns, ask=True) for turns, _ in QUESTIONS]
+    prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in asked]
+    written = replies(shipped, prompts, most=200, end=token_id(tokenizer, END_TURN))
+    return [tokenizer.decode(each) for each in written]
+
+
+@pytest.mark.parametrize("number", range(len(QUESTIONS)), ids=[turns[-1][1] for turns, _ in QUESTIONS])
+def test_it_answers(answers: list[str], number: int) -> None:
+    assert QUESTIONS[number][1].right(answers[number]), answers[number]

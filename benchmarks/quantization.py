@@ -1,0 +1,89 @@
+"""Weights in fewer bits: one layer's product under each scheme over rows, and how long a change takes."""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.harness import Bench
+from engine.devices import pick
+from engine.errors import BadInput
+from engine.models.decoder import Decoder
+from engine.models.find import find_model
+from engine.models.registry import load_model
+from engine.quant.conversion import Conversion
+from engine.quant.registry import named, names, why_not
+
+COPIES = 4  # weights that take turns, so that none waits in the processor's cache
+
+
+def run(
+    bench: Bench,
+    *,
+    only: str = "rows",
+    inputs: int = 2048,
+    outputs: int = 6144,
+    device: str = "cpu",
+    threads: int = 1,
+    loops: int = 2,
+    model: str = "pocket",
+) -> None:
+    """--only rows, or --only change."""
+    torch.set_num_threads(threads)
+    place = pick(device)
+    if only == "rows":
+        rows(bench, place, inputs, outputs, loops)
+    elif only == "change":
+        change(bench, place, model)
+    else:
+        raise BadInput(f"only must be rows or change, not {only!r}")
+
+
+def rows(bench: Bench, place: torch.device, inputs: int, outputs: int, loops: int) -> None:
+    dtype, generator = torch.bfloat16, torch.Generator().manual_seed(0)
+    weights = [torch.randn(outputs, inputs, generator=generator).to(place, dtype) for _ in range(COPIES)]
+    schemes = [name for name in names() if name != "bf16" and why_not(name, place, dtype) is None]
+    products = {name: [named(name).make(weight, None) for weight in weights] for name in schemes}
+    for name, made in products.items():
+        nbytes = sum(each.nbytes for each in (*made[0].parameters(), *made[0].buffers()))
+        bench.note(f"{name}: bits a weight", nbytes * 8 / (inputs * outputs), "bits")
+    for count in (1, 4, 16, 64):
+        x = torch.randn(count, inputs, generator=generator).to(place, dtype)
+        bench.compare(
+            {f"{name}, {count} rows": looped(made, x, loops) for name, made in products.items()},
+            unit="s/product",
+        )
+
+
+def looped(products: Sequence[nn.Module], x: Tensor, loops: int) -> Callable[[], float]:
+    turns = cycle(products)
+
+    def call() -> float:
+        with torch.inference_mode():
+            for _ in range(loops):
+                next(turns)(x)
+            if x.is_cuda:
+                torch.cuda.synchronize()
+        return float(loops)
+
+    return call
+
+
+def change(bench: Bench, place: torch.device, model: str) -> None:
+    """From the checkpoint's type to each scheme, and back."""
+    made, _ = load_model(find_model(model), device=place)
+    assert isinstance(made, Decoder) and made.source is not None
+    plain = made.source.scheme("none")
+    for name in ("int8", "int4", "fp8"):
+        if why_not(name, place, made.embed.dtype) is not None:
+            continue
+        scheme = made.source.scheme(name)
+        for old, new in ((plain, scheme), (scheme, plain)):
+            conversion, began = Conversion(made, old, new), time.perf_counter()
+            while not conversion.over:
+                conversion.advance()
+            if place.type == "cuda":
+                torch.cuda.synchronize()
+            bench.note(f"{model}: {old.name} to {new.name}", time.perf_counter() - began, "s")

@@ -1,0 +1,222 @@
+"""Guessing ahead on the built-in model: what wins, what it costs where nothing can, and the break-even line.
+
+The table drafts in every step, however much that loses; the other figures let the engine decide, as it does.
+Both sides of a ratio say the same tokens, in turns; a ratio is of processor time.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import engine
+from benchmarks.harness import Bench
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.events import Delta
+from engine.params import SamplingParams
+from engine.speculation.gain import Prices
+from engine.start import start
+from engine.text.chat import Chat
+
+POCKET = Path(engine.__file__).parent / "pocket"
+QUESTIONS = (
+    "Tell me a story about a fox and a lantern.",
+    "Write a story about a robot who is afraid of the sea.",
+    "What is the prefix cache?",
+    "Give me a JSON object for a boy named Tom, 9 years old, who likes chess.",
+)
+
+
+class Free(Prices):
+    """Costs nothing, as far as anybody knows: drafting never stops."""
+
+    def wants_plain(self, rows: int) -> bool:
+        return False
+
+    def of(self, kind: str, rows: int) -> float:
+        return -1e-3  # even what is never right seems to pay
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a run has brought."""
+
+    tokens: int
+    steps: int
+    drafted: int
+    accepted: int
+    verifications: int
+
+
+def run(bench: Bench, *, only: str = "", tokens: int = 96) -> None:
+    known = {each.__name__: each for each in (gain, break_even, couplings)}
+    if only and only not in known:
+        raise SystemExit(f"there is no {only!r}, but {', '.join(known)}")
+    for name, measure in known.items():
+        if only in ("", name):
+            measure(bench, tokens)
+
+
+def gain(bench: Bench, tokens: int) -> None:
+    """The engine decides by itself: on text that repeats itself, on random text, on replies."""
+    running = started()
+    greedy = SamplingParams(temperature=0, max_tokens=tokens)
+    sampled = SamplingParams(temperature=0.7, max_tokens=tokens, seed=1)
+    wild = SamplingParams(temperature=8, max_tokens=4 * tokens, ignore_eos=True, seed=1)
+    prompts = asked(running, [[ask] for ask in map(user, QUESTIONS)])
+    again = asked(running, [asked_again(running, ask, greedy) for ask in map(user, QUESTIONS)])
+    for kind in ("ngram", "suffix"):
+        against(bench, f"{kind}, a question asked again", running, again, greedy, kind)
+    for kind in ("ngram", "suffix", "draft", "exit"):
+        against(bench, f"{kind}, random text", running, prompts[:1], wild, kind)
+    for kind in ("draft", "exit"):
+        against(bench, f"{kind}, replies", running, prompts, sampled, kind)
+
+
+def break_even(bench: Bench, tokens: int) -> None:
+    """Drafts in every step: what they bring, and what they would have to bring."""
+    running = started()
+    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    prompts = asked(running, [[ask] for ask in map(user, QUESTIONS)])
+    table(bench, "draft", prompts, greedy, None)
+    for layer in (2, 4, 6):
+        table(bench, "exit", prompts, greedy, layer)
+
+
+def started(exit_layer: int | None = None) -> Engine:
+    return start(EngineConfig(model="pocket", device="cpu", seed=0, threads=1, exit_layer=exit_layer))
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def asked(running: Engine, chats: Sequence[list[dict[str, str]]]) -> list[list[int]]:
+    with Chat(running.tokenizer) as chat:
+        return [chat.prompt(messages) for messages in chats]
+
+
+def asked_again(running: Engine, ask: dict[str, str], params: SamplingParams) -> list[dict[str, str]]:
+    """A chat whose second reply says once more what the first one said: text that repeats itself."""
+    said: list[int] = []
+    running.submit(asked(running, [[ask]])[0], params, partial(hear, said))
+    while running.busy:
+        running.step()
+    return [ask, {"role": "assistant", "content": running.tokenizer.decode(said)}, ask]
+
+
+def against(
+    bench: Bench, label: str, running: Engine, prompts: list[list[int]], params: SamplingParams, kind: str
+) -> None:
+    """How many times as fast as without: the median of rounds, in each of which both run."""
+    plain, drafting = (
+        partial(replies, running, prompts, params.changed(speculate=each)) for each in ("", kind)
+    )
+    ratios, told = rounds(bench, label, plain, drafting)
+    bench.note(f"{label}: speed", ratios, "x")
+    bench.note(f"{label}: acceptance", 100 * told.accepted / max(told.drafted, 1), "%")
+    bench.note(f"{label}: tokens a step", told.tokens / told.steps, "tok")
+
+
+def table(
+    bench: Bench, kind: str, prompts: list[list[int]], params: SamplingParams, layer: int | None
+) -> None:
+    running = started(layer)
+    running.scheduler.speculator.prices = Free()
+    for length in (2, 4):
+        label = f"{kind} {layer}, K {length}" if layer else f"{kind}, K {length}"
+        asked = params.changed(speculate=kind, draft_tokens=length)
+        ratios, told = rounds(
+            bench,
+            label,
+            partial(replies, running, prompts, params),
+            partial(replies, running, prompts, asked),
+        )
+        made = told.tokens / told.steps
+        bench.note(f"{label}: acceptance", 100 * told.accepted / max(told.drafted, 1), "%")
+        bench.note(f"{label}: speed", ratios, "x")
+        # A step with drafts takes so many plain ones, and must bring as many tokens to lose nothing.
+        costs = [made / ratio for ratio in ratios]
+        bench.note(f"{label}: tokens a step", made, "tok")
+        bench.note(f"{label}: break-even, tokens a step", costs, "tok")
+
+
+def rounds(
+    bench: Bench, label: str, plain: Callable[[], Told], drafting: Callable[[], Told]
+) -> tuple[list[float], Told]:
+    """Speed against plain steps, a round each; what the last of them brought."""
+    ratios, told = [], plain()
+    for number in range(bench.warmup + bench.repeats):
+        spent = {}
+        for name, call in [("plain", plain), ("drafting", drafting)][:: 1 if number % 2 else -1]:
+            began = time.process_time()
+            done = call()
+            spent[name] = time.process_time() - began
+            told = done if name == "drafting" else told
+        ratios.append(spent["plain"] / spent["drafting"])
+    return ratios[bench.warmup :], told
+
+
+def replies(running: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Told:
+    """One after another, never from the prefix cache or what was said before."""
+    speculator = running.scheduler.speculator
+    before, tokens, steps = speculator.total(), 0, 0
+    for prompt in prompts:
+        running.scheduler.pool.forget_all()
+        speculator.forget_replies()
+        said: list[int] = []
+        running.submit(prompt, params, partial(hear, said))
+        while running.busy:
+            running.step()
+            steps += 1
+        tokens += len(said)
+    after = speculator.total()
+    return Told(
+        tokens,
+        steps,
+        after.drafted - before.drafted,
+        after.accepted - before.accepted,
+        after.verifications - before.verifications,
+    )
+
+
+def hear(said: list[int], delta: Delta) -> None:
+    said += delta.tokens
+
+
+@torch.inference_mode()
+def couplings(bench: Bench, tokens: int) -> None:
+    """How often a first draft stands: drawn with the target's number, or by rejection sampling."""
+    from transformers import AutoModelForCausalLM
+
+    prompts = asked(started(), [[ask] for ask in map(user, QUESTIONS)])
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        for folder in (POCKET, POCKET / "draft")
+    )
+    for temperature in (0.7, 1.0, 1.5):
+        shared, rejection = [], []
+        for prompt in prompts:
+            said = target.generate(
+                torch.tensor([prompt]),
+                max_new_tokens=tokens,
+                do_sample=True,
+                temperature=temperature,
+                top_k=0,
+            )
+            p, q = (
+                (model(said).logits[0, len(prompt) - 1 :] / temperature).double().softmax(-1)
+                for model in (target, draft)
+            )
+            rejection += torch.minimum(p, q).sum(-1).tolist()
+            high = torch.minimum(p.cumsum(-1), q.cumsum(-1))
+            low = torch.maximum(p.cumsum(-1) - p, q.cumsum(-1) - q)
+            shared += (high - low).clamp(min=0).sum(-1).tolist()
+        for name, found in (("one number for both", shared), ("rejection sampling", rejection)):
+            bench.note(
+                f"draft stands at temperature {temperature}, {name}", 100 * sum(found) / len(found), "%"
+            )

@@ -1,0 +1,65 @@
+"""Where a decoder's layers come from, as often as they are asked for: when it is loaded, and when the scheme
+in which weights are kept changes."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from engine.config import DecoderConfig
+from engine.errors import BadInput
+from engine.kernels.mirrored import MirroredNorm
+from engine.models.decoder import Layer, Linear, Norm
+from engine.quant.base import Scheme
+from engine.quant.registry import choose
+
+
+class Source(Protocol):
+    """Makes layers from the exact weights, whatever the present ones are kept as."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def scheme(self, name: str) -> Scheme:
+        """The scheme of that name, if it runs here; `none` is what the checkpoint has."""
+
+    def layer(self, index: int, scheme: Scheme) -> Layer: ...
+
+
+class LayerSource:
+    """From weights of plain numbers. No more than one layer is there unconverted."""
+
+    def __init__(
+        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, fill: Callable[[Layer], None]
+    ) -> None:
+        self.config, self.dtype, self.device = config, dtype, device
+        self._fill = fill
+
+    def scheme(self, name: str) -> Scheme:
+        return choose(name, self.device, self.dtype)
+
+    def layer(self, index: int, scheme: Scheme) -> Layer:
+        layer = empty_layer(index, self.config, self.dtype, self.device)
+        self._fill(layer)
+        settle(layer, scheme)
+        return layer
+
+
+def empty_layer(index: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Layer:
+    try:
+        with device:
+            return Layer(index, config, dtype).eval()
+    except RuntimeError as error:
+        raise BadInput(f"layer {index} does not fit on {device}: {error}") from error
+
+
+@torch.no_grad()
+def settle(module: nn.Module, scheme: Scheme) -> None:
+    """Puts the scheme's products in the place of Linears, one by one; on a CPU, norms in one kernel."""
+    for owner in list(module.modules()):
+        for name, child in list(owner.named_children()):
+            if isinstance(child, Linear):
+                setattr(owner, name, scheme.make(child.weight, child.bias))
+            elif isinstance(child, Norm) and child.weight.device.type == "cpu":
+                setattr(owner, name, MirroredNorm(child.weight, child.eps))

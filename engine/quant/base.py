@@ -1,0 +1,43 @@
+"""What a quantization scheme is: docs/quantization.md has those there are, docs/extending.md one of yours."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+
+class Scheme(Protocol):
+    """How the weights of a model's products are kept, and multiplied."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kernels(self) -> str:
+        """In words, what multiplies."""
+
+    @property
+    def rounds_activations(self) -> bool:
+        """Whether what a weight is multiplied with is rounded too. All kernels of a scheme do, or none."""
+
+    @property
+    def graphs(self) -> bool:
+        """Whether its kernels can be recorded into a CUDA graph: none of them asks the device anything."""
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """None: it runs there, for a model that computes in `dtype`; else the sentence that says why not."""
+
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+        """What a weight of that shape takes, nearly."""
+
+    def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """What stands in a Linear's place, on the weight's device: [rows, inputs] -> [rows, outputs]."""
+
+
+def trimmed(out: Tensor, outputs: int) -> Tensor:
+    """The first columns, which others will want to see as heads."""
+    return out if out.shape[1] == outputs else out[:, :outputs].contiguous()
+
+
+def rounded_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -1,0 +1,199 @@
+"""`bnb-int8`, `bnb-nf4`, `bnb-fp4`: by way of the library bitsandbytes, where it is installed."""
+
+import importlib
+import importlib.util
+import logging
+import sys
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.errors import BadInput
+from engine.quant.base import rounded_up, trimmed
+from engine.quant.registry import register
+
+BLOCK = (
+    64  # weights of one scale; a row's width must be whole blocks, or its 4 bit products are silently wrong
+)
+OUTLIER = 6.0  # an activation beyond that is multiplied in full
+FEW = 64  # rows up to which the 4 bit product of a CPU is ahead of a dequantized weight
+_COLUMNS = 32  # outputs that the CPU's 4 bit product takes at a time
+
+
+@cache
+def library() -> Any:
+    """bitsandbytes.functional. Where it finds the package `kernels`, it fetches some: it does not find it."""
+    logger, hidden = logging.getLogger("bitsandbytes"), sys.modules.get("kernels")
+    level, before = logger.level, "kernels" in sys.modules
+    logger.setLevel(logging.ERROR)  # it warns of that package
+    sys.modules["kernels"] = None  # type: ignore[assignment]
+    try:
+        for name in ("bitsandbytes.backends.cpu.ops", "bitsandbytes.nn.modules"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        return importlib.import_module("bitsandbytes.functional")
+    except Exception as error:  # its libraries may not fit this machine's in many ways
+        problem = f"{type(error).__name__}: {error}"
+        raise BadInput(f"the library bitsandbytes cannot be used here: {problem}") from error
+    finally:
+        logger.setLevel(level)
+        if before:
+            sys.modules["kernels"] = hidden  # type: ignore[assignment]
+        else:
+            del sys.modules["kernels"]
+
+
+def missing() -> str | None:
+    """Looks for it, and does not import it: that takes seconds, and whoever lists the schemes has no time."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        return "the library bitsandbytes is not installed; `pip install minichat[bitsandbytes]` brings it"
+    return None
+
+
+class OutlierInt8(nn.Module):
+    """LLM.int8: a row's ordinary numbers in eight bits by its own greatest, its outliers in full.
+
+    The library takes a whole column of a batch for an outlier where one row has one, so that a row's result
+    would depend on its neighbours. Here each number is judged alone: columns are only where the work is done.
+    """
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        numbers, scale, _ = library().int8_vectorwise_quant(weight.to(torch.float16))
+        self.register_buffer("weight", numbers, persistent=False)
+        self.register_buffer("scale", scale.float(), persistent=False)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        beyond = x.abs() >= OUTLIER
+        ordinary = x.masked_fill(beyond, 0).to(torch.float16)
+        numbers, scale, _ = library().int8_vectorwise_quant(ordinary)
+        products = library().int8_linear_matmul(numbers, self.weight)
+        out = (products * (scale.float()[:, None] / 127)).mul_(self.scale / 127)
+        columns = beyond.any(0).nonzero()[:, 0]
+        if len(columns):
+            few = torch.where(beyond[:, columns], x[:, columns], 0).float()
+            out += few @ (self.weight[:, columns].float() * (self.scale / 127)[:, None]).T
+        out = out.to(x.dtype)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32: what the product is with."""
+        return self.weight.float() * (self.scale / 127)[:, None]
+
+
+class FourBits(nn.Module):
+    """Four bits a weight and a scale for each BLOCK. Widths are padded to whole blocks."""
+
+    numbers: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, kind: str) -> None:
+        super().__init__()
+        self.outputs, self.inputs = weight.shape
+        self.width = rounded_up(self.inputs, BLOCK)
+        self.bias = bias
+        # What multiplies numbers as they lie on a CPU knows bfloat16 alone, and another layout.
+        self.packed = (
+            weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and library().has_avx512bf16()
+        )
+        below = rounded_up(self.outputs, _COLUMNS) - self.outputs if self.packed else 0
+        padded = F.pad(weight, (0, self.width - self.inputs, 0, below))
+        numbers, self.state = library().quantize_4bit(padded, blocksize=BLOCK, quant_type=kind)
+        if self.packed:
+            numbers, self.state = library()._convert_weight_packed_for_cpu(numbers, self.state)
+        self.register_buffer("numbers", numbers, persistent=False)
+        self.register_buffer("scale", self.state.absmax, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.width > self.inputs:
+            x = F.pad(x, (0, self.width - self.inputs))
+        if len(x) <= FEW and (self.packed or x.device.type == "cuda"):
+            out = (
+                library().gemv_4bit(x.contiguous(), self.numbers, state=self.state)
+                if self.packed
+                else self._on_gpu(x)
+            )
+        else:
+            out = F.linear(x, self._plain(x.dtype))
+        out = trimmed(out, self.outputs)
+        return out if self.bias is None else out + self.bias
+
+    def _on_gpu(self, x: Tensor) -> Tensor:
+        out: Tensor = sys.modules["bitsandbytes"].matmul_4bit(x, self.numbers, self.state)
+        return out
+
+    def _plain(self, dtype: torch.dtype) -> Tensor:
+        """[outputs, inputs] with their padding."""
+        if not self.packed:
+            whole: Tensor = library().dequantize_4bit(self.numbers, self.state)
+            return whole.to(dtype)
+        scale = self.scale.T.float().reshape(-1)
+        shape, kind = self.state.shape, self.state.quant_type
+        out: Tensor = torch.ops.bitsandbytes.dequantize_4bit(
+            self._unpacked(), scale, BLOCK, kind, shape, dtype
+        )
+        return out
+
+    def _unpacked(self) -> Tensor:
+        """As the library first made them: two neighbours of a row in a byte.
+
+        Packed, 32 outputs lie together: for two inputs, 16 of them in the low bits and 16 in the high bits.
+        """
+        pairs = self.numbers.view(-1, self.width // 2, _COLUMNS // 2, 2)
+        first, second = pairs[..., 0], pairs[..., 1]
+        halves = torch.stack(((first & 15) << 4 | second & 15, first & 240 | second >> 4), 2)
+        return halves.flatten(2).transpose(1, 2).reshape(-1)
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32: what the product is with."""
+        return self._plain(torch.float32)[: self.outputs, : self.inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class BnbInt8:
+    name: str = "bnb-int8"
+    rounds_activations: bool = True
+    graphs: bool = False  # where outliers are is asked of the device
+    kernels: str = "bitsandbytes: products of int8, and plain ones of outliers"
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        return missing()
+
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+        return outputs * inputs + 4 * outputs
+
+    def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return OutlierInt8(weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class BnbFourBits:
+    kind: str
+    rounds_activations: bool = False
+    graphs: bool = True
+    kernels: str = "bitsandbytes: products of four bits for few rows, plain ones of a dequantized weight"
+
+    @property
+    def name(self) -> str:
+        return f"bnb-{self.kind}"
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        return missing()
+
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+        return outputs * rounded_up(inputs, BLOCK) * (BLOCK // 2 + 4) // BLOCK
+
+    def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return FourBits(weight, bias, self.kind)
+
+
+register(BnbInt8())
+for _kind in ("nf4", "fp4"):
+    register(BnbFourBits(_kind))

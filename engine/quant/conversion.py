@@ -1,0 +1,46 @@
+"""From one scheme to another, a layer at a time."""
+
+import logging
+
+from engine.models.decoder import Decoder
+from engine.quant.base import Scheme
+
+logger = logging.getLogger("minichat.engine")
+
+
+class Conversion:
+    """Each layer is let go of, read anew, and kept in the new form. A failure, or a wish, turns it round.
+
+    Until it is over the model is a mixture that nobody may compute with.
+    """
+
+    def __init__(self, model: Decoder, old: Scheme, new: Scheme) -> None:
+        assert model.source is not None
+        self._model, self._source = model, model.source
+        self.old, self.new = old, new
+        self.done, self.total = 0, len(model.layers)
+        self.error = ""  # why it goes back, or has gone back
+
+    @property
+    def over(self) -> bool:
+        return self.done == (0 if self.error else self.total)
+
+    def cancel(self, reason: str) -> None:
+        self.error = self.error or reason
+
+    def advance(self) -> None:
+        """One layer forward, or back. Raises where the way back fails, too: there is no model then."""
+        if self.error:
+            self._replace(self.done - 1, self.old)
+            self.done -= 1
+            return
+        try:
+            self._replace(self.done, self.new)
+        except Exception as error:  # whatever it is: a broken file, no memory, a library of somebody else's
+            logger.warning("quantization %s failed at layer %d", self.new.name, self.done, exc_info=error)
+            self.error = f"{type(error).__name__}: {error}"
+        self.done += 1
+
+    def _replace(self, index: int, scheme: Scheme) -> None:
+        self._model.layers[index] = None  # type: ignore[assignment]
+        self._model.layers[index] = self._source.layer(index, scheme)

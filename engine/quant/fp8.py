@@ -1,0 +1,77 @@
+"""`fp8`: weights and activations in eight bit floats, multiplied as such by Hopper and later."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.quant.base import rounded_up, trimmed
+from engine.quant.registry import register
+
+KIND = torch.float8_e4m3fn
+MOST = torch.finfo(KIND).max
+_ALIGNED = 16  # both sides of a scaled product
+_CAPABILITY = (8, 9)
+
+
+def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row by its own greatest, and the scales [rows, 1] in float32."""
+    rows = rows.float()
+    scale = rows.abs().amax(1, keepdim=True).div_(MOST).clamp_(min=1e-20)
+    return (rows / scale).to(KIND), scale
+
+
+class ScaledFp8(nn.Module):
+    """A row of activations is rounded by its own greatest, so it never depends on the rows beside it."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        """`weight` [outputs, inputs] of KIND, `scale` [outputs, 1]."""
+        super().__init__()
+        self.outputs, self.inputs = weight.shape
+        below, right = (rounded_up(each, _ALIGNED) - each for each in weight.shape)
+        as_bytes = F.pad(weight.view(torch.uint8), (0, right, 0, below))  # a byte of zeros is a zero
+        self.register_buffer("weight", as_bytes.view(KIND), persistent=False)
+        self.register_buffer("scale", F.pad(scale, (0, 0, 0, below)).T.contiguous(), persistent=False)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers, scale = quantized(F.pad(x, (0, self.weight.shape[1] - x.shape[1])))
+        out = torch._scaled_mm(
+            numbers, self.weight.T, scale_a=scale, scale_b=self.scale, out_dtype=torch.bfloat16
+        )
+        out = trimmed(out, self.outputs).to(x.dtype)
+        return out if self.bias is None else out + self.bias
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32: what the product is with."""
+        return (self.weight.float() * self.scale.T)[: self.outputs, : self.inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    name: str = "fp8"
+    rounds_activations: bool = True
+    graphs: bool = True
+    kernels: str = "torch's scaled product"
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        if device.type != "cuda":
+            return (
+                f"products of eight bit floats need an NVIDIA GPU, and this engine runs on the {device.type}"
+            )
+        if torch.cuda.get_device_capability(device) < _CAPABILITY:
+            return f"{torch.cuda.get_device_name(device)} has no products of eight bit floats"
+        return None
+
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+        return outputs * inputs + 4 * outputs
+
+    def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return ScaledFp8(*quantized(weight), bias)
+
+
+register(Fp8())

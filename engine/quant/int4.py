@@ -1,0 +1,180 @@
+"""`int4`: whole numbers of four bits, with a scale and a zero for each group of inputs of an output."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.quant.base import rounded_up, trimmed
+from engine.quant.registry import register
+
+GROUPS = (32, 64, 128)  # inputs
+FEW = 64  # rows up to which torch's product over packed numbers is ahead of spreading them out
+TILE = 64  # outputs that lie together in the packed layout
+PIECE = 256  # outputs that are spread out at a time
+
+_pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+_product = torch.ops.aten._weight_int4pack_mm_for_cpu
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """A weight in whole numbers: (numbers - zero) * scale, each scale for `group` inputs of one output."""
+
+    numbers: Tensor  # [outputs, inputs] uint8, 0 to 15
+    scale: Tensor  # [outputs, groups] float32
+    zero: Tensor  # the same; it need not be whole
+    order: Tensor | None = (
+        None  # [inputs]: which of the model's inputs each column is for; None: as they come
+    )
+
+    @property
+    def group(self) -> int:
+        return self.numbers.shape[1] // self.scale.shape[1]
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32."""
+        by_group = self.numbers.view(*self.scale.shape, self.group).float()
+        weight = ((by_group - self.zero[..., None]) * self.scale[..., None]).flatten(1)
+        if self.order is None:
+            return weight
+        return torch.empty_like(weight).index_copy_(1, self.order, weight)
+
+
+def grouped(weight: Tensor, group: int) -> Grouped:
+    """To the nearest of sixteen steps between the least and the greatest of each group, which may be 0."""
+    outputs, inputs = weight.shape
+    weight = F.pad(weight.float(), (0, rounded_up(inputs, group) - inputs)).view(outputs, -1, group)
+    low, high = weight.amin(2).clamp_(max=0), weight.amax(2).clamp_(min=0)
+    scale = (high - low).div_(15).clamp_(min=1e-20)
+    zero = -low / scale
+    numbers = torch.round(weight / scale[..., None] + zero[..., None]).clamp_(0, 15).to(torch.uint8)
+    return Grouped(numbers.flatten(1), scale, zero)
+
+
+class PackedInt4(nn.Module):
+    """On a CPU. Few rows in bfloat16 are multiplied as they lie; else a piece at a time is spread out."""
+
+    packed: Tensor
+    scale: Tensor
+    offset: Tensor
+    order: Tensor | None
+
+    def __init__(self, weight: Grouped, bias: Tensor | None, inputs: int) -> None:
+        super().__init__()
+        self.outputs, self.width = weight.numbers.shape
+        self.inputs, self.group = inputs, weight.group
+        more = rounded_up(self.outputs, TILE) - self.outputs
+        numbers, scale, zero = (
+            F.pad(each, (0, 0, 0, more)) for each in (weight.numbers, weight.scale, weight.zero)
+        )
+        self.register_buffer("packed", _pack(numbers.to(torch.int32), 1), persistent=False)
+        # The product is of (number - 8) * scale + offset.
+        both = torch.stack((scale, (8 - zero) * scale), 2).transpose(0, 1).contiguous()
+        self.register_buffer("scale", both.bfloat16(), persistent=False)  # [groups, outputs, 2]
+        self.register_buffer("order", weight.order, persistent=False)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.contiguous() if self.order is None else x[:, self.order]
+        if self.width > x.shape[1]:
+            x = F.pad(x, (0, self.width - x.shape[1]))
+        if x.dtype is torch.bfloat16 and (len(x) <= FEW or _tile() is None):
+            out = _product(x, self.packed, self.group, self.scale)
+        else:
+            out = self._many(x)
+        out = trimmed(out, self.outputs)
+        return out if self.bias is None else out + self.bias
+
+    def _many(self, x: Tensor) -> Tensor:
+        outs = [x @ self._piece(at, x.dtype) for at in range(0, self.scale.shape[1], PIECE)]
+        return torch.cat(outs, 1)
+
+    def _piece(self, at: int, dtype: torch.dtype) -> Tensor:
+        """[inputs, outputs] of up to PIECE outputs, from the `at`th on."""
+        scale = self.scale[:, at : at + PIECE].to(dtype)
+        outputs = scale.shape[1]
+        by, more = scale.permute(2, 0, 1).contiguous()[:, :, None]
+        numbers = self._numbers(at, outputs).sub_(8).to(dtype).view(len(scale), self.group, outputs)
+        return numbers.mul_(by).add_(more).flatten(0, 1)
+
+    def _numbers(self, at: int, outputs: int) -> Tensor:
+        """[inputs, outputs] int16."""
+        tile = _tile()
+        if tile is None:  # a layout that is not known: multiply by one
+            return self._unpacked_by_product(at, outputs)
+        packed = self.packed[at : at + outputs].view(outputs // tile, self.width, tile // 2)
+        numbers = torch.empty(self.width, outputs // tile, 2, tile // 2, dtype=torch.int16)
+        # In the packed order as long as possible: torch is fast where neighbours stay neighbours.
+        for half, part in enumerate((packed & 15, packed >> 4)):
+            numbers[:, :, half].copy_(part.to(torch.int16).transpose(0, 1))
+        return numbers.view(self.width, outputs)
+
+    def _unpacked_by_product(self, at: int, outputs: int) -> Tensor:
+        whole = torch.zeros_like(self.scale)
+        whole[..., 0], whole[..., 1] = 1, 8
+        one = torch.eye(self.width, dtype=torch.bfloat16)
+        return _product(one, self.packed, self.group, whole)[:, at : at + outputs].to(torch.int16)
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32: what the product is with."""
+        pieces = [self._piece(at, torch.float32) for at in range(0, self.scale.shape[1], PIECE)]
+        weight = torch.cat(pieces, 1).T[: self.outputs]
+        if self.order is not None:
+            weight = torch.empty_like(weight).index_copy_(1, self.order, weight)
+        return weight[:, : self.inputs]
+
+
+@cache
+def _tile() -> int | None:
+    """How many outputs lie together for each input: half of them in the low bits, half in the high bits.
+
+    It depends on the CPU's instructions, and is found out by packing what says where it was.
+    """
+    column = torch.arange(TILE, dtype=torch.int32)[:, None].expand(TILE, 32)
+    low, high = (_pack(each.contiguous(), 1).view(-1) for each in (column % 16, column // 16))
+    found = torch.stack(
+        (low % 16 + high % 16 * 16, (low >> 4) + (high >> 4) * 16)
+    )  # [low or high bits, bytes]
+    for tile in (64, 32):
+        wanted = torch.arange(TILE, dtype=torch.uint8).view(TILE // tile, 1, 2, tile // 2)
+        laid = wanted.expand(-1, 32, -1, -1).permute(2, 0, 1, 3).reshape(2, -1)
+        if torch.equal(found, laid):
+            return tile
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Int4:
+    name: str
+    group: int
+    rounds_activations: bool = False
+    graphs: bool = True
+    kernels: str = "torch's packed int4 on a CPU, Triton on CUDA; many rows are multiplied dequantized"
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        return None
+
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+        width = rounded_up(inputs, self.group)
+        return outputs * (width // 2 + width // self.group * 4)
+
+    def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return held(grouped(weight, self.group), bias, weight.shape[1])
+
+
+def held(weight: Grouped, bias: Tensor | None, inputs: int) -> nn.Module:
+    """What multiplies with it, where it lies."""
+    if weight.numbers.device.type == "cpu":
+        return PackedInt4(weight, bias, inputs)
+    # Brings Triton, which is there where a GPU is.
+    from engine.quant.on_gpu import NibbleProduct
+
+    return NibbleProduct(weight, bias, inputs)
+
+
+register(Int4("int4", 64))
+for _group in GROUPS:
+    register(Int4(f"int4-{_group}", _group))

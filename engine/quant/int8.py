@@ -1,0 +1,114 @@
+"""`int8`: whole numbers of eight bits and a scale for each output. Activations stay as they are."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from engine.quant.base import rounded_up
+from engine.quant.registry import register
+
+FEW = 4  # rows up to which a CPU sums the rows of the table; more are worth spreading the numbers out
+WIDTH = 256  # outputs of a block of the table: so many sums stay in a CPU's registers
+_TAIL = (1.0, -128.0)  # a row of the table ends in what its numbers are multiplied with, and what is added
+
+_ops = torch.ops.quantized
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """[outputs, inputs] as int8 in -127 to 127, and the scales [outputs] in float32."""
+    scale = weight.abs().amax(1).float().div_(127).clamp_(min=1e-20)
+    return torch.round(weight.float() / scale[:, None]).to(torch.int8), scale
+
+
+class Int8Table(nn.Module):
+    """On a CPU. Inputs are the rows of a table, in blocks of outputs; a product sums rows times their inputs.
+
+    That is what recommendation models do with embeddings, and the kernel for it (FBGEMM's, in torch) reads a
+    byte a number at the speed of memory. Sums are in float32. For many rows a block at a time is spread out
+    to the activations' type, which holds whole numbers of eight bits exactly.
+    """
+
+    table: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        outputs, inputs = weight.shape
+        numbers, scale = quantized(weight)
+        self.outputs, self.inputs = outputs, inputs
+        self.width = min(WIDTH, rounded_up(outputs, 32))
+        self.blocks = -(-outputs // self.width)
+        table = torch.full((self.blocks, inputs, self.width + 8), 128, dtype=torch.uint8)
+        table[..., self.width :] = torch.tensor(_TAIL).view(torch.uint8)
+        for at, part in enumerate(numbers.split(self.width)):
+            table[at, :, : len(part)] = (part.to(torch.int16) + 128).to(torch.uint8).T
+        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        sums = self._few(x) if len(x) <= FEW else self._many(x)
+        out = (sums[:, : self.outputs] * self.scale).to(x.dtype)
+        return out if self.bias is None else out.add_(self.bias)
+
+    def _few(self, x: Tensor) -> Tensor:
+        rows, blocks, inputs = len(x), self.blocks, self.inputs
+        indices, borders = _walk(blocks, rows, inputs)
+        weights = x.float().expand(blocks, rows, inputs).reshape(-1)
+        table = self.table.view(blocks * inputs, -1)
+        sums: Tensor = _ops.embedding_bag_byte_rowwise_offsets(
+            table, indices, borders, False, 0, False, weights, None, True
+        )
+        return sums.view(blocks, rows, self.width).transpose(0, 1).reshape(rows, -1)
+
+    def _many(self, x: Tensor) -> Tensor:
+        if x.dtype is torch.float16:
+            x = x.float()  # sums of numbers that are not scaled yet could pass what it holds
+        out = x.new_empty(len(x), self.blocks * self.width)
+        whole = torch.empty(self.inputs, self.width, dtype=torch.int16)
+        block = torch.empty(self.inputs, self.width, dtype=x.dtype)
+        for at, part in enumerate(out.split(self.width, 1)):
+            # By way of int16, since torch has fast loops from there to floats and none from bytes.
+            block.copy_(whole.copy_(self.table[at, :, : self.width]).sub_(128))
+            part.copy_(x @ block)
+        return out
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32: what the product is with."""
+        numbers = self.table[..., : self.width].transpose(1, 2).reshape(-1, self.inputs)[: self.outputs]
+        return (numbers.float() - 128) * self.scale[:, None]
+
+
+@lru_cache(maxsize=64)
+def _walk(blocks: int, rows: int, inputs: int) -> tuple[Tensor, Tensor]:
+    """Which rows of the table are summed: block after block, once for each row of x; and the borders."""
+    table = torch.arange(blocks * inputs, dtype=torch.int32).view(blocks, 1, inputs)
+    indices = table.expand(blocks, rows, inputs).reshape(-1)
+    return indices, torch.arange(0, len(indices) + 1, inputs, dtype=torch.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Int8:
+    name: str = "int8"
+    rounds_activations: bool = False
+    graphs: bool = True
+    kernels: str = "sums of a byte table on a CPU, Triton on CUDA; many rows are multiplied dequantized"
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        return None
+
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+        return outputs * inputs + 4 * outputs
+
+    def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        if weight.device.type == "cpu":
+            return Int8Table(weight, bias)
+        # Brings Triton, which is there where a GPU is.
+        from engine.quant.on_gpu import ByteProduct
+
+        return ByteProduct(*quantized(weight), bias)
+
+
+register(Int8())

@@ -1,0 +1,71 @@
+"""Weights that are not quantized: of the checkpoint's type, or of one that is asked for."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engine.kernels.packed import PackedLinear, why_not
+from engine.models.decoder import Linear
+from engine.quant.registry import register
+
+
+def plain(weight: Tensor, bias: Tensor | None) -> nn.Module:
+    """The product as it is: over a packed weight, where the CPU has one."""
+    if why_not(weight) is None:
+        return PackedLinear(weight, bias)
+    return Linear(_parameter(weight), None if bias is None else _parameter(bias))
+
+
+def _parameter(tensor: Tensor) -> nn.Parameter:
+    return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+
+
+class Cast(nn.Module):
+    """A product in another type than the model's."""
+
+    def __init__(self, product: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.product, self.dtype = product, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.product(x.to(self.dtype))
+        return out.to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """`none` keeps the model's type, which is the checkpoint's unless another was asked for."""
+
+    name: str
+    dtype: torch.dtype | None = None
+    graphs: bool = True
+
+    @property
+    def rounds_activations(self) -> bool:
+        return self.dtype in (torch.bfloat16, torch.float16)
+
+    @property
+    def kernels(self) -> str:
+        return "plain products, over packed weights on a CPU"
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        return None
+
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+        return outputs * inputs * (self.dtype or dtype).itemsize
+
+    def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        if self.dtype is None or self.dtype is weight.dtype:
+            return plain(weight, bias)
+        bias = None if bias is None else bias.to(self.dtype)
+        return Cast(plain(weight.to(self.dtype), bias), self.dtype)
+
+
+for _scheme in (
+    Plain("none"),
+    Plain("fp32", torch.float32),
+    Plain("bf16", torch.bfloat16),
+    Plain("fp16", torch.float16),
+):
+    register(_scheme)

@@ -1,0 +1,127 @@
+"""A change of the weights' scheme while requests are alive: between two steps, a layer a turn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine import events
+from engine.errors import BadInput, EngineDead
+from engine.events import log
+from engine.scheduling.resize import shrink
+from engine.snapshot import Change
+
+if TYPE_CHECKING:
+    from engine.core import Engine
+    from engine.quant.conversion import Conversion
+    from engine.runner.weights import Weights
+
+
+def begin(engine: Engine, weights: Weights, name: str) -> Requantization | None:
+    """None: the weights are of that scheme already. Raises where it cannot be, and touches nothing then."""
+    conversion = weights.begin(name)
+    if conversion.new is weights.scheme:
+        return None
+    blocks, size = weights.blocks(conversion.new), engine.scheduler.pool.block_size
+    if blocks is not None and blocks * size < engine.limits.context:
+        raise BadInput(
+            f"quantization {name!r} would leave {blocks} blocks of the cache, {blocks * size} tokens; "
+            f"a request may have {engine.limits.context}. Start again with it, or with a smaller max_context"
+        )
+    return Requantization(engine, weights, conversion, blocks)
+
+
+class Requantization:
+    """The cache gives room first, if it must; then layer after layer; then the cache takes what was won."""
+
+    def __init__(self, engine: Engine, weights: Weights, conversion: Conversion, blocks: int | None) -> None:
+        self._engine, self._weights, self._conversion = engine, weights, conversion
+        self._before = engine.scheduler.pool.size
+        self._after = self._before if blocks is None else blocks
+        self._began = engine.clock()
+        self._started = False
+        self._say()
+
+    @property
+    def wanted(self) -> str:
+        return self._conversion.new.name
+
+    def cancel(self) -> None:
+        self._conversion.cancel("it was cancelled")
+
+    def turn(self) -> bool:
+        """False when it is over."""
+        if not self._started:
+            self._started = True
+            if not self._conversion.error and self._after < self._before:
+                self._give_room()
+        elif not self._conversion.over:
+            self._advance()
+        self._say()
+        if self._conversion.over:
+            self._end()
+        return not self._conversion.over
+
+    def _advance(self) -> None:
+        try:
+            self._conversion.advance()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error} (after: {self._conversion.error})"
+            raise EngineDead(
+                f"the weights of {self._conversion.old.name} cannot be read again: {why}"
+            ) from error
+
+    def _give_room(self) -> None:
+        scheduler, runner = self._engine.scheduler, self._engine.runner
+        plan = shrink(scheduler, self._after)
+        try:
+            runner.collect(runner.launch(plan))
+        except Exception as error:
+            scheduler.abandon(plan)
+            raise EngineDead(
+                f"the cache's blocks cannot be moved: {type(error).__name__}: {error}"
+            ) from error
+        try:
+            self._weights.resize(self._after, scheduler.pool.held)
+        except (RuntimeError, MemoryError) as error:
+            self._conversion.cancel(f"the cache cannot be made smaller: {error}")
+
+    def _take_room(self, blocks: int) -> None:
+        """The first blocks stay where they are. Without memory for more, there are no more."""
+        pool = self._engine.scheduler.pool
+        if blocks <= pool.size:
+            return
+        try:
+            self._weights.resize(blocks, pool.held)
+        except (RuntimeError, MemoryError) as error:
+            log.warning("the cache stays at %d blocks: %s", pool.size, error)
+            self._weights.resize(pool.size, pool.held)
+        else:
+            pool.grow(blocks)
+
+    def _end(self) -> None:
+        engine, conversion = self._engine, self._conversion
+        if conversion.error:
+            self._take_room(self._before)
+        else:
+            self._weights.settle(conversion.new)
+            engine.scheduler.reweigh()
+            self._take_room(self._after)
+        engine.bus.emit(
+            events.Quantized(
+                engine.scheduler.step,
+                engine.clock(),
+                self.wanted,
+                conversion.old.name,
+                engine.scheduler.pool.size,
+                engine.clock() - self._began,
+                conversion.error,
+            )
+        )
+
+    def _say(self) -> None:
+        engine, conversion = self._engine, self._conversion
+        done, total = conversion.done, conversion.total
+        engine.change = Change(self.wanted, done, total, conversion.error, conversion.over)
+        if conversion.over and not conversion.error:
+            engine.change = None
+        engine.bus.emit(events.Quantizing(engine.scheduler.step, engine.clock(), self.wanted, done, total))

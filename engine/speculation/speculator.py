@@ -1,0 +1,165 @@
+"""Decides who drafts what, and learns from what became of it. Tokens are integers here; no model is near."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine.params import MAX_DRAFT
+from engine.request import Request
+from engine.scheduling.plan import Drafts, Plan
+from engine.snapshot import Speculation
+from engine.speculation.gain import LOSES, REST, Judge, Prices, Record
+from engine.speculation.ngram import NgramIndex
+from engine.speculation.suffix import Replies, SuffixIndex
+
+IN_RUNNER = ("draft", "exit")  # kinds whose drafts a model makes, inside the step
+LACKS = {
+    "draft": "has no draft model here; start the engine with one (draft)",
+    "exit": "was not trained to leave early: its config.json names no early_exit_layers",
+}
+FIRST, MODEL_MOST = 4, 8  # tokens that a row drafts at first; the most that are worth a small model's time
+OF_ALL = 0.02  # the weight of the newest verification in what a kind has brought to all requests
+READ = 1024  # tokens that an index takes in at once: a long prompt must not hold up a step
+
+
+class Index(Protocol):
+    """What a row's drafts are found in."""
+
+    def read(self, tokens: list[int], most: int) -> bool: ...
+
+    def propose(self, tokens: list[int], most: int) -> tuple[int, ...]: ...
+
+
+@dataclass(slots=True)
+class Drafting:
+    """One request's speculation."""
+
+    kind: str
+    index: Index | None  # None: the runner drafts
+    judge: Judge
+    length: int = FIRST  # what it drafts next: more after a run that stood, less after one that fell
+    verifications: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(slots=True)
+class Speculator:
+    """One an engine. Every request that asks for it has a record here while it is alive."""
+
+    prices: Prices = field(default_factory=Prices)
+    drafted: int = 0  # of all requests so far
+    accepted: int = 0
+    verifications: int = 0
+    _replies: Replies = field(default_factory=Replies)
+    _rows: dict[int, Drafting] = field(default_factory=dict)
+    _of_kind: dict[str, Record] = field(default_factory=dict)
+    _quiet: dict[str, int] = field(default_factory=dict)  # tokens since a kind's newest verification
+    _plain_step: bool = False  # the step being planned goes without drafts, to be compared with
+
+    def begin_step(self, rows: int) -> None:
+        self._plain_step = self.prices.wants_plain(rows)
+
+    def waits(self, request: Request) -> bool:
+        """Whether a row whose newest token is still on the device should be left out of this step."""
+        return not self._plain_step and self._drafting(request).judge.on
+
+    def propose(self, request: Request, most: int) -> Drafts | None:
+        """Drafts for a row whose tokens are all here. None: it takes a plain step."""
+        drafting = self._drafting(request)
+        if self._plain_step or not drafting.judge.on:
+            if drafting.index is not None:
+                drafting.index.read(request.tokens, READ)
+            return None
+        most = min(most, request.params.draft_tokens or drafting.length)
+        if drafting.index is None:
+            return Drafts(drafting.kind, most, (), request.stamp) if most > 0 else None
+        if not drafting.index.read(request.tokens, READ) or most < 1:
+            return None
+        found = drafting.index.propose(request.tokens, most)
+        return Drafts(drafting.kind, len(found), found, request.stamp) if found else None
+
+    def saw_run(self, request: Request, drafted: int, accepted: int, rows: int) -> None:
+        """A verification is over. `rows`: how many decoded in its step."""
+        drafting = self._rows.get(request.id)
+        self.drafted += drafted
+        self.accepted += accepted
+        self.verifications += 1
+        if drafting is None:
+            return
+        drafting.verifications += 1
+        drafting.drafted += drafted
+        drafting.accepted += accepted
+        most = MODEL_MOST if drafting.index is None else MAX_DRAFT
+        change = 2 if accepted == drafted else -1
+        drafting.length = max(1, min(drafting.length + change, most))
+        self._of_kind.setdefault(drafting.kind, Record(newest=OF_ALL)).saw(drafted, accepted)
+        self._quiet[drafting.kind] = 0
+        drafting.judge.saw(drafted, accepted, self.prices.of(drafting.kind, rows), rows)
+
+    def saw_token(self, request: Request) -> None:
+        """One token came without drafts."""
+        drafting = self._rows.get(request.id)
+        if drafting is not None:
+            self._quiet[drafting.kind] = self._quiet.get(drafting.kind, 0) + 1
+            if not drafting.judge.on:
+                drafting.judge.rested(1)
+
+    def saw_step(self, plan: Plan, seconds: float) -> None:
+        """What a step without prompts has cost."""
+        kinds = {drafts.kind for drafts in plan.drafts.values()}
+        if not kinds:
+            self.prices.saw_plain(len(plan.rows), seconds)
+        elif len(kinds) == 1:  # of a mixed step nobody can say who cost what
+            drafted = sum(drafts.length for drafts in plan.drafts.values())
+            self.prices.saw_drafts(kinds.pop(), len(plan.rows), drafted, seconds)
+
+    def forget(self, request: Request) -> None:
+        """It has ended. What it said may be said again."""
+        drafting = self._rows.pop(request.id, None)
+        if drafting is not None and drafting.kind == "suffix":
+            self._replies.add(request.salt, request.tokens[request.prompt_len :])
+
+    def forget_replies(self) -> None:
+        self._replies = Replies()
+
+    def clear(self) -> None:
+        """All requests are gone at once."""
+        self._rows.clear()
+
+    def total(self) -> Speculation:
+        return Speculation("", True, self.verifications, self.drafted, self.accepted, 0.0)
+
+    def view(self, request: Request) -> Speculation | None:
+        drafting = self._rows.get(request.id)
+        if drafting is None:
+            return None
+        return Speculation(
+            kind=drafting.kind,
+            on=drafting.judge.on,
+            verifications=drafting.verifications,
+            drafted=drafting.drafted,
+            accepted=drafting.accepted,
+            gain=drafting.judge.gain,
+        )
+
+    def _drafting(self, request: Request) -> Drafting:
+        drafting, kind = self._rows.get(request.id), request.params.speculate
+        if drafting is None or drafting.kind != kind:
+            drafting = self._rows[request.id] = Drafting(kind, self._index(request), self._judge(kind))
+        return drafting
+
+    def _index(self, request: Request) -> Index | None:
+        match request.params.speculate:
+            case "ngram":
+                return NgramIndex()
+            case "suffix":
+                return SuffixIndex(self._replies.of(request.salt))
+        return None
+
+    def _judge(self, kind: str) -> Judge:
+        """A row begins at rest where its kind has lost of late."""
+        judge, record = Judge(), self._of_kind.get(kind)
+        lost = record is not None and record.gain(self.prices.of(kind, 1), 1) < LOSES
+        if lost and self._quiet.get(kind, 0) < REST[0]:
+            judge.pause()
+        return judge

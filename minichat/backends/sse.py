@@ -1,0 +1,37 @@
+"""Server-sent events, as they come over a line: whole, or not at all."""
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+
+class Message(NamedTuple):
+    """One event of a stream."""
+
+    kind: str
+    id: str
+    data: bytes
+
+
+async def messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+    """The events of a body that comes in pieces. One that a cut leaves unfinished is none."""
+    rest = b""
+    async for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n\n")
+        for each in whole:
+            message = _message(each)
+            if message.kind:
+                yield message
+
+
+def _message(text: bytes) -> Message:
+    """Comments, which only show that the line is alive, have no kind."""
+    kind, id, data = "", "", b""
+    for line in text.split(b"\n"):
+        name, _, value = line.partition(b": ")
+        if name == b"data":
+            data = value
+        elif name == b"event":
+            kind = value.decode()
+        elif name == b"id":
+            id = value.decode()
+    return Message(kind, id, data)

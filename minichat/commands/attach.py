@@ -1,0 +1,82 @@
+"""`minichat attach`: the screen on an engine elsewhere."""
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from engine.errors import BadInput, EngineError
+from minichat.backends.address import Address, find_key, server_url
+from minichat.commands.again import words_of
+from minichat.commands.options import failed
+from minichat.commands.screen import show
+from minichat.paths import Paths, locate
+from minichat.residents import Resident, Waiting, home_of
+from minichat.settings import load
+
+
+def run(options: argparse.Namespace) -> int:
+    paths = locate()
+    try:
+        check_terminal("attach")
+        if options.url is None and options.uds is None:
+            return attach_to(options, paths, Waiting(Resident(home_of(paths), options.name), None))
+        address = address_of(options, paths)
+        asyncio.run(_knock(address))
+    except EngineError as error:
+        return failed(error)
+    from minichat.backends.remote import RemoteBackend
+
+    return show(
+        options,
+        paths,
+        load(paths.settings),
+        lambda: RemoteBackend(address),
+        lambda model: words_of(options),
+    )
+
+
+def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model: str = "") -> int:
+    """The screen on an engine of this user."""
+    from minichat.backends.remote import RemoteBackend
+
+    resident = waiting.resident
+    if waiting.words is None and not resident.running():
+        raise BadInput(f"no engine called {resident.name} runs here; minichat up starts it")
+    address = Address("http://localhost", uds=str(resident.socket), name=f"engine {resident.name}")
+    return show(
+        options,
+        paths,
+        load(paths.settings),
+        lambda: RemoteBackend(address, waiting),
+        lambda model: words_of(options),
+        model=model,
+    )
+
+
+def check_terminal(command: str) -> None:
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise BadInput(f"{command} opens the screen, which needs a terminal")
+
+
+def address_of(options: argparse.Namespace, paths: Paths) -> Address:
+    """What the command line names, with the key for it."""
+    if options.url is not None and options.uds is not None:
+        raise BadInput("an address and --uds contradict each other")
+    if options.uds is not None:
+        place = Address("http://localhost", uds=str(Path(options.uds).expanduser().absolute()))
+    else:
+        place = Address(server_url(options.url))
+    own = paths.server_key if place.near else None  # a key of one's own is sent to nobody else
+    return Address(place.url, place.uds, find_key(options.api_key_file, own))
+
+
+async def _knock(address: Address) -> None:
+    """Whether somebody is there who can be spoken to, before the terminal is taken."""
+    from minichat.backends.link import Link
+
+    link = Link(address)
+    try:
+        await link.open()
+    finally:
+        await link.close()

@@ -1,0 +1,98 @@
+"""`minichat ps`: the engines of this user that run without a screen."""
+
+import argparse
+import asyncio
+import json
+import time
+from dataclasses import asdict, dataclass
+
+from engine.errors import EngineError
+from minichat.backends.address import Address
+from minichat.paths import locate
+from minichat.residents import Resident, home_of, residents
+
+_WITHIN = 3.0  # seconds for an engine to answer
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One of them."""
+
+    name: str
+    pid: int
+    state: str
+    model: str
+    uptime: float  # seconds
+    running: int | None  # requests; None where it does not say
+    waiting: int | None
+    socket: str
+
+
+def run(options: argparse.Namespace) -> int:
+    lines = asyncio.run(_look())
+    if options.json:
+        print(json.dumps([asdict(line) for line in lines], indent=2))
+    elif not lines:
+        print("no engine runs here; minichat up starts one")
+    else:
+        head = ("NAME", "PID", "STATE", "MODEL", "UP", "REQUESTS", "SOCKET")
+        rows = [head, *(_cells(line) for line in lines)]
+        widths = [max(len(row[n]) for row in rows) for n in range(len(head))]
+        for row in rows:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+async def _look() -> list[Line]:
+    found = []
+    for resident in residents(home_of(locate())):
+        if resident.running():
+            found.append(_line(resident))
+        else:
+            resident.sweep()
+    return await asyncio.gather(*found)
+
+
+async def _line(resident: Resident) -> Line:
+    from minichat.backends.link import Link
+
+    record = resident.record
+    if record is None:
+        return Line(resident.name, 0, "starting", "", 0.0, None, None, str(resident.socket))
+    state, told = record.state, {}
+    if state == "ready":
+        link = Link(Address("http://localhost", uds=str(resident.socket)))
+        try:
+            async with asyncio.timeout(_WITHIN):
+                await link.open()
+                told = await link.ask("GET", "/engine")
+            state = told["state"]
+        except (EngineError, TimeoutError):
+            state = "no answer"  # or it is ending
+        finally:
+            await link.close()
+    return Line(
+        resident.name,
+        record.pid,
+        state,
+        record.model,
+        time.time() - record.started,
+        told.get("running"),
+        told.get("waiting"),
+        str(resident.socket),
+    )
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    requests = "-" if line.running is None else f"{line.running} run, {line.waiting} wait"
+    return (line.name, str(line.pid), line.state, line.model, uptime(line.uptime), requests, line.socket)
+
+
+def uptime(seconds: float) -> str:
+    """As people say it: two units at most."""
+    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+    if days:
+        return f"{days}d {hours % 24}h"
+    if hours:
+        return f"{hours}h {minutes % 60}m"
+    return f"{minutes}m {int(seconds % 60)}s" if minutes else f"{int(seconds)}s"

@@ -1,0 +1,58 @@
+"""The engine that `minichat up` starts: `serve` on this user's socket, telling in a file how far it is.
+
+It is no command of its own: residents.py starts it, and passes on the lock that it holds until it ends.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from engine.errors import BadInput, EngineError
+from minichat.cli import parser
+from minichat.commands.serve import Told, check, serve
+from minichat.residents import Record, Resident
+
+_TELL_EVERY = 0.1  # seconds between two words about loading
+
+
+class Teller:
+    """Writes the record that whoever waits reads."""
+
+    def __init__(self, resident: Resident, model: str) -> None:
+        self._resident = resident
+        self._record = Record(pid=os.getpid(), model=model, started=time.time())
+        self._told_at = 0.0
+        self._tell()
+
+    def progress(self, done: int, total: int) -> None:
+        if (now := time.monotonic()) - self._told_at >= _TELL_EVERY or done >= total:
+            self._told_at = now
+            self._tell(done=done, total=total)
+
+    def ready(self) -> None:
+        self._tell(state="ready")
+
+    def failed(self, error: EngineError) -> None:
+        self._tell(state="failed", error=str(error))
+
+    def _tell(self, **changes: object) -> None:
+        self._record = self._record.changed(**changes)
+        self._record.write(self._resident.file)
+
+
+def run(folder: Path, name: str, words: list[str]) -> int:
+    resident = Resident(folder, name)
+    options = parser().parse_args(["serve", "--no-key", f"--uds={resident.socket}", *words])
+    teller = Teller(resident, options.model)
+    try:
+        check(options)
+        return serve(options, (), Told(teller.progress, teller.ready, resident.log))
+    except EngineError as error:
+        teller.failed(error)
+        print(f"minichat: {error}", file=sys.stderr, flush=True)
+        return 2 if isinstance(error, BadInput) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -1,0 +1,83 @@
+"""The screen on a terminal, for whichever engine is behind it."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import EngineError
+from engine.params import FIELDS
+from minichat.commands.options import failed
+from minichat.first import First
+from minichat.paths import Paths, private_folder
+from minichat.settings import Loaded
+from minichat.terminal import Terminal, calm, teach_alt_keys
+
+if TYPE_CHECKING:
+    from minichat.backends.protocol import Backend
+
+
+def show(
+    options: argparse.Namespace,
+    paths: Paths,
+    loaded: Loaded,
+    engine: Callable[[], "Backend"],
+    again: Callable[[str], Sequence[str]],
+    *,
+    model: str = "",
+    first: First | None = None,
+) -> int:
+    """Until a person leaves it. `again`: the command line that starts it once more, with a model."""
+    terminal = Terminal.found()
+    calm(terminal)
+    from minichat.app import RESTART, MinichatApp, Start
+    from minichat.chats.store import Store
+    from minichat.interpreter import share
+
+    teach_alt_keys()
+    share()
+    settings = loaded.settings
+    try:
+        given = {name: value for name in FIELDS if (value := getattr(options, name, None)) is not None}
+        params = settings.sampling.changed(**given)
+    except EngineError as error:
+        return failed(error)
+    start = Start(
+        model=model,
+        paths=paths,
+        terminal=terminal,
+        params=params,
+        system=settings.chat.system if options.system is None else options.system,
+        ascii=options.ascii or settings.screen.ascii or not terminal.unicode,
+        loaded=loaded,
+        first=first or First(),
+    )
+    _keep_log(paths.log)
+    store, backend = Store(paths.chats), engine()
+    app = MinichatApp(backend, store, start)
+    app.run(mouse=settings.screen.mouse)
+    store.close()
+    closed = backend.close()
+    code = app.return_code or 0
+    if code == RESTART:
+        os.execv(sys.executable, [sys.executable, "-m", "minichat", *again(app.keeper.model)])
+    if not closed:
+        os._exit(code)  # a thread is inside torch, which aborts when the interpreter is taken down around it
+    return code
+
+
+def _keep_log(file: Path) -> None:
+    """Into a file: the screen belongs to the chats."""
+    handler: logging.Handler = logging.NullHandler()
+    with suppress(OSError):  # where nothing can be written, the store says so
+        private_folder(file.parent)
+        handler = logging.FileHandler(file, delay=True, encoding="utf-8")
+    logging.basicConfig(
+        level=logging.INFO, handlers=[handler], format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
+    for chatty in ("asyncio", "httpx", "httpcore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)

@@ -1,0 +1,55 @@
+"""`minichat up`: an engine of this user that runs on without a screen; and the screen on it."""
+
+import argparse
+import asyncio
+import sys
+
+from engine.errors import BadInput, EngineError
+from minichat.catalogue import identity
+from minichat.cli import parser
+from minichat.commands.again import words_of
+from minichat.commands.attach import attach_to, check_terminal
+from minichat.commands.options import engine_config, failed, show_progress
+from minichat.commands.tui import settle
+from minichat.paths import locate
+from minichat.residents import Resident, Waiting, home_of
+from minichat.settings import load
+
+
+def run(options: argparse.Namespace) -> int:
+    paths = locate()
+    try:
+        if not options.no_screen:
+            check_terminal("up (without --no-screen)")
+        resident = Resident(home_of(paths), options.name)
+        _fits(resident, options)
+        settle(options, load(paths.settings).settings)
+        options.model = identity(options.model)
+        engine_config(options)  # says what cannot be, before anything is started
+        waiting = Waiting(resident, serve_words(options))
+        if not options.no_screen:
+            return attach_to(options, paths, waiting, options.model)
+        asyncio.run(waiting.ensure(show_progress))
+    except EngineError as error:
+        return failed(error)
+    print(f"minichat: {resident.name} runs; minichat attach shows it, minichat down ends it", file=sys.stderr)
+    return 0
+
+
+def serve_words(options: argparse.Namespace) -> list[str]:
+    """The options that `serve` has, too: the model, and what it runs on."""
+    known = vars(parser().parse_args(["serve"]))
+    given = {name: value for name, value in vars(options).items() if name in known}
+    return words_of(argparse.Namespace(**given | {"command": "serve"}))[1:]
+
+
+def _fits(resident: Resident, options: argparse.Namespace) -> None:
+    """One that runs already is taken as it is, unless another model was asked for."""
+    record = resident.record
+    if options.model is None or record is None or not resident.running():
+        return
+    if identity(options.model) != record.model:
+        raise BadInput(
+            f"the engine {resident.name} runs {record.model}: minichat down ends it, "
+            "or --name starts another one beside it"
+        )

@@ -1,0 +1,85 @@
+"""Screens on engines elsewhere: real servers on real sockets, over a link that can be cut."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from engine.events import Delta, Event
+from minichat.backends.address import Address
+from minichat.backends.protocol import LinkBack, LinkLost, Reply
+from minichat.backends.remote import RemoteBackend
+from tests.attach.proxy import Proxy
+from tests.server.conftest import KEY, Served, dry, served, serving, slow
+
+__all__ = ["served", "slow"]
+
+
+@dataclass
+class Attached:
+    """A backend, the link it goes over, and what it has said."""
+
+    backend: RemoteBackend
+    proxy: Proxy
+    heard: list[Event] = field(default_factory=list)
+
+    def hear(self, events: Sequence[Event]) -> None:
+        self.heard.extend(events)
+
+    def said(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.heard if isinstance(event, kind)]
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        for _ in range(2000):
+            if holds():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("it never came")
+
+    async def lost(self) -> None:
+        await self.until(lambda: self.said(LinkLost))
+
+    async def back(self) -> LinkBack:
+        await self.until(lambda: self.said(LinkBack))
+        event: LinkBack = self.said(LinkBack)[-1]
+        return event
+
+
+def nothing(done: int, total: int) -> None:
+    """Of loading there is nothing to tell."""
+
+
+async def at_once() -> None:
+    """The next turn comes without delay."""
+
+
+async def whole(reply: Reply) -> list[Delta]:
+    return [delta async for batch in reply.batches(at_once) for delta in batch]
+
+
+def text_of(deltas: Sequence[Delta]) -> str:
+    return "".join(delta.text for delta in deltas)
+
+
+@asynccontextmanager
+async def attached(server: Served) -> AsyncIterator[Attached]:
+    proxy = Proxy(server.port)
+    backend = RemoteBackend(Address(proxy.url, key=KEY))
+    one = Attached(backend, proxy)
+    backend.subscribe(one.hear)
+    try:
+        await backend.load(nothing)
+        yield one
+    finally:
+        await backend.detach()
+        proxy.close()
+
+
+@pytest.fixture
+def own() -> Iterator[Served]:
+    """A server for one test that ends it."""
+    with serving(dry(rate=50), drain=0.2) as one:
+        yield one

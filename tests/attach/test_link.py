@@ -1,0 +1,266 @@
+"""A link that is cut, in whatever moment, costs no token, no change and no event."""
+
+import asyncio
+from hashlib import sha256
+
+import pytest
+
+from engine.errors import BadInput, BadParams, BadWire, EngineDead, RequestTooLong, UnknownRequest
+from engine.events import Finished, FirstToken, Queued, Switched
+from engine.params import SamplingParams
+from engine.request import Finish
+from minichat.backends.address import Address
+from minichat.backends.link import Link
+from minichat.backends.protocol import LinkLost
+from tests.app.conftest import run
+from tests.attach.conftest import Attached, attached, text_of, whole
+from tests.server.conftest import KEY, Served, dry, serving, user
+
+LONG = SamplingParams(max_tokens=40, ignore_eos=True)
+BYTES = (1, 30, 90, 150, 260, 400, 700, 1500)
+ENDLESS = SamplingParams(max_tokens=4000, ignore_eos=True)
+
+
+async def read(it: Attached, tag: str = "", params: SamplingParams = LONG) -> str:
+    return text_of(await whole(await it.backend.submit("tell me", params, tag=tag)))
+
+
+@run
+async def test_everything_a_screen_asks_comes_through(served: Served) -> None:
+    async with attached(served) as it:
+        backend, host = it.backend, served.host
+        shot = await backend.snapshot()
+        assert (shot.model, shot.state, backend.has_template) == (host.snapshot().model, "ready", True)
+        deltas = await whole(await backend.submit(user("hello"), LONG.changed(logprobs=3)))
+        assert sum(len(delta.tokens) for delta in deltas) == 40
+        assert deltas[-1].finish is Finish.LENGTH
+        rivals = [token for token, _ in deltas[0].logprobs[0].top]
+        assert backend.words(rivals) == [piece.decode() for piece in host.pieces(rivals)]
+        assert await backend.layout(user("hello")) == host.layout(user("hello"))
+        assert await backend.layout("hello") == host.layout("hello")
+        tokens = [token for delta in deltas for token in delta.tokens]
+        assert await backend.text_ends(tokens) == host.text_ends(tokens)
+        await backend.set_switch("prefix_cache", False)
+        switches = {each.name: each.on for each in (await backend.snapshot()).switches}
+        assert not switches["prefix_cache"]
+        await backend.set_switch("prefix_cache", True)
+        await it.until(lambda: len(it.said(Switched)) == 2)
+        assert {Queued, FirstToken, Finished} <= {type(event) for event in it.heard}
+
+
+@run
+async def test_a_running_reply_is_changed_forked_preempted_and_ended(slow: Served) -> None:
+    async with attached(slow) as it:
+        backend = it.backend
+        reply = await backend.submit(user("hello"), ENDLESS)
+        batches = reply.batches(lambda: asyncio.sleep(0.05))
+        await anext(batches)
+        fork = await backend.fork(reply.id, ENDLESS.changed(max_tokens=25))
+        assert fork.prompt_tokens > reply.prompt_tokens
+        before = fork.prompt_tokens - reply.prompt_tokens  # they count as said, too
+        assert before + sum(len(delta.tokens) for delta in await whole(fork)) == 25
+        await backend.preempt(reply.id)
+        await backend.update(reply.id, max_tokens=60)
+        tokens = sum([len(delta.tokens) async for batch in batches for delta in batch])
+        assert tokens <= 60
+        other = await backend.submit("tell me", ENDLESS)
+        await backend.abort(other.id)
+        assert (await whole(other))[-1].finish is Finish.ABORTED
+        with pytest.raises(UnknownRequest):
+            await backend.update(other.id, top_k=3)
+        with pytest.raises(UnknownRequest):
+            await backend.fork(10**6, LONG)
+
+
+@run
+async def test_what_the_engine_refuses_is_refused_in_its_words(served: Served) -> None:
+    async with attached(served) as it:
+        with pytest.raises(BadParams, match="top_p"):
+            await it.backend.update(0, top_p=7)
+        with pytest.raises(RequestTooLong, match="tokens"):
+            await it.backend.submit("word " * 70_000, SamplingParams(max_tokens=5))
+        with pytest.raises(BadInput, match="warp"):
+            await it.backend.set_switch("warp", True)
+        with pytest.raises(BadInput, match="dry run"):
+            await it.backend.speeds()
+        assert it.said(LinkLost) == []
+
+
+@run
+async def test_a_cut_in_the_middle_of_a_reply_loses_nothing(slow: Served) -> None:
+    async with attached(slow) as it:
+        expected = await read(it)
+        reading = asyncio.create_task(read(it))
+        passed = it.proxy.passed
+        await it.until(lambda: it.proxy.passed > passed + 600)
+        for _ in range(2):
+            before = len(it.said(LinkLost))
+            it.proxy.cut()
+            await it.until(lambda n=before: len(it.said(LinkLost)) > n)
+            await asyncio.sleep(0.1)
+            it.proxy.restore()
+            await it.back()
+            await asyncio.sleep(0.1)
+        assert await reading == expected
+
+
+@run
+async def test_a_cut_at_any_byte_loses_nothing(served: Served) -> None:
+    """Also inside an event, a header, or the answer to the question that begins a reply."""
+    async with attached(served) as it:
+        expected = await read(it)
+        for byte in BYTES:
+            it.proxy.cut_after = byte
+            reading = asyncio.create_task(read(it, tag=f"at-{byte}"))
+            await it.until(lambda: not it.proxy.whole)
+            it.proxy.restore()
+            assert await reading == expected, byte
+            if it.said(LinkLost):
+                await it.back()
+            it.heard.clear()
+        digest = sha256(KEY.encode()).digest()
+        begun = [each.tag for each in served.state.replies.of(digest) if each.tag.startswith("at-")]
+        assert len(begun) == len(set(begun)) == len(BYTES)  # some were asked for twice, and begun once
+
+
+@run
+async def test_events_during_a_cut_are_told_after_it(slow: Served) -> None:
+    async with attached(slow) as it:
+        await read(it, params=LONG.changed(max_tokens=2))
+        await it.until(lambda: it.said(Finished))
+        it.proxy.cut()
+        await it.lost()
+        it.heard.clear()
+        slow.host.submit("meanwhile", SamplingParams(max_tokens=2)).result()
+        it.proxy.restore()
+        await it.until(lambda: it.said(Finished))
+        assert it.said(Queued)
+
+
+@run
+async def test_what_is_asked_while_it_is_cut_is_done_after_it(slow: Served) -> None:
+    async with attached(slow) as it:
+        running = await it.backend.submit("tell me", ENDLESS)
+        reading = asyncio.create_task(whole(running))
+        it.proxy.cut()
+        await it.lost()
+        asked = [
+            asyncio.create_task(work)
+            for work in (it.backend.abort(running.id), it.backend.snapshot(), read(it), read(it))
+        ]
+        await asyncio.sleep(0.05)
+        assert not any(each.done() for each in asked)
+        it.proxy.restore()
+        assert (await reading)[-1].finish is Finish.ABORTED
+        _, shot, one, other = await asyncio.gather(*asked)
+        assert shot.state == "ready"
+        assert one == other != ""
+
+
+@run
+async def test_a_reply_is_found_again_by_its_tag(slow: Served) -> None:
+    async with attached(slow) as it:
+        expected = await read(it)
+        await it.backend.submit("tell me", LONG, tag="mine")
+    await asyncio.sleep(0.1)  # nobody reads, and it goes on
+    async with attached(slow) as it:
+        past = await it.backend.resume("mine")
+        assert past is not None
+        assert 0.1 < past.age < 60
+        assert past.lasted is None
+        assert text_of(await whole(past.reply)) == expected
+        again = await it.backend.resume("mine")
+        assert again is not None
+        assert again.lasted is not None
+        assert again.first is not None
+        assert 0 < again.first < again.lasted < again.age
+        assert text_of(await whole(again.reply)) == expected
+        assert await it.backend.resume("yours") is None
+
+
+@run
+async def test_another_engine_at_the_same_place_is_noticed(own: Served) -> None:
+    async with attached(own) as it:
+        reply = await it.backend.submit("tell me", ENDLESS)
+        reading = asyncio.create_task(whole(reply))
+        await it.until(lambda: it.said(FirstToken))
+        it.proxy.cut()
+        await it.lost()
+        with serving(dry(rate=50)) as other:
+            it.proxy.restore(other.port)
+            assert (await it.back()).anew
+            with pytest.raises(EngineDead, match="started anew"):
+                await reading
+            assert await read(it) != ""
+
+
+@run
+async def test_a_line_that_goes_silent_is_a_cut_one(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minichat.backends.link._SILENCE", 0.1)
+    async with attached(slow) as it:
+        await it.lost()
+        assert it.said(LinkLost)[0].why == "it has gone silent"
+        assert not (await it.back()).anew
+
+
+@run
+async def test_a_server_that_ends_is_waited_for(own: Served) -> None:
+    async with attached(own) as it:
+        own.server.end()
+        await it.lost()
+        assert not it.said(LinkLost)[-1].ended
+
+
+class TestTheDoor:
+    async def knock(self, server: Served, key: str = KEY) -> None:
+        link = Link(Address(server.url, key=key))
+        try:
+            await link.open()
+        finally:
+            await link.close()
+
+    @run
+    async def test_a_wrong_key_is_told(self, served: Served) -> None:
+        with pytest.raises(BadInput, match="this key opens nothing here"):
+            await self.knock(served, "sk-wrong")
+        with pytest.raises(BadInput, match="a key is missing"):
+            await self.knock(served, "")
+
+    @run
+    async def test_nobody_at_home_is_told(self) -> None:
+        link = Link(Address("http://127.0.0.1:1"))
+        with pytest.raises(EngineDead, match=r"nobody answers at 127\.0\.0\.1:1: no connection"):
+            await link.open()
+        await link.close()
+
+    @run
+    @pytest.mark.parametrize(("version", "whom"), [(0, "the engine"), (2, "this program")])
+    async def test_another_version_of_the_wire_is_one_sentence(
+        self, served: Served, version: int, whom: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("engine.server.control.VERSION", version)
+        expected = f"the engine speaks version {version} of the wire, this program 1: update {whom}"
+        with pytest.raises(BadWire, match=expected):
+            await self.knock(served)
+
+    @run
+    async def test_a_newer_one_that_takes_its_place_ends_the_link(
+        self, slow: Served, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with attached(slow) as it:
+            reading = asyncio.create_task(read(it, params=ENDLESS))
+            await it.until(lambda: it.said(FirstToken))
+            it.proxy.cut()
+            await it.lost()
+            monkeypatch.setattr("engine.server.control.VERSION", 2)
+            it.proxy.restore()
+            await it.until(lambda: it.said(LinkLost)[-1].ended)
+            assert "update this program" in it.said(LinkLost)[-1].why
+            with pytest.raises(EngineDead, match="update this program"):
+                await reading
+            with pytest.raises(EngineDead, match="update this program"):
+                await it.backend.snapshot()
+            monkeypatch.setattr("engine.server.control.VERSION", 1)
+            assert (await it.backend.load(lambda *_: None)).state == "ready"
+            for request in slow.host.snapshot().requests:
+                slow.host.abort(request.id)

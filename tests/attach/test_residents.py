@@ -1,0 +1,146 @@
+"""up, ps and down: engines of this user that run without a screen, whatever happens around them."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from minichat.paths import locate
+from minichat.residents import Record, Resident, home_of
+from tests.cli.conftest import Run, run
+from tests.server.conftest import becomes
+
+__all__ = ["run"]
+
+RATE = 40  # tokens a second
+
+
+class User:
+    """Somebody with a home folder and a command line."""
+
+    def __init__(self, run: Run, home: Path) -> None:
+        self._run = run
+        self.resident = Resident(home_of(locate({"HOME": str(home)})))
+
+    def say(self, *words: str) -> tuple[int, str, str]:
+        return self._run(*words)
+
+    def up(self, *words: str) -> None:
+        code, _, err = self.say("up", "--no-screen", "--dry-run", f"--rate={RATE}", *words)
+        assert code == 0, err
+
+    def ps(self) -> list[dict[str, Any]]:
+        code, out, err = self.say("ps", "--json")
+        assert code == 0, err
+        lines: list[dict[str, Any]] = json.loads(out)
+        return lines
+
+    def client(self) -> httpx.Client:
+        transport = httpx.HTTPTransport(uds=str(self.resident.socket))
+        return httpx.Client(transport=transport, base_url="http://localhost", timeout=30)
+
+
+@pytest.fixture
+def user(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[User]:
+    for name in ("CONFIG", "STATE", "CACHE"):
+        monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    one = User(run, tmp_path)
+    yield one
+    one.resident.tell(signal.SIGKILL)
+
+
+def begin_reply(client: httpx.Client, tokens: int) -> str:
+    params = {"max_tokens": tokens, "ignore_eos": True}
+    answer = client.post("/engine/replies", json={"prompt": "tell me", "params": params, "keep": True})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+def test_the_life_of_an_engine(user: User, root: Path) -> None:
+    """Two ups at once are one engine; one that was killed leaves nothing in the way; the end waits."""
+    resident = user.resident
+    assert user.ps() == []
+    words = [sys.executable, "-m", "minichat", "up", "--no-screen", "--dry-run"]
+    both = [subprocess.Popen(words, cwd=root, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    for process in both:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    assert resident.log.read_text().count("serving") == 1
+    [line] = user.ps()
+    assert (line["name"], line["state"], line["model"], line["running"]) == ("main", "ready", "pocket", 0)
+    assert line["socket"] == str(resident.socket)
+    assert resident.socket.stat().st_mode & 0o777 == 0o600
+    assert resident.folder.stat().st_mode & 0o777 == 0o700
+    assert os.getsid(line["pid"]) == line["pid"]  # no terminal takes it along
+    user.up()  # once more changes nothing
+    assert user.ps()[0]["pid"] == line["pid"]
+    code, _, err = user.say("up", "--no-screen", "--model=org/other")
+    assert code == 2
+    assert "the engine main runs pocket" in err
+
+    assert resident.tell(signal.SIGKILL)
+    assert becomes(lambda: not resident.running())
+    assert resident.socket.exists()
+    assert user.ps() == []
+    assert not resident.socket.exists()
+    Record(os.getpid(), "pocket", 0.0, "ready").write(resident.file)
+    assert not resident.tell(signal.SIGTERM)  # whoever has its number by now is not it
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(resident.socket))
+    user.up()
+    assert user.ps()[0]["state"] == "ready"
+
+    with user.client() as client:
+        id = begin_reply(client, RATE)
+        begin_reply(client, RATE * 3 // 2)  # that nobody reads
+        reading: list[str] = []
+
+        def read() -> None:
+            with client.stream("GET", f"/engine/replies/{id}") as response:
+                reading.extend(response.iter_lines())
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        began = time.monotonic()
+        assert user.say("down")[0] == 0
+        reader.join(10)
+        assert '"finish":"length"' in "".join(reading)
+        assert time.monotonic() - began > 0.8
+    assert user.ps() == []
+    assert not resident.socket.exists()
+    code, _, err = user.say("down")
+    assert (code, err) == (1, "minichat: no engine called main runs here; minichat ps lists those that do\n")
+
+
+def test_what_cannot_start_says_why(user: User, tmp_path: Path) -> None:
+    code, _, err = user.say("up", "--no-screen", "--dry-run", f"--model={tmp_path}")
+    assert code == 1
+    assert err.startswith("minichat: ")
+    assert str(tmp_path) in err and "Traceback" not in err
+    assert user.ps() == []
+    user.resident.folder.parent.rename(tmp_path / "aside")
+    user.resident.folder.parent.touch()
+    for command in (["up", "--no-screen", "--dry-run"], ["down"]):
+        code, _, err = user.say(*command)
+        assert code == 1
+        assert "cannot be used" in err
+    code, _, err = user.say("up", "--no-screen", "--name=../main")
+    assert code == 2
+    assert "an engine's name may have" in err
+
+
+def test_a_folder_of_long_names_has_its_socket_elsewhere(tmp_path: Path) -> None:
+    long = Resident(tmp_path / ("x" * 90), "main")
+    assert len(os.fsencode(long.socket)) <= 100
+    assert long.socket != Resident(tmp_path / ("y" * 90), "main").socket

@@ -1,0 +1,207 @@
+"""The screen on an engine that outlives it: a line that is cut, and replies that the next screen reads on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.params import SamplingParams
+from minichat.app import MinichatApp
+from minichat.backends.fake import FakeBackend, FakeReply
+from minichat.backends.protocol import LinkBack, LinkLost, Past
+from minichat.chats.queries import INTERRUPTED
+from tests.app.conftest import bench, run, snapshot
+
+__all__ = ["bench"]
+
+
+def elsewhere(**more: Any) -> FakeBackend:
+    return FakeBackend([snapshot()], elsewhere="box:8000", **more)
+
+
+def lost(why: str = "the connection broke", *, ended: bool = False) -> LinkLost:
+    return LinkLost(0, 1.0, why, ended)
+
+
+def back(*, anew: bool = False) -> LinkBack:
+    return LinkBack(0, 2.0, 1.5, anew)
+
+
+@run
+async def test_it_says_where_it_is(bench: Callable[..., Any]) -> None:
+    backend = elsewhere()
+    backend.loaded.clear()
+    async with bench((120, 30), backend=backend) as it:
+        await it.until(lambda: "attaching to box:8000" in it.screen_text())
+        backend.loaded.set()
+        await it.until(lambda: "attached to box:8000" in it.screen_text())
+        assert "keeps its model" in it.app.keeper.busy
+        assert not it.app.paths.remembered.exists()
+
+
+@run
+async def test_a_cut_is_told_and_what_is_sent_waits(bench: Callable[..., Any]) -> None:
+    async with bench((140, 40), backend=elsewhere()) as it:
+        running = await it.say("hello")
+        running.say("half ")
+        it.backend.emit(lost())
+        await it.until(lambda: "no link to box:8000 (the connection broke)" in it.screen_text())
+        await it.pilot.press("f5")  # no reason to start the program again
+        await it.pilot.press("ctrl+n")
+        it.main.prompt.put("while it is cut")
+        await it.pilot.press("enter")
+        await it.until(lambda: len(it.texts()) == 2)
+        assert len(it.replies) == 1
+        it.backend.emit(back())
+        await it.until(lambda: len(it.replies) == 2)
+        assert "no link" not in it.screen_text()
+        assert "attached to box:8000" in it.screen_text()
+        running.say("whole")
+        running.end()
+        chat = next(iter(it.app.chats)).chat
+        await it.until(lambda: chat.messages[-1].state == "done")
+        assert chat.messages[-1].text == "half whole"
+        assert it.app.return_code is None
+
+
+@run
+async def test_what_waits_for_the_line_can_be_stopped(bench: Callable[..., Any]) -> None:
+    async with bench(backend=elsewhere()) as it:
+        await it.until(lambda: it.app.keeper.alive)
+        it.backend.emit(lost())
+        it.main.prompt.put("never")
+        await it.pilot.press("enter", "escape")
+        await it.until(lambda: it.texts() and it.texts()[-1][2] == "stopped")
+        it.backend.emit(back())
+        await it.until(lambda: it.app.keeper.alive)
+        assert it.replies == []
+
+
+@run
+async def test_a_line_that_will_not_come_back_is_a_lost_engine(bench: Callable[..., Any]) -> None:
+    async with bench((120, 30), backend=elsewhere()) as it:
+        await it.answered(await it.say("hello"))
+        it.backend.emit(lost("update this program", ended=True))
+        await it.until(lambda: "F5 tries it again  |  update this program" in it.screen_text())
+        await it.pilot.press("f5")
+        await it.until(lambda: it.app.keeper.alive)
+        assert it.backend.switched == ["tiny"]
+        await it.answered(await it.say("and now"))
+
+
+@run
+async def test_another_engine_there_knows_none_of_the_old_requests(bench: Callable[..., Any]) -> None:
+    async with bench(backend=elsewhere()) as it:
+        await it.answered(await it.say("hello"))
+        assert it.main.owners
+        it.backend.emit(lost(), back(anew=True))
+        await it.until(lambda: not it.main.owners and it.app.keeper.alive)
+        it.backend.emit(lost(), back())
+        await it.answered(await it.say("and now"))
+        assert it.main.owners
+
+
+@run
+async def test_an_engine_that_is_dead_there_is_told(bench: Callable[..., Any]) -> None:
+    backend = FakeBackend([snapshot(state="dead", error="no memory")], elsewhere="box:8000")
+    async with bench((100, 30), backend=backend) as it:
+        await it.until(lambda: "the engine has stopped: no memory" in it.screen_text())
+
+
+async def leave(bench: Callable[..., Any], how: Callable[[MinichatApp], Any]) -> str:
+    """A screen that ends in the middle of a reply; the reply's tag."""
+    backend = elsewhere()
+    async with bench(backend=backend) as it:
+        reply = await it.say("hello")
+        reply.say("half ")
+        await it.until(lambda: it.app.chats.active.run.parts.text)
+        done = how(it.app)
+        if done is not None:
+            await done
+            assert not reply.finished
+            await it.until(lambda: it.app.return_code == 0)
+    [tag] = backend.tags
+    assert len(tag) > 16
+    return str(tag)
+
+
+async def quit(app: MinichatApp) -> None:
+    await app.action_quit()
+
+
+def killed(app: MinichatApp) -> None:
+    """As by a signal that cannot wait: what has come is kept, and no more."""
+    for conversation in app.chats.streaming:
+        conversation.keep()
+        conversation._settle = lambda *_: None  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("how", [quit, killed])
+def test_the_next_screen_reads_on(bench: Callable[..., Any], how: Any) -> None:
+    @run
+    async def test() -> None:
+        tag = await leave(bench, how)
+        backend = elsewhere()
+        reply = FakeReply(7, "", SamplingParams(), tokens=4)
+        reply.say("half a")
+        backend.past[tag] = Past(reply, age=100.0, first=2.0, lasted=None)
+        async with bench((100, 30), backend=backend) as it:
+            await it.until(lambda: "half a" in it.screen_text())
+            assert "half half" not in it.screen_text()
+            assert it.main.owners[7].letter == "A"
+            reply.say(" loaf", tokens=3)
+            reply.end()
+            await it.until(lambda: it.texts()[-1] == ("assistant", "half a loaf", "done"))
+            stats = it.app.chats.active.chat.messages[-1].stats
+            assert (stats.tokens, stats.ttft) == (4, pytest.approx(2.0))
+            assert stats.seconds == pytest.approx(100, abs=5)
+
+    test()
+
+
+@run
+async def test_one_that_ended_meanwhile_took_as_long_as_it_took(bench: Callable[..., Any]) -> None:
+    tag = await leave(bench, quit)
+    backend = elsewhere()
+    reply = FakeReply(7, "", SamplingParams())
+    reply.say("all of it", tokens=9)
+    reply.end()
+    backend.past[tag] = Past(reply, age=5000.0, first=1.0, lasted=5.0)
+    async with bench(backend=backend) as it:
+        await it.until(lambda: it.texts()[-1] == ("assistant", "all of it", "done"))
+        assert it.app.chats.active.chat.messages[-1].stats.seconds == 5.0
+        assert it.app.chats.active.chat.messages[-1].stats.rate == 2.0
+
+
+@run
+async def test_one_that_nobody_knows_any_more_stays_as_it_was(bench: Callable[..., Any]) -> None:
+    await leave(bench, quit)
+    async with bench(backend=elsewhere()) as it:
+        await it.until(lambda: it.app.keeper.alive)
+        [message] = [each for each in it.app.chats.active.chat.messages if each.role == "assistant"]
+        assert (message.text, message.state, message.error) == ("half ", "stopped", INTERRUPTED)
+        await it.answered(await it.say("go on"))
+
+
+@run
+async def test_a_link_that_is_lost_at_once_keeps_what_had_come(bench: Callable[..., Any]) -> None:
+    tag = await leave(bench, quit)
+    backend = elsewhere()
+    reply = FakeReply(7, "", SamplingParams())
+    backend.past[tag] = Past(reply, age=10.0, first=1.0, lasted=None)
+    async with bench(backend=backend) as it:
+        await it.until(lambda: it.texts()[-1][2] == "streaming")
+        assert it.texts()[-1][1] == "half "
+        await it.pilot.press("ctrl+q")
+    async with bench(backend=elsewhere()) as it:
+        assert it.texts()[-1][1] == "half "
+
+
+@run
+async def test_a_reply_that_was_stopped_or_a_chat_that_is_closed_goes_on_nowhere(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench(backend=elsewhere()) as it:
+        reply = await it.say("hello")
+        await it.pilot.press("alt+w")
+        await it.until(lambda: reply.finished)

@@ -1,0 +1,139 @@
+"""The real program on a real terminal, attached to engines that outlive it."""
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from minichat.backends.address import KEY_VARIABLE
+from minichat.paths import locate
+from minichat.residents import Resident, home_of
+from tests.app.test_terminal import ENDED, Tmux, gone, terminal
+from tests.attach.proxy import Proxy
+from tests.cli.conftest import Run, run
+from tests.server.conftest import KEY, Served, dry, serving
+
+__all__ = ["run", "terminal"]
+
+pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+
+TOKENS = 60  # of a reply
+RATE = 20  # tokens a second
+
+
+@pytest.fixture(autouse=True)
+def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody whose replies are long enough for something to happen meanwhile."""
+    for name in ("CONFIG", "STATE", "CACHE"):
+        monkeypatch.delenv(f"XDG_{name}_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    config = locate({"HOME": str(tmp_path)}).settings
+    config.parent.mkdir(parents=True)
+    config.write_text(f"[sampling]\nignore_eos = true\nmax_tokens = {TOKENS}\n")
+
+
+@pytest.fixture
+def proxied() -> Iterator[tuple[Served, Proxy]]:
+    with serving(dry(rate=RATE), drain=0.2) as served:
+        proxy = Proxy(served.port)
+        yield served, proxy
+        proxy.close()
+
+
+def answer(tmux: Tmux) -> tuple[str, str, int]:
+    """The newest reply in the store: state, text, and tokens when it is done."""
+    message = tmux.messages()[-1]
+    return message.state, message.text, message.stats.tokens if message.stats else 0
+
+
+def ask(tmux: Tmux) -> None:
+    tmux.until(lambda screen: "attached to" in screen)
+    tmux.type("Tell me a story.", "Enter")
+    tmux.until(lambda _: len(tmux.messages()) == 2 and answer(tmux)[1])
+
+
+def test_a_link_cut_and_restored(terminal: Callable[..., Tmux], proxied: tuple[Served, Proxy]) -> None:
+    served, proxy = proxied
+    tmux = terminal("attach", proxy.url.removeprefix("http://") + "/v1")
+    ask(tmux)
+    proxy.cut()
+    tmux.until(lambda screen: "no link to 127.0.0.1" in screen)
+    tmux.type("typed meanwhile")
+    tmux.until(lambda screen: "typed meanwhile" in screen)
+    [request] = served.host.snapshot().requests
+    assert request.generated < TOKENS  # it was cut in the middle, and goes on there
+    proxy.restore()
+    tmux.until(lambda screen: "attached to" in screen and "TTFT" in screen)
+    state, text, tokens = answer(tmux)
+    assert (state, tokens) == ("done", TOKENS)
+    tmux.type("C-u", "C-q")
+    tmux.until(lambda screen: f"{ENDED} 0" in screen)
+    assert served.host.snapshot().state == "ready"
+    again = served.state.replies.of(next(iter(served.state.replies._kept.values())).owner)[0]
+    assert text == "".join(delta.text for delta in again.deltas)
+
+
+def test_a_screen_that_is_killed_costs_nothing(
+    terminal: Callable[..., Tmux], run: Run, tmp_path: Path
+) -> None:
+    resident = Resident(home_of(locate({"HOME": str(tmp_path)})))
+    tmux = terminal("up", "--dry-run", f"--rate={RATE}")
+    try:
+        ask(tmux)
+        process = tmux.program()
+        os.kill(process, signal.SIGKILL)
+        tmux.until(lambda screen: ENDED in screen)
+        assert gone(process)
+        assert resident.running()
+        assert answer(tmux)[0] == "stopped"
+        tmux("kill-server")
+        (tmp_path / "tmux").unlink(missing_ok=True)
+        tmux = terminal("up")
+        tmux.until(lambda screen: "TTFT" in screen and "attached to engine main" in screen)
+        state, text, tokens = answer(tmux)
+        assert (state, tokens) == ("done", TOKENS)
+        assert len(text.split()) > TOKENS // 2
+        assert len(tmux.messages()) == 2
+        tmux.type("C-q")
+        tmux.until(lambda screen: f"{ENDED} 0" in screen)
+        assert resident.running()
+        assert run("down", "--now").code == 0
+        assert not resident.running()
+    finally:
+        resident.tell(signal.SIGKILL)
+
+
+def test_what_cannot_be_attached_to_is_one_sentence(
+    terminal: Callable[..., Tmux], proxied: tuple[Served, Proxy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.server.control.VERSION", 0)
+    tmux = terminal("attach", proxied[1].url)
+    screen = tmux.until(lambda screen: ENDED in screen)
+    sentence = "minichat: the engine speaks version 0 of the wire, this program 1: update the engine"
+    assert sentence in screen
+    assert f"{ENDED} 1" in screen
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["http://u:p@host"], "an address holds no password"),
+        (["ftp://host"], "is no address"),
+        (["http://host:99999"], "is no address"),
+        (["host", "--uds=x"], "contradict each other"),
+        (["host", "--api-key-file=/nowhere"], "cannot be read"),
+        ([], "needs a terminal"),
+    ],
+)
+def test_what_makes_no_sense_is_bad_usage(
+    run: Run, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if said != "needs a terminal":
+        monkeypatch.setattr("minichat.commands.attach.check_terminal", lambda command: None)
+    ran = run("attach", *words)
+    assert ran.code == 2
+    assert said in ran.err

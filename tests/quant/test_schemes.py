@@ -1,0 +1,202 @@
+"""Each scheme's product beside the oracle: the same numbers, dequantized, and a plain product in float64."""
+
+import importlib.util
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.errors import BadInput
+from engine.quant import int4
+from engine.quant.fp8 import ScaledFp8
+from engine.quant.fp8 import quantized as to_fp8
+from engine.quant.int4 import PackedInt4, grouped
+from engine.quant.registry import BUILT_IN, choose, named, names, why_not
+
+CPU = torch.device("cpu")
+OURS = ("int8", "int4", "int4-32", "int4-128")
+CLOSE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 6e-4}  # of the norm
+SHAPES = ((512, 256), (96, 40), (700, 130))  # of a weight; the last two fit no group and no block
+ROWS = (1, 3, 4, 5, 9, 33, 65)  # on both sides of where kernels change
+
+
+def skip_without_bitsandbytes() -> None:
+    """Only looks: it is imported by the scheme, which keeps it from the hub."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        pytest.skip("the extra bitsandbytes is not installed")
+
+
+def weight_of(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def rows_of(count: int, width: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(count)).to(dtype)
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / expected.double().norm())
+
+
+@pytest.mark.parametrize(("name", "dtype"), product(OURS, CLOSE))
+@torch.inference_mode()
+def test_is_the_product_with_what_was_kept(name: str, dtype: torch.dtype) -> None:
+    for shape in SHAPES:
+        bias = rows_of(1, shape[0], dtype)[0]
+        for made, added in ((named(name).make(weight_of(shape, dtype), None), None),
+                            (named(name).make(weight_of(shape, dtype), bias), bias)):  # fmt: skip
+            kept = made.dequantized().double()
+            for count in ROWS:
+                x = rows_of(count, shape[1], dtype)
+                expected = x.double() @ kept.T + (0 if added is None else added.double())
+                found = made(x)
+                assert found.dtype is dtype and found.shape == expected.shape and found.is_contiguous()
+                assert torch.equal(made(x.T.contiguous().T), found), "a part of another tensor is as good"
+                assert off(found, expected) < CLOSE[dtype], (shape, count)
+
+
+@pytest.mark.parametrize("name", OURS)
+@torch.inference_mode()
+def test_company_moves_a_row_within_rounding(name: str) -> None:
+    made = named(name).make(weight_of((512, 256), torch.bfloat16), None)
+    many = rows_of(33, 256, torch.bfloat16)
+    whole = made(many)
+    for count in ROWS:
+        assert off(made(many[:count]), whole[:count]) < CLOSE[torch.bfloat16]
+    few = 4  # the same kernel up to here: to the last bit
+    assert all(torch.equal(made(many[:count]), made(many[:few])[:count]) for count in range(1, few))
+
+
+@pytest.mark.parametrize(("name", "dtype"), product(("bnb-nf4", "bnb-fp4"), CLOSE))
+@torch.inference_mode()
+def test_four_bits_of_bitsandbytes_at_any_width(name: str, dtype: torch.dtype) -> None:
+    """Its own products of widths that are no multiple of 64 are wrong, and say nothing."""
+    skip_without_bitsandbytes()
+    for shape in SHAPES:
+        weight, bias = weight_of(shape, dtype), rows_of(1, shape[0], dtype)[0]
+        made = named(name).make(weight, bias)
+        assert 0.05 < off(made.dequantized(), weight) < 0.15
+        for count in ROWS:
+            x = rows_of(count, shape[1], dtype)
+            assert off(made(x), x.double() @ made.dequantized().double().T + bias) < CLOSE[dtype], (
+                shape,
+                count,
+            )
+            assert made(x).is_contiguous() and off(made(x.T.contiguous().T), made(x)) < CLOSE[dtype]
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@torch.inference_mode()
+def test_outliers_are_multiplied_in_full_and_are_their_rows_alone(dtype: torch.dtype) -> None:
+    skip_without_bitsandbytes()
+    weight, bias = weight_of((96, 130), dtype), rows_of(1, 96, dtype)[0]
+    made = named("bnb-int8").make(weight, bias)
+    assert off(made.dequantized(), weight) < 0.01
+    calm, wild = rows_of(5, 130, dtype), rows_of(5, 130, dtype)
+    wild[2, 7], wild[3, 100] = 60.0, -30.0
+    for x in (calm, wild):
+        assert off(made(x), x.double() @ made.dequantized().double().T + bias) < 0.012
+    found, quiet = made(wild), made(calm)
+    assert torch.equal(found[[0, 1, 4]], quiet[[0, 1, 4]]), "a neighbour's outlier moved a row"
+    assert torch.equal(made(wild[2:3]), found[2:3])
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("int8", 0.008), ("int4-32", 0.09), ("int4", 0.1), ("int4-128", 0.11)]
+)
+def test_what_is_kept_is_near(name: str, most: float) -> None:
+    weight = weight_of((512, 256), torch.float32)
+    made = named(name).make(weight, None)
+    assert most / 3 < off(made.dequantized(), weight) < most
+
+
+def test_int8_is_off_by_half_a_step_at_most() -> None:
+    weight = weight_of((96, 130), torch.float32)
+    step = weight.abs().amax(1, keepdim=True) / 127
+    kept = named("int8").make(weight, None).dequantized()
+    assert ((kept - weight).abs() <= step * 0.501).all()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_zeros_stay_zeros(name: str) -> None:
+    weight = torch.zeros(64, 128)
+    weight[0, 0] = 3.0
+    made = named(name).make(weight, None)
+    assert off(made.dequantized(), weight) < 0.01
+    assert torch.equal(made(torch.ones(1, 128))[0, 1:], torch.zeros(63))
+
+
+@pytest.mark.parametrize("name", [*OURS, "none", "fp32", "bf16", "fp16"])
+def test_the_bytes_are_as_it_says(name: str) -> None:
+    made = named(name).make(weight_of((512, 256), torch.bfloat16), None)
+    nbytes = sum(each.nbytes for each in (*made.parameters(), *made.buffers()))
+    assert nbytes == pytest.approx(named(name).nbytes(512, 256, torch.bfloat16), rel=0.04)
+
+
+@torch.inference_mode()
+def test_int4_in_a_layout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = named("int4").make(weight_of((300, 130), torch.bfloat16), None)
+    kept, x = made.dequantized(), rows_of(33, 130, torch.bfloat16)
+    monkeypatch.setattr(int4, "_tile", lambda: None)
+    assert torch.equal(made.dequantized(), kept)
+    assert off(made(x), x.double() @ kept.double().T) < CLOSE[torch.bfloat16]
+    assert off(made(x.float()), x.double() @ kept.double().T) < CLOSE[torch.float32]
+
+
+@torch.inference_mode()
+def test_int4_columns_in_another_order() -> None:
+    weight = weight_of((64, 128), torch.float32)
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
+    kept = grouped(weight[:, order], 32)
+    made = PackedInt4(int4.Grouped(kept.numbers, kept.scale, kept.zero, order), None, 128)
+    x = rows_of(3, 128, torch.float32)
+    assert off(made(x), x @ weight.T) < 0.1
+    assert off(made(x), x @ made.dequantized().T) < CLOSE[torch.float32]
+
+
+@torch.inference_mode()
+def test_fp8_is_the_scaled_product_of_rounded_rows() -> None:
+    """The product itself also runs on a CPU, far too slowly to be offered there."""
+    for shape in SHAPES:
+        weight, bias = weight_of(shape, torch.bfloat16), rows_of(1, shape[0], torch.bfloat16)[0]
+        made = ScaledFp8(*to_fp8(weight), bias)
+        assert off(made.dequantized(), weight) < 0.04
+        x = rows_of(5, shape[1], torch.bfloat16)
+        numbers, scale = to_fp8(x)
+        rounded = numbers.double() * scale
+        found = made(x)
+        assert found.is_contiguous()
+        assert off(found, rounded @ made.dequantized().double().T + bias) < CLOSE[torch.bfloat16]
+        assert torch.equal(made(x[2:3]), found[2:3]), "a row is rounded by its own greatest"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+@torch.inference_mode()
+def test_a_forced_type_computes_in_it(name: str, dtype: torch.dtype) -> None:
+    for own in CLOSE:
+        weight, x = weight_of((96, 40), own), rows_of(5, 40, own)
+        found = named(name).make(weight, None)(x)
+        assert found.dtype is own
+        assert off(found, x.to(dtype).double() @ weight.to(dtype).double().T) < max(CLOSE[own], CLOSE[dtype])
+
+
+def test_kernels_of_a_scheme_agree_on_rounding() -> None:
+    assert [name for name in ("none", *OURS) if named(name).rounds_activations] == []
+    assert named("fp8").rounds_activations and named("bnb-int8").rounds_activations
+
+
+def test_names_and_reasons() -> None:
+    assert names()[: len(BUILT_IN)] == list(BUILT_IN)
+    assert why_not("int8", CPU, torch.float32) is None
+    assert "need an NVIDIA GPU" in (why_not("fp8", CPU, torch.bfloat16) or "")
+    with pytest.raises(
+        BadInput, match=r"quantization 'fp8': products of eight bit floats need an NVIDIA GPU"
+    ):
+        choose("fp8", CPU, torch.bfloat16)
+    with pytest.raises(
+        BadInput, match=r"quantization 'int5': there is none of that name; there are none, fp32"
+    ):
+        choose("int5", CPU, torch.bfloat16)

@@ -1,0 +1,379 @@
+"""The weights' scheme changes while chats go on: nothing is lost, and the way back leads to what was."""
+
+import gc
+import importlib.util
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import events
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.errors import BadInput, EngineDead
+from engine.models.decoder import Decoder
+from engine.models.source import LayerSource
+from engine.params import SamplingParams
+from engine.quant import int8
+from engine.request import Finish
+from engine.scheduling.resize import shrink
+from engine.start import start
+from tests.models.test_families import reference
+from tests.runner.letters import VOCAB, byte_tokenizer
+from tests.runner.small import GREEDY, Heard, ask, drain, turn
+
+SCHEMES = ("int8", "int4", "fp32", "int4-128", "none", "bf16")
+PROMPT = list(range(10, 50))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of its own: others share theirs."""
+    made = tmp_path_factory.mktemp("llama")
+    byte_tokenizer().save(str(made / "tokenizer.json"))
+    reference("Llama", {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128}, made)
+    return made
+
+
+def engine_on(folder: Path, **config: Any) -> Engine:
+    plain: dict[str, Any] = {"device": "cpu", "blocks": 96, "seed": 0, "depth": 0, "dtype": "bfloat16"}
+    return start(EngineConfig(model=str(folder), **plain | config))
+
+
+def heard_of(engine: Engine) -> list[events.Event]:
+    heard: list[events.Event] = []
+    engine.bus.subscribe(heard.append)
+    return heard
+
+
+def finish_change(engine: Engine) -> None:
+    """Until the present one is over."""
+    while engine._requantization is not None:
+        turn(engine)
+
+
+def switch(engine: Engine, scheme: str) -> None:
+    engine.set_quantization(scheme)
+    finish_change(engine)
+    assert engine.snapshot().quantization == scheme
+
+
+def reply(engine: Engine, prompt: list[int] = PROMPT) -> list[int]:
+    _, heard = ask(engine, prompt)
+    drain(engine)
+    return heard.tokens
+
+
+def anonymous() -> int:
+    """Resident bytes of this process that are of no file."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) * 1024
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_twenty_changes_under_eight_chats(folder: Path, depth: int) -> None:
+    engine = engine_on(folder, depth=depth, prefix_cache=False)
+    first = reply(engine)
+    changed_under_chats(engine, random.Random(depth), 20)  # torch keeps a kernel for each shape it has met
+    before, heard_before = anonymous(), heard_of(engine)
+    heard = changed_under_chats(engine, random.Random(depth), 20)
+    assert anonymous() == pytest.approx(before, rel=0.02)
+    assert {each.finish for each in heard} == {Finish.LENGTH} and len(heard) >= 8
+    assert [len(each.tokens) for each in heard] == [40] * len(heard)
+    over = [event for event in heard_before if isinstance(event, events.Quantized)]
+    assert len(over) >= 20 and {event.error for event in over} == {""}
+    assert engine.scheduler.pool.in_use == 0
+    assert reply(engine) == first, "the weights are not the same as before"
+
+
+def changed_under_chats(engine: Engine, chance: random.Random, left: int) -> list[Heard]:
+    """So many changes at random moments while eight chats run; back to `none` when they are over."""
+    heard = []
+    params = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
+    while left or engine.busy:
+        while left and len(engine.scheduler.requests) < 8:
+            prompt = [chance.randrange(VOCAB) for _ in range(chance.randrange(1, 40))]
+            heard.append(ask(engine, prompt, params)[1])
+        if left and engine._requantization is None and chance.random() < 0.15:
+            present = engine.snapshot().quantization
+            engine.set_quantization(chance.choice([each for each in SCHEMES if each != present]))
+            left -= 1
+        turn(engine)
+    switch(engine, "none")
+    gc.collect()
+    return heard
+
+
+def test_other_weights_say_something_else_and_forget_what_was_cached(folder: Path) -> None:
+    engine = engine_on(folder)
+    plain = reply(engine)
+    assert engine.scheduler.pool.cached > 0
+    switch(engine, "int4")
+    assert engine.scheduler.pool.cached == 0
+    coarse = reply(engine)
+    assert coarse != plain, "a test with this model proves little"
+    assert reply(engine_on(folder, quantization="int4")) == coarse, "loading and changing give other weights"
+    switch(engine, "none")
+    assert reply(engine) == plain
+    assert engine.scheduler.cached_tokens == 0, "a prefix of other weights was taken"
+
+
+def test_who_lives_through_a_change_publishes_nothing_more(folder: Path) -> None:
+    engine = engine_on(folder)
+    _, heard = ask(engine, PROMPT, replace(GREEDY, max_tokens=60))
+    for _ in range(10):
+        turn(engine)
+    request = engine.scheduler.running[0]
+    held, pool = list(request.blocks), engine.scheduler.pool
+    switch(engine, "int8")
+    assert request.blocks == held, "it goes on with the cache it has"
+    drain(engine)
+    assert len(heard.tokens) == 60 and pool.cached == 0
+    drain_of(engine, PROMPT)
+    assert pool.cached > 0, "a new one publishes again"
+
+
+def drain_of(engine: Engine, prompt: list[int]) -> Heard:
+    _, heard = ask(engine, prompt)
+    drain(engine)
+    return heard
+
+
+def test_who_is_computed_again_is_of_the_new_weights(folder: Path) -> None:
+    engine = engine_on(folder, preemption="recompute")
+    id, _ = ask(engine, PROMPT)
+    for _ in range(5):
+        turn(engine)
+    switch(engine, "int8")
+    engine.preempt(id)
+    drain(engine)
+    assert engine.scheduler.pool.cached > 0
+    assert reply(engine) == reply(engine_on(folder, quantization="int8", prefix_cache=False))
+
+
+Spoil = Callable[[int], None]
+
+
+def failing_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception) -> None:
+    """The next change fails at that layer, once."""
+    whole, failed = LayerSource.layer, []
+
+    def layer_or_not(self: LayerSource, index: int, scheme: Any) -> Any:
+        if index == layer and not failed:
+            failed.append(index)
+            raise error
+        return whole(self, index, scheme)
+
+    monkeypatch.setattr(LayerSource, "layer", layer_or_not)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory"), OSError("gone")],
+)
+def test_a_failure_in_the_middle_leaves_the_old_scheme(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception
+) -> None:
+    engine = engine_on(folder)
+    plain = reply(engine)
+    _, heard = ask(engine, PROMPT[:-1])
+    turn(engine)
+    said = heard_of(engine)
+    failing_at(monkeypatch, layer, error)
+    engine.set_quantization("int4")
+    finish_change(engine)
+    shot = engine.snapshot()
+    assert shot.quantization == "none" and shot.change is not None
+    assert str(error) in shot.change.error and shot.change.over
+    assert [str(error) in event.error for event in said if isinstance(event, events.Quantized)] == [True]
+    drain(engine)
+    assert heard.finish is Finish.LENGTH
+    assert engine.scheduler.cached_tokens > 0, "what was cached before is still of these weights"
+    assert reply(engine) == plain
+    switch(engine, "int4")
+    assert engine.snapshot().change is None, "a later success says no more of it"
+
+
+def test_where_the_way_back_fails_too_the_engine_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_on(folder)
+
+    def gone(self: LayerSource, index: int, scheme: Any) -> Any:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(LayerSource, "layer", gone)
+    engine.set_quantization("int8")
+    with pytest.raises(EngineDead, match=r"weights of none cannot be read again: OSError: the disk is gone"):
+        finish_change(engine)
+
+
+def test_a_change_can_be_cancelled(folder: Path) -> None:
+    engine = engine_on(folder)
+    plain, said = reply(engine), heard_of(engine)
+    engine.set_quantization("int8")
+    turn(engine)
+    turn(engine)
+    with pytest.raises(BadInput, match=r"on their way to int8: wait, or cancel"):
+        engine.set_quantization("int4")
+    engine.cancel_quantization()
+    finish_change(engine)
+    assert engine.snapshot().quantization == "none"
+    assert [event.error for event in said if isinstance(event, events.Quantized)] == ["it was cancelled"]
+    assert [event.done for event in said if isinstance(event, events.Quantizing)] == [0, 0, 1, 0]
+    assert reply(engine) == plain
+    engine.cancel_quantization()  # nothing is under way
+
+
+def test_what_cannot_be_touches_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_on(folder)
+    layers = [id(layer) for layer in _decoder(engine).layers]
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "bitsandbytes" else found(name, *more),
+    )
+    for scheme, words in (
+        ("bnb-int8", "bitsandbytes is not installed"),
+        ("bnb-nf4", "bitsandbytes is not installed"),
+        ("fp8", "need an NVIDIA GPU"),
+        ("int3", "there is none of that name"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            engine.set_quantization(scheme)
+        with pytest.raises(BadInput, match=words):
+            engine_on(folder, quantization=scheme)
+    assert not engine.busy and [id(layer) for layer in _decoder(engine).layers] == layers
+    engine.set_quantization("none")  # it is that already
+    assert not engine.busy
+    views = {view.name: view for view in engine.snapshot().schemes}
+    assert views["int8"].why_not == "" and views["int8"].nbytes < views["none"].nbytes < views["fp32"].nbytes
+    assert "not installed" in views["bnb-fp4"].why_not
+
+
+def _decoder(engine: Engine) -> Decoder:
+    model = engine.weights._model  # type: ignore[union-attr]
+    assert isinstance(model, Decoder)
+    return model
+
+
+def test_what_it_says_of_bytes_is_what_there_is(folder: Path) -> None:
+    for scheme in ("none", "int8", "int4", "fp32"):
+        engine = engine_on(folder, quantization=scheme)
+        views = {view.name: view.nbytes for view in engine.snapshot().schemes}
+        assert engine.snapshot().memory["weights"] == pytest.approx(views[scheme], rel=0.12)
+
+
+class TestRoom:
+    """The cache takes the memory that weights leave, and gives it back."""
+
+    def engine(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, blocks: int = 40, **config: Any
+    ) -> Engine:
+        """As if there were memory for so many blocks, and no more were of use than that with int4."""
+        engine = engine_on(folder, blocks=None, **config)
+        runner = engine.runner
+        each = runner.store.nbytes // engine.scheduler.pool.size  # type: ignore[attr-defined]
+        runner._room = replace(runner._room, nbytes=blocks * each, most=None)  # type: ignore[attr-defined]
+        engine.weights._share = 1.0  # type: ignore[union-attr]
+        shrink(engine.scheduler, blocks)
+        runner.resize(blocks, [])  # type: ignore[attr-defined]
+        return engine
+
+    def test_it_grows_at_once_and_comes_back(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = self.engine(folder, monkeypatch, blocks=40)
+        room = engine.runner._room  # type: ignore[attr-defined]
+        assert room.fit("none").blocks == 40
+        sizes = []
+        for scheme in ("int8", "int4", "none", "int4"):
+            prompt = [len(sizes) + at for at in PROMPT]
+            _, heard = ask(engine, prompt, replace(GREEDY, max_tokens=30))
+            for _ in range(8):
+                turn(engine)
+            switch(engine, scheme)
+            sizes.append(engine.scheduler.pool.size)
+            assert len(engine.runner.store.layers[0].keys) == sizes[-1]  # type: ignore[attr-defined]
+            drain(engine)
+            assert heard.finish is Finish.LENGTH
+        assert 40 < sizes[0] < sizes[1] and sizes[2] == 40 and sizes[3] == sizes[1]
+
+    def test_it_shrinks_by_evicting_then_by_preempting(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever keeps its blocks says the same as if nobody had moved them."""
+        engine = self.engine(folder, monkeypatch, blocks=36, max_context=256, preemption="recompute")
+        switch(engine, "int4")
+        large = engine.scheduler.pool.size
+        assert large > 60
+        long = replace(GREEDY, max_tokens=170)
+        heard = [ask(engine, [at, *PROMPT], long)[1] for at in range(large // 14)]
+        while engine.scheduler.pool.in_use < large - 8:
+            turn(engine)
+        switch(engine, "none")
+        assert engine.scheduler.pool.size == 36
+        assert engine.scheduler.preemptions > 0, "nobody had to give way: the test shows nothing"
+        assert engine.scheduler.running, "somebody stays"
+        drain(engine)
+        assert [each.finish for each in heard] == [Finish.LENGTH] * len(heard)
+
+    def test_moved_blocks_hold_what_they_held(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same change with and without a move: the same tokens."""
+        replies = []
+        for crowd in (0, 12):
+            engine = self.engine(folder, monkeypatch, blocks=36, max_context=256, dtype="float32")
+            switch(engine, "int8")
+            ids = [ask(engine, [at, *PROMPT], GREEDY)[0] for at in range(crowd)]
+            while any(each.pending or each.launched < 41 for each in engine.scheduler.requests.values()):
+                turn(engine)
+            _, heard = ask(engine, PROMPT[::-1], replace(GREEDY, max_tokens=40))
+            for _ in range(6):
+                turn(engine)
+            places = [
+                max(each.blocks) for each in engine.scheduler.running if not crowd or each.id not in ids
+            ]
+            for id in ids:
+                engine.abort(id)
+            switch(engine, "none")
+            assert engine.scheduler.pool.size == 36 and (places[0] >= 36) is bool(crowd)
+            drain(engine)
+            replies.append(heard.tokens)
+        assert replies[0] == replies[1] and len(replies[0]) == 40
+
+    def test_a_change_that_leaves_too_little_is_refused(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = self.engine(folder, monkeypatch, blocks=4, max_context=128)
+        engine.limits = replace(engine.limits, context=128)
+        with pytest.raises(BadInput, match=r"'fp32' would leave .* a request may have 128"):
+            engine.set_quantization("fp32")
+        assert not engine.busy
+
+    def test_no_memory_for_more_blocks_is_no_failure(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = self.engine(folder, monkeypatch, blocks=40)
+        store, size = engine.runner.store, engine.scheduler.pool.size  # type: ignore[attr-defined]
+        whole = store.resize
+
+        def resize(blocks: int, held: Any) -> None:
+            if blocks > size:
+                raise RuntimeError("can't allocate memory")
+            whole(blocks, held)
+
+        monkeypatch.setattr(store, "resize", resize)
+        switch(engine, "int8")
+        assert engine.scheduler.pool.size == size
+        drain_of(engine, PROMPT)
+
+
+def test_the_plain_weight_is_not_kept(folder: Path) -> None:
+    """A module that held on to it would take the bytes twice."""
+    made = int8.Int8Table(torch.randn(512, 256), None)
+    assert sum(each.nbytes for each in made.buffers()) < 512 * 256 * 1.1
+    assert not any(isinstance(each, torch.Tensor) for each in vars(made).values())

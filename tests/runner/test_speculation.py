@@ -1,0 +1,142 @@
+"""Drafts of every kind on a real model: they change how many tokens a step brings, never which."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from engine.core import Engine
+from engine.errors import BadInput, BadParams
+from engine.params import SPECULATION, SamplingParams
+from engine.speculation.gain import Prices
+from tests.runner.small import GREEDY, Heard, alone, ask, drain, engine_on
+from tests.runner.test_company import BLOCKS, A, B, Workload, assert_nothing_changes, workloads
+
+KINDS = st.sampled_from(("", *SPECULATION))
+LETTERS = {A: 22.0, B: 21.5}  # two letters alone: a text in which the same runs come again
+
+
+class Free(Prices):
+    """Never wants a step without drafts."""
+
+    def wants_plain(self, rows: int) -> bool:
+        return False
+
+
+@pytest.fixture(scope="session")
+def drafted(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The llama with an exit after its first layer, and another model beside it that drafts."""
+    folder = tmp_path_factory.mktemp("drafted") / "model"
+    shutil.copytree(checkpoint("llama")[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "early_exit_layers": [1]}))
+    shutil.copytree(checkpoint("qwen2")[0], folder / "draft")
+    return folder
+
+
+def eager(engine: Engine) -> Engine:
+    """It drafts whenever it can."""
+    engine.scheduler.speculator.prices = Free()
+    return engine
+
+
+def speculative(work: Workload, kinds: list[str], others: list[str]) -> Workload:
+    jobs = (
+        replace(
+            job,
+            params=job.params if job.params.grammar else job.params.changed(speculate=kind),
+            other=job.other if job.other.grammar else job.other.changed(speculate=other),
+        )
+        for job, kind, other in zip(work.jobs, kinds, others, strict=False)
+    )
+    return replace(work, jobs=tuple(jobs))
+
+
+@settings(max_examples=12, phases=[Phase.generate])
+@given(
+    work=workloads,
+    kinds=st.lists(KINDS, min_size=5, max_size=5),
+    others=st.lists(KINDS, min_size=5, max_size=5),
+)
+def test_drafts_change_nothing(drafted: Path, work: Workload, kinds: list[str], others: list[str]) -> None:
+    engine = engine_on(
+        drafted,
+        blocks=BLOCKS,
+        host_blocks=BLOCKS,
+        max_running=6,
+        max_step_tokens=work.step_tokens,
+        depth=work.depth,
+        preemption=work.preemption,
+        prefix_cache=work.prefix_cache,
+    )
+    assert_nothing_changes(eager(engine), drafted, speculative(work, kinds, others))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+@pytest.mark.parametrize("kind", SPECULATION)
+def test_a_long_reply(drafted: Path, kind: str, temperature: float, depth: int) -> None:
+    params = SamplingParams(
+        temperature=temperature, max_tokens=80, ignore_eos=True, seed=3, logit_bias=LETTERS, logprobs=1
+    )
+    engine = eager(engine_on(drafted, depth=depth))
+    heard = Heard()
+    engine.submit([1, A, B, A, B], params.changed(speculate=kind), heard)
+    drain(engine)
+    expected = alone(drafted, [1, A, B, A, B], params)
+    assert heard.reply == expected.reply
+    assert [each.token for each in heard.logprobs] == expected.tokens
+    assert [each.logprob for each in heard.logprobs] == [each.logprob for each in expected.logprobs]
+    total = engine.scheduler.speculator.total()
+    assert total.accepted >= 3, f"drafts of this text are often right: {total}"
+
+
+@pytest.mark.parametrize("kind", SPECULATION)
+def test_penalties_see_the_drafts_before_a_token(drafted: Path, kind: str) -> None:
+    params = SamplingParams(
+        temperature=0.7,
+        max_tokens=90,
+        ignore_eos=True,
+        seed=5,
+        logit_bias=LETTERS,
+        frequency_penalty=0.1,
+        presence_penalty=0.3,
+        repetition_penalty=1.02,
+    )
+    engine = eager(engine_on(drafted))
+    _, heard = ask(engine, [1, A, B, A, B], params.changed(speculate=kind))
+    drain(engine)
+    total = engine.scheduler.speculator.total()
+    assert total.accepted >= 3, f"drafts of this text are often right: {total}"
+    assert heard.reply == alone(drafted, [1, A, B, A, B], params).reply
+
+
+def test_what_an_engine_lacks_is_named(llama: Path) -> None:
+    engine = engine_on(llama)
+    for kind, lacks in (("draft", "draft model"), ("exit", "early_exit_layers")):
+        with pytest.raises(BadParams, match=lacks) as caught:
+            ask(engine, [1, 2], GREEDY.changed(speculate=kind))
+        assert caught.value.field == "speculate"
+    id, _ = ask(engine, [1, 2])
+    with pytest.raises(BadParams, match="draft model"):
+        engine.update(id, speculate="draft")
+
+
+def test_a_draft_of_another_vocabulary_is_refused(llama: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "other"
+    shutil.copytree(llama, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 1}))
+    with pytest.raises(BadInput, match="same tokenizer"):
+        engine_on(llama, draft=str(folder), dummy_weights=True)
+
+
+def test_an_exit_that_was_not_trained_is_refused(drafted: Path) -> None:
+    with pytest.raises(BadInput, match="trained to leave after 1, not 2"):
+        engine_on(drafted, exit_layer=2)
