@@ -90,7 +90,7 @@ class Terminal:
         for at, data in self.chunks[since:]:
             if wanted in before + data:
                 return at
-            before = data[-len(wanted) :]
+            before = (before + data)[-len(wanted) :]
         return None
 
     @property

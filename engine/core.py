@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from engine import events
 from engine.config import KV_SCHEMES, KvSchemeName
@@ -21,11 +22,13 @@ from engine.reply import Reply, Sink, Written
 from engine.requantize import Requantization, begin
 from engine.request import Finish, Phase, Request
 from engine.runner.protocol import BAD, Likeliest, Outcome, Runner
-from engine.runner.weights import Weights
 from engine.scheduling.plan import Plan, Row
 from engine.scheduling.scheduler import Scheduler
 from engine.snapshot import BeamsView, Change, Snapshot, Switch
 from engine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.runner.weights import Weights
 
 
 @dataclass(slots=True)
@@ -54,7 +57,7 @@ class Engine:
         seed: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
-        weights: Weights | None = None,
+        weights: "Weights | None" = None,
     ) -> None:
         self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
         self.limits, self.facts, self.bus = limits, facts, bus

@@ -73,6 +73,7 @@ def _answered(options: argparse.Namespace, first: First) -> int:
         return failed(BadInput(str(error)))
     options.text = Message(0, "user", first.text, attachments=files).whole
     options.raw = options.json = False
+    options.json_schema = options.regex = options.choice = None  # of its own, which are not asked for here
     return generate.run(options)
 
 

@@ -343,12 +343,12 @@ class MainScreen(FrameScreen[None]):
     def _preempt_wanted(self, event: Queues.Preempt) -> None:
         self.program.ask(self.program.backend.preempt(event.request))
 
-    @on(DecodingDrawer.Left)
     @on(QuantizationDrawer.Chosen)
-    def quantize(self, chosen: QuantizationDrawer.Chosen) -> None:
+    def _quantize(self, chosen: QuantizationDrawer.Chosen) -> None:
         backend, scheme = self.program.backend, chosen.scheme
         self.program.ask(backend.set_quantization(scheme) if scheme else backend.cancel_quantization())
 
+    @on(DecodingDrawer.Left)
     @on(QuantizationDrawer.Left)
     @on(FindBar.Left)
     @on(MonitorPanel.Left)

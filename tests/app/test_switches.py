@@ -39,7 +39,7 @@ async def test_from_the_list(bench: Callable[..., Any]) -> None:
     async with bench(backend=backend()) as it:
         await it.until(lambda: it.main.latest)
         await it.pilot.press("alt+x")
-        await it.until(lambda: "the next step is planned" in it.screen_text())
+        await it.until(lambda: "plans the next step" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: it.main.latest.switches[1].on)
         assert "overlap on" in it.screen_text(), "the engine's line says what is not as it was"

@@ -78,8 +78,7 @@ def test_drafts_change_nothing(drafted: Path, work: Workload, kinds: list[str], 
     assert_nothing_changes(eager(engine), drafted, speculative(work, kinds, others))
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+@pytest.mark.parametrize(("temperature", "depth"), [(0.8, 0), (0.0, 1)])
 @pytest.mark.parametrize("kind", SPECULATION)
 def test_a_long_reply(drafted: Path, kind: str, temperature: float, depth: int) -> None:
     params = SamplingParams(
