@@ -63,15 +63,22 @@ class Proxy:
     def _pass(self, source: socket.socket, to: socket.socket, counted: bool) -> None:
         with suppress(OSError):
             while part := source.recv(65536):
-                if counted and self.cut_after is not None and len(part) >= self.cut_after:
-                    to.sendall(part[: self.cut_after])
+                if counted and (last := self._last(len(part))) is not None:
+                    to.sendall(part[:last])
                     self.cut()
                     return
-                if counted:
-                    self.passed += len(part)
-                    if self.cut_after is not None:
-                        self.cut_after -= len(part)
                 to.sendall(part)
         for each in (source, to):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
+
+    def _last(self, bytes: int) -> int | None:
+        """How many of these bytes still pass before the cut that was asked for; one connection makes it."""
+        with self._gate:
+            if self.cut_after is not None and bytes >= self.cut_after:
+                last, self.cut_after = self.cut_after, None
+                return last
+            self.passed += bytes
+            if self.cut_after is not None:
+                self.cut_after -= bytes
+            return None
