@@ -29,7 +29,7 @@ from tests.app.conftest import run
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the person stands."""
-    place = tmp_path / "work"
+    place = tmp_path / "papers"
     (place / "src").mkdir(parents=True)
     (place / "src" / "main.py").write_text("print(1)\n")
     (place / "notes.txt").write_text("remember")
@@ -49,9 +49,9 @@ def test_names_lead_to_files_and_sentences_end_as_they_do() -> None:
         ("src/main.py", "print(1)\n"),
         ("notes.txt", "remember"),
     ]
-    assert names('@"my file.txt" @~/work/notes.txt') == [
+    assert names('@"my file.txt" @~/papers/notes.txt') == [
         ("my file.txt", "spaced"),
-        ("~/work/notes.txt", "remember"),
+        ("~/papers/notes.txt", "remember"),
     ]
     assert names("@notes.txt @notes.txt") == [("notes.txt", "remember")]
 
@@ -169,7 +169,7 @@ def test_what_is_offered() -> None:
     assert [each.name for each in offered("NOTES")] == ["notes.txt"]
     assert [each.insert for each in offered("src/")] == ["@src/main.py "]
     assert [each.insert for each in offered("my")] == ['@"my file.txt" ']
-    assert [each.name for each in offered("~/work/n")] == ["~/work/notes.txt"]
+    assert [each.name for each in offered("~/papers/n")] == ["~/papers/notes.txt"]
     assert offered("notes.txt") == offered("nowhere/") == offered("\0") == []
 
 
