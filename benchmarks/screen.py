@@ -121,8 +121,8 @@ def program(place: Place, engine: str, chats: int) -> Iterator[tuple[Terminal, D
     place.diary.unlink(missing_ok=True)
     words = ["-m", "benchmarks.screen_program", str(place.diary), "0", *_options(place, engine)]
     with Terminal(words, _SIZE, place.environment()) as terminal:
-        terminal.until(lambda: terminal.shows("ready"), "the engine")
         diary = Diary(place.diary)
+        terminal.until(diary.lines, "the engine")
         for key in [_NEW] * (chats - 1):
             terminal.type(key)
             time.sleep(_AFTER_A_KEY)

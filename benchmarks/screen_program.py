@@ -9,9 +9,10 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from benchmarks.sink import Stretches
 from engine.snapshot import Snapshot
@@ -55,14 +56,17 @@ def screen(diary: Diary, stretches: Stretches, words: list[str]) -> int:
     """The program as it is, but for the diary."""
     from minichat.app import MinichatApp
     from minichat.cli import main
+    from minichat.keeper import Keeper
 
-    show = MinichatApp._show
+    def watched(method: Callable[[Any, Snapshot], None]) -> Any:
+        def call(self: Any, snapshot: Snapshot) -> None:
+            method(self, snapshot)
+            diary.write(snapshot)
 
-    def watched(self: MinichatApp, snapshot: Snapshot) -> None:
-        show(self, snapshot)
-        diary.write(snapshot)
+        return call
 
-    MinichatApp._show = watched  # type: ignore[method-assign]
+    Keeper._started = watched(Keeper._started)  # type: ignore[method-assign]
+    MinichatApp._show = watched(MinichatApp._show)  # type: ignore[method-assign]
     with stretches.watched():
         return main(words)
 
