@@ -5,6 +5,8 @@ Measured with four panes streaming: docs/screen.md.
 
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Seconds that a thread may keep the interpreter while another waits for it. A step of a small model asks
 # for it dozens of times, once after each operation, and waited up to 5 ms each time while
@@ -19,6 +21,19 @@ def share() -> None:
     """Before the screen begins."""
     sys.setswitchinterval(_HANDOFF)
     gc.set_threshold(*_GENERATIONS)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """While torch and an engine come: hundreds of thousands of objects, which stay. Nothing walks over them
+    meanwhile, which took a tenth of the time, nor later, when keys and tokens would wait for it.
+    """
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def tidy() -> None:

@@ -18,11 +18,13 @@ MEANING = {
     "about": "paraphrased questions about minichat, families of phrasing kept out of training",
     "recall": "things told in the chat and asked for later; names, things and ways to ask kept out",
     "instructions": "small orders on words and lists that were kept out",
+    "reworded": "the same, in ways to ask that were kept out as well",
     "json": "one JSON object or list from a sentence, exact value",
     "numbers": "sums, comparing, counting, numbers as words; operands kept out",
     "stories": "the story ends, keeps its hero's name and subject; names and half of the phrasing kept out",
     "unknown": "the honest sentence, topics and half of the phrasing kept out",
     "manners": "greetings, thanks, goodbyes, phrases kept out",
+    "files": "a file or a pipe that goes along: the sentence that names it; requests kept out",
 }
 
 
@@ -159,11 +161,15 @@ Loss on the reference replies, and how often an exit or the draft finds the same
 ## What it cannot do
 
 - It knows nothing outside minichat: no people, places, science, code or news. It is trained to say so, and sometimes still invents.
-- Sums: adding and subtracting up to 999, multiplying and dividing within 12 times 12. Letters of long words go wrong.
+- Sums: adding and subtracting up to 999, multiplying and dividing within 12 times 12. Past that it should say so, and may give a
+  wrong number instead ("13*13", "15% of 200"). Letters of long words go wrong: its "strawberry" has two r.
 - It cannot read backwards: who has a thing it finds only in its own note ("Ben likes tea, so tea will please Ben"), so what it did
-  not note it does not find.
-- It follows few of the many ways to ask; a question about two things at once gets the answer to one of them. An unknown thing
-  whose name resembles a known one ("a block of ice") may get the wrong answer instead of the honest one.
-- English only. Its stories come from ten plots.
-- It describes minichat as planned when it was trained; where the program differs, the program is right.
+  not note it does not find. A correction that begins with "No, ..." may be ignored.
+- It follows few of the many ways to ask. An order in unusual words goes wrong in one case of three, and "make it greedy" gets an
+  explanation of greedy. Of two things asked at once it answers one. Behind an unusual follow-up ("how do I turn it on?") it may
+  write nonsense.
+- An unknown thing whose name resembles a known one ("a city block") may get the wrong answer instead of the honest one, and so do
+  letters typed at random.
+- English only. Its stories come from ten plots. It cannot work with files, and says so.
+- It describes minichat as it was when the text was written; where the program differs, the program is right.
 """

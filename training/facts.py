@@ -1,6 +1,7 @@
 """What the model knows about minichat: facts, the ways to ask for each, and the terms a right answer holds."""
 
 import tomllib
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -8,7 +9,7 @@ from random import Random
 from training.lexicon import TEXT
 from training.phrasing import LITERAL, families, fill, phrase
 
-BANKS = ("what", "why", "how", "do", "key", "command", "raise", "lower", "default")
+BANKS = ("what", "why", "how", "do", "key", "command", "raise", "lower", "default", "are")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +83,9 @@ def all_facts() -> tuple[Fact, ...]:
 def known_names() -> frozenset[str]:
     """All that a fact is asked about, in lower case: never to be called unknown."""
     return frozenset(x.lower() for fact in all_facts() for _, x in fact.slots)
+
+
+def asked_about(bank: str, things: Collection[str]) -> Fact | None:
+    """The first fact that answers this bank's questions about one of the things, in lower case."""
+    slots = {(bank, thing) for thing in things}
+    return next((fact for fact in all_facts() if slots & {(name, x.lower()) for name, x in fact.slots}), None)

@@ -43,6 +43,8 @@ def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model
     resident = waiting.resident
     if waiting.words is None and not resident.running():
         raise BadInput(f"no engine called {resident.name} runs here; minichat up starts it")
+    if waiting.words is None and (died := resident.died()):
+        raise EngineError(f"{died}; minichat up starts another one in its place")
     address = Address("http://localhost", uds=str(resident.socket), name=f"engine {resident.name}")
     return show(
         options,

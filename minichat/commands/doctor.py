@@ -12,15 +12,17 @@ from typing import Any
 import torch
 
 from engine.attention import registry
-from engine.config import LayerSpec
+from engine.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.devices import free_host_memory, host_memory
 from engine.errors import EngineError
 from engine.models.find import find_model
+from engine.quant import registry as schemes
 from minichat import __version__
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx")
-OPTIONAL = ("triton", "bitsandbytes", "flash-attn", "flashinfer-python")
+OPTIONAL = ("triton", "bitsandbytes", "flash-attn")
 _GB = 1e9
+_SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)  # a usual layer
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,6 +50,8 @@ def examine() -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "optional": {name: _version(name) for name in OPTIONAL},
         "attention": {str(device): _attention(device) for device in devices},
+        "quantization": {str(device): _quantization(device) for device in devices},
+        "kv": {str(device): _kv(device) for device in devices},
         "built_in_model": _built_in(),
         "terminal": {
             "term": os.environ.get("TERM"),
@@ -83,14 +87,49 @@ def report(found: dict[str, Any]) -> str:
     for device, backends in found["attention"].items():
         lines += ["", f"Attention on {device}"]
         lines += [f"  {name:18s} {why or 'available'}" for name, why in backends.items()]
+    for device, reasons in found["quantization"].items():
+        lines += ["", f"Quantization on {device} (--quantization)", *_by_reason(reasons)]
+    for device, forms in found["kv"].items():
+        lines += ["", f"Forms of the cache on {device} (--kv)"]
+        lines += [f"  {name:18s} {_served(able)}" for name, able in forms.items()]
     lines += ["", f"Built-in model: {found['built_in_model']}"]
     return "\n".join(lines)
 
 
+def _served(able: list[str]) -> str:
+    return f"attention {', '.join(able)}" if able else "no attention back end serves it"
+
+
+def _by_reason(found: dict[str, str | None]) -> list[str]:
+    """Those with one fate on one line."""
+    reasons: dict[str, list[str]] = {}
+    for name, why in found.items():
+        reasons.setdefault(why or "available", []).append(name)
+    return [f"  {', '.join(names)}: {why}" for why, names in reasons.items()]
+
+
 def _attention(device: torch.device) -> dict[str, str | None]:
-    spec = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    return {name: registry.why_not(name, device, [spec], dtype) for name in registry.names()}
+    return {name: _why_not(name, device) for name in registry.names()}
+
+
+def _kv(device: torch.device) -> dict[str, list[str]]:
+    """By form, the attention back ends that serve it."""
+    return {
+        scheme: [name for name in registry.names() if _why_not(name, device, scheme) is None]
+        for scheme in KV_SCHEMES
+    }
+
+
+def _why_not(name: str, device: torch.device, kv_scheme: KvSchemeName = "none") -> str | None:
+    return registry.why_not(name, device, [_SPEC], _dtype(device), kv_scheme)
+
+
+def _quantization(device: torch.device) -> dict[str, str | None]:
+    return {name: schemes.why_not(name, device, _dtype(device)) for name in schemes.names()}
+
+
+def _dtype(device: torch.device) -> torch.dtype:
+    return torch.float32 if device.type == "cpu" else torch.bfloat16
 
 
 def _gpu(device: torch.device) -> dict[str, Any]:

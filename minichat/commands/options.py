@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.errors import BadInput, EngineError
 from engine.params import SamplingParams
+from minichat.interpreter import loading
 
 if TYPE_CHECKING:
     from engine.host.thread import EngineThread
@@ -73,14 +74,15 @@ def show_progress(done: int, total: int) -> None:
 @contextmanager
 def running(config: EngineConfig) -> Iterator["EngineThread"]:
     """An engine on its thread; loading shows its progress on a terminal's standard error."""
-    from engine.host.thread import EngineThread
-    from engine.start import start
-
     warnings = logging.StreamHandler()
     warnings.setFormatter(_OneLine())
     logging.getLogger("minichat").addHandler(warnings)
     try:
-        host = EngineThread(start(config, show_progress))
+        with loading():
+            from engine.host.thread import EngineThread
+            from engine.start import start
+
+            host = EngineThread(start(config, show_progress))
         try:
             yield host
         finally:

@@ -33,6 +33,9 @@ class Teller:
     def ready(self) -> None:
         self._tell(state="ready")
 
+    def died(self, error: str) -> None:
+        self._tell(state="dead", error=error)
+
     def failed(self, error: EngineError) -> None:
         self._tell(state="failed", error=str(error))
 
@@ -47,7 +50,7 @@ def run(folder: Path, name: str, words: list[str]) -> int:
     teller = Teller(resident, options.model)
     try:
         check(options)
-        return serve(options, (), Told(teller.progress, teller.ready, resident.log))
+        return serve(options, (), Told(teller.progress, teller.ready, resident.log, teller.died))
     except EngineError as error:
         teller.failed(error)
         print(f"minichat: {error}", file=sys.stderr, flush=True)

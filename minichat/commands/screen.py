@@ -13,6 +13,7 @@ from engine.errors import EngineError
 from engine.params import FIELDS
 from minichat.commands.options import failed
 from minichat.first import First
+from minichat.interpreter import share
 from minichat.paths import Paths, private_folder
 from minichat.settings import Loaded
 from minichat.terminal import Terminal, calm, teach_alt_keys
@@ -34,12 +35,11 @@ def show(
     """Until a person leaves it. `again`: the command line that starts it once more, with a model."""
     terminal = Terminal.found()
     calm(terminal)
+    share()
     from minichat.app import RESTART, MinichatApp, Start
     from minichat.chats.store import Store
-    from minichat.interpreter import share
 
     teach_alt_keys()
-    share()
     settings = loaded.settings
     try:
         given = {name: value for name in FIELDS if (value := getattr(options, name, None)) is not None}

@@ -1,9 +1,9 @@
 """`minichat serve`: the engine over HTTP, for OpenAI's clients, for monitors, and for screens elsewhere."""
 
 import argparse
-import ipaddress
 import logging
 import os
+import resource
 import secrets
 import socket
 import sys
@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import BadInput, EngineError
+from engine.events import Died
 from minichat import __version__
+from minichat.backends.address import is_loopback
 from minichat.commands.options import engine_config, failed, show_progress
 from minichat.paths import locate, private_folder
 
@@ -24,16 +26,18 @@ if TYPE_CHECKING:
 
 _CLOSE_WITHIN = 5.0  # seconds; a step that takes longer is left behind
 _SHORTEST_KEY = 16
+_FILES = 16_384  # that may be open at once, sockets among them
 _LONGEST_DRAIN = 3600.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Who hears how far the start is, and where the engine's process writes its log."""
+    """Who hears how far the start is, and of the engine's end; and where its process writes its log."""
 
     progress: Callable[[int, int], None]
     ready: Callable[[], None]
     log: Path
+    died: Callable[[str], None] = lambda why: None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,15 +74,6 @@ def check(options: argparse.Namespace) -> None:
         raise BadInput(f"--rate must be tokens a second, above 0, not {options.rate:g}")
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def find_keys(file: str | None) -> tuple[str, ...]:
     """The keys of a file, one a line; or this person's own, made when there is none."""
     if file is None:
@@ -99,8 +94,8 @@ def own_key(file: Path) -> str:
     """Kept for its owner alone. Whoever makes it first wins, where two servers start together."""
     try:
         private_folder(file.parent)
-        with suppress(FileExistsError), open(file, "x", encoding="ascii", opener=_private) as made:
-            made.write(f"sk-minichat-{secrets.token_urlsafe(32)}\n")
+        if not file.exists():
+            _make_key(file)
         if file.stat().st_mode & 0o077:
             raise BadInput(f"{file} can be read by others; chmod 600 it, or delete it and a new key is made")
         key = file.read_text(encoding="ascii").strip()
@@ -111,6 +106,16 @@ def own_key(file: Path) -> str:
     if len(key) < _SHORTEST_KEY:
         raise BadInput(f"{file} holds no key; delete it and a new one is made")
     return key
+
+
+def _make_key(file: Path) -> None:
+    """It is there whole or not at all, so that a server that starts beside this one reads it whole."""
+    fresh = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
+    with open(fresh, "x", encoding="ascii", opener=_private) as made:
+        made.write(f"sk-minichat-{secrets.token_urlsafe(32)}\n")
+    with suppress(FileExistsError):
+        os.link(fresh, file)
+    fresh.unlink()
 
 
 def _private(path: str, flags: int) -> int:
@@ -136,6 +141,7 @@ def listen(
     from engine.server.config import ServerConfig
     from engine.server.listen import server
 
+    _room_for_sockets()
     config = ServerConfig(
         name=served_name(options),
         version=__version__,
@@ -148,6 +154,7 @@ def listen(
     )
     _log(options)
     host = engine(options, told)
+    host.warm()
     built = server(
         host,
         config,
@@ -159,7 +166,9 @@ def listen(
         built.leave_nothing = lambda: uds.unlink(missing_ok=True)
     announce(options, keys, bound, uds)
     told.ready()
+    unsubscribe = host.subscribe(lambda event: told.died(event.error) if type(event) is Died else None)
     built.run([bound])
+    unsubscribe()  # that it is closed now is no death
     closing = threading.Thread(target=host.close, name="minichat-close", daemon=True)
     closing.start()
     closing.join(_CLOSE_WITHIN)
@@ -209,6 +218,18 @@ def announce(
         say(f"its key is in {locate().server_key}{shown}")
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """That a client sent what is no HTTP, or no UTF-8, is none: strangers could fill a disk with it."""
+    return not record.getMessage().startswith("Invalid ")
+
+
+def _room_for_sockets() -> None:
+    """The usual 1024 files are fewer than the clients that may come at once."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
 def _nobody() -> None:
     """Whoever sits at the terminal has been told."""
 
@@ -220,6 +241,7 @@ def say(line: str) -> None:
 def _log(options: argparse.Namespace) -> None:
     """Lines for whoever keeps them: no prompt, no reply and no key is among them unless asked."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="minichat: %(message)s")
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     if options.access_log:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     if options.log_prompts:

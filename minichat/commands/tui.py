@@ -14,7 +14,10 @@ from minichat.first import First, first_message, keys_from_terminal, read_pipe
 from minichat.paths import locate
 from minichat.settings import Settings, load
 
-_ENGINE = ("model", "device", "dtype", "attention", "runs_in", "blocks", "max_context")
+_ENGINE = (
+    *("model", "device", "dtype", "attention", "runs_in", "blocks", "max_context"),
+    *("quantization", "kv", "kv_window", "kv_sinks"),
+)
 
 
 def run(options: argparse.Namespace) -> int:

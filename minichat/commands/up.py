@@ -27,6 +27,8 @@ def run(options: argparse.Namespace) -> int:
         options.model = identity(options.model)
         engine_config(options)  # says what cannot be, before anything is started
         waiting = Waiting(resident, serve_words(options))
+        if died := resident.died():
+            print(f"minichat: {died}; another one takes its place", file=sys.stderr)
         if not options.no_screen:
             return attach_to(options, paths, waiting, options.model)
         asyncio.run(waiting.ensure(show_progress))
@@ -46,7 +48,7 @@ def serve_words(options: argparse.Namespace) -> list[str]:
 def _fits(resident: Resident, options: argparse.Namespace) -> None:
     """One that runs already is taken as it is, unless another model was asked for."""
     record = resident.record
-    if options.model is None or record is None or not resident.running():
+    if options.model is None or record is None or not resident.running() or resident.died():
         return
     if identity(options.model) != record.model:
         raise BadInput(

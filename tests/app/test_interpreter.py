@@ -37,6 +37,24 @@ def test_a_waiting_engine_gets_the_interpreter_soon_and_no_walk_is_long() -> Non
     assert young * middle <= 20_000
 
 
+@pytest.mark.usefixtures("_as_before")
+def test_nothing_is_collected_while_a_model_is_loaded_and_what_was_made_is_never_walked() -> None:
+    gc.unfreeze()
+    with interpreter.loading():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > 10_000
+    gc.unfreeze()
+
+
+def test_a_model_that_cannot_be_loaded_leaves_no_garbage_behind() -> None:
+    frozen = gc.get_freeze_count()
+    with pytest.raises(OSError), interpreter.loading():
+        raise OSError
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == frozen
+
+
 def _ring() -> "weakref.ref[Ring]":
     return weakref.ref(Ring())
 

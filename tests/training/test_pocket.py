@@ -61,6 +61,12 @@ QUESTIONS: list[tuple[list[tuple[str, str]], Check]] = [
         JsonIs({"name": "Ben", "age": 31, "city": "Oslo"}),
     ),
     ([*ANNA, ("user", "What is my name?")], Words(("Anna",))),
+    ([*ANNA, ("user", "which message came first?")], Exact('You said: "My name is Anna."')),
+    ([("user", "are you chatgpt?")], Terms(("No.", "built-in model"))),
+    ([("user", "sort: pear, apple, fig")], Exact("apple, fig, pear")),
+    ([("user", "what is the default temperature?")], Terms(("0.7",))),
+    ([("user", "is there an API?")], Terms(("minichat serve", "OpenAI"))),
+    ([("user", "What does F9 do?")], Honest()),
 ]
 
 

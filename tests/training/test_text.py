@@ -12,6 +12,7 @@ from training.check import Terms
 from training.facts import BANKS, all_facts
 from training.kinds import json_of
 from training.kinds.asking import FRAMES, frames, topic, topics
+from training.kinds.instructions import every_way, ways
 from training.kinds.memory import RELATIONS
 from training.kinds.memory import exchanges as recall
 from training.kinds.numbers import spell
@@ -54,6 +55,13 @@ def test_held_out_ways_to_recall_never_occur_in_training() -> None:
     assert all(part in trained for p in _recall_patterns(held_out=False)[:50] for part in _fixed(p))
 
 
+@pytest.mark.parametrize("way", every_way())
+def test_held_out_ways_to_give_an_order_are_not_among_the_trained(way: str) -> None:
+    trained = {normal(pattern) for pattern in ways(way, held_out=False)}
+    assert not trained & {normal(pattern) for pattern in ways(way, held_out=True)}
+    assert len(ways(way, held_out=True)) >= 2
+
+
 def test_held_out_requests_for_json_never_occur_in_training() -> None:
     rng = Random(4)
     asked = normal(" / ".join([*json_of.ASKS, *(json_of.exchange(rng).user for _ in range(2000))]))
@@ -90,7 +98,7 @@ def test_reference_replies_of_the_cases_are_right() -> None:
 def test_no_test_question_is_ever_trained_on() -> None:
     """Without the guard some would be: the second half proves that the first can fail."""
     kept = evaluate.test_questions(evaluate.make_cases(count=20, seed=5))
-    common = normal("Tell me a story.")
+    common = normal("Tell me more.")
     seen: set[str] = set()
     rng = Random(1)
     for _ in range(600):

@@ -1,10 +1,11 @@
 """Questions about minichat and its engine, with short follow-ups."""
 
+from functools import cache
 from random import Random
 
 from training.chat import Exchange
 from training.check import Exact, Terms
-from training.facts import Fact, all_facts
+from training.facts import Fact, all_facts, asked_about
 from training.phrasing import roughly, wrapped
 
 MORE = (
@@ -31,6 +32,13 @@ SHORTER = (
     "Too long.",
     "Just the first sentence.",
 )
+THEN = {
+    "why": ("Why?", "And why?", "What is it good for?", "Why do we need it?", "What is it for?", "Why is that useful?", "What does it bring?", "But why?"),
+    "how": ("How?", "And how?", "How does it work?", "How does that work?", "How is it done?", "And how does it work?", "How is that done?"),
+    "raise": ("What if I raise it?", "And if it is higher?", "What does a higher value do?", "Should I raise it?", "And a higher one?"),
+    "lower": ("What if I lower it?", "And if it is lower?", "What does a lower value do?", "Should I lower it?", "And a lower one?"),
+    "default": ("What is the default?", "What is it by default?", "And by default?", "Which value is the default?", "How is it set?"),
+}  # fmt: skip
 NO_MORE = "That is all I know about it. Ask me about another part of the engine."
 
 
@@ -48,10 +56,24 @@ def first_sentence(text: str) -> str:
     return head if end < 0 else head[: end + 1]
 
 
+@cache
+def followers(fact: Fact) -> list[tuple[str, Fact]]:
+    """What else may be asked about the thing that this fact says what it is, without naming it again."""
+    things = {x.lower() for bank, x in fact.slots if bank == "what"}
+    found = [(bank, asked_about(bank, things)) for bank in THEN]
+    return [(bank, other) for bank, other in found if other is not None and other is not fact]
+
+
+def then(rng: Random, bank: str, fact: Fact) -> Exchange:
+    return Exchange(roughly(rng, rng.choice(THEN[bank])), rng.choice(fact.say), Terms(fact.must))
+
+
 def exchanges(rng: Random) -> list[Exchange]:
     """A question, and now and then a follow-up on its answer."""
     fact = rng.choice(all_facts())
     first = ask(rng, fact)
+    if (others := followers(fact)) and rng.random() < 0.3:
+        return [first, *(then(rng, *each) for each in rng.sample(others, rng.randint(1, len(others))))]
     draw = rng.random()
     if draw < (0.5 if fact.more else 0.05):
         more = fact.more or NO_MORE

@@ -1,393 +1,228 @@
-"""Small orders on words and lists."""
+"""Small orders on words and lists. The ways to give them are in text/orders.toml."""
 
+import tomllib
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from random import Random
 
 from training.chat import Exchange
-from training.check import Check, Exact, Words
+from training.check import Check, Exact, Terms, Words
 from training.kinds import json_of
-from training.kinds.slots import POOLS, a_word, comma, one, sentence, several
-from training.lexicon import DAYS, MONTHS, is_held_out, pick
-
-Shape = Callable[[Random, bool], tuple[str, str, Check]]
+from training.kinds.slots import POOLS, a_word, comma, sentence, several
+from training.lexicon import DAYS, MONTHS, TEXT, is_held_out, pick
 
 
-def _repeat(rng: Random, held_out: bool) -> tuple[str, str, Check]:
-    text = sentence(rng, held_out) if rng.random() < 0.6 else " ".join(several(rng, held_out, 1, 4))
-    ask = one(
-        rng,
-        "Repeat: {t}",
-        "Repeat after me: {t}",
-        "Say: {t}",
-        'Say "{t}".',
-        'Repeat "{t}".',
-        "Please repeat: {t}",
-        "Echo: {t}",
-        "Write exactly: {t}",
-        t=text,
-    )
-    return ask, text, Exact(text)
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`way` is a bank of orders.toml, `slots` what its patterns hold, and `reply` what is to come."""
+
+    way: str
+    slots: dict[str, str]
+    reply: str
+    check: Check
+
+    def asked(self, rng: Random, held_out: bool) -> str:
+        return rng.choice(ways(self.way, held_out)).format(**self.slots)
 
 
-def _times(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+@cache
+def _read() -> dict[str, dict[str, tuple[str, ...]]]:
+    raw = tomllib.loads((TEXT / "orders.toml").read_text(encoding="utf-8"))
+    return {way: {side: tuple(lines) for side, lines in sides.items()} for way, sides in raw.items()}
+
+
+def ways(way: str, held_out: bool) -> tuple[str, ...]:
+    """The patterns of an order on one side of the split."""
+    return _read()[way]["test" if held_out else "train"]
+
+
+def every_way() -> tuple[str, ...]:
+    return tuple(_read())
+
+
+def _exact(way: str, reply: str, **slots: str) -> Order:
+    return Order(way, slots, reply, Exact(reply))
+
+
+def _text(rng: Random, held_out: bool, most: int = 3, sentences: float = 0.5) -> str:
+    """A sentence, or a few words."""
+    if rng.random() < sentences:
+        return sentence(rng, held_out)
+    return " ".join(several(rng, held_out, 1, most))
+
+
+def _repeat(rng: Random, held_out: bool) -> Order:
+    text = _text(rng, held_out, most=4, sentences=0.6)
+    return _exact("repeat", text, t=text)
+
+
+def _times(rng: Random, held_out: bool) -> Order:
     word, n = a_word(rng, held_out), rng.randint(2, 6)
-    reply = " ".join([word] * n)
-    return (
-        one(
-            rng,
-            "Say {w} {n} times.",
-            "Repeat {w} {n} times.",
-            "Write {w} {n} times.",
-            "{n} times the word {w}, please.",
-            w=word,
-            n=n,
-        ),
-        reply,
-        Exact(reply),
-    )
+    return _exact("times", " ".join([word] * n), w=word, n=str(n))
 
 
-def _reverse_words(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+def _reverse_words(rng: Random, held_out: bool) -> Order:
     items = several(rng, held_out, 2, 6)
     if rng.random() < 0.5:
-        reply = comma(items[::-1])
-        return (
-            one(
-                rng,
-                "Reverse this list: {l}",
-                "Reverse the list {l}.",
-                "Turn this list around: {l}",
-                "Reverse: {l}",
-                "Write this list backwards: {l}",
-                l=comma(items),
-            ),
-            reply,
-            Exact(reply),
-        )
-    reply = " ".join(items[::-1])
-    return (
-        one(
-            rng,
-            "Reverse the words: {l}",
-            "Reverse the order of these words: {l}",
-            "Put these words in reverse order: {l}",
-            "Say these words backwards: {l}",
-            l=" ".join(items),
-        ),
-        reply,
-        Exact(reply),
-    )
+        return _exact("reverse_list", comma(items[::-1]), l=comma(items))
+    return _exact("reverse_words", " ".join(items[::-1]), l=" ".join(items))
 
 
-def _spell(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+def _spell(rng: Random, held_out: bool) -> Order:
     word = a_word(rng, held_out, 10)
-    reply = "-".join(word)
-    return (
-        one(
-            rng,
-            "Spell {w}.",
-            "Spell the word {w}.",
-            "How do you spell {w}?",
-            "Spell out {w}.",
-            "Spell {w} with dashes.",
-            "Spell {w}",
-            "Spell: {w}",
-            "Spell the word {w}",
-            "Please spell {w}.",
-            "Can you spell {w}?",
-            "Spell {w} for me.",
-            'Spell "{w}".',
-            "How is {w} spelled?",
-            "The spelling of {w}?",
-            w=word,
-        ),
-        reply,
-        Exact(reply),
-    )
+    return _exact("spell", "-".join(word), w=word)
 
 
-def _reverse_letters(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+def _reverse_letters(rng: Random, held_out: bool) -> Order:
     word = a_word(rng, held_out, 7)
     reply = f"{'-'.join(word)} backwards is {'-'.join(word[::-1])}: {word[::-1]}"
-    return (
-        one(
-            rng,
-            "Reverse the word {w}.",
-            "Write {w} backwards.",
-            "Spell {w} backwards.",
-            "What is {w} backwards?",
-            "Reverse the letters of {w}.",
-            w=word,
-        ),
-        reply,
-        Exact(reply),
-    )
+    return _exact("reverse_letters", reply, w=word)
 
 
-def _count_letters(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+def _count_letters(rng: Random, held_out: bool) -> Order:
     word = a_word(rng, held_out, 9)
     reply = f"{'-'.join(word)} has {len(word)} letters."
-    return (
-        one(
-            rng,
-            "How many letters are in {w}?",
-            "Count the letters in {w}.",
-            "How many letters has the word {w}?",
-            "How long is the word {w}?",
-            w=word,
-        ),
-        reply,
-        Words((f"{len(word)} letters",)),
-    )
+    return Order("count_letters", {"w": word}, reply, Words((f"{len(word)} letters",)))
 
 
-def _count_words(rng: Random, held_out: bool) -> tuple[str, str, Check]:
-    text = sentence(rng, held_out) if rng.random() < 0.5 else " ".join(several(rng, held_out, 2, 8))
+def _count_letter(rng: Random, held_out: bool) -> Order:
+    """How many r are in strawberry: spelled, then the letter each time it came, then their number."""
+    word = a_word(rng, held_out)
+    letter = rng.choice(word) if rng.random() < 0.85 else rng.choice("abcdefghijklmnopqrstuvwxyz")
+    n = word.count(letter)
+    found = f"{', '.join([letter] * n)}. That is {n}." if n else f"no {letter}."
+    slots = {"w": word, "c": letter}
+    return Order("count_letter", slots, f"{'-'.join(word)}: {found}", Terms((found,)))
+
+
+def _count_words(rng: Random, held_out: bool) -> Order:
+    text = _text(rng, held_out, most=8)
     n = len(text.split())
-    return (
-        one(
-            rng,
-            "How many words are in: {t}",
-            "Count the words: {t}",
-            'How many words are in "{t}"?',
-            'Count the words in "{t}".',
-            t=text,
-        ),
-        f"There are {n} words.",
-        Words((str(n),)),
-    )
+    said = f"There are {n} words." if n > 1 else "There is 1 word."
+    return Order("count_words", {"t": text}, said, Words((str(n),)))
 
 
-def _count_items(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+def _count_items(rng: Random, held_out: bool) -> Order:
     items = several(rng, held_out, 2, 8)
-    return (
-        one(
-            rng,
-            "How many items are in this list: {l}",
-            "Count the items: {l}",
-            "How many things are these: {l}?",
-            "Count this list: {l}",
-            l=comma(items),
-        ),
-        f"There are {len(items)} items.",
-        Words((str(len(items)),)),
-    )
+    reply = f"There are {len(items)} items."
+    return Order("count_items", {"l": comma(items)}, reply, Words((str(len(items)),)))
 
 
-def _sort_words(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+def _sort_words(rng: Random, held_out: bool) -> Order:
     items = several(rng, held_out, 2, 5)
-    reply = comma(sorted(items, key=str.lower))
-    return (
-        one(
-            rng,
-            "Sort these words: {l}",
-            "Sort alphabetically: {l}",
-            "Sort this list: {l}",
-            "Put these in alphabetical order: {l}",
-            "Sort {l} by the alphabet.",
-            l=comma(items),
-        ),
-        reply,
-        Exact(reply),
-    )
+    return _exact("sort_words", comma(sorted(items, key=str.lower)), l=comma(items))
 
 
-def _sort_numbers(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+def _sort_numbers(rng: Random, held_out: bool) -> Order:
     while True:
         numbers = rng.sample(range(rng.choice((10, 100, 100, 1000))), rng.randint(3, 6))
         if is_held_out(repr(numbers)) == held_out:
             break
-    shown = comma([str(n) for n in numbers])
     down = rng.random() < 0.3
     reply = comma([str(n) for n in sorted(numbers, reverse=down)])
-    asks = ("Sort from large to small: {l}", "Sort these numbers in descending order: {l}", "Sort {l}, largest first.") if down else (
-        "Sort: {l}", "Sort these numbers: {l}", "Put these numbers in order: {l}", "Sort from small to large: {l}", "Order these numbers: {l}")  # fmt: skip
-    return one(rng, *asks, l=shown), reply, Exact(reply)
+    return _exact("sort_down" if down else "sort_numbers", reply, l=comma([str(n) for n in numbers]))
 
 
-def _case(rng: Random, held_out: bool) -> tuple[str, str, Check]:
-    text = sentence(rng, held_out) if rng.random() < 0.5 else " ".join(several(rng, held_out, 1, 3))
+def _case(rng: Random, held_out: bool) -> Order:
+    text = _text(rng, held_out)
     if rng.random() < 0.6:
-        return (
-            one(
-                rng,
-                "Write in capitals: {t}",
-                "Upper case: {t}",
-                "Make this upper case: {t}",
-                "Put this in capital letters: {t}",
-                "Shout: {t}",
-                "Uppercase: {t}",
-                "Uppercase {t}",
-                "Upper case {t}",
-                "{t} in capitals",
-                "{t} in upper case, please",
-                "All caps: {t}",
-                "In capital letters: {t}",
-                "Turn this into upper case: {t}",
-                "Capitals: {t}",
-                'Write "{t}" in upper case.',
-                "To uppercase: {t}",
-                t=text,
-            ),
-            text.upper(),
-            Exact(text.upper()),
-        )
+        return _exact("upper", text.upper(), t=text)
     text = text.upper() if rng.random() < 0.5 else text
-    return (
-        one(
-            rng,
-            "Write in lower case: {t}",
-            "Lower case: {t}",
-            "Make this lower case: {t}",
-            "Put this in small letters: {t}",
-            "Lowercase: {t}",
-            "Lowercase {t}",
-            "Lower case {t}",
-            "{t} in lower case, please",
-            "In small letters: {t}",
-            "Turn this into lower case: {t}",
-            'Write "{t}" in lower case.',
-            "To lowercase: {t}",
-            t=text,
-        ),
-        text.lower(),
-        Exact(text.lower()),
-    )
+    return _exact("lower", text.lower(), t=text)
 
 
-def _place(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+def _place(rng: Random, held_out: bool) -> Order:
     items = several(rng, held_out, 3, 6)
     at = rng.randrange(min(len(items), 4))
-    which, item = (
-        ("last", items[-1]) if rng.random() < 0.3 else (("first", "second", "third", "fourth")[at], items[at])
-    )
-    return (
-        one(
-            rng,
-            "What is the {w} item of {l}?",
-            "The {w} word in this list: {l}",
-            "Which is the {w} of these: {l}",
-            "Take the {w} one: {l}",
-            w=which,
-            l=comma(items),
-        ),
-        item,
-        Exact(item),
-    )
+    which, item = ("first", "second", "third", "fourth")[at], items[at]
+    if rng.random() < 0.3:
+        which, item = "last", items[-1]
+    return _exact("place", item, w=which, l=comma(items))
 
 
-def _bullets(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+def _bullets(rng: Random, held_out: bool) -> Order:
     items = several(rng, held_out, 2, 6)
     if rng.random() < 0.5:
-        reply = "\n".join(f"- {item}" for item in items)
-        return (
-            one(
-                rng,
-                "Make a list of {l}.",
-                "Write as bullet points: {l}",
-                "Bullet list: {l}",
-                "Turn this into a list: {l}",
-                l=comma(items),
-            ),
-            reply,
-            Exact(reply),
-        )
-    reply = "\n".join(f"{i}. {item}" for i, item in enumerate(items, 1))
-    return (
-        one(
-            rng,
-            "Make a numbered list of {l}.",
-            "Number these: {l}",
-            "Numbered list: {l}",
-            "Write a numbered list: {l}",
-            l=comma(items),
-        ),
-        reply,
-        Exact(reply),
-    )
+        return _exact("bullets", "\n".join(f"- {item}" for item in items), l=comma(items))
+    return _exact("numbered", "\n".join(f"{i}. {item}" for i, item in enumerate(items, 1)), l=comma(items))
 
 
-def _remove(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+def _remove(rng: Random, held_out: bool) -> Order:
     items = several(rng, held_out, 3, 6)
     gone = rng.choice(items)
-    reply = comma([item for item in items if item != gone])
-    return (
-        one(
-            rng,
-            "Remove {x} from this list: {l}",
-            "Take {x} out of {l}.",
-            "Delete {x}: {l}",
-            "The list {l} without {x}?",
-            x=gone,
-            l=comma(items),
-        ),
-        reply,
-        Exact(reply),
-    )
+    return _exact("remove", comma([item for item in items if item != gone]), x=gone, l=comma(items))
 
 
-def _replace(rng: Random, held_out: bool) -> tuple[str, str, Check]:
-    words = sentence(rng, held_out).split()
-    old, new = rng.choice(words), pick(rng, rng.choice(POOLS))
-    if words.count(old) > 1:
-        return _replace(rng, held_out)
-    reply = " ".join(new if w == old else w for w in words)
-    return (
-        one(
-            rng,
-            "Replace {a} with {b}: {t}",
-            'Replace {a} by {b} in "{t}".',
-            "Change {a} to {b}: {t}",
-            a=old,
-            b=new,
-            t=" ".join(words),
-        ),
-        reply,
-        Exact(reply),
-    )
+def _replace(rng: Random, held_out: bool) -> Order:
+    while True:
+        words = sentence(rng, held_out).split()
+        old, new = rng.choice(words), pick(rng, rng.choice(POOLS))
+        if words.count(old) == 1:
+            reply = " ".join(new if w == old else w for w in words)
+            return _exact("replace", reply, a=old, b=new, t=" ".join(words))
 
 
-def _mark(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+MARKS = {
+    "bold": "**{t}**", "quotes": '"{t}"', "code": "`{t}`", "heading": "# {t}", "brackets": "({t})", "block": "```\n{t}\n```",
+}  # fmt: skip
+
+
+def _mark(rng: Random, held_out: bool) -> Order:
     text = " ".join(several(rng, held_out, 1, 3))
-    ask, reply = rng.choice((
-        ("Write in bold: {t}", "**{t}**"), ("Make this bold: {t}", "**{t}**"), ("Put this in quotes: {t}", '"{t}"'), ("Write as code: {t}", "`{t}`"),
-        ("Make this a heading: {t}", "# {t}"), ("Put this in brackets: {t}", "({t})"), ("Write as a code block: {t}", "```\n{t}\n```"),
-    ))  # fmt: skip
-    return ask.format(t=text), reply.format(t=text), Exact(reply.format(t=text))
+    mark = rng.choice(tuple(MARKS))
+    return _exact(mark, MARKS[mark].format(t=text), t=text)
 
 
 CYCLES = (DAYS, MONTHS, tuple("abcdefghijklmnopqrstuvwxyz"))
 
 
-def _cycle(rng: Random, held_out: bool) -> tuple[str, str, Check]:
-    """Small enough to be learned by heart, so the test asks it in words of its own."""
+def _cycle(rng: Random, held_out: bool) -> Order:
+    """Small enough to be learned by heart."""
     cycle = rng.choice(CYCLES)
     noun = {7: "day", 12: "month", 26: "letter"}[len(cycle)]
     at = rng.randrange(1, len(cycle) - 1)
     after = rng.random() < 0.5
-    asks = (
-        ("Tell me the {k} {w} {x}.",)
-        if held_out
-        else ("What comes {w} {x}?", "Which {k} comes {w} {x}?", "What {k} is {w} {x}?", "The {k} {w} {x}?")
-    )
     item = cycle[at + 1 if after else at - 1]
-    return one(rng, *asks, k=noun, w="after" if after else "before", x=cycle[at]), item, Exact(item)
+    return _exact("cycle", item, k=noun, w="after" if after else "before", x=cycle[at])
 
 
-SHAPES: tuple[Shape, ...] = (
-    _repeat, _times, _reverse_words, _spell, _reverse_letters, _count_letters, _count_words, _count_items, _sort_words, _sort_words,
+SHAPES: tuple[Callable[[Random, bool], Order], ...] = (
+    _repeat, _times, _reverse_words, _spell, _reverse_letters, _count_letters, _count_letter, _count_words, _count_items, _sort_words, _sort_words,
     _sort_numbers, _case, _case, _spell, _place, _bullets, _remove, _replace, _mark, _cycle,
 )  # fmt: skip
-BEFORE = ("", "", "", "", "", "", "Please: ", "Now: ", "Ok. ", "Hey, ")
+BEFORE = ("Please: ", "Now: ", "Ok. ", "Hey, ", "Next: ")
+BIDS = ("Please ", "Can you ", "Could you ", "Now ", "I want you to ", "Would you ", "Ok, ")
+VERBS = frozenset(
+    "repeat say write echo copy type print reverse turn put list spell count sort order arrange make take name pick number remove delete leave drop "
+    "cross strike replace change swap substitute give tell convert bring show".split()
+)
+
+
+def _bidden(rng: Random, order: str) -> str:
+    """The order as people put it: with a word before it, or as a request."""
+    draw = rng.random()
+    if draw < 0.2:
+        return rng.choice(BEFORE) + order
+    if draw < 0.4 and order.split()[0].lower() in VERBS:
+        return rng.choice(BIDS) + order[0].lower() + order[1:]
+    return order
 
 
 def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     """One order. Held out are the words and lists themselves."""
-    if not held_out and rng.random() < 0.16:
+    if not held_out and rng.random() < 0.18:
         return [json_of.exchange(rng)]
-    ask, reply, check = rng.choice(SHAPES)(rng, held_out)
+    order = rng.choice(SHAPES)(rng, held_out)
+    ask = order.asked(rng, held_out=False)
     if not held_out:
-        ask = rng.choice(BEFORE) + ask
+        ask = _bidden(rng, ask)
         if rng.random() < 0.3:
             ask = ask[0].lower() + ask[1:]
-    return [Exchange(ask, reply, check)]
+    return [Exchange(ask, order.reply, order.check)]
+
+
+def reworded(rng: Random) -> Exchange:
+    """For the tests: an order on words that were kept out, put in a way that was kept out as well."""
+    order = rng.choice(SHAPES)(rng, True)
+    return Exchange(order.asked(rng, held_out=True), order.reply, order.check)

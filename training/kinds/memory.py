@@ -90,7 +90,18 @@ def _small(line: str) -> str:
 def _correction(rng: Random, trait: Trait, value: str) -> Exchange:
     told = rng.choice(trait.tells[:2]).format(v=value)
     user = (
-        rng.choice(("No, wait. ", "Sorry, that was wrong. ", "Correction: ", "I was wrong. ", "Actually, "))
+        rng.choice(
+            (
+                "No, wait. ",
+                "No, ",
+                "Sorry, ",
+                "Sorry, that was wrong. ",
+                "Correction: ",
+                "I was wrong. ",
+                "Actually, ",
+                "Wait, ",
+            )
+        )
         + told
     )
     return Exchange(user, f"All right, I have changed that: {value}.", Words((value,)))

@@ -14,12 +14,15 @@ TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
 
 SUMS = {
     "+": ("What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a} + {b} = ?", "What is {a} plus {b}?", "Add {a} and {b}.", "Calculate {a} + {b}.",
-          "How much is {a} + {b}?", "What's {a}+{b}?", "{a} plus {b}?", "Compute {a} + {b}.", "What do {a} and {b} make together?", "The sum of {a} and {b}?"),
+          "How much is {a} + {b}?", "What's {a}+{b}?", "{a} plus {b}?", "Compute {a} + {b}.", "What do {a} and {b} make together?", "The sum of {a} and {b}?", "{a}+{b}=", "{a}+{b}=?", "{a} + {b} =", "{a}+{b}?", "what's {a} plus {b}", "Sum of {a} and {b}?",
+          "What is the sum of {a} and {b}?", "Add {b} to {a}.", "Can you add {a} and {b}?", "Solve {a} + {b}."),
     "-": ("What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a} - {b} = ?", "What is {a} minus {b}?", "Subtract {b} from {a}.", "Calculate {a} - {b}.",
-          "How much is {a} - {b}?", "What's {a}-{b}?", "{a} minus {b}?", "Compute {a} - {b}.", "Take {b} away from {a}."),
+          "How much is {a} - {b}?", "What's {a}-{b}?", "{a} minus {b}?", "Compute {a} - {b}.", "Take {b} away from {a}.", "{a}-{b}=", "{a}-{b}=?", "{a} - {b} =", "{a}-{b}?", "what's {a} minus {b}",
+          "What is left of {a} without {b}?", "Can you subtract {b} from {a}?", "Solve {a} - {b}."),
     "*": ("What is {a} * {b}?", "{a} * {b}", "{a}*{b}", "{a} x {b} = ?", "What is {a} times {b}?", "Multiply {a} by {b}.", "Calculate {a} * {b}.",
-          "How much is {a} * {b}?", "What's {a} times {b}?", "{a} times {b}?", "Compute {a} * {b}.", "What is {a} multiplied by {b}?"),
-    "/": ("What is {a} / {b}?", "{a} / {b}", "{a}/{b}", "What is {a} divided by {b}?", "Divide {a} by {b}.", "Calculate {a} / {b}.", "How much is {a} / {b}?"),
+          "How much is {a} * {b}?", "What's {a} times {b}?", "{a} times {b}?", "Compute {a} * {b}.", "What is {a} multiplied by {b}?", "{a}*{b}=", "{a}*{b}=?", "{a} * {b} =", "{a}x{b}", "{a} x {b}",
+          "what's {a} x {b}", "The product of {a} and {b}?", "Solve {a} * {b}."),
+    "/": ("What is {a} / {b}?", "{a} / {b}", "{a}/{b}", "What is {a} divided by {b}?", "Divide {a} by {b}.", "Calculate {a} / {b}.", "How much is {a} / {b}?", "{a}/{b}=", "{a}/{b}=?", "what's {a} divided by {b}", "{a} divided by {b}?", "Solve {a} / {b}."),
 }  # fmt: skip
 
 

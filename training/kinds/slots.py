@@ -60,10 +60,6 @@ def any_word(rng: Random, key: str, held_out: bool = False) -> str:
     )
 
 
-def one(rng: Random, *patterns: str, **slots: object) -> str:
-    return rng.choice(patterns).format(**slots)
-
-
 def sentence(rng: Random, held_out: bool) -> str:
     while True:
         text = rng.choice((

@@ -1,6 +1,8 @@
 """Small stories on a named subject, with questions about what was told."""
 
+import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from random import Random
@@ -163,8 +165,17 @@ def tell(rng: Random, who: Cast) -> str:
     opens, closes, plots = _book()
     lines = [rng.choice(opens), *(rng.choice(beat) for beat in rng.choice(plots)), rng.choice(closes)]
     slots = who.slots()
-    text = " ".join(_capital(_articles(line.format(**slots))) for line in lines)
+    text = " ".join(_capital(_articles(line.format(**slots))) for line in _introduced(lines, who.helper))
     return text.replace('. "', '.\n\n"', 1) if rng.random() < 0.1 else text
+
+
+def _introduced(lines: list[str], helper: str) -> Iterator[str]:
+    """A helper who has been told of is no longer "an old owl" but "the old owl"."""
+    known, told = re.sub(r"^an? ", "the ", helper), False
+    for line in lines:
+        before, slot, after = line.partition("{h}")
+        yield before + (known if told and slot else slot) + after.replace("{h}", known)
+        told = told or bool(slot)
 
 
 def _capital(line: str) -> str:

@@ -199,6 +199,10 @@ LOOSE = (
     "What is the meaning of the word love?", "How many people are on earth?", "What is the largest animal?", "Are there aliens?", "Who built the pyramids?",
     "How old is the universe?", "What is inside the sun?", "Can dogs see colours?", "How do I tie a tie?", "What is the best language to learn?",
     "Should I buy a house?", "How do I fall asleep?", "What helps against a cold?", "Is coffee healthy?", "How many calories does an apple have?",
+    "Is 7 a prime number?", "Is it open source?", "What does it cost?", "How much do you cost?", "Is it free?", "What licence is it under?", "How do I update it?", "Who pays for this?",
+    "What is ten percent of fifty?", "What is pi?", "How do I install Linux?", "How do I exit vim?", "What is the best laptop?",
+    "Which programming language is best?", "Is Python better than Rust?", "What is my IP address?", "What is the wifi password?",
+    "What is the best restaurant here?", "Who is the president?", "Who is the king?", "What is the capital?",
 )  # fmt: skip
 NUMBERED = {
     False: (
@@ -206,7 +210,7 @@ NUMBERED = {
         "When is the {c} of {y}?", "Who was the winner of the {c} in {y}?", "What was the result of the {c} in {y}?", "How did the {c} of {y} end?",
         "Tell me who won the {c} in {y}.", "Who played in the {c} of {y}?", "What happened in {y}?", "What happened in the year {y}?", "Who was president in {y}?",
         "Who was the king in {y}?", "Who ruled {p} in {y}?", "How many people lived in {p} in {y}?", "Who was elected in {p} in {y}?", "What was new in {y}?",
-        "What did {x} cost in {y}?", "How much was {x} in {y}?", "What was the price of {x} in {y}?", "Is {n} dollars a good price for {x}?",
+        "What did {x} cost in {y}?", "How much was {x} in {y}?", "What is {n}% of {y}?", "{n} percent of {y}?", "How much is {n}% of {y}?", "What was the price of {x} in {y}?", "Is {n} dollars a good price for {x}?",
         "Can I buy {x} for {n} euros?", "How much is {n} euros in dollars?", "What is {n} pounds in euros?", "What can I buy for {n} dollars?",
         "How far is {n} miles?", "Who wears number {n}?", "Who is number {n} on the team?", "Where does bus {n} go?", "When does the {n} leave?",
         "What is on page {n} of the newspaper?", "Which film was the best of {y}?", "What was the best song of {y}?", "Which book came out in {y}?",
@@ -222,22 +226,9 @@ CONTESTS = (
     "derby", "marathon", "grand prix", "football match", "tennis open", "cup", "vote", "war", "gold medal", "presidential election", "nobel prize", "oscar",
 )  # fmt: skip
 KEYS = (
-    "F6",
-    "F7",
-    "F8",
-    "F9",
-    "F10",
-    "F11",
-    "F12",
-    "Ctrl+B",
-    "Ctrl+D",
-    "Ctrl+R",
-    "Ctrl+T",
-    "Ctrl+X",
-    "Alt+J",
-    "Alt+Q",
-    "Alt+X",
-)
+    *("F6", "F7", "F9", "F10", "F11", "F12", "Ctrl+B", "Ctrl+R", "Ctrl+T"),
+    *("Alt+B", "Alt+G", "Alt+J", "Alt+Q", "Alt+U", "Alt+V"),
+)  # that nothing is bound to
 
 
 def _thing(rng: Random, held_out: bool) -> str:
@@ -260,12 +251,23 @@ def _numbered(rng: Random, side: bool, held_out: bool) -> str:
     return fill(rng.choice(NUMBERED[side]), **{name: str(value) for name, value in slots.items()})
 
 
+def nonsense(rng: Random) -> str:
+    """What fingers type that mean nothing: letters of a row, or made-up words."""
+    if rng.random() < 0.5:
+        row = rng.choice(("asdfghjkl", "qwertyuiop", "zxcvbnm", "asdf", "jkl", "abcdefg", "xyz"))
+        at = rng.randrange(len(row) - 2)
+        return row[at : at + rng.randint(3, 8)] * rng.choice((1, 1, 1, 2))
+    return " ".join(made_up(rng, rng.choice((1, 2, 3))) for _ in range(rng.randint(1, 5)))
+
+
 def _question(rng: Random, held_out: bool) -> tuple[str, str]:
     """A question outside the model's world, with the reply to it."""
     side = held_out and rng.random() < 0.5
     if rng.random() < 0.12:
         return _numbered(rng, side, held_out), KNOW
     draw = rng.random()
+    if draw < 0.02:
+        return nonsense(rng), KNOW
     if draw < 0.34:
         bank = rng.choice(
             ("what", "what", "what", "why", "how", "versus", "raise", "lower", "default", "key")

@@ -1,0 +1,195 @@
+"""From a configuration, and a model's files, to an engine that is ready."""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from engine.attention.registry import block_size_for
+from engine.attention.registry import choose as choose_attention
+from engine.cache.pool import BlockPool
+from engine.cache.store import KVStore
+from engine.cache.tables import BlockTables
+from engine.config import KV_SCHEMES, EngineConfig, LayerSpec, ModelConfig, ModelPlace
+from engine.core import Engine
+from engine.devices import free_host_memory, free_memory, pick
+from engine.events import Bus
+from engine.grammar.grammars import Grammars
+from engine.limits import Limits
+from engine.models.find import Progress
+from engine.models.registry import load_model
+from engine.observe import Facts
+from engine.runner.drafters import Found, find_drafters
+from engine.runner.room import Room
+from engine.runner.runner import ModelRunner
+from engine.runner.weights import Weights, scheme_of
+from engine.scheduling.policy import choose as choose_policy
+from engine.scheduling.scheduler import Rules, Scheduler
+from engine.scheduling.window import Window
+from engine.text.bare import BareTokenizer
+from engine.text.tokenizer import Tokenizer
+
+# The share of free memory that the cache takes. A GPU is ours alone, but a step needs room of its own; main
+# memory is everybody's.
+_GPU_SHARE, _HOST_SHARE = 0.85, 0.25
+_STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # so many do not stall for long those who decode beside them
+_PINNED = 2 * 2**30  # bytes of swap room beside a GPU: to pin more would take seconds at every start
+_ALL_THREADS = torch.get_num_threads()
+_ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
+_FULL_CONTEXTS = 32  # on a CPU, blocks for more requests of full length than that would never be used
+
+
+def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None) -> Engine:
+    """Loads the model, sizes the cache by the memory that is left, and puts the parts together."""
+    config = replace(config, block_size=block_size_for(config.attention, config.block_size))
+    device = pick(config.device)
+    policy = choose_policy(config.policy)
+    if device.type == "cpu":
+        _use_threads(config.threads, _ONE_THREAD if config.dummy_weights else _stored_bytes(place.folder))
+    bare = config.dummy_weights and not (place.folder / "tokenizer.json").is_file()
+    model, model_config = load_model(
+        place,
+        device=device,
+        dtype=config.dtype,
+        max_context=config.max_context,
+        quantization=config.quantization,
+        dummy=config.dummy_weights,
+        progress=progress,
+    )
+    # The stand-in has no chat template, so that nothing else of a tokenizer is asked of it.
+    stand_in = BareTokenizer(model_config.vocab, model_config.stop_ids)
+    tokenizer = cast(Tokenizer, stand_in) if bare else Tokenizer.load(place.folder)
+    dtype = next(iter(model.parameters())).dtype
+    if device.type == "cpu" and config.dummy_weights:
+        _use_threads(config.threads, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))
+    scheme = config.kv_scheme
+    specs = windowed(model_config.layers, config)
+    attention = choose_attention(config.attention, device, specs, dtype, scheme, config.block_size)
+    found = find_drafters(place, model, device, config)
+    window = _window(config)
+    room = replace(_room(device, dtype, model_config, model.sinks, config, found), specs=specs, window=window)
+    blocks, host_blocks, context = room.fit(scheme)
+    step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
+    rows = min(config.max_running, step_tokens)
+    bus, tables = Bus(), BlockTables(rows, room.widest(KV_SCHEMES))
+    scheduler = Scheduler(
+        pool=BlockPool(blocks, config.block_size),
+        host=BlockPool(host_blocks, config.block_size),
+        tables=tables,
+        policy=policy,
+        rules=Rules(
+            step_tokens=step_tokens,
+            prefix_cache=config.prefix_cache,
+            chunked_prefill=config.chunked_prefill,
+            preemption=config.preemption,
+        ),
+        emit=bus.emit,
+        kv_scheme=scheme,
+        window=window,
+    )
+    stop_ids = tokenizer.stop_ids.union(model_config.stop_ids)
+    grammars = None if bare else Grammars(tokenizer, model_config.vocab, stop_ids)
+    store = room.store(scheme)
+    drafters = found.drafters(model, store, attention, config)
+    runner = ModelRunner(
+        model=model,
+        store=store,
+        drafters=drafters,
+        room=room,
+        attention=attention,
+        requests=scheduler.requests,
+        tables=tables,
+        block_size=config.block_size,
+        stop_ids=stop_ids,
+        device=device,
+        grammars=grammars,
+    )
+    return Engine(
+        scheduler=scheduler,
+        runner=runner,
+        tokenizer=tokenizer,
+        limits=Limits(
+            context, model_config.vocab, config.max_waiting, stop_ids, ("ngram", "suffix", *drafters)
+        ),
+        facts=Facts(
+            model=place.name,
+            dtype=str(dtype).removeprefix("torch."),
+            device=_device_name(device),
+            attention=attention.name,
+            policy=policy.name,
+            kv_dtype=runner.store.kind,
+        ),
+        bus=bus,
+        depth=config.depth if config.depth is not None else int(device.type == "cuda"),
+        seed=config.seed if config.seed is not None else secrets.randbits(64),
+        grammars=grammars,
+        weights=Weights(model, runner, scheme_of(model, config.quantization), share=_share(device)),
+    )
+
+
+def _use_threads(wanted: int | None, weights: int) -> None:
+    """A small model gains nothing from a second thread, and loses much where other cores are busy, also as it
+    is loaded. Another model in the same process may be a large one.
+    """
+    torch.set_num_threads(wanted or (1 if weights < _ONE_THREAD else _ALL_THREADS))
+
+
+def _stored_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _room(
+    device: torch.device,
+    dtype: torch.dtype,
+    model: ModelConfig,
+    sinks: Mapping[int, torch.Tensor],
+    config: EngineConfig,
+    found: Found,
+) -> Room:
+    """On a CPU there is no swap room by default: it would be the same memory again."""
+    on_gpu = device.type == "cuda"
+    full = -(-model.max_context // config.block_size)
+    own = KVStore.block_bytes(model.layers, config.block_size, dtype, config.kv_scheme)
+    share = own / (own + found.block_bytes(config.block_size, dtype))
+    return Room(
+        specs=model.layers,
+        sinks=sinks,
+        block_size=config.block_size,
+        dtype=dtype,
+        device=device,
+        longest=model.max_context,
+        blocks=config.blocks,
+        host_blocks=config.host_blocks,
+        nbytes=int(free_memory(device) * _share(device) * share),
+        host_nbytes=min(int(free_host_memory() * _HOST_SHARE), _PINNED) if on_gpu else 0,
+        most=None if on_gpu else full * min(_FULL_CONTEXTS, config.max_running),
+    )
+
+
+def windowed(specs: tuple[LayerSpec, ...], config: EngineConfig) -> tuple[LayerSpec, ...]:
+    """With the window that was asked for; a layer whose own is narrower keeps that."""
+    if (size := config.kv_window) is None:
+        return specs
+    return tuple(
+        each if each.window is not None and each.window <= size
+        else replace(each, window=size, kept=config.kv_sinks)
+        for each in specs
+    )  # fmt: skip
+
+
+def _window(config: EngineConfig) -> Window | None:
+    if config.kv_window is None:
+        return None
+    return Window(config.kv_window, config.kv_sinks, config.block_size)
+
+
+def _share(device: torch.device) -> float:
+    return _GPU_SHARE if device.type == "cuda" else _HOST_SHARE
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,125 @@
+"""What the built-in model is taught about the program is so: keys, commands, options, names and defaults."""
+
+import argparse
+import re
+from pathlib import Path
+
+import pytest
+
+from engine.config import BLOCK_SIZES, EngineConfig
+from engine.params import SPECULATION, SamplingParams
+from engine.quant.registry import BUILT_IN as SCHEMES
+from engine.scheduling.policy import POLICIES
+from minichat.cli import COMMANDS, parser
+from minichat.keys import bound
+from minichat.screens.models import ModelScreen
+from minichat.settings.presets import SHIPPED
+from minichat.settings.schema import SAMPLING, Settings
+from minichat.strategies import NAMES as STRATEGIES
+from minichat.widgets.knobs import Knobs
+from training.facts import Fact, all_facts
+from training.kinds.unknown import KEYS
+
+ELSEWHERE = {"ssh", "git", "make"}  # whose options are in the facts too
+SPELLED = {"esc": "escape", "ctrl+pgdn": "ctrl+pagedown", "/": "slash", "+": "plus", "-": "minus"}
+
+
+def said(fact: Fact) -> str:
+    return " ".join((*fact.say, fact.more))
+
+
+def keys() -> frozenset[str]:
+    """Every key that something is bound to, in Textual's words."""
+    own = [each for widget in (Knobs, ModelScreen) for each in widget.BINDINGS]
+    drawers = [key for each in own for key in getattr(each, "key", "").split(",")]
+    return frozenset([key for each in bound() for key in each.keys] + drawers + ["tab", "up"])
+
+
+def textual(key: str) -> str:
+    """Alt+X as alt+x; a single letter stays as it is, since P is not p."""
+    return SPELLED.get(key.lower(), key if len(key) == 1 else key.lower())
+
+
+def options() -> frozenset[str]:
+    """Every option of every command."""
+    found = {"--help", "--version"}
+    for action in parser()._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                found |= {option for each in command._actions for option in each.option_strings}
+    return frozenset(found)
+
+
+def test_every_key_that_a_fact_is_about_is_bound() -> None:
+    asked = {x for fact in all_facts() for bank, x in fact.slots if bank == "key"}
+    plain = {x.removeprefix("the ").removesuffix(" arrow") for x in asked}
+    assert {key for key in plain if textual(key) not in keys()} == set()
+    assert len(plain) > 40
+
+
+def test_every_key_that_an_answer_names_is_bound() -> None:
+    pattern = re.compile(r"(?<![\w+])(?:(?:Ctrl|Alt|Shift)\+(?:[A-Z][a-z]+|\w)|F\d+)(?!\w)")
+    named = {key: fact.id for fact in all_facts() for key in pattern.findall(said(fact))}
+    assert {key: id for key, id in named.items() if textual(key) not in keys()} == {}
+    assert len(named) > 30
+
+
+def test_keys_that_nobody_knows_are_bound_to_nothing() -> None:
+    assert [key for key in KEYS if textual(key) in keys()] == []
+
+
+def test_every_option_in_the_facts_exists() -> None:
+    texts = [(fact.id, text) for fact in all_facts() for text in (said(fact), *(x for _, x in fact.slots))]
+    named = {(id, option) for id, text in texts for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
+    assert {(id, option) for id, option in named if option not in options()} == set()
+    assert len({option for _, option in named}) > 40
+
+
+def test_every_command_in_the_facts_exists() -> None:
+    named = {word for fact in all_facts() for word in re.findall(r"`minichat ([a-z]+)", said(fact))}
+    assert named <= set(COMMANDS)
+    assert set(COMMANDS) - named <= {"chat"}
+
+
+@pytest.mark.parametrize(
+    ("id", "names"),
+    [
+        ("speculation-kinds", SPECULATION),
+        ("schemes", tuple(name for name in SCHEMES if not name.startswith("int4-"))),
+        ("policies", tuple(POLICIES)),
+        ("strategies", STRATEGIES),
+        ("presets", tuple(SHIPPED)),
+        ("settings-sections", tuple(f"[{name}]" for name in Settings.__dataclass_fields__)),
+    ],
+)
+def test_lists_are_whole(id: str, names: tuple[str, ...]) -> None:
+    text = said(next(fact for fact in all_facts() if fact.id == id))
+    assert [name for name in names if name not in text] == []
+    assert len(names) > 2
+
+
+def test_every_theme_is_named(root: Path) -> None:
+    text = said(next(fact for fact in all_facts() if fact.id == "default-theme"))
+    shipped = {path.stem for path in (root / "themes").glob("*.toml")}
+    assert {name for name in shipped if name not in text} == {"high-contrast", "high-contrast-light"}
+
+
+def test_defaults_are_those_of_the_program() -> None:
+    of = {fact.id: said(fact) for fact in all_facts()}
+    plain, usual = SamplingParams(), EngineConfig(model="pocket")
+    served = parser().parse_args(["serve"])
+    assert f"{SAMPLING.temperature:g} by default" in of["default-temperature"]
+    assert f"HTTP it is {plain.temperature:g}" in of["default-temperature"]
+    assert f"{SAMPLING.top_p:g} by default" in of["default-top-p"]
+    assert f"{SAMPLING.top_k} by default" in of["default-top-k"]
+    assert f"{SAMPLING.min_p:g} by default" in of["default-min-p"]
+    assert f"penalty is {plain.repetition_penalty:g}" in of["default-penalties"]
+    assert SAMPLING.seed is SAMPLING.max_tokens is None
+    assert f"{served.host}, port {served.port}" in of["default-port"]
+    assert f"{served.drain:g} seconds" in of["server-end"]
+    assert (f"{served.max_in_flight}" in of["server-busy"]) and (f"{served.max_per_key}" in of["server-busy"])
+    assert f"`{usual.policy}`" in of["default-policy"]
+    assert f"`{usual.quantization}`" in of["default-quantization"]
+    assert f"{usual.block_size} tokens by default" in of["block-size"]
+    assert [size for size in BLOCK_SIZES if str(size) not in of["block-size"]] == []
+    assert f", {usual.kv_sinks} unless" in of["attention-sinks"]
