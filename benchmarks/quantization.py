@@ -16,6 +16,7 @@ from engine.models.registry import load_model
 from engine.quant.conversion import Conversion
 from engine.quant.registry import named, names, why_not
 
+OWN = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}  # what `none` is, under another name
 COPIES = 4  # weights that take turns, so that none waits in the processor's cache
 
 
@@ -29,22 +30,25 @@ def run(
     threads: int = 1,
     loops: int = 2,
     model: str = "pocket",
+    dtype: str = "bfloat16",
 ) -> None:
-    """--only rows, or --only change."""
+    """--only rows, or --only change. `dtype`: of the rows, and of the weights before."""
     torch.set_num_threads(threads)
     place = pick(device)
     if only == "rows":
-        rows(bench, place, inputs, outputs, loops)
+        if dtype not in OWN:
+            raise BadInput(f"dtype must be one of {', '.join(OWN)}, not {dtype!r}")
+        rows(bench, place, inputs, outputs, loops, dtype)
     elif only == "change":
         change(bench, place, model)
     else:
         raise BadInput(f"only must be rows or change, not {only!r}")
 
 
-def rows(bench: Bench, place: torch.device, inputs: int, outputs: int, loops: int) -> None:
-    dtype, generator = torch.bfloat16, torch.Generator().manual_seed(0)
+def rows(bench: Bench, place: torch.device, inputs: int, outputs: int, loops: int, kind: str) -> None:
+    dtype, generator = getattr(torch, kind), torch.Generator().manual_seed(0)
     weights = [torch.randn(outputs, inputs, generator=generator).to(place, dtype) for _ in range(COPIES)]
-    schemes = [name for name in names() if name != "bf16" and why_not(name, place, dtype) is None]
+    schemes = [name for name in names() if name != OWN[kind] and why_not(name, place, dtype) is None]
     products = {name: [named(name).make(weight, None) for weight in weights] for name in schemes}
     for name, made in products.items():
         nbytes = sum(each.nbytes for each in (*made[0].parameters(), *made[0].buffers()))

@@ -15,18 +15,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine_step import empty_engine, fill, steps
+from benchmarks.engine_step import Mute, empty_engine, fill, steps
 from benchmarks.harness import Bench
-from engine.config import EngineConfig, KvSchemeName
+from engine.config import EngineConfig
 from engine.core import Engine
-from engine.errors import BadInput
 from engine.events import Copied, Delta, Event
 from engine.params import SamplingParams
-from engine.runner.protocol import Fit, Outcome
+from engine.runner.protocol import Outcome
 from engine.sampling.rows import RowsView, SamplingRows
 from engine.sampling.sampler import sample
 from engine.scheduling.plan import Plan
-from engine.snapshot import Reads, Speeds
 from engine.start import start
 
 
@@ -257,45 +255,27 @@ def preemption(bench: Bench) -> None:
     bench.note("measured: to move a block", costs.swapped_block or 0.0, "s")
 
 
-class Device:
+class Device(Mute):
     """Stands for a GPU: a step takes it that long, and the host is free meanwhile."""
 
-    graphs: bool | None = None
+    seconds = free_at = 0.0
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.free_at = seconds, 0.0
-
-    def launch(self, plan: Plan) -> tuple[int, float]:
+    def launch(self, plan: Plan) -> tuple[int, float]:  # type: ignore[override]
         self.free_at = max(self.free_at, time.perf_counter()) + self.seconds
         return sum(row.samples for row in plan.rows), self.free_at
 
-    def collect(self, handle: tuple[int, float]) -> Outcome:
+    def collect(self, handle: tuple[int, float]) -> Outcome:  # type: ignore[override]
         count, ready = handle
         time.sleep(max(0.0, ready - time.perf_counter()))
         return Outcome([7] * count)
-
-    def recache(self, scheme: KvSchemeName) -> Fit:
-        raise BadInput(f"nothing here could be {scheme}")
-
-    def ailing(self) -> None:
-        return None
-
-    def memory(self) -> dict[str, int]:
-        return {}
-
-    def reads(self) -> Reads:
-        return Reads()
-
-    def speeds(self) -> Speeds:
-        return Speeds(1.0, 1.0)
 
 
 def launch_and_commit(bench: Bench, device_ms: float = 2.0) -> None:
     """256 rows on a device that is only a clock."""
 
     def at_depth(depth: int) -> Callable[[], float]:
-        engine = empty_engine(256, blocks=100_000)
-        engine.depth, engine.runner = depth, Device(device_ms / 1000)
+        engine = empty_engine(256, blocks=100_000, kind=Device)
+        engine.depth, engine.runner.seconds = depth, device_ms / 1000  # type: ignore[attr-defined]
         fill(engine, 256, SamplingParams(temperature=0))
         steps(engine, 5)
         return lambda: median(steps(engine, 100))

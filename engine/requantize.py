@@ -20,6 +20,7 @@ def begin(engine: Engine, weights: Weights, name: str) -> Requantization | None:
     """None: the weights are of that scheme already. Raises where it cannot be, and touches nothing then."""
     conversion = weights.begin(name)
     if conversion.new is weights.scheme:
+        engine.change = None  # one that failed is no longer wanted
         return None
     blocks, size = weights.blocks(conversion.new), engine.scheduler.pool.block_size
     if blocks is not None and blocks * size < engine.limits.context:
@@ -104,7 +105,7 @@ class Requantization:
             self._take_room(self._before)
         else:
             self._weights.settle(conversion.new)
-            engine.scheduler.reweigh()
+            engine.scheduler.holdings.reweigh()
             self._take_room(self._after)
         engine.bus.emit(
             events.Quantized(

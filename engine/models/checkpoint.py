@@ -1,10 +1,11 @@
 """The files of a checkpoint: safetensors alone, found and opened with errors that name them."""
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
@@ -13,6 +14,19 @@ from engine.errors import BadCheckpoint
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # what can be loaded
+WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}  # bytes
+
+
+class Header(NamedTuple):
+    """What a file says of a tensor before it is read."""
+
+    file: Path
+    kind: str  # as safetensors names it
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * WIDTHS[self.kind]
 
 
 def has_weights(folder: Path) -> bool:
@@ -54,6 +68,30 @@ def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
             yield tensors
     except (SafetensorError, OSError) as error:
         raise BadCheckpoint(f"{file} is broken or cut short: {error}") from error
+
+
+def headers(folder: Path) -> dict[str, Header]:
+    """Of every tensor of a folder, by its name."""
+    found: dict[str, Header] = {}
+    for file in shards(folder):
+        with opened(file) as tensors:
+            for name in tensors.keys():
+                if name in found:
+                    raise BadCheckpoint(f"{file}: {name} is in {found[name].file.name} too")
+                header = tensors.get_slice(name)
+                found[name] = Header(file, header.get_dtype(), tuple(header.get_shape()))
+    return found
+
+
+def check(name: str, header: Header, kinds: Iterable[str], shapes: Sequence[tuple[int, ...]]) -> None:
+    """Raises unless the tensor is of one of these kinds and shapes."""
+    if header.shape not in shapes:
+        wanted = " or ".join(str(list(shape)) for shape in shapes)
+        raise BadCheckpoint(f"{header.file}: {name} is {list(header.shape)}, the config makes it {wanted}")
+    if header.kind not in kinds:
+        raise BadCheckpoint(
+            f"{header.file}: {name} holds {header.kind}; only {', '.join(kinds)} can be loaded"
+        )
 
 
 def stored_dtype(folder: Path) -> str:

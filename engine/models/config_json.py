@@ -7,6 +7,7 @@ from engine.config import DecoderConfig, LayerSpec
 from engine.models.checkpoint import has_weights, stored_dtype
 from engine.models.families import FAMILIES
 from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Fields
+from engine.models.packing import packing
 from engine.models.rope_spec import rope_spec
 
 DTYPES = {"float32": "float32", "float64": "float32", "float16": "float16", "bfloat16": "bfloat16"}
@@ -80,7 +81,7 @@ def _refuse(fields: Fields) -> None:
     names = fields.list("architectures", [])
     if names and not any(isinstance(name, str) and name.endswith("ForCausalLM") for name in names):
         raise fields.unsupported("architectures", "it does not end in a head that predicts tokens")
-    refuse_quantized(fields)
+    packing(fields)  # raises where its weights are quantized in a way that is not known
     if fields.text("hidden_act", "silu") not in ("silu", "swish"):
         raise fields.unsupported("hidden_act", "only silu can be run")
 
@@ -88,7 +89,8 @@ def _refuse(fields: Fields) -> None:
 def refuse_quantized(fields: Fields) -> None:
     if fields.get("quantization_config") is not None:
         method = fields.inside("quantization_config").text("quant_method", "unknown")
-        raise fields.unsupported("quantization_config", f"weights quantized by {method} cannot be run yet")
+        what = f"it is quantized by {method}; such weights are loaded for models of the Llama family alone"
+        raise fields.unsupported("quantization_config", what)
 
 
 def _heads(fields: Fields) -> tuple[int, int]:

@@ -1,20 +1,26 @@
 """Weights: from safetensors, one shard at a time, straight into the fused parameters of a decoder."""
 
-import math
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from engine.errors import BadCheckpoint
-from engine.models.checkpoint import FLOATS, opened, shards
+from engine.models.checkpoint import FLOATS, Header, check, headers, opened
 from engine.models.decoder import Decoder, Layer
+from engine.models.packing import Packing
+from engine.quant.formats import Stored, stored
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports keep what is computed anyway
+
+EMBEDDING = "model.embed_tokens.weight"
+# Beside quantized weights: how others round what they are multiplied with, and what they keep in the cache.
+ROUNDING = re.compile(r"\.(input|activation|output|k|v)_scale$")
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -29,35 +35,100 @@ class Slot(NamedTuple):
 class Checkpoint:
     """The tensors of a folder. Every header is read at once, so that a bad checkpoint is refused at once."""
 
-    def __init__(self, model: Decoder, folder: Path, progress: Progress | None = None) -> None:
-        """Of the model only shapes are asked: it may be hollow. `progress` hears of the first reading."""
-        self._progress = progress
-        self._home: dict[str, Path] = {}  # in which shard each tensor lies
-        self._total = self._done = 0
-        slots = decoder_slots(model)
-        for file in shards(folder):
-            with opened(file) as tensors:
-                for name in tensors.keys():
-                    if HARMLESS.search(name) or (name == "lm_head.weight" and model.config.tied):
-                        continue
-                    self._total += _checked(file, name, tensors.get_slice(name), slots, self._home)
-                    self._home[name] = file
-        if missing := [name for name in slots if name not in self._home]:
-            raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+    def __init__(
+        self, model: Decoder, folder: Path, progress: Progress | None = None, packing: Packing | None = None
+    ) -> None:
+        """Of the model only shapes are asked: it may be hollow. `progress` hears of the first reading.
+
+        `packing`: how those weights are quantized that are.
+        """
+        self._progress, self._packing, self._device = progress, packing, model.embed.device
+        self._headers = {
+            name: header
+            for name, header in headers(folder).items()
+            if not HARMLESS.search(name) and not (model.config.tied and name.startswith("lm_head."))
+        }
+        self._shapes = {name: slot.shape for name, slot in decoder_slots(model).items()}
+        self._packed = dict(self._find_packed())  # by slot, the tensors that its weight is made of
+        self._check(folder)
+        self._total = sum(self._headers[name].nbytes for slot in self._shapes for name in self._tensors(slot))
+        self._done = 0
+
+    @property
+    def quantized(self) -> bool:
+        """Whether any weight is."""
+        return bool(self._packed)
 
     def read(self, slots: dict[str, Slot]) -> None:
-        """Fills these slots, file by file."""
-        for file in dict.fromkeys(self._home[name] for name in slots):
-            with opened(file) as tensors:
-                for name in (name for name in slots if self._home[name] == file):
-                    tensor = tensors.get_tensor(name)
-                    slots[name].view.copy_(tensor)
-                    self._done += tensor.nbytes
-                    if self._progress and self._done <= self._total:
-                        self._progress(self._done, self._total)
+        """Fills these slots, file by file. What is quantized is dequantized."""
+        for name, weight in self.weights(slots):
+            view = slots[name].view
+            view.copy_(weight if isinstance(weight, Tensor) else weight.dequantized()[:, : view.shape[1]])
 
     def fill(self, layer: Layer) -> None:
-        self.read({f"model.layers.{layer.index}.{name}": slot for name, slot in layer_slots(layer)})
+        self.read(named_slots(layer))
+
+    def weights(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor | Stored]]:
+        """What these slots are filled from, as it is stored; file by file."""
+        owner = {name: slot for slot in slots for name in self._tensors(slot)}
+        waiting: dict[str, dict[str, Tensor]] = {}  # of a quantized weight, the tensors that have come
+        for file in dict.fromkeys(self._headers[name].file for name in owner):
+            with opened(file) as tensors:
+                for name in (name for name in owner if self._headers[name].file == file):
+                    slot, tensor = owner[name], tensors.get_tensor(name)
+                    self._count(tensor.nbytes)
+                    if slot not in self._packed:
+                        yield slot, tensor
+                        continue
+                    parts = waiting.setdefault(slot, {})
+                    parts[name] = tensor.to(self._device)
+                    if len(parts) == len(self._packed[slot]):
+                        yield slot, self._stored(slot, waiting.pop(slot))
+
+    def _tensors(self, slot: str) -> list[str]:
+        return self._packed.get(slot, [slot])
+
+    def _stored(self, slot: str, parts: dict[str, Tensor]) -> Stored:
+        assert self._packing is not None
+        kinds = {name.rpartition(".")[2]: tensor for name, tensor in parts.items()}
+        try:
+            return stored(self._packing, kinds, self._shapes[slot][1])
+        except BadCheckpoint as error:
+            raise BadCheckpoint(f"{self._headers[next(iter(parts))].file}: {slot}: {error}") from None
+
+    def _count(self, nbytes: int) -> None:
+        self._done += nbytes
+        if self._progress and self._done <= self._total:
+            self._progress(self._done, self._total)
+
+    def _find_packed(self) -> Iterator[tuple[str, list[str]]]:
+        for slot, shape in self._shapes.items():
+            product, _, kind = slot.rpartition(".")
+            if self._packing is None or kind != "weight" or len(shape) != 2 or slot == EMBEDDING:
+                continue
+            if names := self._packing.tensors(self._headers, product, (shape[0], shape[1])):
+                yield slot, names
+
+    def _check(self, folder: Path) -> None:
+        packed = set(chain(*self._packed.values()))
+        for name, header in self._headers.items():
+            if name in packed:
+                continue  # they have been looked at
+            if name in self._shapes and name not in self._packed:
+                check(name, header, FLOATS, [self._shapes[name]])
+            elif not self._is_of_no_use(name, header):
+                what = "has no place in this model; its config.json may be another's"
+                raise BadCheckpoint(f"{header.file}: {name} {what}")
+        if missing := [name for name in self._shapes if name not in self._headers | self._packed]:
+            raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
+
+    def _is_of_no_use(self, name: str, header: Header) -> bool:
+        """Some tools write scales of activations beside a quantized weight, or a bias of zeros."""
+        product, _, kind = name.rpartition(".")
+        if kind != "bias" or f"{product}.weight" not in self._packed:
+            return bool(self._packed and ROUNDING.search(name))
+        with opened(header.file) as tensors:
+            return not tensors.get_tensor(name).any()
 
 
 def load_weights(model: Decoder, folder: Path, progress: Progress | None = None) -> None:
@@ -65,56 +136,51 @@ def load_weights(model: Decoder, folder: Path, progress: Progress | None = None)
     Checkpoint(model, folder, progress).read(decoder_slots(model))
 
 
-def _checked(file: Path, name: str, header: Any, slots: dict[str, Slot], home: dict[str, Path]) -> int:
-    """The bytes of a tensor that fits its slot."""
-    kind, shape = header.get_dtype(), tuple(header.get_shape())
-    if name not in slots:
-        raise BadCheckpoint(f"{file}: {name} has no place in this model; its config.json may be another's")
-    if name in home:
-        raise BadCheckpoint(f"{file}: {name} is in {home[name].name} too")
-    if shape != slots[name].shape:
-        raise BadCheckpoint(f"{file}: {name} is {list(shape)}, the config makes it {list(slots[name].shape)}")
-    if kind not in FLOATS:
-        raise BadCheckpoint(f"{file}: {name} holds {kind}; only {', '.join(FLOATS)} can be loaded")
-    return math.prod(shape) * getattr(torch, FLOATS[kind]).itemsize
-
-
 def decoder_slots(model: Decoder) -> dict[str, Slot]:
     """Every tensor that a checkpoint of the Llama family has, by its name there."""
     slots = outer_slots(model)
-    for index, layer in enumerate(model.layers):
+    for layer in model.layers:
         assert isinstance(layer, Layer)
-        slots |= {f"model.layers.{index}.{name}": slot for name, slot in layer_slots(layer)}
+        slots |= named_slots(layer)
     return slots
+
+
+def named_slots(layer: Layer) -> dict[str, Slot]:
+    return {f"model.layers.{layer.index}.{name}": slot for name, slot in layer_slots(layer)}
 
 
 def outer_slots(model: Decoder) -> dict[str, Slot]:
     """Those that are of no layer."""
-    slots = {"model.embed_tokens.weight": whole(model.embed), "model.norm.weight": whole(model.norm.weight)}
+    slots = {EMBEDDING: whole(model.embed), "model.norm.weight": whole(model.norm.weight)}
     if not model.config.tied:
         slots["lm_head.weight"] = whole(model.head.weight)
     return slots
 
 
 def layer_slots(layer: Layer) -> Iterator[tuple[str, Slot]]:
-    dim = layer.shape[-1]
-    queries, keys = (heads * dim for heads in layer.heads)
-    width, mlp = layer.down.weight.shape
-    products = (
-        (layer.qkv, {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}),
-        (layer.out, {"self_attn.o_proj": width}),
-        (layer.gate_up, {"mlp.gate_proj": mlp, "mlp.up_proj": mlp}),
-        (layer.down, {"mlp.down_proj": width}),
-    )
-    for linear, rows in products:
+    for linear, rows in products_of(layer).values():
         for kind, fused in linear.named_parameters():
             for name, part in zip(rows, fused.split(tuple(rows.values())), strict=True):
                 yield f"{name}.{kind}", whole(part)
     yield "input_layernorm.weight", whole(layer.attn_norm.weight)
     yield "post_attention_layernorm.weight", whole(layer.mlp_norm.weight)
     if layer.qk_norm is not None:  # one scale for all queries, another for all keys
+        dim = layer.shape[-1]
         for name, part in zip(("q_norm", "k_norm"), layer.qk_norm.weight.split(layer.heads), strict=True):
             yield f"self_attn.{name}.weight", Slot(part, (dim,))
+
+
+def products_of(layer: Layer) -> dict[str, tuple[nn.Module, dict[str, int]]]:
+    """Of a layer that is new, by their names there: products, and outputs by the names of a checkpoint."""
+    dim = layer.shape[-1]
+    queries, keys = (heads * dim for heads in layer.heads)
+    width, mlp = layer.down.weight.shape
+    return {
+        "qkv": (layer.qkv, {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}),
+        "out": (layer.out, {"self_attn.o_proj": width}),
+        "gate_up": (layer.gate_up, {"mlp.gate_proj": mlp, "mlp.up_proj": mlp}),
+        "down": (layer.down, {"mlp.down_proj": width}),
+    }
 
 
 def whole(view: Tensor) -> Slot:

@@ -13,7 +13,9 @@ from engine.models.decoder import Decoder, Layer
 from engine.models.families import FAMILIES
 from engine.models.fields import Fields
 from engine.models.loader import Checkpoint, Progress, outer_slots, random_weights
+from engine.models.packing import packing
 from engine.models.source import LayerSource, settle
+from engine.models.stored import StoredSource
 from engine.quant.registry import named
 
 
@@ -65,7 +67,8 @@ def native(order: Order) -> LanguageModel:
             model = Decoder(config, dtype, hollow=True).eval()
     except RuntimeError as error:
         raise BadInput(f"{order.place.name} does not fit on {order.device}: {error}") from error
-    checkpoint = None if order.dummy else Checkpoint(model, order.place.folder, order.progress)
+    packed = packing(Fields.read(order.place.folder / "config.json"))
+    checkpoint = None if order.dummy else Checkpoint(model, order.place.folder, order.progress, packed)
 
     def fill(layer: Layer) -> None:
         if checkpoint is None:
@@ -74,6 +77,8 @@ def native(order: Order) -> LanguageModel:
             checkpoint.fill(layer)
 
     model.source = LayerSource(config, dtype, order.device, fill)
+    if packed is not None and checkpoint is not None and checkpoint.quantized:
+        model.source = StoredSource(model.source, checkpoint, packed)
     scheme = model.source.scheme(order.quantization)
     if checkpoint is None:
         random_weights(model, order.seed)

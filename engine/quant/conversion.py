@@ -2,6 +2,7 @@
 
 import logging
 
+from engine.errors import EngineError
 from engine.models.decoder import Decoder
 from engine.quant.base import Scheme
 
@@ -38,9 +39,17 @@ class Conversion:
             self._replace(self.done, self.new)
         except Exception as error:  # whatever it is: a broken file, no memory, a library of somebody else's
             logger.warning("quantization %s failed at layer %d", self.new.name, self.done, exc_info=error)
-            self.error = f"{type(error).__name__}: {error}"
+            self.error = _in_words(error)
         self.done += 1
 
     def _replace(self, index: int, scheme: Scheme) -> None:
         self._model.layers[index] = None  # type: ignore[assignment]
         self._model.layers[index] = self._source.layer(index, scheme)
+
+
+def _in_words(error: Exception) -> str:
+    """One sentence. The log has the rest, which on a GPU is a page on memory."""
+    if isinstance(error, EngineError):
+        return str(error)
+    first = str(error).strip().partition("\n")[0].partition(". ")[0]
+    return f"{type(error).__name__}: {first.rstrip('.')}"

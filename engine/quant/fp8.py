@@ -19,7 +19,59 @@ def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Each row by its own greatest, and the scales [rows, 1] in float32."""
     rows = rows.float()
     scale = rows.abs().amax(1, keepdim=True).div_(MOST).clamp_(min=1e-20)
-    return (rows / scale).to(KIND), scale
+    return (rows * scale.reciprocal()).to(KIND), scale
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A weight in floats of eight bits: numbers * scale, each scale for `group` inputs of one output."""
+
+    numbers: Tensor  # [outputs, inputs] of KIND
+    scale: Tensor  # [outputs, groups] float32
+    group: int
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32."""
+        inputs = self.numbers.shape[1]
+        return self.numbers.float() * self.scale.repeat_interleave(self.group, 1)[:, :inputs]
+
+
+def held(weight: Scaled, bias: Tensor | None) -> nn.Module:
+    """What multiplies with it."""
+    if weight.scale.shape[1] > 1:
+        return BlockFp8(weight, bias)
+    if weight.numbers.device.type == "cpu":
+        return ScaledFp8(weight.numbers, weight.scale, bias)
+    # Brings Triton, which is there where a GPU is.
+    from engine.quant.on_gpu import ScaledProduct
+
+    return ScaledProduct(weight.numbers, weight.scale, bias)
+
+
+class BlockFp8(nn.Module):
+    """Scales of blocks of inputs: the weight is dequantized on the way, which saves room and no time.
+
+    Activations are rounded as for other weights of this scheme.
+    """
+
+    numbers: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Scaled, bias: Tensor | None) -> None:
+        super().__init__()
+        self.group = weight.group
+        self.register_buffer("numbers", weight.numbers, persistent=False)
+        self.register_buffer("scale", weight.scale, persistent=False)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers, scale = quantized(x)
+        rounded = (numbers.float() * scale).to(x.dtype)
+        return F.linear(rounded, self.dequantized().to(x.dtype), self.bias)
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32: what the product is with."""
+        return Scaled(self.numbers, self.scale, self.group).dequantized()
 
 
 class ScaledFp8(nn.Module):
@@ -40,11 +92,15 @@ class ScaledFp8(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         numbers, scale = quantized(F.pad(x, (0, self.weight.shape[1] - x.shape[1])))
+        out = self.multiplied(numbers, scale, x.dtype)
+        return out if self.bias is None else out + self.bias
+
+    def multiplied(self, numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rounded rows of the padded width, and their scales [rows, 1] -> [rows, outputs]."""
         out = torch._scaled_mm(
             numbers, self.weight.T, scale_a=scale, scale_b=self.scale, out_dtype=torch.bfloat16
         )
-        out = trimmed(out, self.outputs).to(x.dtype)
-        return out if self.bias is None else out + self.bias
+        return trimmed(out, self.outputs).to(dtype)
 
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
@@ -56,7 +112,7 @@ class Fp8:
     name: str = "fp8"
     rounds_activations: bool = True
     graphs: bool = True
-    kernels: str = "torch's scaled product"
+    kernels: str = "Triton for few rows, torch's scaled product for many"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         if device.type != "cuda":
@@ -71,7 +127,7 @@ class Fp8:
         return outputs * inputs + 4 * outputs
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return ScaledFp8(*quantized(weight), bias)
+        return held(Scaled(*quantized(weight), weight.shape[1]), bias)
 
 
 register(Fp8())

@@ -35,12 +35,17 @@ class Grouped:
         return self.numbers.shape[1] // self.scale.shape[1]
 
     def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32."""
+        """[outputs, inputs] in float32; without an order, with what fills up the last group."""
         by_group = self.numbers.view(*self.scale.shape, self.group).float()
-        weight = ((by_group - self.zero[..., None]) * self.scale[..., None]).flatten(1)
-        if self.order is None:
-            return weight
-        return torch.empty_like(weight).index_copy_(1, self.order, weight)
+        return in_place(((by_group - self.zero[..., None]) * self.scale[..., None]).flatten(1), self.order)
+
+
+def in_place(weight: Tensor, order: Tensor | None) -> Tensor:
+    """Columns where the model has them, without those that fill up the last group; [outputs, inputs]."""
+    if order is None:
+        return weight
+    weight = weight[:, : len(order)]
+    return torch.empty_like(weight).index_copy_(1, order, weight)
 
 
 def grouped(weight: Tensor, group: int) -> Grouped:
@@ -55,7 +60,7 @@ def grouped(weight: Tensor, group: int) -> Grouped:
 
 
 class PackedInt4(nn.Module):
-    """On a CPU. Few rows in bfloat16 are multiplied as they lie; else a piece at a time is spread out."""
+    """On a CPU in bfloat16. Few rows are multiplied as they lie; for more, pieces are spread out."""
 
     packed: Tensor
     scale: Tensor
@@ -98,7 +103,7 @@ class PackedInt4(nn.Module):
         outputs = scale.shape[1]
         by, more = scale.permute(2, 0, 1).contiguous()[:, :, None]
         numbers = self._numbers(at, outputs).sub_(8).to(dtype).view(len(scale), self.group, outputs)
-        return numbers.mul_(by).add_(more).flatten(0, 1)
+        return torch.addcmul(more, numbers, by).flatten(0, 1)
 
     def _numbers(self, at: int, outputs: int) -> Tensor:
         """[inputs, outputs] int16."""
@@ -121,10 +126,7 @@ class PackedInt4(nn.Module):
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
         pieces = [self._piece(at, torch.float32) for at in range(0, self.scale.shape[1], PIECE)]
-        weight = torch.cat(pieces, 1).T[: self.outputs]
-        if self.order is not None:
-            weight = torch.empty_like(weight).index_copy_(1, self.order, weight)
-        return weight[:, : self.inputs]
+        return in_place(torch.cat(pieces, 1).T[: self.outputs], self.order)[:, : self.inputs]
 
 
 @cache
@@ -152,23 +154,28 @@ class Int4:
     group: int
     rounds_activations: bool = False
     graphs: bool = True
-    kernels: str = "torch's packed int4 on a CPU, Triton on CUDA; many rows are multiplied dequantized"
+    kernels: str = "packed int4 or sums of a table on a CPU, Triton on CUDA; many rows dequantized"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
 
     def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
         width = rounded_up(inputs, self.group)
-        return outputs * (width // 2 + width // self.group * 4)
+        return outputs * (width // 2 + width // self.group * (4 if dtype is torch.bfloat16 else 8))
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return held(grouped(weight, self.group), bias, weight.shape[1])
+        return held(grouped(weight, self.group), bias, weight.shape[1], weight.dtype)
 
 
-def held(weight: Grouped, bias: Tensor | None, inputs: int) -> nn.Module:
-    """What multiplies with it, where it lies."""
-    if weight.numbers.device.type == "cpu":
+def held(weight: Grouped, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> nn.Module:
+    """What multiplies with it, where it lies; `dtype`: of what it is multiplied with."""
+    if weight.numbers.device.type == "cpu" and dtype is torch.bfloat16:
         return PackedInt4(weight, bias, inputs)
+    if weight.numbers.device.type == "cpu":
+        # Is made of parts of this file, so that it cannot stand above.
+        from engine.quant.int4_table import Int4Table
+
+        return Int4Table(weight, bias, inputs)
     # Brings Triton, which is there where a GPU is.
     from engine.quant.on_gpu import NibbleProduct
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from engine.quant.base import rounded_up
 from engine.quant.registry import register
 
-FEW = 4  # rows up to which a CPU sums the rows of the table; more are worth spreading the numbers out
+FEW = 8  # rows up to which a CPU sums the rows of the table; more are worth spreading the numbers out
 WIDTH = 256  # outputs of a block of the table: so many sums stay in a CPU's registers
 _TAIL = (1.0, -128.0)  # a row of the table ends in what its numbers are multiplied with, and what is added
 
@@ -55,7 +55,7 @@ class Int8Table(nn.Module):
 
     def _few(self, x: Tensor) -> Tensor:
         rows, blocks, inputs = len(x), self.blocks, self.inputs
-        indices, borders = _walk(blocks, rows, inputs)
+        indices, borders = walk(blocks, rows, inputs, inputs)
         weights = x.float().expand(blocks, rows, inputs).reshape(-1)
         table = self.table.view(blocks * inputs, -1)
         sums: Tensor = _ops.embedding_bag_byte_rowwise_offsets(
@@ -67,12 +67,12 @@ class Int8Table(nn.Module):
         if x.dtype is torch.float16:
             x = x.float()  # sums of numbers that are not scaled yet could pass what it holds
         out = x.new_empty(len(x), self.blocks * self.width)
-        whole = torch.empty(self.inputs, self.width, dtype=torch.int16)
+        numbers = torch.empty(self.inputs, self.width, dtype=torch.uint8)
         block = torch.empty(self.inputs, self.width, dtype=x.dtype)
         for at, part in enumerate(out.split(self.width, 1)):
-            # By way of int16, since torch has fast loops from there to floats and none from bytes.
-            block.copy_(whole.copy_(self.table[at, :, : self.width]).sub_(128))
-            part.copy_(x @ block)
+            # A byte that is 128 more than a number becomes that number's by its highest bit.
+            torch.bitwise_xor(self.table[at, :, : self.width], 128, out=numbers)
+            part.copy_(x @ block.copy_(numbers.view(torch.int8)))
         return out
 
     def dequantized(self) -> Tensor:
@@ -82,11 +82,12 @@ class Int8Table(nn.Module):
 
 
 @lru_cache(maxsize=64)
-def _walk(blocks: int, rows: int, inputs: int) -> tuple[Tensor, Tensor]:
-    """Which rows of the table are summed: block after block, once for each row of x; and the borders."""
+def walk(blocks: int, rows: int, inputs: int, together: int) -> tuple[Tensor, Tensor]:
+    """Which rows of the table are summed: block after block, once for each row of x; and the borders, between
+    so many as come `together`."""
     table = torch.arange(blocks * inputs, dtype=torch.int32).view(blocks, 1, inputs)
     indices = table.expand(blocks, rows, inputs).reshape(-1)
-    return indices, torch.arange(0, len(indices) + 1, inputs, dtype=torch.int32)
+    return indices, torch.arange(0, len(indices) + 1, together, dtype=torch.int32)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,53 @@
-"""Products with quantized weights on CUDA: few rows by a kernel that reads the numbers as they lie, many by a
-weight that is dequantized on the way."""
+"""Products with quantized weights on CUDA.
+
+One row and few rows have kernels that read the numbers as they lie; many rows are multiplied with a weight
+that is spread out on the way. The first two can be parts of the fused decoder (models/fused.py), `vector`
+with what stands before and behind a product.
+"""
+
+import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.quantized import bytes_times, nibbles_times
-from engine.quant.int4 import Grouped
+from engine.kernels import nibbles, products
+from engine.kernels.rounded import rounded
+from engine.kernels.spread import spread_bytes, spread_nibbles
+from engine.quant.base import rounded_up
+from engine.quant.fp8 import ScaledFp8
+from engine.quant.int4 import Grouped, in_place
 
-FEW = 16  # rows
+
+class OnGpu(nn.Module):
+    """What the products here have in common: [parts, rows, outputs] of few rows, and biases."""
+
+    bias: Tensor | None
+
+    @property
+    def fused(self) -> bool:
+        """Whether `vector` and `parts` say all of it."""
+        return self.bias is None
+
+    def vector(self, x: Tensor, **around: Any) -> Tensor:
+        """One row, as products.vector takes it."""
+        raise NotImplementedError
+
+    def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
+        """[parts, rows, outputs], without the bias."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.parts(x.contiguous())
+        out = parts[0] if len(parts) == 1 else parts.sum(0).to(x.dtype)
+        return out if self.bias is None else out + self.bias
 
 
-class ByteProduct(nn.Module):
+class ByteProduct(OnGpu):
     """int8, a scale for each output."""
+
+    FEW = 128  # rows
 
     numbers: Tensor
     scale: Tensor
@@ -20,58 +55,98 @@ class ByteProduct(nn.Module):
     def __init__(self, numbers: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         """`numbers` [outputs, inputs], `scale` [outputs]."""
         super().__init__()
-        self.register_buffer("numbers", numbers.contiguous(), persistent=False)
+        self.register_buffer("numbers", numbers.view(torch.uint8) ^ 128, persistent=False)  # 128 more
         self.register_buffer("scale", scale, persistent=False)
         self.bias = bias
 
-    def forward(self, x: Tensor) -> Tensor:
-        if len(x) <= FEW:
-            out = bytes_times(x.contiguous(), self.numbers, self.scale)
-        else:
-            out = F.linear(x, self.numbers.to(x.dtype) * self.scale.to(x.dtype)[:, None])
-        return out if self.bias is None else out.add_(self.bias)
+    def vector(self, x: Tensor, **around: Any) -> Tensor:
+        return products.vector(x, self.numbers, self.scale, **around)
+
+    def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
+        if len(x) == 1:
+            return self.vector(x, early=early).unsqueeze(0)
+        if len(x) <= self.FEW and (cut := products.for_bytes(len(x), self.numbers)):
+            return products.narrow(x, self.numbers, cut, self.scale, early=early)
+        return F.linear(x, spread_bytes(self.numbers, self.scale, x.dtype)).unsqueeze(0)
 
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
-        return self.numbers.float() * self.scale[:, None]
+        return (self.numbers.float() - 128) * self.scale[:, None]
 
 
-class NibbleProduct(nn.Module):
-    """int4 in groups. A byte holds the numbers of two neighbouring inputs, the first in its low bits."""
+class NibbleProduct(OnGpu):
+    """int4 in groups."""
 
-    numbers: Tensor
-    scale: Tensor
-    zero: Tensor
+    FEW = 128  # rows
+
+    words: Tensor
+    grid: Tensor
     order: Tensor | None
 
     def __init__(self, weight: Grouped, bias: Tensor | None, inputs: int) -> None:
         super().__init__()
-        self.inputs, self.width, self.group = inputs, weight.numbers.shape[1], weight.group
-        pairs = weight.numbers.view(len(weight.numbers), -1, 2)
-        self.register_buffer("numbers", pairs[..., 0] | pairs[..., 1] << 4, persistent=False)
-        self.register_buffer("scale", weight.scale.half(), persistent=False)
-        self.register_buffer("zero", weight.zero.half(), persistent=False)
+        self.inputs = inputs
+        width = weight.numbers.shape[1]
+        more = rounded_up(width, nibbles.WIDTH) - width
+        numbers = F.pad(weight.numbers, (0, more))
+        # What fills up is whole groups, of the largest size that goes into a turn where theirs does not.
+        group = weight.group if more % weight.group == 0 else math.gcd(weight.group, nibbles.WIDTH)
+        scale, zero = (
+            F.pad(each.repeat_interleave(weight.group // group, 1), (0, more // group))
+            for each in (weight.scale, weight.zero)
+        )
+        self.register_buffer("words", nibbles.packed(numbers), persistent=False)
+        self.register_buffer("grid", nibbles.grid(scale, zero), persistent=False)
         self.register_buffer("order", weight.order, persistent=False)
         self.bias = bias
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.contiguous() if self.order is None else x[:, self.order]
-        if self.width > x.shape[1]:
-            x = F.pad(x, (0, self.width - x.shape[1]))
-        if len(x) <= FEW:
-            out = nibbles_times(x, self.numbers, self.scale, self.zero)
-        else:
-            out = F.linear(x, self._plain().to(x.dtype))
-        return out if self.bias is None else out.add_(self.bias)
+    @property
+    def fused(self) -> bool:
+        return self.bias is None and self.order is None
 
-    def _plain(self) -> Tensor:
-        """[outputs, width], in the stored order of inputs."""
-        numbers = torch.stack((self.numbers & 15, self.numbers >> 4), 2).view(*self.scale.shape, self.group)
-        return ((numbers.float() - self.zero[..., None]) * self.scale[..., None]).flatten(1)
+    def vector(self, x: Tensor, **around: Any) -> Tensor:
+        return nibbles.vector(x, self.words, self.grid, **around)
+
+    def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
+        if self.order is not None:
+            x = x[:, self.order]
+        if len(x) == 1:
+            return self.vector(x, early=early).unsqueeze(0)
+        if len(x) <= self.FEW and x.itemsize == 2:
+            cut = nibbles.for_narrow(len(x), self.words)
+            return nibbles.narrow(x, self.words, self.grid, cut, early=early)
+        return F.linear(x, spread_nibbles(self.words, self.grid, self.inputs, x.dtype)).unsqueeze(0)
 
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
-        weight = self._plain()
-        if self.order is not None:
-            weight = torch.empty_like(weight).index_copy_(1, self.order, weight)
-        return weight[:, : self.inputs]
+        scale, zero = self.grid.view(torch.float16).unflatten(1, (-1, 2)).float().unbind(2)
+        numbers = nibbles.unpacked(self.words).unflatten(1, (scale.shape[1], -1)).float()
+        weight = ((numbers - zero[..., None]) * scale[..., None]).flatten(1)
+        return in_place(weight, self.order)[:, : self.inputs]
+
+
+class ScaledProduct(ScaledFp8, OnGpu):
+    """fp8: rows are rounded in the kernel of one row, and by a kernel before those of more."""
+
+    FEW = 32  # rows up to which our product is ahead of torch's
+
+    @property
+    def fused(self) -> bool:
+        return self.bias is None and self.weight.shape == (self.outputs, self.inputs)
+
+    def vector(self, x: Tensor, **around: Any) -> Tensor:
+        return products.vector(x, self.weight, self.scale[0], **around)
+
+    def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
+        even = self.weight.shape == (self.outputs, self.inputs)
+        if even and len(x) == 1:
+            return self.vector(x, early=early).unsqueeze(0)
+        numbers, steps = rounded(x, self.weight.shape[1], early=early)
+        if even and len(x) <= self.FEW and (cut := products.for_bytes(len(x), self.weight)):
+            return products.narrow(
+                numbers, self.weight, cut, self.scale[0], steps, dtype=x.dtype, early=early
+            )
+        return self.multiplied(numbers, steps[:, None], x.dtype).unsqueeze(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return OnGpu.forward(self, x)

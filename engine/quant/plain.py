@@ -14,10 +14,10 @@ def plain(weight: Tensor, bias: Tensor | None) -> nn.Module:
     """The product as it is: over a packed weight, where the CPU has one."""
     if why_not(weight) is None:
         return PackedLinear(weight, bias)
-    return Linear(_parameter(weight), None if bias is None else _parameter(bias))
+    return Linear(parameter_of(weight), None if bias is None else parameter_of(bias))
 
 
-def _parameter(tensor: Tensor) -> nn.Parameter:
+def parameter_of(tensor: Tensor) -> nn.Parameter:
     return tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
 
 

@@ -41,6 +41,32 @@ def finished(model: str, **config: Any) -> dict[str, Any]:
     return {"facts": [facts.attention, facts.policy], "replies": sorted(replies.items()), "ended": ended}
 
 
+def changed(model: str) -> dict[str, Any]:
+    """Replies under the example's scheme, chosen at the start or later, and after the way back."""
+    engine = start(EngineConfig(model=model, dummy_weights=True, device="cpu", blocks=32))
+    params = SamplingParams(temperature=0, repetition_penalty=2, max_tokens=20, ignore_eos=True)
+
+    def reply() -> list[int]:
+        said: list[int] = []
+        engine.submit(PROMPTS[0], params, lambda delta: said.extend(delta.tokens))
+        while engine.busy:
+            engine.step()
+        return said
+
+    replies = {"none": reply()}
+    for scheme in ("ternary", "none"):
+        engine.set_quantization(scheme)
+        while engine.busy:
+            engine.step()
+        replies[f"then {scheme}"] = reply()
+    engine = start(
+        EngineConfig(model=model, dummy_weights=True, device="cpu", blocks=32, quantization="ternary")
+    )
+    replies["ternary"] = reply()
+    view = next(each for each in engine.snapshot().schemes if each.name == "ternary")
+    return {"replies": replies, "is": engine.snapshot().quantization, "said": view.nbytes}
+
+
 def refusal(model: str, **config: Any) -> str:
     try:
         start(EngineConfig(model=model, dummy_weights=True, device="cpu", blocks=32, **config))
@@ -56,6 +82,8 @@ if __name__ == "__main__":
             {
                 "bad attention": refusal(model, attention="sdpq"),
                 "bad policy": refusal(model, policy="shortish"),
+                "bad scheme": refusal(model, quantization="ternari"),
+                "changed": changed(model),
                 "built in": finished(model),
                 "example": finished(model, attention="sdpa", policy="shortest"),
             }

@@ -1,4 +1,4 @@
-"""A package outside the tree brings an attention back end and a policy; docs/extending.md shows that one."""
+"""A package outside the tree brings a back end, a policy and a scheme; docs/extending.md shows that one."""
 
 import json
 import os
@@ -62,6 +62,12 @@ def test_the_policy_decides_who_goes_first(said: dict[str, Any]) -> None:
     assert said["example"]["ended"] == [1, 2, 0]
 
 
+def test_the_scheme_is_taken_at_the_start_and_later(said: dict[str, Any]) -> None:
+    replies = said["changed"]["replies"]
+    assert said["changed"]["is"] == "ternary" and said["changed"]["said"] > 0
+    assert replies["ternary"] == replies["then ternary"] != replies["none"] == replies["then none"]
+
+
 def test_a_bad_name_is_told_what_there_is(said: dict[str, Any]) -> None:
     what, _, names = said["bad attention"].partition("; available here: ")
     assert what == "attention 'sdpq': there is none of that name"
@@ -69,6 +75,9 @@ def test_a_bad_name_is_told_what_there_is(said: dict[str, Any]) -> None:
     what, _, names = said["bad policy"].partition("; there are ")
     assert what == "there is no scheduling policy 'shortish'"
     assert {"fcfs", "latency", "priority", "shortest"} <= set(names.split(", "))
+    what, _, names = said["bad scheme"].partition("; there are ")
+    assert what == "quantization 'ternari': there is none of that name"
+    assert {"int8", "none", "ternary"} <= set(names.split(", "))
 
 
 def test_the_page_shows_this_very_package(root: Path) -> None:

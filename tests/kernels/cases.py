@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import KVLayer
-from engine.config import LayerSpec
+from engine.attention.packing import pack
+from engine.cache.store import PACKED
+from engine.config import KvSchemeName, LayerSpec
 from tests.attention.cases import Case, make_batch
 
 
@@ -55,3 +57,11 @@ def make_long_case(
         for name in ("ids", "positions", "places", "starts", "contexts", "tables")
     }
     return Case(replace(batch, **on_device), layer, q, k, normal(tokens, spec.kv_heads, spec.value_dim))
+
+
+def packed(case: Case, scheme: KvSchemeName) -> Case:
+    """The same over a compressed cache."""
+    layer, kind = case.layer, PACKED[scheme]
+    keys, key_scales = pack(layer.keys, kind)
+    values, value_scales = pack(layer.values, kind)
+    return replace(case, layer=KVLayer(layer.spec, keys, values, layer.sinks, key_scales, value_scales))

@@ -1,8 +1,12 @@
 """One interpreter for all kernels: it takes seconds to start."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from tests.kernels.interpreted import Interpreted, interpreter
 
@@ -11,3 +15,24 @@ from tests.kernels.interpreted import Interpreted, interpreter
 def kernels() -> Iterator[Interpreted]:
     with interpreter() as started:
         yield started
+
+
+@pytest.fixture(params=["interpreted", pytest.param("cuda", marks=pytest.mark.cuda)])
+def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """`Interpreted.call`, and the same on a GPU."""
+    if request.param == "interpreted":
+        return request.getfixturevalue("kernels").call
+
+    def on_gpu(module: str, name: str, *given: Any, **named: Any) -> Any:
+        there = moved(given, "cuda")
+        with torch.inference_mode():
+            found = getattr(import_module(f"engine.kernels.{module}"), name)(*there, **named)
+        return moved((found, there), "cpu")
+
+    return on_gpu
+
+
+def moved(each: Any, device: str) -> Any:
+    if isinstance(each, tuple):
+        return tuple(moved(one, device) for one in each)
+    return each.to(device) if isinstance(each, Tensor) else each

@@ -3,9 +3,9 @@
 Its products of bfloat16 are wrong, and a turn of a loop takes milliseconds: float16, float32, short contexts.
 """
 
+import io
 import multiprocessing
 import os
-import pickle
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -27,17 +27,17 @@ class Interpreted:
     def __init__(self, pool: ProcessPoolExecutor) -> None:
         self._pool = pool
 
-    def attend(self, case: Case, **tile: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What comes out, and the cache's keys and values after it; `tile` changes fields of every Tile."""
-        return pickle.loads(self._pool.submit(_attend, pickle.dumps((case, tile))).result())
+    def attend(self, case: Case, **tile: int) -> tuple[Tensor, ...]:
+        """What comes out, and the cache's tensors after it; `tile` changes fields of every Tile."""
+        return unpickled(self._pool.submit(_attend, pickled((case, tile))).result())
 
     def standing(self, case: Case, rows: int) -> tuple[Tensor, bool]:
         """What comes of lists for so many rows that always lie in one place; whether any context was cut."""
-        return pickle.loads(self._pool.submit(_standing, pickle.dumps((case, rows))).result())
+        return unpickled(self._pool.submit(_standing, pickled((case, rows))).result())
 
     def call(self, module: str, name: str, *given: Any, **named: Any) -> tuple[Any, tuple[Any, ...]]:
         """What a function of engine.kernels gives there, and what it was given, as it is afterwards."""
-        return pickle.loads(self._pool.submit(_call, pickle.dumps((module, name, given, named))).result())
+        return unpickled(self._pool.submit(_call, pickled((module, name, given, named))).result())
 
 
 @contextmanager
@@ -47,23 +47,52 @@ def interpreter() -> Iterator[Interpreted]:
         yield Interpreted(pool)
 
 
+def pickled(thing: Any) -> bytes:
+    """By way of torch, since pickle alone does not know floats of eight bits."""
+    held = io.BytesIO()
+    torch.save(thing, held)
+    return held.getvalue()
+
+
+def unpickled(sent: bytes) -> Any:
+    return torch.load(io.BytesIO(sent), weights_only=False)
+
+
 def _begin() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
+    from triton.runtime import interpreter
+
+    convert = interpreter._convert_float
+    kinds = {
+        "fp32": torch.float32,
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+        "fp8e4nv": torch.float8_e4m3fn,
+    }
+
+    def by_torch(data: np.ndarray, given: Any, wanted: Any, rounding: Any) -> np.ndarray:
+        """The interpreter's own way loses the carry of a fraction that is rounded up."""
+        if not {given.name, wanted.name} <= kinds.keys():
+            return convert(data, given, wanted, rounding)
+        numbers = torch.from_numpy(np.array(data)).view(kinds[given.name]).to(kinds[wanted.name])
+        return numbers.view(getattr(torch, f"uint{wanted.primitive_bitwidth}")).numpy()
+
+    interpreter._convert_float = by_torch
 
 
 def _call(sent: bytes) -> bytes:
-    module, name, given, named = pickle.loads(sent)
+    module, name, given, named = unpickled(sent)
     function = getattr(import_module(f"engine.kernels.{module}"), name)
     with torch.inference_mode():
-        return pickle.dumps((function(*given, **named), given))
+        return pickled((function(*given, **named), given))
 
 
 def _attend(sent: bytes) -> bytes:
     from engine.attention.triton_backend import TritonAttention
     from engine.kernels.attention import tiles
 
-    case, changes = pickle.loads(sent)
+    case, changes = unpickled(sent)
 
     def changed(make: Any) -> Any:
         return lambda *given: replace(make(*given), **changes)
@@ -75,7 +104,7 @@ def _attend(sent: bytes) -> bytes:
         torch.inference_mode(),
     ):
         out = backend.attend(case.q, case.k, case.v, case.layer, backend.prepare(case.batch))
-    return pickle.dumps((out, case.layer.keys, case.layer.values))
+    return pickled((out, *case.layer.tensors()))
 
 
 def _standing(sent: bytes) -> bytes:
@@ -83,7 +112,7 @@ def _standing(sent: bytes) -> bytes:
     from engine.kernels.attention import tiles
     from engine.kernels.attention.write import write
 
-    case, rows = pickle.loads(sent)
+    case, rows = unpickled(sent)
     batch, layer, backend = case.batch, case.layer, TritonAttention()
     count, for_tokens = len(batch.contexts), tiles.for_tokens
     slots = np.random.default_rng(0).permutation(rows + 3)[:count]
@@ -97,5 +126,5 @@ def _standing(sent: bytes) -> bytes:
     q = torch.full((rows, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)
     q[:count] = case.q
     with torch.inference_mode():
-        write(layer.keys, layer.values, case.k, case.v, batch.places, early=False)
-        return pickle.dumps((backend.mix(q, layer, prepared)[:count], cut))
+        write(layer, case.k, case.v, batch.places, early=False)
+        return pickled((backend.mix(q, layer, prepared)[:count], cut))

@@ -34,8 +34,10 @@ def turn(
     rope: Tensor | None,
     positions: Tensor,
     places: Tensor,
+    *,
+    dtype: torch.dtype,
 ) -> Tensor:
-    spec, dtype = layer.spec, layer.keys.dtype
+    spec = layer.spec
     heads = (spec.heads, spec.kv_heads)
     qk, v = added(parts, dtype).view(len(positions), -1, spec.key_dim).split((sum(heads), spec.kv_heads), 1)
     if weight is not None:

@@ -30,6 +30,7 @@ def layers(draw: st.DrawFn) -> LayerSpec:
         value_dim=draw(st.sampled_from((key_dim, key_dim, 40))),
         scale=key_dim**-0.5,
         window=draw(st.none() | st.integers(1, 60)),
+        kept=draw(st.sampled_from((0, 0, 3, 20))),
         softcap=draw(st.none() | st.sampled_from((1.0, 20.0))),
     )
 

@@ -1,37 +1,177 @@
-"""Products with quantized weights under Triton's interpreter, against the dequantized weight."""
+"""Products with quantized weights under Triton's interpreter, against the dequantized weight in torch."""
+
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from engine.quant.int4 import grouped
-from engine.quant.int8 import quantized
+from engine.quant import fp8, int4, int8
+from tests.kernels import oracles
 from tests.kernels.interpreted import Interpreted
 
 pytest.importorskip("triton", reason="no Triton here")
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
+DTYPES = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 
 
-def numbers(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(0.3).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("rows", "inputs"), [(1, 200), (3, 600)])
-def test_bytes(kernels: Interpreted, rows: int, inputs: int, dtype: torch.dtype) -> None:
-    x, (whole, scale) = numbers(rows, inputs, seed=0).to(dtype), quantized(numbers(21, inputs, seed=1))
-    found, _ = kernels.call("quantized", "bytes_times", x, whole, scale)
-    wanted = x.double() @ (whole.double() * scale[:, None]).T
-    torch.testing.assert_close(found.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 20)
+@dataclass(frozen=True)
+class Kept:
+    """A weight as the kernels take it, and as it is multiplied."""
+
+    module: str
+    given: tuple[Tensor, ...]
+    weight: Tensor  # float32
+    rounds: bool = False
+
+    def rounded(self, x: Tensor) -> Tensor:
+        if not self.rounds:
+            return x.float()
+        eight, step = fp8.quantized(x)
+        return eight.float() * step
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("rows", "inputs", "group"), [(1, 192, 32), (3, 640, 64), (2, 128, 128)])
-def test_nibbles(kernels: Interpreted, rows: int, inputs: int, group: int, dtype: torch.dtype) -> None:
-    x, weight = numbers(rows, inputs, seed=0).to(dtype), grouped(numbers(21, inputs, seed=1), group)
-    pairs = weight.numbers.view(21, -1, 2)
-    packed = pairs[..., 0] | pairs[..., 1] << 4
-    found, _ = kernels.call("quantized", "nibbles_times", x, packed, weight.scale, weight.zero)
-    wanted = x.double() @ weight.dequantized().double().T
-    torch.testing.assert_close(found.double(), wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 20)
+def kept(kind: str, outputs: int, inputs: int) -> Kept:
+    from engine.kernels import nibbles
+
+    weight = numbers(outputs, inputs, seed=1)
+    match kind:
+        case "int8":
+            whole, scale = int8.quantized(weight)
+            return Kept("products", (whole.view(torch.uint8) ^ 128, scale), whole.float() * scale[:, None])
+        case "fp8":
+            eight, step = fp8.quantized(weight)
+            return Kept("products", (eight, step[:, 0].contiguous()), eight.float() * step, rounds=True)
+        case _:
+            group = int(kind.removeprefix("int4-"))
+            by = int4.grouped(weight, group)
+            more = -(-by.numbers.shape[1] // 128) * 128 - by.numbers.shape[1]
+            words = nibbles.packed(F.pad(by.numbers, (0, more)))
+            scale, zero = (F.pad(each, (0, more // group)) for each in (by.scale, by.zero))
+            exact = int4.Grouped(by.numbers, by.scale.half().float(), by.zero.half().float())
+            return Kept("nibbles", (words, nibbles.grid(scale, zero)), exact.dequantized()[:, :inputs])
+
+
+KINDS = pytest.mark.parametrize("kind", ["int8", "fp8", "int4-32", "int4-64", "int4-128"])
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("ends", "inputs", "turns", "dtype"),
+    [
+        ("plain", 384, 2, torch.float32),
+        ("norm", 200, 1, torch.float16),
+        ("norm", 384, 2, torch.float32),
+        ("sum", 200, 1, torch.float32),
+        ("gated", 384, 2, torch.float16),
+    ],
+)
+def test_one_row(
+    kernels: Interpreted, ends: str, inputs: int, turns: int, kind: str, dtype: torch.dtype
+) -> None:
+    from engine.kernels.products import Cut
+
+    outputs, gated = 13, ends == "gated"
+    of = kept(kind, outputs * (1 + gated), inputs)
+    x = numbers(1, inputs, seed=0, dtype=dtype)
+    scale = numbers(inputs, seed=2, dtype=dtype) + 1 if ends in ("norm", "gated") else None
+    residual = numbers(1, outputs, seed=3, dtype=dtype) if ends == "sum" else None
+    turn = 256 // turns // (32 if of.module == "nibbles" else 1)
+    around: dict[str, Any] = {"scale": scale, "eps": 1e-5, "gated": gated, "residual": residual}
+    found, _ = kernels.call(of.module, "vector", x, *of.given, cut=Cut(4, turn, warps=4, parts=2), **around)
+    h = x if scale is None else oracles.norm(x, None, scale, 1e-5)
+    wanted = F.linear(of.rounded(h), of.weight).to(dtype)
+    if gated:
+        wanted = oracles.swiglu(wanted.unsqueeze(0), dtype)
+    if residual is not None:
+        wanted = wanted + residual
+    torch.testing.assert_close(found, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@KINDS
+@pytest.mark.parametrize(("rows", "parts"), [(2, 1), (19, 3)])
+def test_few_rows(kernels: Interpreted, rows: int, parts: int, kind: str) -> None:
+    from engine.kernels.products import Cut
+
+    of, dtype = kept(kind, 70, 384), torch.float16
+    x = numbers(rows, 384, seed=0, dtype=dtype)
+    cut = Cut(64, 4 if of.module == "nibbles" else 128, warps=4, stages=2, parts=parts)
+    if of.rounds:
+        (eight, steps), _ = kernels.call("rounded", "rounded", x, 384)
+        wide, step = fp8.quantized(x)
+        assert torch.equal(steps, step[:, 0]) and torch.equal(eight.float(), wide.float())
+        weight, by = of.given
+        found, _ = kernels.call("products", "narrow", eight, weight, cut, by, steps, dtype=dtype)
+    elif of.module == "nibbles":
+        found, _ = kernels.call("nibbles", "narrow", x, *of.given, cut)
+    else:
+        weight, by = of.given
+        found, _ = kernels.call("products", "narrow", x, weight, cut, by)
+    assert found.shape == (parts, rows, 70)
+    assert found.dtype == (torch.float32 if parts > 1 else dtype)
+    wanted = F.linear(of.rounded(x), of.weight)
+    torch.testing.assert_close(found.float().sum(0), wanted, rtol=4e-3, atol=4e-3)
+
+
+def test_rows_are_filled_up_with_zeros(kernels: Interpreted) -> None:
+    """What a scaled product of torch wants: widths that are multiples of 16."""
+    x = numbers(3, 100, seed=0)
+    x[1] = 0
+    (eight, steps), _ = kernels.call("rounded", "rounded", x, 112)
+    wide, step = fp8.quantized(F.pad(x, (0, 12)))
+    assert torch.equal(eight.float(), wide.float()) and torch.equal(steps, step[:, 0])
+
+
+@DTYPES
+@pytest.mark.parametrize("inputs", [200, 384])
+@pytest.mark.parametrize("kind", ["int8", "int4-32", "int4-128"])
+def test_spread_out(kernels: Interpreted, kind: str, inputs: int, dtype: torch.dtype) -> None:
+    of = kept(kind, 9, inputs)
+    if of.module == "nibbles":
+        found, _ = kernels.call("spread", "spread_nibbles", *of.given, inputs, dtype)
+    else:
+        found, _ = kernels.call("spread", "spread_bytes", *of.given, dtype)
+    torch.testing.assert_close(found, of.weight.to(dtype), rtol=1e-3, atol=1e-6)
+
+
+def test_numbers_come_back_from_their_words() -> None:
+    from engine.kernels import nibbles
+
+    whole = torch.randint(0, 16, (5, 256), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    assert torch.equal(nibbles.unpacked(nibbles.packed(whole)), whole)
+
+
+@pytest.mark.parametrize(("width", "group"), [(480, 96), (96, 96), (160, 32), (256, 64), (2880, 2880)])
+def test_any_group_is_kept(width: int, group: int) -> None:
+    """A checkpoint's may not go into the turns that inputs are filled up to."""
+    from engine.quant.on_gpu import NibbleProduct
+
+    draw = torch.Generator().manual_seed(0)
+    scale, zero = (torch.rand(5, width // group, generator=draw).half().float() for _ in range(2))
+    whole = torch.randint(0, 16, (5, width), generator=draw, dtype=torch.uint8)
+    weight = int4.Grouped(whole, scale, zero)
+    made = NibbleProduct(weight, None, width)
+    assert made.words.shape[1] * 8 % 128 == 0 == made.words.shape[1] * 8 % made.grid.shape[1]
+    assert torch.equal(made.dequantized(), weight.dequantized())
+
+
+@pytest.mark.parametrize("inputs", [128, 1024, 4096, 14336])
+@pytest.mark.parametrize("outputs", [64, 1024, 4096, 28672])
+def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:
+    from engine.kernels import nibbles, products
+
+    eight = torch.empty(outputs, inputs, dtype=torch.uint8, device="meta")
+    words = torch.empty(outputs, inputs // 8, dtype=torch.int32, device="meta")
+    for rows in (2, 16, 33, 64, 65, 128):
+        cut = products.for_bytes(rows, eight)
+        assert cut is not None and inputs % (cut.parts * cut.inputs) == 0
+        four = nibbles.for_narrow(rows, words)
+        assert inputs // 32 % (four.parts * four.inputs) == 0
+    assert products.for_bytes(2, eight[:, :100]) is None

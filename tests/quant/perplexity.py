@@ -1,39 +1,30 @@
-"""How well the built-in model expects dialogues like those that it was trained on."""
+"""How well the built-in model expects stories such as it tells, with names that it has not seen."""
 
-import tomllib
 from functools import cache
-from pathlib import Path
 
 import torch
 
 from engine.models.base import LanguageModel
 from engine.models.find import find_model
+from engine.quality.measure import own_text
 from engine.text.tokenizer import Tokenizer
 from tests.models.tiny import plain_attend
 
-FACTS = Path(__file__).parents[2] / "training" / "text" / "facts"
+STRETCH = 480  # tokens that are read from the start on
 
 
 @cache
-def dialogues() -> tuple[tuple[list[int], int], ...]:
-    """Questions in words that it was not trained with, and answers, whose first tokens it is not sure of."""
-    tokenizer, found = Tokenizer.load(find_model("pocket").folder), []
-    for file in sorted(FACTS.glob("*.toml")):
-        for fact in tomllib.loads(file.read_text(encoding="utf-8"))["fact"]:
-            for subject in fact.get("what", ())[:1]:
-                asked = f"<|im_start|>user\nWell then, {subject}. Say a word on it!<|im_end|>"
-                start = tokenizer.encode(f"<|start|>{asked}<|im_start|>assistant\n")
-                found.append((start + tokenizer.encode(fact["say"][0] + "<|im_end|>"), len(start)))
-    return tuple(found[::6])
+def stories() -> tuple[tuple[int, ...], ...]:
+    tokenizer = Tokenizer.load(find_model("pocket").folder)
+    ids = tuple(tokenizer.encode(own_text("pocket")))
+    return tuple(ids[at : at + STRETCH] for at in range(0, len(ids) - 1, STRETCH))
 
 
 @torch.inference_mode()
 def perplexity(model: LanguageModel) -> float:
-    """Of the answers, each behind its question."""
     losses = []
-    for row, start in dialogues():
-        ids = torch.tensor(row)
+    for stretch in stories():
+        ids = torch.tensor(stretch)
         hidden = model.forward(ids, torch.arange(len(ids)), plain_attend(model.config.layers))
-        expected = model.logits(hidden[start - 1 : -1]).log_softmax(-1)
-        losses.append(-expected.gather(1, ids[start:, None])[:, 0])
+        losses.append(-model.logits(hidden[:-1]).log_softmax(-1).gather(1, ids[1:, None])[:, 0])
     return float(torch.cat(losses).mean().exp())

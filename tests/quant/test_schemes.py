@@ -12,6 +12,7 @@ from engine.quant import int4
 from engine.quant.fp8 import ScaledFp8
 from engine.quant.fp8 import quantized as to_fp8
 from engine.quant.int4 import PackedInt4, grouped
+from engine.quant.int4_table import Int4Table
 from engine.quant.registry import BUILT_IN, choose, named, names, why_not
 
 CPU = torch.device("cpu")
@@ -129,9 +130,10 @@ def test_zeros_stay_zeros(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*OURS, "none", "fp32", "bf16", "fp16"])
 def test_the_bytes_are_as_it_says(name: str) -> None:
-    made = named(name).make(weight_of((512, 256), torch.bfloat16), None)
-    nbytes = sum(each.nbytes for each in (*made.parameters(), *made.buffers()))
-    assert nbytes == pytest.approx(named(name).nbytes(512, 256, torch.bfloat16), rel=0.04)
+    for dtype in (torch.bfloat16, torch.float32):
+        made = named(name).make(weight_of((512, 256), dtype), None)
+        nbytes = sum(each.nbytes for each in (*made.parameters(), *made.buffers()))
+        assert nbytes == pytest.approx(named(name).nbytes(512, 256, dtype), rel=0.04)
 
 
 @torch.inference_mode()
@@ -149,10 +151,13 @@ def test_int4_columns_in_another_order() -> None:
     weight = weight_of((64, 128), torch.float32)
     order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
     kept = grouped(weight[:, order], 32)
-    made = PackedInt4(int4.Grouped(kept.numbers, kept.scale, kept.zero, order), None, 128)
-    x = rows_of(3, 128, torch.float32)
-    assert off(made(x), x @ weight.T) < 0.1
-    assert off(made(x), x @ made.dequantized().T) < CLOSE[torch.float32]
+    for dtype, kind in ((torch.float32, Int4Table), (torch.bfloat16, PackedInt4)):
+        made = int4.held(int4.Grouped(kept.numbers, kept.scale, kept.zero, order), None, 128, dtype)
+        assert isinstance(made, kind)
+        for rows in (3, 80):
+            x = rows_of(rows, 128, dtype)
+            assert off(made(x), x.float() @ weight.T) < 0.1
+            assert off(made(x), x.float() @ made.dequantized().T) < CLOSE[dtype]
 
 
 @torch.inference_mode()

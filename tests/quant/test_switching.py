@@ -3,7 +3,6 @@
 import gc
 import importlib.util
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,9 @@ def test_twenty_changes_under_eight_chats(folder: Path, depth: int) -> None:
     assert reply(engine) == first, "the weights are not the same as before"
 
 
-def changed_under_chats(engine: Engine, chance: random.Random, left: int) -> list[Heard]:
+def changed_under_chats(
+    engine: Engine, chance: random.Random, left: int, schemes: tuple[str, ...] = SCHEMES
+) -> list[Heard]:
     """So many changes at random moments while eight chats run; back to `none` when they are over."""
     heard = []
     params = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
@@ -100,7 +101,7 @@ def changed_under_chats(engine: Engine, chance: random.Random, left: int) -> lis
             heard.append(ask(engine, prompt, params)[1])
         if left and engine._requantization is None and chance.random() < 0.15:
             present = engine.snapshot().quantization
-            engine.set_quantization(chance.choice([each for each in SCHEMES if each != present]))
+            engine.set_quantization(chance.choice([each for each in schemes if each != present]))
             left -= 1
         turn(engine)
     switch(engine, "none")
@@ -144,7 +145,8 @@ def drain_of(engine: Engine, prompt: list[int]) -> Heard:
 
 
 def test_who_is_computed_again_is_of_the_new_weights(folder: Path) -> None:
-    engine = engine_on(folder, preemption="recompute")
+    exact = {"dtype": "float32"}  # few rows and many have kernels that differ in a bfloat16's last bit
+    engine = engine_on(folder, preemption="recompute", **exact)
     id, _ = ask(engine, PROMPT)
     for _ in range(5):
         turn(engine)
@@ -152,10 +154,10 @@ def test_who_is_computed_again_is_of_the_new_weights(folder: Path) -> None:
     engine.preempt(id)
     drain(engine)
     assert engine.scheduler.pool.cached > 0
-    assert reply(engine) == reply(engine_on(folder, quantization="int8", prefix_cache=False))
+    assert reply(engine) == reply(engine_on(folder, quantization="int8", prefix_cache=False, **exact))
 
 
-Spoil = Callable[[int], None]
+NO_MEMORY = "CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total capacity of ..."
 
 
 def failing_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception) -> None:
@@ -173,11 +175,16 @@ def failing_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception) ->
 
 @pytest.mark.parametrize("layer", [0, 1])
 @pytest.mark.parametrize(
-    "error",
-    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory"), OSError("gone")],
+    ("error", "words"),
+    [
+        (torch.OutOfMemoryError(NO_MEMORY), "OutOfMemoryError: CUDA out of memory"),
+        (RuntimeError("can't allocate memory.\nframe #0"), "RuntimeError: can't allocate memory"),
+        (OSError("gone"), "OSError: gone"),
+        (BadInput("a library cannot be used here"), "a library cannot be used here"),
+    ],
 )
 def test_a_failure_in_the_middle_leaves_the_old_scheme(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception
+    folder: Path, monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception, words: str
 ) -> None:
     engine = engine_on(folder)
     plain = reply(engine)
@@ -189,8 +196,8 @@ def test_a_failure_in_the_middle_leaves_the_old_scheme(
     finish_change(engine)
     shot = engine.snapshot()
     assert shot.quantization == "none" and shot.change is not None
-    assert str(error) in shot.change.error and shot.change.over
-    assert [str(error) in event.error for event in said if isinstance(event, events.Quantized)] == [True]
+    assert (shot.change.error, shot.change.over) == (words, True)
+    assert [event.error for event in said if isinstance(event, events.Quantized)] == [words]
     drain(engine)
     assert heard.finish is Finish.LENGTH
     assert engine.scheduler.cached_tokens > 0, "what was cached before is still of these weights"
@@ -228,6 +235,9 @@ def test_a_change_can_be_cancelled(folder: Path) -> None:
     assert [event.done for event in said if isinstance(event, events.Quantizing)] == [0, 0, 1, 0]
     assert reply(engine) == plain
     engine.cancel_quantization()  # nothing is under way
+    assert engine.snapshot().change is not None
+    engine.set_quantization("none")  # it is that: what was cancelled is forgotten
+    assert engine.snapshot().change is None
 
 
 def test_what_cannot_be_touches_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

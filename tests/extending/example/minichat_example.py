@@ -1,4 +1,4 @@
-"""An attention back end and a scheduling policy for minichat, in a package of their own."""
+"""An attention back end, a scheduling policy and a scheme for weights, in a package of their own."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.attention.base import Batch, KVLayer
 from engine.config import LayerSpec
@@ -76,3 +76,34 @@ class Shortest:
 
     def hold(self, outlook: Outlook) -> float:
         return 0.0
+
+
+class Ternary:
+    """Weights of -1, 0 and 1, and a scale for each output."""
+
+    name: ClassVar[str] = "ternary"
+    kernels: ClassVar[str] = "plain products of a weight that is spread out first"
+    rounds_activations: ClassVar[bool] = False
+    graphs: ClassVar[bool] = True
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        return None
+
+    def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
+        return outputs * (inputs + dtype.itemsize)
+
+    def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        return TernaryProduct(weight, bias)
+
+
+class TernaryProduct(nn.Module):
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        scale = weight.abs().mean(1, keepdim=True)
+        self.register_buffer("numbers", (weight / scale).round().clamp(-1, 1).to(torch.int8))
+        self.register_buffer("scale", scale[:, 0])
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.linear(x, self.numbers.to(x.dtype)) * self.scale
+        return out if self.bias is None else out + self.bias

@@ -1,0 +1,100 @@
+"""Schemes on a GPU: whole decode steps in CUDA graphs, and how long a change between schemes takes.
+
+Shapes and steps as in gpu.py, with random weights: n requests of 512 tokens, and the milliseconds of a step
+over STEPS of them, once everything is compiled and recorded. A change makes each layer's weights anew and
+converts them; with random weights nothing is read. `--model` takes a checkpoint, whose files are read.
+"""
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from benchmarks.gpu import BLOCKS, CONTEXT, Heard, finish, started
+from benchmarks.harness import Bench
+from engine.config import EngineConfig
+from engine.core import Engine
+from engine.params import SamplingParams
+from engine.runner.runner import ModelRunner
+from engine.start import start
+
+SCHEMES = ("none", "int8", "fp8", "int4", "int4-32", "int4-128", "bnb-nf4")
+WARM, STEPS = 24, 64
+
+
+def run(
+    bench: Bench,
+    *,
+    shape: tuple[str, ...] = ("0.6B", "8B"),
+    schemes: tuple[str, ...] = SCHEMES,
+    rows: tuple[int, ...] = (1, 4, 16, 64),
+    model: str = "",
+) -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit(f"gpu_quantization needs an NVIDIA GPU, and torch {torch.__version__} sees none")
+    for name in (model,) if model else shape:
+        with read(bench, name) if model else started(bench, name) as engine:
+            for scheme in schemes:
+                if scheme != engine.snapshot().quantization:
+                    bench.note(f"{name}, to {scheme}", changed(engine, scheme), "s")
+                bench.note(f"{name}, {scheme}, weights", weights(engine) / 2**30, "GiB")
+                for count in rows:
+                    bench.note(f"{name}, {scheme}, B={count}", step_times(bench, engine, count), "ms")
+            if len(schemes) > 1:
+                bench.note(f"{name}, back to {schemes[0]}", changed(engine, schemes[0]), "s")
+
+
+@contextmanager
+def read(bench: Bench, model: str) -> Iterator[Engine]:
+    began = time.perf_counter()
+    engine = start(
+        EngineConfig(
+            model=model, max_context=CONTEXT, prefix_cache=False, blocks=BLOCKS, host_blocks=0, seed=0
+        )
+    )
+    finish(engine, [[1, 2, 3]], [2])
+    bench.note(f"{model}, from start to the first reply", time.perf_counter() - began, "s")
+    yield engine
+
+
+def weights(engine: Engine) -> int:
+    """Bytes."""
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    tensors = {id(each): each.nbytes for each in (*runner.model.parameters(), *runner.model.buffers())}
+    return sum(tensors.values())
+
+
+def changed(engine: Engine, scheme: str) -> float:
+    """Seconds."""
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    engine.set_quantization(scheme)
+    while engine.snapshot().quantization != scheme:
+        engine.step()
+        if (change := engine.snapshot().change) is not None and change.error:
+            raise SystemExit(f"the change to {scheme} failed: {change.error}")
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def step_times(bench: Bench, engine: Engine, rows: int) -> list[float]:
+    """Milliseconds of a step, as often as the bench repeats."""
+    draw, samples = random.Random(rows), []
+    params = SamplingParams(temperature=0.6, max_tokens=WARM + STEPS * bench.repeats + 8, ignore_eos=True)
+    for _ in range(rows):
+        engine.submit([draw.randrange(10000) for _ in range(512)], params, Heard())
+    while engine.scheduler.waiting or any(each.generated < WARM for each in engine.scheduler.running):
+        engine.step()
+    for _ in range(bench.repeats):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            engine.step()
+        torch.cuda.synchronize()
+        samples.append((time.perf_counter() - began) / STEPS * 1e3)
+    while engine.busy:
+        engine.step()
+    return samples

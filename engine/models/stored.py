@@ -1,0 +1,54 @@
+"""Layers from weights that a checkpoint has quantized already."""
+
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from engine.models.decoder import Layer, Linear
+from engine.models.loader import Checkpoint, named_slots, products_of
+from engine.models.packing import Packing
+from engine.models.source import LayerSource, empty_layer, settle
+from engine.quant.base import Scheme
+from engine.quant.formats import Stored, own, product
+from engine.quant.registry import choose, named
+
+
+class StoredSource:
+    """`none` is the form that the checkpoint has, where that can run.
+
+    Every other form is made from what its numbers stand for.
+    """
+
+    def __init__(self, plain: LayerSource, checkpoint: Checkpoint, packing: Packing) -> None:
+        self._plain, self._checkpoint = plain, checkpoint
+        self.device, self.dtype = plain.device, plain.dtype
+        self._own, self._names = own(packing), packing.names
+
+    def scheme(self, name: str) -> Scheme:
+        if name == "none" and self._own.why_not(self.device, self.dtype) is None:
+            return self._own
+        scheme = choose(name, self.device, self.dtype)
+        return self._own if name in self._names else scheme
+
+    def layer(self, index: int, scheme: Scheme) -> Layer:
+        return self._as_stored(index) if scheme is self._own else self._plain.layer(index, scheme)
+
+    @torch.no_grad()
+    def _as_stored(self, index: int) -> Layer:
+        """What the checkpoint has plain stays plain."""
+        layer = empty_layer(index, self._plain.config, self.dtype, self.device)
+        slots, kept = named_slots(layer), dict[str, Stored]()
+        for name, weight in self._checkpoint.weights(slots):
+            if isinstance(weight, Tensor):
+                slots[name].view.copy_(weight)
+            else:
+                kept[name] = weight
+        for attribute, (linear, rows) in products_of(layer).items():
+            names = [f"model.layers.{index}.{name}.weight" for name in rows]
+            if not kept.keys().isdisjoint(names):
+                parts = [kept[name] if name in kept else slots[name].view.clone() for name in names]
+                weight, bias = cast(Linear, linear).weight, cast(Linear, linear).bias
+                setattr(layer, attribute, product(parts, bias, weight.shape[1], self.dtype))
+        settle(layer, named("none"))
+        return layer

@@ -1,0 +1,160 @@
+"""Weights that a checkpoint has quantized already, in the words of our products.
+
+The formats, as those who write them publish them:
+gptq  AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda.py: eight inputs of an output in one number, the
+      first in the lowest bits; zeros by outputs, less one; `g_idx` tells the group of an input.
+      GPTQModel, gptqmodel/utils/model.py, convert_gptq_v1_to_v2_format: the one comes back as a sum of whole
+      numbers of 32 bits, carries and all. Its gptq_v2 stores zeros as they are.
+awq   AutoAWQ, awq/modules/linear/gemm.py: eight outputs of an input in one number, in the order of AWQ.
+fp8   DeepSeek-V3, inference/kernel.py, and compressed-tensors: float8 times a scale, which is called the
+      inverse in one of them; of all numbers, of an output, or of a block of 128 by 128.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.errors import BadCheckpoint
+from engine.models.decoder import Linear
+from engine.models.packing import BLOCK, Packing
+from engine.quant import fp8, int4
+from engine.quant.base import Scheme, rounded_up
+from engine.quant.fp8 import Scaled
+from engine.quant.int4 import Grouped, Int4
+from engine.quant.plain import parameter_of
+from engine.quant.registry import named
+
+Stored = Grouped | Scaled
+
+AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs each four bits are of, from the lowest on
+_ONES = 0x11111111
+
+
+def stored(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Stored:
+    """A weight from its tensors, whose kinds and shapes are right."""
+    match packing.method:
+        case "gptq":
+            return _gptq(packing, parts, inputs)
+        case "awq":
+            return _awq(packing, parts, inputs)
+        case "fp8":
+            return _scaled(packing, parts)
+
+
+def _nibbles(packed: Tensor) -> Tensor:
+    """[..., n] int32 to [..., n, 8]: each one's four bits from the lowest on."""
+    pairs = packed.contiguous().view(torch.uint8).view(*packed.shape, 4)
+    return torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
+
+
+def _gptq(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Grouped:
+    numbers = _nibbles(parts["qweight"].T).flatten(1)
+    zeros = parts["qzeros"] + _ONES if packing.decremented else parts["qzeros"]
+    whole = _whole(packing, numbers, _nibbles(zeros).flatten(1), parts["scales"])
+    index = parts.get("g_idx")
+    return whole if index is None else _in_order(whole, index.long(), packing.group or inputs)
+
+
+def _awq(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Grouped:
+    back = torch.tensor(AWQ, device=parts["qweight"].device).argsort()
+    numbers, zeros = (_nibbles(parts[name])[..., back].flatten(1) for name in ("qweight", "qzeros"))
+    return _whole(packing, numbers.T, zeros, parts["scales"])
+
+
+def _whole(packing: Packing, numbers: Tensor, zeros: Tensor, scales: Tensor) -> Grouped:
+    """numbers [outputs, inputs], zeros and scales [groups, outputs]. The last group is filled up."""
+    group, step = packing.group or rounded_up(numbers.shape[1], packing.step), packing.step
+    numbers = F.pad(numbers, (0, len(scales) * group - numbers.shape[1]))
+    scale, zero = (each.T.float().repeat_interleave(group // step, 1) for each in (scales, zeros))
+    return Grouped(numbers.contiguous(), scale, zero)
+
+
+def _in_order(weight: Grouped, index: Tensor, group: int) -> Grouped:
+    """With inputs of a group side by side. Each has `group` of them, and the last one what is left."""
+    inputs = len(index)
+    order = torch.argsort(index, stable=True)
+    wanted = torch.arange(inputs, device=index.device) // group
+    if not torch.equal(index[order], wanted):
+        raise BadCheckpoint(f"g_idx does not give each group {group} inputs, in the order of groups")
+    if torch.equal(index, wanted):
+        return weight
+    numbers = weight.numbers.clone()
+    numbers[:, :inputs] = weight.numbers[:, order]
+    return replace(weight, numbers=numbers, order=order)
+
+
+def _scaled(packing: Packing, parts: dict[str, Tensor]) -> Scaled:
+    numbers = parts["weight"]
+    scale = next(parts[name] for name in ("weight_scale", "weight_scale_inv") if name in parts).float()
+    if packing.blocks:
+        return Scaled(numbers, scale.repeat_interleave(BLOCK, 0)[: len(numbers)], BLOCK)
+    return Scaled(numbers, scale.reshape(-1, 1).expand(len(numbers), 1).contiguous(), numbers.shape[1])
+
+
+def own(packing: Packing) -> Scheme:
+    """The scheme whose numbers are those of the checkpoint."""
+    return named("fp8") if packing.method == "fp8" else Int4("int4", packing.step)
+
+
+def product(
+    parts: Sequence[Tensor | Stored], bias: Tensor | None, inputs: int, dtype: torch.dtype
+) -> nn.Module:
+    """What multiplies with weights whose outputs lie one behind another, each in the form that it is in."""
+    match _joined(parts):
+        case Grouped() as weight:
+            return int4.held(weight, bias, inputs, dtype)
+        case Scaled() as weight:
+            return fp8.held(weight, bias)
+        case Tensor() as weight:
+            return Linear(parameter_of(weight), None if bias is None else parameter_of(bias))
+    biases: Sequence[Tensor | None] = [None] * len(parts)
+    if bias is not None:
+        biases = bias.split([outputs(part) for part in parts])
+    each = zip(parts, biases, strict=True)
+    return Beside([product([part], added, inputs, dtype) for part, added in each])
+
+
+def outputs(weight: Tensor | Stored) -> int:
+    return len(weight if isinstance(weight, Tensor) else weight.numbers)
+
+
+def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:
+    """As one weight; None where they have not the same form, or columns in orders of their own."""
+    if len(parts) == 1:
+        return parts[0]
+    plain = [each for each in parts if isinstance(each, Tensor)]
+    grouped = [each for each in parts if isinstance(each, Grouped)]
+    scaled = [each for each in parts if isinstance(each, Scaled)]
+    if len(plain) == len(parts):
+        return torch.cat(plain)
+    if len(scaled) == len(parts):
+        numbers = torch.cat([each.numbers.view(torch.uint8) for each in scaled]).view(fp8.KIND)
+        return Scaled(numbers, torch.cat([each.scale for each in scaled]), scaled[0].group)
+    if len(grouped) == len(parts) and all(_same_order(grouped[0], each) for each in grouped):
+        return Grouped(
+            torch.cat([each.numbers for each in grouped]),
+            torch.cat([each.scale for each in grouped]),
+            torch.cat([each.zero for each in grouped]),
+            grouped[0].order,
+        )
+    return None
+
+
+def _same_order(one: Grouped, other: Grouped) -> bool:
+    if one.order is None or other.order is None:
+        return one.order is other.order
+    return torch.equal(one.order, other.order)
+
+
+class Beside(nn.Module):
+    """Products whose outputs lie side by side."""
+
+    def __init__(self, products: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.products = nn.ModuleList(products)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([each(x) for each in self.products], 1)

@@ -1,0 +1,71 @@
+"""Moves of blocks under Triton's interpreter, and on a GPU to the host and back, against plain torch."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.cache.store import KVStore, bits, move_blocks
+from engine.config import KvSchemeName, LayerSpec
+from tests.kernels.interpreted import Interpreted
+
+pytest.importorskip("triton", reason="no Triton here")
+
+LAYERS = [
+    LayerSpec(heads=2, kv_heads=1, key_dim=24, value_dim=40, scale=1.0),
+    LayerSpec(heads=4, kv_heads=2, key_dim=16, value_dim=16, scale=1.0),
+]
+
+
+def store(scheme: KvSchemeName, device: str = "cpu") -> KVStore:
+    """Every byte of it is a random one."""
+    made = KVStore(
+        LAYERS, blocks=9, block_size=16, host_blocks=5, dtype=torch.float16, device=torch.device(device),
+        scheme=scheme,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    for tensor in tensors(made):
+        flat = tensor.view(-1).view(torch.uint8)
+        flat.copy_(torch.randint(0, 256, flat.shape, dtype=torch.uint8))
+    return made
+
+
+def tensors(one: KVStore) -> list[Tensor]:
+    return [tensor for layer in (*one.layers, *one.host) for tensor in layer.tensors()]
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
+def test_blocks_arrive_and_others_stay(kernels: Interpreted, scheme: KvSchemeName) -> None:
+    ours = store(scheme)
+    sources = [bits(each) for layer in ours.layers for each in layer.tensors()]
+    targets = [bits(each) for layer in ours.host for each in layer.tensors()]
+    pairs = [(3, 0), (8, 4), (0, 2)]
+    _, (_, found, _) = kernels.call("blocks", "move", sources, targets, pairs)
+    before = [each.clone() for each in targets]
+    move_blocks(sources, targets, pairs)
+    for mine, wanted, old in zip(found, targets, before, strict=True):
+        assert torch.equal(mine.view(torch.uint8), wanted.view(torch.uint8))
+        assert not torch.equal(wanted.view(torch.uint8), old.view(torch.uint8))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
+def test_to_the_host_and_back(scheme: KvSchemeName) -> None:
+    from engine.runner.moves import mover_on, timed
+
+    ours, plain = store(scheme, "cuda"), store(scheme, "cuda")
+    ours.mover = mover_on(torch.device("cuda"))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        spent = timed(torch.device("cuda"), lambda: ours.swap_out([(1, 0), (7, 3)]))
+        ours.copy([(2, 1), (3, 7)])
+        ours.swap_in([(0, 5), (3, 8)])
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    plain.swap_out([(1, 0), (7, 3)])
+    plain.copy([(2, 1), (3, 7)])
+    plain.swap_in([(0, 5), (3, 8)])
+    for mine, wanted in zip(tensors(ours), tensors(plain), strict=True):
+        assert torch.equal(mine.view(torch.uint8).cpu(), wanted.view(torch.uint8).cpu())
+    assert spent() > 0

@@ -1,0 +1,78 @@
+"""Penalties, biases and log-probabilities, interpreted and on a GPU, against engine/sampling."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from engine.sampling.logprobs import read_logprobs
+from engine.sampling.penalties import SeenTokens
+from tests.kernels import oracles
+
+Call = Callable[..., Any]
+
+pytest.importorskip("triton", reason="no Triton here")
+
+VOCAB, SLOTS = 2500, 6
+CPU = torch.device("cpu")
+PENALTIES: list[dict[str, float]] = [
+    {"repetition": 1.3},
+    {"repetition": 0.8, "presence": 0.5},
+    {},
+    {"frequency": 0.25, "presence": -0.5},
+]
+
+
+def seen_tokens() -> SeenTokens:
+    seen, draw = SeenTokens(SLOTS, VOCAB, CPU), torch.Generator().manual_seed(2)
+    for slot in range(SLOTS):
+        tokens = torch.randint(0, 60, (2, 40), generator=draw) * 41
+        seen.start(slot, tokens[0].tolist(), tokens[1].tolist(), None)
+    return seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_penalties_and_biases(call: Call, dtype: torch.dtype) -> None:
+    seen, columns = seen_tokens(), oracles.settings(PENALTIES, VOCAB)
+    slots = torch.tensor([4, 0, 2, 5])
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0)).mul(4).to(dtype)
+    places = torch.tensor([3 * VOCAB + 7, -1, 41, 3 * VOCAB + 7, VOCAB, -1])
+    values = torch.tensor([1.5, 9.0, -2.0, -torch.inf, 0.25, 9.0])
+    biases = places, values
+    found, _ = call("edits", "edit", logits, columns, slots, (seen.prompt, seen.reply), biases)
+    strengths = [columns[at].float()[:, None] for at in (4, 5, 6)]
+    wanted = seen.penalise(logits.float(), slots, *strengths)
+    assert not torch.equal(wanted, logits.float())
+    wanted.view(-1).index_put_((places[places >= 0],), values[places >= 0], accumulate=True)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    alone, _ = call("edits", "edit", logits, columns, slots, None, None)
+    assert torch.equal(alone, logits.float())
+
+
+def test_drawn_tokens_are_counted(call: Call) -> None:
+    seen, columns = seen_tokens(), oracles.settings([*PENALTIES, PENALTIES[0]], VOCAB)
+    slots, tokens = torch.tensor([4, 0, 2, 5, 1]), torch.tensor([41, 2, 3, 82, -1])
+    seen.reply[5, 82] = 2**15 - 1
+    _, (found, *_) = call("edits", "note", seen.reply, tokens, columns, slots)
+    counted = [0, 1, 3]  # the third is not penalised, the last has no token
+    seen.add(slots[counted], tokens[counted])
+    assert torch.equal(found, seen.reply)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_log_probabilities(call: Call, dtype: torch.dtype) -> None:
+    logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(0)).mul(4).to(dtype)
+    logits[2, 100:] = -torch.inf
+    tokens = torch.tensor([int(logits[0].argmax()), 2499, 7, 3])
+    wanted = torch.tensor([5, 0, 3, -1], dtype=torch.int32)
+    (chosen, ranks, ids, likely), _ = call("likeliest", "likeliest", logits, tokens, wanted)
+    right = read_logprobs(logits.float(), tokens, ((0, 5), (1, 0), (2, 3)))
+    assert torch.equal(ranks[:3], right.ranks)
+    assert ranks[0] == 1
+    torch.testing.assert_close(chosen[:3], right.chosen, rtol=1e-5, atol=1e-5)
+    for row, count in ((0, 5), (2, 3)):
+        torch.testing.assert_close(likely[row, :count], right.values[row, :count], rtol=1e-5, atol=1e-5)
+        picked = logits[row].float()
+        assert torch.equal(picked[ids[row, :count]], picked[right.ids[row, :count]])
+        assert len(set(ids[row, :count].tolist())) == count

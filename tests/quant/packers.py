@@ -1,0 +1,218 @@
+"""Checkpoints as the quantizing tools write them, in plain loops after what those publish.
+
+gptq: AutoGPTQ's qlinear_cuda.py, `pack`; gptq_v2 keeps zeros as they are (GPTQModel, utils/model.py).
+awq: AutoAWQ's modules/linear/gemm.py, `from_linear`.
+fp8: DeepSeek-V3's inference/fp8_cast_bf16.py (`weight_scale_inv`, 128 by 128); compressed-tensors.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+PRODUCTS = tuple(f"{each}_proj.weight" for each in ("q", "k", "v", "o", "gate", "up", "down"))
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass
+class Packed:
+    """A weight's tensors by the ends of their names, and what they stand for."""
+
+    tensors: dict[str, Tensor]
+    weight: Tensor  # [outputs, inputs] float32
+
+
+def packed_columns(numbers: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:
+    """[n, columns] of four bits each: eight columns a number."""
+    out = np.zeros((numbers.shape[0], numbers.shape[1] // 8), np.uint32)
+    for column in range(out.shape[1]):
+        for place, which in enumerate(order):
+            out[:, column] |= numbers[:, column * 8 + which].astype(np.uint32) << np.uint32(4 * place)
+    return out
+
+
+def as_int32(numbers: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers).view(np.int32).copy())
+
+
+def rounded(
+    weight: Tensor, index: np.ndarray, groups: int, symmetric: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers [inputs, outputs], and scales (float16) and zeros [groups, outputs]."""
+    columns = weight.float().numpy().T
+    scales = np.zeros((groups, columns.shape[1]), np.float16)
+    zeros = np.zeros((groups, columns.shape[1]), np.int64)
+    for group in range(groups):
+        of = columns[index == group]
+        low, high = np.minimum(of.min(0), 0), np.maximum(of.max(0), 0)
+        if symmetric:
+            high = np.maximum(-low, high)
+            low = -high
+        scales[group] = np.maximum((high - low) / 15, 1e-4)
+        zeros[group] = 8 if symmetric else np.clip(np.rint(-low / scales[group].astype(np.float32)), 1, 15)
+    by = scales.astype(np.float32)[index]
+    return np.clip(np.rint(columns / by) + zeros[index], 0, 15).astype(np.int64), scales, zeros
+
+
+def meant(numbers: np.ndarray, scales: np.ndarray, zeros: np.ndarray, index: np.ndarray) -> Tensor:
+    by = scales.astype(np.float32)[index]
+    return torch.from_numpy(((numbers - zeros[index]).astype(np.float32) * by).T.copy())
+
+
+@dataclass(frozen=True)
+class Gptq:
+    group: int = 32
+    symmetric: bool = True
+    ordered: bool = False  # desc_act
+    version: int = 1
+    with_index: bool = True
+    apart: bool = False  # queries, keys and values in orders of their own
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {
+            "quant_method": "gptq",
+            "bits": 4,
+            "group_size": self.group,
+            "desc_act": self.ordered,
+            "sym": self.symmetric,
+            "checkpoint_format": "gptq" if self.version == 1 else "gptq_v2",
+        }
+
+    def __call__(self, weight: Tensor, number: int) -> Packed:
+        """`number`: of this weight alone."""
+        inputs = weight.shape[1]
+        size = inputs if self.group == -1 else self.group
+        index = np.arange(inputs) // size
+        if self.ordered:  # the same for all that multiply the same inputs, as their statistics are
+            index = np.random.default_rng(number if self.apart else inputs).permutation(index)
+        groups = -(-inputs // size)
+        numbers, scales, zeros = rounded(weight, index, groups, self.symmetric)
+        stored = zeros - 1 if self.version == 1 else zeros
+        tensors = {
+            "qweight": as_int32(packed_columns(numbers.T).T),
+            "qzeros": as_int32(packed_columns(stored)),
+            "scales": torch.from_numpy(scales),
+        }
+        if self.with_index:
+            tensors["g_idx"] = torch.from_numpy(index.astype(np.int32))
+        return Packed(tensors, meant(numbers, scales, zeros, index))
+
+
+@dataclass(frozen=True)
+class Awq:
+    group: int = 32
+
+    @property
+    def config(self) -> dict[str, Any]:
+        known = {"bits": 4, "group_size": self.group, "zero_point": True, "version": "gemm"}
+        return {"quant_method": "awq", **known}
+
+    def __call__(self, weight: Tensor, number: int) -> Packed:
+        inputs = weight.shape[1]
+        index = np.arange(inputs) // (inputs if self.group == -1 else self.group)
+        numbers, scales, zeros = rounded(weight, index, int(index.max()) + 1, False)
+        tensors = {
+            "qweight": as_int32(packed_columns(numbers, AWQ_ORDER)),
+            "qzeros": as_int32(packed_columns(zeros, AWQ_ORDER)),
+            "scales": torch.from_numpy(scales),
+        }
+        return Packed(tensors, meant(numbers, scales, zeros, index))
+
+
+@dataclass(frozen=True)
+class Fp8:
+    strategy: str = "channel"  # or tensor, or block
+    compressed: bool = False  # by compressed-tensors
+    name: str = "weight_scale"
+    static: bool = False  # beside it, a scale for what it is multiplied with
+
+    @property
+    def config(self) -> dict[str, Any]:
+        if not self.compressed:
+            block = {"weight_block_size": [128, 128]} if self.strategy == "block" else {}
+            return {
+                "quant_method": "fp8",
+                "activation_scheme": "static" if self.static else "dynamic",
+                **block,
+            }
+        weights = {"num_bits": 8, "type": "float", "strategy": self.strategy, "symmetric": True}
+        return {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "ignore": ["lm_head"],
+        }
+
+    def __call__(self, weight: Tensor, number: int) -> Packed:
+        whole = torch.empty_like(weight, dtype=torch.float8_e4m3fn)
+        means = torch.empty_like(weight, dtype=torch.float32)
+        outputs, inputs = weight.shape
+        tall, wide = {"tensor": (outputs, inputs), "channel": (1, inputs), "block": (128, 128)}[self.strategy]
+        scales = torch.empty(-(-outputs // tall), -(-inputs // wide))
+        for row in range(scales.shape[0]):
+            for column in range(scales.shape[1]):
+                of = slice(row * tall, (row + 1) * tall), slice(column * wide, (column + 1) * wide)
+                scales[row, column] = weight[of].abs().max().float() / 448
+                whole[of] = (weight[of].float() / scales[row, column]).to(torch.float8_e4m3fn)
+                means[of] = whole[of].float() * scales[row, column]
+        tensors = {"weight": whole, self.name: scales.reshape(()) if self.strategy == "tensor" else scales}
+        if self.static:
+            tensors["input_scale"] = torch.tensor(0.02)
+        return Packed(tensors, means)
+
+
+@dataclass
+class Written:
+    """Two folders with the same model: quantized, and in the plain numbers that this stands for."""
+
+    quantized: Path
+    plain: Path
+    packed: dict[str, Packed] = field(default_factory=dict)
+
+    def products(self, layer: int) -> Iterator[tuple[str, Tensor]]:
+        """By the names of our fused products, what they have to be."""
+        at = f"model.layers.{layer}."
+        for name, parts in (
+            ("qkv", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+            ("out", ("self_attn.o_proj",)),
+            ("gate_up", ("mlp.gate_proj", "mlp.up_proj")),
+            ("down", ("mlp.down_proj",)),
+        ):
+            yield name, torch.cat([self.packed[at + part].weight for part in parts])
+
+
+def write(
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    into: Path,
+    packer: Any,
+    *,
+    but: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
+) -> Written:
+    """From a plain checkpoint. `but`: the ends of products that stay as they are."""
+    written = Written(into / "quantized", into / "plain")
+    ours, theirs = dict[str, Tensor](), dict[str, Tensor]()
+    for number, (name, tensor) in enumerate(tensors.items()):
+        product = name.removesuffix(".weight")
+        if name.endswith(PRODUCTS + also) and not product.endswith(but):
+            packed = written.packed[product] = packer(tensor, number)
+            ours |= {f"{product}.{end}": each for end, each in packed.tensors.items()}
+            theirs[name] = packed.weight
+        else:
+            ours[name] = theirs[name] = tensor
+    for folder, held, more in (
+        (written.quantized, ours, {"quantization_config": packer.config}),
+        (written.plain, theirs, {}),
+    ):
+        folder.mkdir(parents=True)
+        save_file({name: each.contiguous() for name, each in held.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps({**config, **more}))
+    return written
