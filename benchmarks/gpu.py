@@ -10,10 +10,11 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -25,6 +26,7 @@ from engine.events import Delta
 from engine.models.decoder import Decoder
 from engine.models.loader import decoder_slots
 from engine.params import SamplingParams
+from engine.runner.graphs import Recording
 from engine.runner.runner import ModelRunner
 from engine.start import start
 
@@ -68,6 +70,7 @@ BLOCKS = 256 * 2048 // 16  # the mixed workload's, all at once; the rest of the 
 SHORT, LONG = 16, 272
 GAP = 0.1  # between the likeliest token's logit and the chosen one's, by transformers in float32
 PROFILED = 24  # steps
+STEADY = 60  # the same, timed without a profiler
 
 
 class Heard:
@@ -168,10 +171,61 @@ def cuda_graphs(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) ->
 
 
 def overlap(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
-    """A step launched before the one before it is committed, and after."""
+    """A step launched before the one before it is committed, and after; and how long the GPU waits for it.
+
+    What the GPU needs by itself is its graph, replayed without a pause between two halves of the steps.
+    """
     for count in rows:
-        for engine.depth in (0, 1):
-            bench.note(f"{name}, D, B={count}, depth {engine.depth}", step_times(engine, count), "ms")
+        decoding(engine, count, STEADY * 3 + 150)
+        first = steps_take(engine, STEADY)
+        alone = seconds_of(graph_of_a_step(engine).replay, STEADY)
+        ahead = (first + steps_take(engine, STEADY)) / 2
+        engine.depth = 0
+        behind = steps_take(engine, STEADY)
+        engine.depth = 1
+        while engine.busy:
+            engine.step()
+        bench.note(f"{name}, B={count}, a step, depth 0", behind * 1e3, "ms")
+        bench.note(f"{name}, B={count}, a step, depth 1", ahead * 1e3, "ms")
+        bench.note(f"{name}, B={count}, its graph by itself", alone * 1e3, "ms")
+        bench.note(f"{name}, B={count}, GPU idle, depth 1", 100 * (1 - alone / ahead), "%")
+
+
+def graph_of_a_step(engine: Engine) -> torch.cuda.CUDAGraph:
+    replayed, run = [], Recording.run
+
+    def noted(recording: Recording) -> tuple[torch.Tensor, ...]:
+        replayed.append(recording._graph)
+        return run(recording)
+
+    with patch.object(Recording, "run", noted):
+        engine.step()
+    assert replayed[-1] is not None
+    return replayed[-1]
+
+
+def decoding(engine: Engine, rows: int, tokens: int) -> None:
+    """So many requests are there, prompts of 512, and have said 100 tokens each."""
+    draw = random.Random(rows)
+    params = SamplingParams(temperature=0.6, max_tokens=tokens, ignore_eos=True)
+    for _ in range(rows):
+        engine.submit([draw.randrange(10000) for _ in range(512)], params, Heard())
+    while engine.scheduler.waiting or any(each.generated < 100 for each in engine.scheduler.running):
+        engine.step()
+
+
+def steps_take(engine: Engine, steps: int) -> float:
+    """Seconds of one."""
+    return seconds_of(engine.step, steps)
+
+
+def seconds_of(call: Callable[[], object], times: int) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / times
 
 
 def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
@@ -190,12 +244,7 @@ def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
 def anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
     """How long the GPU has nothing to do in steady decode, and which kernels take the rest."""
     for count in rows:
-        draw = random.Random(count)
-        params = SamplingParams(temperature=0.6, max_tokens=PROFILED + 150, ignore_eos=True)
-        for _ in range(count):
-            engine.submit([draw.randrange(10000) for _ in range(512)], params, Heard())
-        while engine.scheduler.waiting or any(each.generated < 100 for each in engine.scheduler.running):
-            engine.step()
+        decoding(engine, count, PROFILED + 150)
         torch.cuda.synchronize()
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
             for _ in range(PROFILED):

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from benchmarks.harness import Bench
 from engine.attention.base import Batch, KVLayer
+from engine.attention.packing import pack
 from engine.attention.registry import choose
 from engine.attention.torch_backend import TorchAttention
-from engine.config import LayerSpec
+from engine.cache.store import PACKED, KVStore
+from engine.config import KvSchemeName, LayerSpec
 
 Rows = Sequence[tuple[int, int]]  # (tokens in this step, tokens attended to in all)
 
@@ -32,10 +34,10 @@ def ragged(count: int) -> Rows:
 DECODE: dict[str, Rows] = {
     **{
         f"{rows} x {context}": [(1, context)] * rows
-        for context in (128, 656)
+        for context in (128, 656, 4096)
         for rows in (1, 8, 32, 128, 256)
     },
-    **{f"{rows} x {context}": [(1, context)] * rows for context in (4096, 32768) for rows in (1, 8, 32)},
+    **{f"{rows} x {context}": [(1, context)] * rows for context in (32768,) for rows in (1, 8, 32, 128)},
     "64 of 100 to 2,000": ragged(64),
     "256 of 100 to 2,000": ragged(256),
     "31 x 656 and 1 x 32768": [(1, 656)] * 31 + [(1, 32768)],
@@ -67,16 +69,17 @@ def run(
     dim: int = 128,
     block_size: int = 16,
     dtype: str = "bfloat16",
+    kv: KvSchemeName = "none",
 ) -> None:
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_attention needs an NVIDIA GPU, and torch {torch.__version__} sees none")
     device, kind = torch.device("cuda", 0), getattr(torch, dtype)
     spec = LayerSpec(heads=heads, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=dim**-0.5)
-    backend = choose(attention, device, [spec], kind)
+    backend = choose(attention, device, [spec], kind, kv, block_size=block_size)
 
     def figures(name: str, rows: Rows) -> float:
         """Notes the microseconds of a layer; returns their median."""
-        step = make_step(spec, rows, block_size, kind, device)
+        step = make_step(spec, rows, block_size, kind, device, kv)
         with torch.inference_mode():
             prepared = backend.prepare(step.batch)
 
@@ -88,7 +91,7 @@ def run(
 
     for name, rows in DECODE.items():
         median = figures(f"decode {name}", rows)
-        read = sum(context for _, context in rows) * kv_heads * 2 * dim * kind.itemsize
+        read = sum(context for _, context in rows) * KVStore.block_bytes([spec], 1, kind, kv)
         bench.note(f"decode {name}, keys and values read", read / median / 1e6, "TB/s")
     for name, rows in CHUNKS.items():
         median = figures(name, rows)
@@ -96,7 +99,14 @@ def run(
         bench.note(f"{name}, arithmetic", 4 * pairs * heads * dim / median / 1e6, "TFLOP/s")
 
 
-def make_step(spec: LayerSpec, rows: Rows, block_size: int, dtype: torch.dtype, device: torch.device) -> Step:
+def make_step(
+    spec: LayerSpec,
+    rows: Rows,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv: KvSchemeName = "none",
+) -> Step:
     """Random numbers in as many layers as it takes; a row's blocks lie anywhere."""
     counts, contexts = np.array(rows, np.int32).T
     needed = -(-contexts // block_size)
@@ -129,7 +139,11 @@ def make_step(spec: LayerSpec, rows: Rows, block_size: int, dtype: torch.dtype, 
 
     def layer() -> KVLayer:
         shape = (blocks, block_size, spec.kv_heads)
-        return KVLayer(spec, normal(*shape, spec.key_dim), normal(*shape, spec.value_dim))
+        keys, values = normal(*shape, spec.key_dim), normal(*shape, spec.value_dim)
+        if kv == "none":
+            return KVLayer(spec, keys, values)
+        (keys, key_scales), (values, value_scales) = (pack(each, PACKED[kv]) for each in (keys, values))
+        return KVLayer(spec, keys, values, None, key_scales, value_scales)
 
     first = layer()
     count = max(2, min(64, int(FRESH_BYTES / (first.keys.nbytes + first.values.nbytes))))

@@ -41,6 +41,7 @@ class AttentionBackend(Protocol):
     name: ClassVar[str]
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]]  # what caches it reads and writes; without it, plain ones
     keeps_first: ClassVar[bool]  # whether it heeds LayerSpec.kept; without it, it does not
+    # It may have `block_sizes`, a tuple of those that it reads; without it, it reads any.
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:

@@ -16,8 +16,10 @@ GROUP = "minichat.attention"  # entry points of packages that bring a back end o
 BUILT_IN = {  # imported when they are first asked for
     "torch": "engine.attention.torch_backend",
     "triton": "engine.attention.triton_backend",
+    "flash-attn": "engine.attention.flash_backend",
 }
-PREFERRED = {"cuda": ("triton", "torch")}  # what "auto" tries; elsewhere torch
+# What "auto" tries; elsewhere torch. By docs/attention-gpu.md triton is ahead of flash-attn.
+PREFERRED = {"cuda": ("triton", "torch")}
 
 logger = logging.getLogger("minichat.engine")
 
@@ -41,21 +43,29 @@ def choose(
     specs: Sequence[LayerSpec],
     dtype: torch.dtype,
     kv_scheme: KvSchemeName = "none",
+    block_size: int | None = None,
 ) -> AttentionBackend:
     """The back end of that name; "auto" takes the best that can serve all these layers there."""
     if name != "auto":
-        if (problem := why_not(name, device, specs, dtype, kv_scheme)) is None:
+        if (problem := why_not(name, device, specs, dtype, kv_scheme, block_size)) is None:
             return BACKENDS[name]()
-        able = [other for other in names() if why_not(other, device, specs, dtype, kv_scheme) is None]
+        asked = (device, specs, dtype, kv_scheme, block_size)
+        able = [other for other in names() if why_not(other, *asked) is None]
         raise BadInput(f"attention {name!r}: {problem}; available here: {', '.join(able)}")
     passed: list[str] = []
     for candidate in PREFERRED.get(device.type, ("torch",)):
-        if (problem := why_not(candidate, device, specs, dtype, kv_scheme)) is None:
+        if (problem := why_not(candidate, device, specs, dtype, kv_scheme, block_size)) is None:
             if passed:
                 logger.warning("attention falls back to %s: %s", candidate, "; ".join(passed))
             return BACKENDS[candidate]()
         passed.append(f"{candidate}: {problem}")
     raise BadInput(f"no attention back end serves this model on {device}: {'; '.join(passed)}")
+
+
+def block_size_for(name: str, wanted: int) -> int:
+    """The size that was wanted, or the one that the back end of this name reads."""
+    sizes = None if _load(name) else getattr(BACKENDS[name], "block_sizes", None)
+    return wanted if sizes is None or wanted in sizes else sizes[0]
 
 
 def why_not(
@@ -64,6 +74,7 @@ def why_not(
     specs: Sequence[LayerSpec],
     dtype: torch.dtype,
     kv_scheme: KvSchemeName = "none",
+    block_size: int | None = None,
 ) -> str | None:
     """None: it serves all these layers there; else the sentence that says what is in the way."""
     if (problem := _load(name)) is not None:
@@ -76,6 +87,9 @@ def why_not(
         return "it knows no window that keeps the first tokens in sight (kv_window)"
     if kv_scheme not in (able := getattr(backend, "kv_schemes", ("none",))):  # others' may be older than it
         return f"it serves a cache of {' or '.join(able)}, not {kv_scheme}"
+    sizes = getattr(backend, "block_sizes", None)
+    if sizes is not None and block_size is not None and block_size not in sizes:
+        return f"it reads blocks of {' or '.join(map(str, sizes))} tokens (block_size), not {block_size}"
     return None
 
 

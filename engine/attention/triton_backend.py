@@ -12,7 +12,7 @@ from triton.runtime import driver
 
 from engine.attention.base import Batch, KVLayer
 from engine.attention.registry import register
-from engine.config import KvSchemeName, LayerSpec
+from engine.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.kernels.attention import tiles
 from engine.kernels.attention.paged import attend
 from engine.kernels.attention.work import ITEM, MERGE, Chunks, Work, lay_out
@@ -52,8 +52,8 @@ class TritonAttention:
     """Two launches of one kernel: rows of one token, which are bound by memory, and rows of several."""
 
     name: ClassVar[str] = "triton"
-    kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none",)
-    keeps_first: ClassVar[bool] = False
+    kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = KV_SCHEMES
+    keeps_first: ClassVar[bool] = True
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
@@ -72,7 +72,7 @@ class TritonAttention:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:
         early = prepared.launches(layer.spec, q.dtype.itemsize)[0].tile.early
-        write(layer.keys, layer.values, k, v, prepared.batch.places, early=early)
+        write(layer, k, v, prepared.batch.places, early=early)
         return self.mix(q, layer, prepared)
 
     def mix(self, q: Tensor, layer: KVLayer, prepared: Prepared | Standing) -> Tensor:

@@ -10,7 +10,12 @@ class BlockPool:
     """Counts who holds each block and remembers published ones until their room is needed."""
 
     def __init__(self, size: int, block_size: int) -> None:
-        self.size, self.block_size = size, block_size
+        self.block_size = block_size
+        self.reset(size)
+
+    def reset(self, size: int) -> None:
+        """So many blocks, all free; whoever holds one holds it no longer."""
+        self.size = size
         # Columns, so that a snapshot is a few copies.
         self.refs = np.zeros(size, np.int32)
         self.owner = np.full(size, -1, np.int64)  # the request that took it, kept while it is cached

@@ -1,7 +1,7 @@
 """The tensors behind the blocks, on the device and, for swapped requests, in host memory."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -14,6 +14,9 @@ from engine.config import KvSchemeName, LayerSpec
 # What a compressed cache keeps of a number: one byte, and beside a head's numbers of a token their scale.
 PACKED: Mapping[KvSchemeName, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 SCALE = torch.bfloat16  # as wide a range as float32; packing divides by what it has been rounded to
+
+Pairs = Sequence[tuple[int, int]]  # of blocks: from, to
+Mover = Callable[[Sequence[Tensor], Sequence[Tensor], Pairs], None]
 
 
 @dataclass(slots=True)
@@ -69,6 +72,7 @@ class KVStore:
 
         pinned, host = device.type == "cuda", torch.device("cpu")
         self.scheme, self.dtype = scheme, dtype  # dtype: of what goes in
+        self.mover: Mover = move_blocks
         self.layers = [layer(spec, blocks, device) for spec in specs]
         for index, scores in sinks.items():
             self.layers[index].sinks = scores
@@ -126,26 +130,31 @@ class KVStore:
                     setattr(each, name, new)
                     del old, new
 
-    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def copy(self, pairs: Pairs) -> None:
         """Copies whole blocks on the device, each (from, to)."""
         self._move(self.layers, self.layers, pairs)
 
-    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def swap_out(self, pairs: Pairs) -> None:
         """Device blocks to host blocks."""
         self._move(self.layers, self.host, pairs)
 
-    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+    def swap_in(self, pairs: Pairs) -> None:
         """Host blocks to device blocks."""
         self._move(self.host, self.layers, pairs)
 
-    @staticmethod
-    def _move(source: list[KVLayer], target: list[KVLayer], pairs: Sequence[tuple[int, int]]) -> None:
-        if not pairs:
-            return
-        froms, tos = (torch.tensor(side) for side in zip(*pairs, strict=True))
-        for a, b in zip(source, target, strict=True):
-            for old, new in zip(map(bits, a.tensors()), map(bits, b.tensors()), strict=True):
-                new[tos.to(new.device)] = old[froms.to(old.device)].to(new.device)
+    def _move(self, source: list[KVLayer], target: list[KVLayer], pairs: Pairs) -> None:
+        if pairs:
+            sources, targets = (
+                [each for layer in side for each in layer.tensors()] for side in (source, target)
+            )
+            self.mover(sources, targets, pairs)
+
+
+def move_blocks(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
+    """Block `a` of each source becomes block `b` of the target beside it, for each of the pairs (a, b)."""
+    froms, tos = (torch.tensor(side) for side in zip(*pairs, strict=True))
+    for old, new in zip(map(bits, sources), map(bits, targets), strict=True):
+        new[tos.to(new.device)] = old[froms.to(old.device)].to(new.device)
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -4,6 +4,9 @@ They are bound by reading the weight. `vector` is for one row: a program multipl
 and sums, with a norm before it, or a sum or the MLP's activation behind it. `narrow` is for up to 128 rows: a
 tile of the weight is one side of a tensor core's product, and where there are few outputs the inputs are cut
 too, which leaves a sum in parts. docs/gpu-steps.md has the figures beside cuBLAS'.
+
+A weight may be in eight bits, with a scale for each output: whole numbers, 128 more than they mean, or
+floats, with which x is rounded too. nibbles.py has those of four.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
@@ -35,8 +38,30 @@ class Cut:
 
 
 @triton.jit
-def _evened(x, scale, shrink, dtype: tl.constexpr):
+def as_float(number):
+    """Eight bits and a power of two make a float that says both; a conversion would take longer."""
+    if number.dtype == tl.uint8:
+        return (number.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0  # 2**23 + 128
+    return number.to(tl.float32)
+
+
+@triton.jit
+def evened(x, scale, shrink, dtype: tl.constexpr):
     return ((x * shrink).to(dtype).to(tl.float32) * scale).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def step_of(value, axis: tl.constexpr):
+    """What brings the greatest of a row to the greatest float of eight bits."""
+    return tl.maximum(tl.max(tl.abs(value), axis) / 448, 1e-20)
+
+
+@triton.jit
+def opened(gate, up):
+    """silu of the gate, times up."""
+    wide = gate.to(tl.float32)
+    silu = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
+    return (silu * up.to(tl.float32)).to(gate.dtype)
 
 
 @triton.jit
@@ -47,9 +72,10 @@ def _weights(weight, row, at, fits, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr)
 
 @triton.jit
 def _vector(
-    out, x, weight, scale, residual, eps,
+    out, x, weight, by, scale, residual, eps,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr,
-    NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    SCALED: tl.constexpr, ROUNDED: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -63,37 +89,58 @@ def _vector(
         first_up = _weights(weight, row + OUTPUTS, at, at < INPUTS, ALL, INPUTS)
     if NORM:
         first_scale = tl.load(scale + at, mask=at < INPUTS, other=0.0).to(tl.float32)
+    if SCALED:
+        steps = tl.load(by + row, mask=row < OUTPUTS, other=0.0)
+        if GATED:
+            steps_up = tl.load(by + OUTPUTS + row, mask=row < OUTPUTS, other=0.0)
     if EARLY:
         tl.extra.cuda.gdc_wait()
 
     value = tl.load(x + at, mask=at < INPUTS, other=0.0).to(tl.float32)
-    if NORM:
+    step = 1.0
+    if NORM or ROUNDED:
         if TURN >= INPUTS:
-            shrink = tl.rsqrt(tl.sum(value * value) / INPUTS + eps)
+            every = at
+            all_of_it = value
         else:
             every = tl.arange(0, WHOLE)
             all_of_it = tl.load(x + every, mask=every < INPUTS, other=0.0).to(tl.float32)
-            shrink = tl.rsqrt(tl.sum(all_of_it * all_of_it) / INPUTS + eps)
-        value = _evened(value, first_scale, shrink, dtype)
-    total = first.to(tl.float32) * value[None, :]
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(all_of_it * all_of_it) / INPUTS + eps)
+        value = evened(value, first_scale, shrink, dtype)
+    if ROUNDED:
+        if NORM:
+            all_scale = tl.load(scale + every, mask=every < INPUTS, other=0.0).to(tl.float32)
+            all_of_it = evened(all_of_it, all_scale, shrink, dtype)
+        step = step_of(all_of_it, 0)
+        finer = tl.div_rn(1.0, step)
+        value = (value * finer).to(tl.float8e4nv).to(tl.float32)
+    total = as_float(first) * value[None, :]
     if GATED:
-        total_up = first_up.to(tl.float32) * value[None, :]
+        total_up = as_float(first_up) * value[None, :]
     for begin in tl.range(TURN, INPUTS, TURN, num_stages=STAGES):
         here = begin + at
         value = tl.load(x + here, mask=here < INPUTS, other=0.0).to(tl.float32)
         if NORM:
-            by = tl.load(scale + here, mask=here < INPUTS, other=0.0).to(tl.float32)
-            value = _evened(value, by, shrink, dtype)
-        total += _weights(weight, row, here, here < INPUTS, ALL, INPUTS).to(tl.float32) * value[None, :]
+            by_norm = tl.load(scale + here, mask=here < INPUTS, other=0.0).to(tl.float32)
+            value = evened(value, by_norm, shrink, dtype)
+        if ROUNDED:
+            value = (value * finer).to(tl.float8e4nv).to(tl.float32)
+        total += as_float(_weights(weight, row, here, here < INPUTS, ALL, INPUTS)) * value[None, :]
         if GATED:
             up = _weights(weight, row + OUTPUTS, here, here < INPUTS, ALL, INPUTS)
-            total_up += up.to(tl.float32) * value[None, :]
+            total_up += as_float(up) * value[None, :]
 
-    result = tl.sum(total, 1).to(dtype)
+    result = tl.sum(total, 1)
     if GATED:
-        gate = result.to(tl.float32)
-        opened = (gate * tl.sigmoid(gate)).to(dtype).to(tl.float32)
-        result = (opened * tl.sum(total_up, 1).to(dtype).to(tl.float32)).to(dtype)
+        result_up = tl.sum(total_up, 1)
+    if SCALED:
+        result *= steps * step
+        if GATED:
+            result_up *= steps_up * step
+    result = result.to(dtype)
+    if GATED:
+        result = opened(result, result_up.to(dtype))
     if ADD:
         before = tl.load(residual + row, mask=row < OUTPUTS, other=0.0).to(tl.float32)
         result = (before + result.to(tl.float32)).to(dtype)
@@ -103,6 +150,7 @@ def _vector(
 def vector(
     x: Tensor,
     weight: Tensor,
+    by: Tensor | None = None,
     *,
     scale: Tensor | None = None,
     eps: float = 0.0,
@@ -111,17 +159,19 @@ def vector(
     early: bool = False,
     cut: Cut | None = None,
 ) -> Tensor:
-    """[1, inputs] -> [1, outputs]. `scale`: x is normed first. `gated`: silu of the first half of the
-    outputs, times the second. `residual` is added. `early` as in Tile.
+    """[1, inputs] -> [1, outputs]. `by`: the scales of a weight in eight bits. `scale`: x is normed first.
+    `gated`: silu of the first half of the outputs, times the second. `residual` is added. `early` as in Tile.
     """
     inputs = x.shape[1]
     outputs = len(weight) // 2 if gated else len(weight)
-    cut = cut or for_vector(outputs, inputs, gated)
+    cut = cut or (for_vector if weight.itemsize > 1 else for_byte_vector)(outputs, inputs, gated)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
     _vector[(triton.cdiv(outputs, cut.outputs),)](
-        out, x, weight, x if scale is None else scale, x if residual is None else residual, eps,
+        out, x, weight, x if by is None else by, x if scale is None else scale,
+        x if residual is None else residual, eps,
         OUTPUTS=outputs, INPUTS=inputs, WHOLE=power(inputs), ROWS=cut.outputs, TURN=cut.inputs,
-        NORM=scale is not None, GATED=gated, ADD=residual is not None, STAGES=cut.stages, EARLY=early,
+        SCALED=by is not None, ROUNDED=weight.dtype is torch.float8_e4m3fn, NORM=scale is not None,
+        GATED=gated, ADD=residual is not None, STAGES=cut.stages, EARLY=early,
         num_warps=cut.warps, **launch(early),
     )  # fmt: skip
     return out
@@ -129,9 +179,10 @@ def vector(
 
 @triton.jit(do_not_specialize=["rows"])
 def _narrow(
-    out, x, weight, rows,
+    out, x, weight, by, by_row, rows,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    TURN: tl.constexpr, PARTS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    TURN: tl.constexpr, SCALED: tl.constexpr, ROUNDED: tl.constexpr, PARTS: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -149,20 +200,43 @@ def _narrow(
     for begin in tl.range(0, SHARE, TURN, num_stages=STAGES):
         w = tl.load(of_weight + begin, mask=there[:, None], other=0.0)
         v = tl.load(of_x + begin, mask=(row < rows)[None, :], other=0.0)
+        if ROUNDED:  # a float16 holds any float of eight bits
+            w = w.to(tl.float16)
+            v = v.to(tl.float16)
+        elif SCALED:
+            w = as_float(w).to(v.dtype)
         total = tl.dot(w, v, total, input_precision="ieee")
+    if SCALED:
+        total *= tl.load(by + output, mask=there, other=0.0)[:, None]
+    if ROUNDED:
+        total *= tl.load(by_row + row, mask=row < rows, other=0.0)[None, :]
     to = (part * rows + row).to(tl.int64)[None, :] * OUTPUTS + output[:, None]
     tl.store(out + to, total.to(out.dtype.element_ty), mask=there[:, None] & (row < rows)[None, :])
 
 
-def narrow(x: Tensor, weight: Tensor, cut: Cut, *, early: bool = False) -> Tensor:
-    """[rows, inputs] -> [parts, rows, outputs], in float32 where parts are several. `early` as in Tile."""
+def narrow(
+    x: Tensor,
+    weight: Tensor,
+    cut: Cut,
+    by: Tensor | None = None,
+    by_row: Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    early: bool = False,
+) -> Tensor:
+    """[rows, inputs] -> [parts, rows, outputs], in float32 where parts are several. `early` as in Tile.
+
+    `by`: the scales of a weight in eight bits; `by_row`: of x, where that is rounded (rounded.py) to multiply
+    floats of eight bits, and `dtype` is what comes out.
+    """
     (rows, inputs), outputs = x.shape, len(weight)
-    kind = torch.float32 if cut.parts > 1 else x.dtype
+    kind = torch.float32 if cut.parts > 1 else dtype or x.dtype
     out = torch.empty(cut.parts, rows, outputs, dtype=kind, device=x.device)
     _narrow[(triton.cdiv(outputs, cut.outputs), cut.parts)](
-        out, x, weight, rows,
+        out, x, weight, x if by is None else by, x if by_row is None else by_row, rows,
         OUTPUTS=outputs, INPUTS=inputs, ROWS=max(16, power(rows)), COLUMNS=cut.outputs, TURN=cut.inputs,
-        PARTS=cut.parts, STAGES=cut.stages, EARLY=early, num_warps=cut.warps, **launch(early),
+        SCALED=by is not None, ROUNDED=by_row is not None, PARTS=cut.parts, STAGES=cut.stages, EARLY=early,
+        num_warps=cut.warps, **launch(early),
     )  # fmt: skip
     return out
 
@@ -174,17 +248,39 @@ def for_vector(outputs: int, inputs: int, gated: bool) -> Cut:
     return Cut(max(1, held // turn // (2 if gated else 1)), turn, warps=4, stages=3)
 
 
+def for_byte_vector(outputs: int, inputs: int, gated: bool) -> Cut:
+    """The same for a weight in eight bits."""
+    turn = min(power(inputs), 4096) if inputs <= 4096 else 2048
+    rows = 8 if outputs >= 4096 and turn == 4096 and not gated else 4
+    return Cut(rows, turn, warps=4 if turn >= 2048 else 2, stages=3)
+
+
 def for_narrow(rows: int, weight: Tensor) -> Cut | None:
     """None: the product does not lend itself to it, or cuBLAS is ahead."""
     outputs, inputs = weight.shape
     if rows > _most_rows(outputs, inputs) or inputs % 128 or weight.itemsize > 2:
         return None
-    parts = 1
-    while outputs // 64 * parts < ENOUGH and inputs % (2 * parts * 128) == 0 and parts < 8:
-        parts *= 2
+    parts = parts_for(outputs, inputs // 128)
     if rows <= NARROW:
         return Cut(64, 128, warps=4, stages=4, parts=parts)
     return Cut(64, 128 if rows <= 64 else 64, warps=4, stages=3, parts=parts)
+
+
+def for_bytes(rows: int, weight: Tensor) -> Cut | None:
+    """The same for a weight in eight bits; None: its inputs are no whole turns."""
+    outputs, inputs = weight.shape
+    if inputs % 128:
+        return None
+    parts = parts_for(outputs, inputs // 128, 4 * ENOUGH if rows <= NARROW else ENOUGH)
+    return Cut(64, 128 if rows <= 64 else 64, warps=4, stages=4 if rows <= 64 else 3, parts=parts)
+
+
+def parts_for(outputs: int, turns: int, enough: int = ENOUGH) -> int:
+    """Programs that share the inputs of the same 64 outputs, so that there are enough of them."""
+    parts = 1
+    while outputs // 64 * parts < enough and turns % (2 * parts) == 0 and parts < 8:
+        parts *= 2
+    return parts
 
 
 def _most_rows(outputs: int, inputs: int) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.cache.store import KVLayer
 from engine.kernels.attention.launch import launch
+from engine.kernels.attention.pack import most, packed
 from engine.kernels.attention.tiles import power
 from engine.kernels.norm import add_up
 
@@ -17,9 +18,10 @@ HEADS = 4  # of a program
 
 @triton.jit
 def _turn(
-    q, keys, values, parts, weight, rope, positions, places, eps, part_stride,
+    q, keys, values, key_scales, value_scales, parts, weight, rope, positions, places, eps, part_stride,
     QUERIES: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
-    HEADS: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, PARTS: tl.constexpr, MOST: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -63,17 +65,16 @@ def _turn(
         q + (token * QUERIES + head)[:, None] * DIM + at[None, :], value,
         mask=there & (head < QUERIES)[:, None],
     )  # fmt: skip
-    there = there & (place >= 0)
+    written = tl.where(turned[:, None], value, kept)
+    is_key = turned & (head >= QUERIES) & (place >= 0)
+    is_value = (head >= QUERIES + KV_HEADS) & (head < ALL) & (place >= 0)
     cell = place * KV_HEADS + head - QUERIES
-    tl.store(
-        keys + cell[:, None] * DIM + at[None, :], value,
-        mask=there & (turned & (head >= QUERIES))[:, None],
-    )  # fmt: skip
-    tl.store(
-        values + (cell - KV_HEADS)[:, None] * DIM + at[None, :],
-        kept,
-        mask=there & (head >= QUERIES + KV_HEADS)[:, None],
-    )
+    if MOST > 0:
+        written, scale = packed(written, keys.dtype.element_ty, MOST)
+        tl.store(key_scales + cell, scale, mask=is_key)
+        tl.store(value_scales + cell - KV_HEADS, scale, mask=is_value)
+    tl.store(keys + cell[:, None] * DIM + at[None, :], written, mask=there & is_key[:, None])
+    tl.store(values + (cell - KV_HEADS)[:, None] * DIM + at[None, :], written, mask=there & is_value[:, None])
 
 
 def turn(
@@ -85,22 +86,25 @@ def turn(
     positions: Tensor,
     places: Tensor,
     *,
+    dtype: torch.dtype,
     early: bool = False,
 ) -> Tensor:
     """[parts, tokens, heads of all three] -> queries [tokens, heads, dim]; keys and values go to their cells.
 
-    `weight` [heads + kv_heads, dim] of the norm of queries and keys, where the model has one; `rope` as
-    models/rope.py makes it, None in layers that are not turned. A token whose place is -1 is not written.
+    All are of `dtype`, and the cache may pack what it gets. `weight` [heads + kv_heads, dim] of the norm of
+    queries and keys, where the model has one; `rope` as models/rope.py makes it, None in layers that are not
+    turned. A token whose place is -1 is not written.
     """
     spec = layer.spec
     tokens, dim = parts.shape[1], spec.key_dim
-    q = torch.empty(tokens, spec.heads, dim, dtype=layer.keys.dtype, device=parts.device)
+    q = torch.empty(tokens, spec.heads, dim, dtype=dtype, device=parts.device)
     heads = spec.heads + 2 * spec.kv_heads
     _turn[(tokens, triton.cdiv(heads, HEADS))](
-        q, layer.keys, layer.values, parts, q if weight is None else weight, q if rope is None else rope,
-        positions, places, eps, parts.stride(0),
+        q, layer.keys, layer.values, layer.key_scales, layer.value_scales, parts,
+        q if weight is None else weight, q if rope is None else rope, positions, places, eps, parts.stride(0),
         QUERIES=spec.heads, KV_HEADS=spec.kv_heads, DIM=dim, PADDED=power(dim), HEADS=HEADS,
-        NORM=weight is not None, ROPE=rope is not None, PARTS=len(parts), EARLY=early,
+        NORM=weight is not None, ROPE=rope is not None, PARTS=len(parts),
+        MOST=most(layer.keys.dtype), EARLY=early,
         num_warps=max(1, min(4, power(dim) * HEADS // 256)), **launch(early),
     )  # fmt: skip
     return q

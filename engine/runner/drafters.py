@@ -35,7 +35,8 @@ class Found:
         made: dict[str, Drafter] = {}
         if self.small is not None:
             first = next(self.small.parameters())
-            own = choose_attention(config.attention, first.device, self.small.config.layers, first.dtype)
+            layers, size = self.small.config.layers, config.block_size
+            own = choose_attention(config.attention, first.device, layers, first.dtype, block_size=size)
             made["draft"] = SmallModel(self.small, own, store)
         if self.exit_layer is not None and isinstance(model, Decoder):
             made["exit"] = EarlyExit(model, store, attention, self.exit_layer)

@@ -9,9 +9,8 @@ blocks they hold, the tokens drawn last. So requests join, leave and change with
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,20 +19,28 @@ from torch import Tensor
 from engine.cache.tables import BlockTables
 from engine.request import Request
 from engine.runner.staging import Fields, Form, upload
-from engine.sampling.rows import COLUMNS
+from engine.sampling.penalties import SeenTokens
+from engine.sampling.rows import COLUMNS, Wanted
 from engine.scheduling.plan import Plan, Row
 
 logger = logging.getLogger("minichat.engine")
 
 SIZES = (1, 2, 4, *range(8, 513, 8))  # rows of a graph
+UNPENALISED = (("repetition", 1.0), ("presence", 0.0), ("frequency", 0.0))
+BIASES = 2048  # of all rows of a step; with more of them the step is not drawn in a graph
 
 
-class Draws(Enum):
-    """What a graph does with the logits."""
+class Draws(NamedTuple):
+    """What is done with the logits, for any of the rows."""
 
-    PLAIN = "plain"  # a token for each row, without top-k and top-p
-    FILTERED = "filtered"  # the same with them
-    NOT = "not"  # they are left to whoever samples what only few rows ask for
+    filtered: bool  # top-k, top-p
+    penalised: bool
+    biased: bool
+    logprobs: bool
+
+    @classmethod
+    def of(cls, wanted: Wanted) -> "Draws":
+        return cls(wanted.filtered, wanted.seen is not None, wanted.edits is not None, bool(wanted.logprobs))
 
 
 class Work(Protocol):
@@ -54,8 +61,19 @@ class Stage(Protocol):
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
         """[rows, vocab] for the tokens of `ids`, or of `last_ids` at a row's slot where those are -1."""
 
-    def draw(self, logits: Tensor, fields: Mapping[str, Tensor], last_ids: Tensor, *, filtered: bool) -> None:
-        """Tokens into the field `tokens`, and into `last_ids`."""
+    def draw(
+        self,
+        logits: Tensor,
+        fields: Mapping[str, Tensor],
+        last_ids: Tensor,
+        draws: Draws,
+        seen: SeenTokens | None,
+    ) -> tuple[Tensor, ...]:
+        """Tokens into the field `tokens`, and into `last_ids`; gives what Logprobs hold, if any ask for them.
+
+        `biases` are added at row * vocab + token, `bias_at`, or nowhere (-1). `asked` is how many of the
+        likeliest tokens a row wants to know, -1 for a row that does not ask.
+        """
 
 
 class DecodeSteps:
@@ -76,57 +94,65 @@ class DecodeSteps:
         self._sizes = [*(size for size in SIZES if size < rows), rows]
         self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
         self._nobody = rows  # the slot of padding
-        self._forms: dict[int, tuple[Form, Work]] = {}
-        self._recordings: dict[tuple[int, Draws, bool], Recording] = {}
+        self._forms: dict[tuple[int, bool], tuple[Form, Work]] = {}
+        self._recordings: dict[tuple[int, Draws | None, bool], Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
     def takes(self, plan: Plan) -> bool:
         return 0 < len(plan.rows) == plan.single and all(row.samples for row in plan.rows)
 
-    def run(self, rows: Sequence[Row], slots: list[int], numbers: np.ndarray, draws: Draws) -> Tensor:
-        """The tokens of the rows, -1 where one had no number to draw from; their logits, if it does not draw.
+    def draw(self, rows: Sequence[Row], wanted: Wanted) -> tuple[Tensor, ...]:
+        """The tokens of the rows, -1 where one had no number to draw from; and what `Stage.draw` returns."""
+        return self._run(rows, wanted)
 
-        `numbers` [rows, columns] as SamplingRows gives them.
-        """
+    def logits(self, rows: Sequence[Row]) -> Tensor:
+        return self._run(rows, None)[0]
+
+    def may_draw(self, wanted: Wanted) -> bool:
+        return wanted.edits is None or len(wanted.edits[0]) <= BIASES
+
+    def _run(self, rows: Sequence[Row], wanted: Wanted | None) -> tuple[Tensor, ...]:
         self._copy_tables()
-        count = len(rows)
+        count, draws = len(rows), None if wanted is None else Draws.of(wanted)
         size = self._sizes[bisect_left(self._sizes, count)]
-        if size not in self._forms:
-            self._forms[size] = self._form(size)
-        form, work = self._forms[size]
-        cut = self._fill(form.blank(), rows, slots, numbers, work)
+        biased = draws is not None and draws.biased
+        if (size, biased) not in self._forms:
+            self._forms[size, biased] = self._form(size, biased)
+        form, work = self._forms[size, biased]
+        fields = form.blank()
+        cut = self._fill(fields, rows, work)
+        if wanted is not None:
+            describe(fields, wanted)
         form.send()
         key = (size, draws, cut)
         if key not in self._recordings:
-            self._recordings[key] = Recording(self._recorder, self._launches(form, work, draws, cut))
-        result = self._recordings[key].run()
-        return result[:count]
+            seen = None if wanted is None else wanted.seen
+            launches = self._launches(form, work, draws, seen, cut)
+            self._recordings[key] = Recording(self._recorder, launches)
+        return tuple(each[:count] for each in self._recordings[key].run())
 
     def forget(self) -> None:
         """Drops all recordings: a product is another one now, or a weight lies elsewhere."""
         self._recordings.clear()
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
-    def _form(self, size: int) -> tuple[Form, Work]:
+    def _form(self, size: int, biased: bool) -> tuple[Form, Work]:
         work = self._stage.work(size)
         fields: Fields = {
             name: ((size,), np.dtype(np.int64)) for name in ("ids", "positions", "places", "slots", "tokens")
         }
         fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
+        fields["asked"] = ((size,), np.dtype(np.int32))
         fields["work"] = ((work.numbers,), np.dtype(np.int32))
+        if biased:
+            fields["bias_at"] = ((BIASES,), np.dtype(np.int64))
+            fields["biases"] = ((BIASES,), np.dtype(np.float32))
         return Form(fields, self._device), work
 
-    def _fill(
-        self,
-        fields: Mapping[str, np.ndarray],
-        rows: Sequence[Row],
-        slots: list[int],
-        numbers: np.ndarray,
-        work: Work,
-    ) -> bool:
+    def _fill(self, fields: Mapping[str, np.ndarray], rows: Sequence[Row], work: Work) -> bool:
         """Writes a step into a form; says whether attention cuts any context."""
         count, requests = len(rows), self._requests
-        of = np.array(slots)
+        of = np.fromiter((row.slot for row in rows), np.int64, count)
         starts = np.fromiter((row.start for row in rows), np.int64, count)
         blocks, offsets = np.divmod(starts, self._block_size)
         known = (requests[row.request].tokens for row in rows)
@@ -137,22 +163,21 @@ class DecodeSteps:
         fields["positions"][:count] = starts
         fields["places"][:count] = self._tables.grid[of, blocks].astype(np.int64) * self._block_size + offsets
         fields["slots"][:count] = of
-        fields["columns"][:, :count] = numbers.T
         for name, padding in (("ids", 0), ("positions", 0), ("places", -1), ("slots", self._nobody)):
             fields[name][count:] = padding
-        fields["columns"][:, count:] = numbers[:1].T  # padding samples like the first row
         return work.fill(fields["work"], of, starts.astype(np.int32) + 1)
 
-    def _launches(self, form: Form, work: Work, draws: Draws, cut: bool) -> Callable[[], Tensor]:
+    def _launches(
+        self, form: Form, work: Work, draws: Draws | None, seen: SeenTokens | None, cut: bool
+    ) -> Callable[[], tuple[Tensor, ...]]:
         fields, stage, last_ids = form.on_device, self._stage, self._last_ids
         prepared = work.prepared(fields["work"], self._mirror, cut=cut)
 
-        def launches() -> Tensor:
+        def launches() -> tuple[Tensor, ...]:
             logits = stage.logits(fields, last_ids, prepared)
-            if draws is Draws.NOT:
-                return logits
-            stage.draw(logits, fields, last_ids, filtered=draws is Draws.FILTERED)
-            return fields["tokens"]
+            if draws is None:
+                return (logits,)
+            return fields["tokens"], *stage.draw(logits, fields, last_ids, draws, seen)
 
         return launches
 
@@ -170,6 +195,35 @@ class DecodeSteps:
         written.clear()
 
 
+def describe(fields: Mapping[str, np.ndarray], wanted: Wanted) -> None:
+    """Writes into a form how its rows draw."""
+    columns, count = fields["columns"], len(wanted.numbers)
+    columns[:, :count] = wanted.numbers.T
+    columns[:, count:] = wanted.numbers[:1].T  # padding samples like the first row, but without penalties
+    for name, none in UNPENALISED:
+        columns[COLUMNS.index(name), count:] = none
+    fields["asked"][:] = asked_of(wanted, len(fields["asked"]))
+    if wanted.edits is not None:
+        at, values = biases_of(wanted)
+        fields["bias_at"][:] = -1
+        fields["bias_at"][: len(at)], fields["biases"][: len(at)] = at, values
+
+
+def asked_of(wanted: Wanted, size: int) -> np.ndarray:
+    """[size]: how many of the likeliest tokens each row wants to know, -1 for one that does not ask."""
+    asked = np.full(size, -1, np.int32)
+    for row, count in wanted.logprobs:
+        asked[row] = count
+    return asked
+
+
+def biases_of(wanted: Wanted) -> tuple[np.ndarray, np.ndarray]:
+    """Places in [rows, vocab], and what is added there."""
+    assert wanted.edits is not None
+    rows, ids, values = wanted.edits
+    return rows * wanted.vocab + ids, values
+
+
 class Recorder:
     """Where graphs are recorded, and the memory that they share: they never run at the same time."""
 
@@ -182,31 +236,33 @@ class Recorder:
 class Recording:
     """Launches: one by one the first time, which compiles what they need, and as a graph from then on."""
 
-    def __init__(self, recorder: Recorder | None, launches: Callable[[], Tensor]) -> None:
+    def __init__(self, recorder: Recorder | None, launches: Callable[[], tuple[Tensor, ...]]) -> None:
         self._recorder, self._launches = recorder, launches
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._result: Tensor | None = None
+        self._result: tuple[Tensor, ...] | None = None
 
-    def run(self) -> Tensor:
+    def run(self) -> tuple[Tensor, ...]:
         if self._graph is None and self._warm and self._recorder and not self._recorder.full:
             self._record(self._recorder)
         if self._graph is not None and self._result is not None:
             self._graph.replay()
             return self._result
         if self._recorder is None:
-            return self._launches().clone()  # what lies in a form is overwritten before it is collected
+            # What lies in a form is overwritten before it is collected.
+            return tuple(each.clone() for each in self._launches())
         self._warm = True
         return self._aside(self._recorder)
 
-    def _aside(self, recorder: Recorder) -> Tensor:
+    def _aside(self, recorder: Recorder) -> tuple[Tensor, ...]:
         """Runs on the stream of recordings, whose workspaces are made on the way."""
         now = torch.cuda.current_stream()
         recorder.stream.wait_stream(now)
         with torch.cuda.stream(recorder.stream):
             result = self._launches()
         now.wait_stream(recorder.stream)
-        result.record_stream(now)
+        for each in result:
+            each.record_stream(now)
         return result
 
     def _record(self, recorder: Recorder) -> None:

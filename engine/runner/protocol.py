@@ -9,7 +9,7 @@ import numpy as np
 from engine.config import KvSchemeName
 from engine.events import TokenLogprob
 from engine.scheduling.plan import Plan
-from engine.snapshot import Reads, Speeds
+from engine.snapshot import Load, Reads, SchemeView, Speeds
 
 
 class Fit(NamedTuple):
@@ -67,6 +67,12 @@ class Runner(Protocol):
 
     def memory(self) -> dict[str, int]:
         """Bytes, by what they are for."""
+
+    def kv_schemes(self) -> tuple[SchemeView, ...]:
+        """The forms that the cache could have, and of those that it cannot, why."""
+
+    def load(self) -> Load | None:
+        """How hard the device works; None where nobody says it. Never waits."""
 
     def reads(self) -> Reads:
         """What a step of the present model reads."""

@@ -1,16 +1,17 @@
 """The memory that is the cache's, and what fits into it under each scheme."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.cache.store import KVStore
-from engine.config import KvSchemeName, LayerSpec
+from engine.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.errors import BadInput
 from engine.runner.protocol import Fit
 from engine.scheduling.window import Window
+from engine.snapshot import SchemeView
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,17 @@ class Room:
                 f"request, and the cache has {blocks}: lower kv_window, or give it more blocks"
             )
         return Fit(blocks, host_blocks, self.longest)
+
+    def views(self, problem_of: Callable[[KvSchemeName], str | None]) -> tuple[SchemeView, ...]:
+        """Every form of the cache; `problem_of` says of one whether anything but room is in its way."""
+        return tuple(self._view(scheme, problem_of(scheme)) for scheme in KV_SCHEMES)
+
+    def _view(self, scheme: KvSchemeName, problem: str | None) -> SchemeView:
+        nbytes = KVStore.block_bytes(self.specs, 1, self.dtype, scheme)
+        try:
+            return SchemeView(scheme, problem or "", nbytes, self.fit(scheme).blocks)
+        except BadInput as error:
+            return SchemeView(scheme, problem or str(error), nbytes)
 
     def widest(self, schemes: tuple[KvSchemeName, ...]) -> int:
         """The most blocks that one request may ever hold, whichever of the schemes comes."""

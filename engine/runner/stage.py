@@ -10,8 +10,12 @@ from engine.attention.base import AttentionBackend, Batch
 from engine.attention.triton_backend import StandingWork, TritonAttention
 from engine.cache.store import KVStore
 from engine.kernels.draw import draw
+from engine.kernels.edits import edit, note
+from engine.kernels.likeliest import likeliest
 from engine.models.decoder import Decoder
 from engine.models.fused import FusedDecoder
+from engine.runner.graphs import Draws
+from engine.sampling.penalties import SeenTokens
 
 
 class GpuStage:
@@ -19,7 +23,7 @@ class GpuStage:
 
     def __init__(self, model: Decoder, store: KVStore, attention: TritonAttention) -> None:
         self._decoder = FusedDecoder(model, store.layers, attention)
-        self._attention, self._specs = attention, model.config.layers
+        self._attention, self._specs = attention, [each.spec for each in store.layers]
         self._dtype, self._device = model.embed.dtype, model.embed.device
 
     def work(self, rows: int) -> StandingWork:
@@ -30,16 +34,24 @@ class GpuStage:
         hidden = self._decoder.forward(x, fields["positions"], fields["places"], prepared)
         return self._decoder.logits(hidden)
 
-    def draw(self, logits: Tensor, fields: Mapping[str, Tensor], last_ids: Tensor, *, filtered: bool) -> None:
-        draw(
-            fields["tokens"],
-            last_ids,
-            logits,
-            fields["columns"],
-            fields["slots"],
-            filtered=filtered,
-            early=self._decoder.early(len(logits)),
-        )
+    def draw(
+        self,
+        logits: Tensor,
+        fields: Mapping[str, Tensor],
+        last_ids: Tensor,
+        draws: Draws,
+        seen: SeenTokens | None,
+    ) -> tuple[Tensor, ...]:
+        scores, columns, slots, tokens = logits, fields["columns"], fields["slots"], fields["tokens"]
+        if draws.penalised or draws.biased:
+            counts = None if seen is None else (seen.prompt, seen.reply)
+            biases = (fields["bias_at"], fields["biases"]) if draws.biased else None
+            scores = edit(logits, columns, slots, counts, biases)
+        early = self._decoder.early(len(logits))
+        draw(tokens, last_ids, scores, columns, slots, filtered=draws.filtered, early=early)
+        if seen is not None:
+            note(seen.reply, tokens, columns, slots)
+        return likeliest(logits, tokens, fields["asked"]) if draws.logprobs else ()
 
     def forward(self, batch: Batch) -> Tensor:
         """Any other step: [tokens, hidden]."""
@@ -52,10 +64,6 @@ class GpuStage:
 
 def stage_for(model: object, store: KVStore, attention: AttentionBackend) -> GpuStage | None:
     """None: steps go the plain way, through the model's own forward."""
-    if not (isinstance(model, Decoder) and isinstance(attention, TritonAttention)):
-        return None
-    # It writes keys as they are, and its lists of work are for the layers as the model has them.
-    own_layers = tuple(each.spec for each in store.layers) == tuple(model.config.layers)
-    if store.scheme == "none" and own_layers:
+    if isinstance(model, Decoder) and isinstance(attention, TritonAttention):
         return GpuStage(model, store, attention)
     return None

@@ -24,15 +24,16 @@ class Weights:
         """`share`: of the memory that weights win or lose, what the cache gets or gives."""
         self._model, self._runner, self._share = model, runner, share
         self.scheme = scheme
-        self._views: tuple[SchemeView, ...] | None = None
+        self._views: dict[str, tuple[SchemeView, ...]] = {}  # by the cache's form, which its room depends on
         runner.products_changed(recordable=scheme.graphs)
 
     @property
     def schemes(self) -> tuple[SchemeView, ...]:
         """All there are; what cannot be taken says why. Found out once."""
-        if self._views is None:
-            self._views = tuple(self._view(name) for name in names())
-        return self._views
+        form = self._runner.store.scheme
+        if form not in self._views:
+            self._views[form] = tuple(self._view(name) for name in names())
+        return self._views[form]
 
     def begin(self, name: str) -> Conversion:
         """Raises where it cannot be; nothing has been touched then."""
@@ -65,7 +66,10 @@ class Weights:
             return SchemeView(name, "" if name == self.scheme.name else _FOREIGN, 0)
         if problem := why_not(name, source.device, source.dtype):
             return SchemeView(name, problem, 0)
-        return SchemeView(name, "", nbytes(self._model, source.scheme(name)))
+        scheme = source.scheme(name)
+        if scheme.name != name:
+            return SchemeView(name, f"of this checkpoint, that is {scheme.name}", 0)
+        return SchemeView(name, "", nbytes(self._model, scheme), self.blocks(scheme) or 0)
 
 
 def scheme_of(model: LanguageModel, name: str) -> Scheme:

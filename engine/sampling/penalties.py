@@ -13,23 +13,23 @@ class SeenTokens:
     """[slots, vocab] columns; their rows mean something for penalised slots alone."""
 
     def __init__(self, max_rows: int, vocab: int, device: torch.device) -> None:
-        self._prompt = torch.zeros(max_rows, vocab, dtype=torch.bool, device=device)
-        self._reply = torch.zeros(max_rows, vocab, dtype=torch.int16, device=device)
+        self.prompt = torch.zeros(max_rows, vocab, dtype=torch.bool, device=device)
+        self.reply = torch.zeros(max_rows, vocab, dtype=torch.int16, device=device)
 
     def start(self, slot: int, prompt: Sequence[int], reply: Sequence[int], pending: Tensor | None) -> None:
         """Counts the slot's tokens anew: those on the host, then those that only the device knows."""
-        vocab = self._reply.shape[1]
+        vocab = self.reply.shape[1]
         in_prompt = np.zeros(vocab, bool)
         in_prompt[prompt] = True
         counts = np.bincount(np.array(reply, np.int64), minlength=vocab).clip(max=_MOST)
-        self._prompt[slot] = torch.from_numpy(in_prompt)
-        self._reply[slot] = torch.from_numpy(counts.astype(np.int16))
+        self.prompt[slot] = torch.from_numpy(in_prompt)
+        self.reply[slot] = torch.from_numpy(counts.astype(np.int16))
         for token in pending.unbind() if pending is not None else ():
             self.add(torch.tensor([slot], device=token.device), token[None])
 
     def add(self, slots: Tensor, ids: Tensor) -> None:
         """One more token of the reply for each of these slots, none of them twice."""
-        self._reply[slots, ids] = self._reply[slots, ids].clamp(max=_MOST - 1) + 1
+        self.reply[slots, ids] = self.reply[slots, ids].clamp(max=_MOST - 1) + 1
 
     def penalise(
         self,
@@ -45,11 +45,11 @@ class SeenTokens:
         [rows, vocab] scores, and for each row its slot and its [rows, 1] strengths; 1, 0 and 0 change no bit.
         `ahead` [2, drafts] are rows and the tokens that stand before them as drafts: they count as if said.
         """
-        counts = self._reply[slots]
+        counts = self.reply[slots]
         if ahead is not None:
             ones = torch.ones_like(ahead[0], dtype=torch.int32)
             counts = counts.int().index_put_((ahead[0], ahead[1]), ones, accumulate=True).clamp_(max=_MOST)
         came = counts > 0
         shrunk = (scores.clamp(min=0) / repetition).add_(scores.clamp(max=0) * repetition)
-        scores = torch.where(self._prompt[slots].logical_or_(came), shrunk, scores)
+        scores = torch.where(self.prompt[slots].logical_or_(came), shrunk, scores)
         return scores.sub_(frequency * counts).sub_(presence * came)

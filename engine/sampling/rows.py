@@ -82,6 +82,26 @@ class RowsView:
         )
 
 
+EditColumns = tuple[np.ndarray, np.ndarray, np.ndarray]  # as in Edits, on the host
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The rows of one step as kernels want to know them, on the host."""
+
+    numbers: np.ndarray  # [rows, columns] float64
+    vocab: int
+    seen: SeenTokens | None  # None: no row has penalties
+    edits: EditColumns | None
+    logprobs: tuple[tuple[int, int], ...]  # (row, how many of the likeliest), for rows that ask
+
+    @property
+    def filtered(self) -> bool:
+        """Whether any row has top-k or top-p, which the drawing kernels skip where none has."""
+        top_k, top_p = (self.numbers[:, COLUMNS.index(name)] for name in ("top_k", "top_p"))
+        return bool((top_k < self.vocab).any() or (top_p < 1.0).any())
+
+
 @dataclass(frozen=True, slots=True)
 class _SlotEdits:
     ids: np.ndarray
@@ -174,10 +194,18 @@ class SamplingRows:
         """Which of the rows of these slots keep to a grammar."""
         return [row for row, slot in enumerate(slots) if slot in self._guided] if self._guided else []
 
-    def by_numbers(self, slots: Sequence[int]) -> bool:
-        """Whether `numbers` say all of how these slots sample: nothing looks at the logits besides."""
-        others = (self._edits, self._logprobs, self._candidates, self._penalised, self._guided)
-        return not any(others) or all(slot not in each for each in others if each for slot in slots)
+    def wanted(self, slots: Sequence[int], indices: Sequence[int]) -> Wanted | None:
+        """The same as `view` for kernels. None: grammars or searches look at the logits besides."""
+        others = (self._candidates, self._guided)
+        if any(others) and any(slot in each for each in others for slot in slots):
+            return None
+        return Wanted(
+            self.numbers(np.asarray(slots), indices),
+            self._vocab,
+            None if self._penalised.isdisjoint(slots) else self._seen,
+            self._edits_at(slots, indices) if self._edits else None,
+            _asked(slots, self._logprobs),
+        )
 
     def numbers(self, slots: np.ndarray, indices: Sequence[int]) -> np.ndarray:
         """[rows, columns], the uniforms of this step among them."""
@@ -199,13 +227,17 @@ class SamplingRows:
             self._tensor(host).T,
             self._tensor(where) if penalised else None,
             self._seen if penalised else None,
-            self._edits_of(slots, indices) if self._edits else None,
+            self._edits_of(slots, indices),
             _asked(slots, self._logprobs),
             _asked(slots, self._candidates),
             self._tensor(np.array(ahead).T) if penalised and ahead else None,
         )
 
     def _edits_of(self, slots: Sequence[int], indices: Sequence[int]) -> Edits | None:
+        found = self._edits_at(slots, indices) if self._edits else None
+        return None if found is None else Edits(*map(self._tensor, found))
+
+    def _edits_at(self, slots: Sequence[int], indices: Sequence[int]) -> EditColumns | None:
         found = [
             (row, *self._edits[slot].at(index))
             for row, (slot, index) in enumerate(zip(slots, indices, strict=True))
@@ -216,7 +248,7 @@ class SamplingRows:
         rows = np.repeat([row for row, _, _ in found], [len(ids) for _, ids, _ in found])
         ids = np.concatenate([ids for _, ids, _ in found])
         values = np.concatenate([values for _, _, values in found]).astype(np.float32)
-        return Edits(self._tensor(rows), self._tensor(ids), self._tensor(values))
+        return rows, ids, values
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

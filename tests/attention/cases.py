@@ -1,7 +1,7 @@
 """Random batches over a paged cache, for any back end's test."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,8 +22,9 @@ class Case:
     v: Tensor
 
     def copy(self) -> "Case":
-        layer = KVLayer(self.layer.spec, self.layer.keys.clone(), self.layer.values.clone(), self.layer.sinks)
-        return Case(self.batch, layer, self.q, self.k, self.v)
+        names = ("keys", "values", "key_scales", "value_scales")
+        own = {name: each.clone() for name in names if (each := getattr(self.layer, name)) is not None}
+        return replace(self, layer=replace(self.layer, **own))
 
 
 def make_batch(rows: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int) -> Batch:

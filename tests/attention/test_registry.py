@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.attention import registry
-from engine.attention.registry import choose, names, register, why_not
+from engine.attention.registry import block_size_for, choose, names, register, why_not
 from engine.attention.torch_backend import TorchAttention
 from engine.config import LayerSpec
 from engine.errors import BadInput
@@ -69,6 +69,17 @@ def test_a_name_is_taken_at_its_word() -> None:
         BadInput, match=r"'narrow': it serves heads of 8 at most, not 16; available here: .*torch"
     ):
         choose("narrow", CPU, wide, torch.float32)
+
+
+def test_a_back_end_may_want_blocks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Narrow, "block_sizes", (256,), raising=False)
+    register(Narrow)
+    assert isinstance(choose("narrow", CPU, SPECS, torch.float32, block_size=256), Narrow)
+    with pytest.raises(BadInput, match=r"'narrow': it reads blocks of 256 tokens \(block_size\), not 16"):
+        choose("narrow", CPU, SPECS, torch.float32, block_size=16)
+    monkeypatch.setitem(registry.PREFERRED, "cpu", ("narrow", "torch"))
+    assert choose("auto", CPU, SPECS, torch.float32, block_size=16).name == "torch"
+    assert [block_size_for(name, 16) for name in ("narrow", "torch", "auto", "flush")] == [256, 16, 16, 16]
 
 
 def test_an_unknown_name_is_told_what_there_is() -> None:

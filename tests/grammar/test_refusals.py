@@ -22,6 +22,11 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
+def _doubled(times: int) -> str:
+    """One word of 2 ** times letters."""
+    return "\n".join(["start: A0", *(f"A{n}: A{n + 1} A{n + 1}" for n in range(times)), f"A{times}: /x/"])
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "words"),
     [
@@ -44,6 +49,11 @@ def nested(depth: int) -> dict[str, Any]:
         ("regex", "[^\\s\\S]", "no text keeps to it"),
         ("regex", "(" * 3000 + "a" + ")" * 3000, "cannot be kept to"),
         ("regex", "(|)", "only an empty text keeps to it"),
+        ("regex", "a\\", "ends in a lone backslash"),
+        ("json", '{"const": "\\ud800"}', "cannot be kept to: unexpected end of hex escape"),
+        ("lark", "start: (", "cannot be kept to"),
+        ("lark", "begin: /a/", "cannot be kept to"),
+        ("lark", _doubled(40), "cannot be kept to"),
         ("choice", "[]", "1 to"),
         ("choice", '["a", ""]', "not empty"),
         ("choice", '["a", 5]', "is a text"),

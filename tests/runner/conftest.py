@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-import engine.start
+import engine.assembly
 from tests.runner.small import make
 
 
 @pytest.fixture(scope="session", autouse=True)
 def models_are_loaded_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.start, "load_model", cache(engine.start.load_model))
+        patch.setattr(engine.assembly, "load_model", cache(engine.assembly.load_model))
         yield
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -92,9 +93,9 @@ workloads = st.builds(
 )
 
 
-def engine_for(llama: Path, work: Workload) -> Engine:
+def engine_for(folder: Path, work: Workload, **more: Any) -> Engine:
     return engine_on(
-        llama,
+        folder,
         blocks=BLOCKS,
         host_blocks=BLOCKS,
         max_running=6,
@@ -102,6 +103,7 @@ def engine_for(llama: Path, work: Workload) -> Engine:
         depth=work.depth,
         preemption=work.preemption,
         prefix_cache=work.prefix_cache,
+        **more,
     )
 
 

@@ -15,11 +15,13 @@ from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
 from engine.core import Engine
 from engine.params import SamplingParams
-from engine.runner.graphs import DecodeSteps, Draws
+from engine.runner.graphs import BIASES, DecodeSteps, Draws, describe
 from engine.runner.runner import ModelRunner
-from engine.sampling.rows import RowsView
+from engine.sampling.logprobs import read_logprobs
+from engine.sampling.penalties import SeenTokens
+from engine.sampling.rows import COLUMNS, Edits, RowsView, Wanted
 from engine.sampling.sampler import sample
-from tests.runner.small import alone, ask, drain, engine_on, turn
+from tests.runner.small import alone, ask, close_to, drain, engine_on, turn
 from tests.runner.test_company import Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.test_transformers import PROMPT, WAYS, assert_as_in_transformers
 
@@ -79,11 +81,41 @@ class PlainStage:
 
         return self.runner.model.logits(self.runner.model.forward(batch.ids, batch.positions, attend))
 
-    def draw(self, logits: Tensor, fields: Mapping[str, Tensor], last_ids: Tensor, *, filtered: bool) -> None:
-        host = np.ascontiguousarray(fields["columns"].numpy().T)
-        sampled = sample(logits, RowsView(host, fields["columns"]))
-        last_ids[fields["slots"]] = sampled.ids
-        fields["tokens"].copy_(sampled.ids.masked_fill(sampled.bad, -1))
+    def draw(
+        self,
+        logits: Tensor,
+        fields: Mapping[str, Tensor],
+        last_ids: Tensor,
+        draws: Draws,
+        seen: SeenTokens | None,
+    ) -> tuple[Tensor, ...]:
+        slots, rows = fields["slots"], int((fields["places"] >= 0).sum())  # penalties know no slot of padding
+        view = RowsView(
+            np.ascontiguousarray(fields["columns"].numpy().T),
+            fields["columns"],
+            slots if seen else None,
+            seen,
+            edits(fields, logits.shape[1]) if draws.biased else None,
+            tuple((row, n) for row, n in enumerate(fields["asked"].tolist()) if n >= 0),
+        ).part(0, rows)
+        sampled = sample(logits[:rows], view)
+        last_ids[slots[:rows]] = sampled.ids
+        fields["tokens"][:rows] = sampled.ids.masked_fill(sampled.bad, -1)
+        if seen is not None:
+            strengths = view.columns[4:7] != torch.tensor([[1.0], [0.0], [0.0]])
+            counted = strengths.any(0) & ~sampled.bad
+            seen.add(slots[:rows][counted], sampled.ids[counted])
+        if not draws.logprobs:
+            return ()
+        asked = [(row, min(20, logits.shape[1])) for row in range(rows)]
+        found = read_logprobs(logits[:rows], sampled.ids, tuple(asked))
+        return found.chosen, found.ranks, found.ids, found.values
+
+
+def edits(fields: Mapping[str, Tensor], vocab: int) -> Edits:
+    at = fields["bias_at"]
+    used = at >= 0
+    return Edits(at[used] // vocab, at[used] % vocab, fields["biases"][used])
 
 
 def in_forms(engine: Engine) -> Engine:
@@ -95,7 +127,7 @@ def in_forms(engine: Engine) -> Engine:
         requests=engine.scheduler.requests,
         tables=engine.scheduler.tables,
         block_size=engine.scheduler.pool.block_size,
-        last_ids=runner._last_ids,
+        last_ids=runner._drawing.last_ids,
     )
     runner.graphs = True
     return engine
@@ -119,13 +151,17 @@ def test_logits_are_those_of_transformers(
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_rows_that_numbers_describe_join_and_leave(llama: Path, depth: int) -> None:
-    """Of three or five rows some are padding; the tokens are those of each request alone."""
-    kinds = ({}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"temperature": 0.0})
+    """Of three or five rows some are padding; the replies are those of each request alone."""
+    kinds: tuple[dict[str, Any], ...] = (
+        {}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"temperature": 0.0},
+        {"frequency_penalty": 0.5, "repetition_penalty": 1.2}, {"logit_bias": {41: 4.0}, "min_tokens": 9},
+        {"logprobs": 3, "presence_penalty": 0.7},
+    )  # fmt: skip
     asked = [
         SamplingParams(**{"temperature": 0.9, "seed": 7, "max_tokens": 30, "ignore_eos": True} | kind)
         for kind in kinds
     ]
-    engine = in_forms(engine_on(llama, depth=depth, max_running=7))
+    engine = in_forms(engine_on(llama, depth=depth, max_running=11))
     heard = []
     for number, params in enumerate(asked):
         prompt = [1, *range(40, 55 + number)]
@@ -135,12 +171,42 @@ def test_rows_that_numbers_describe_join_and_leave(llama: Path, depth: int) -> N
     drain(engine)
     steps = engine.runner._steps
     assert {size for size, _, _ in steps._recordings} >= {1, 2, 4}
-    assert {draws for _, draws, _ in steps._recordings} == {Draws.PLAIN, Draws.FILTERED}
+    of_any = {draws for _, draws, _ in steps._recordings}
+    assert None not in of_any
+    assert all({each[at] for each in of_any} == {True, False} for at in range(4))
     for prompt, params, said in heard:
-        assert said.reply == alone(llama, prompt, params).reply
+        wanted = alone(llama, prompt, params)
+        assert said.reply == wanted.reply
+        assert len(said.logprobs) == len(wanted.logprobs) and close_to(said.logprobs, wanted.logprobs)
     assert (
         np.array_equal(steps._mirror.numpy()[:5], engine.scheduler.tables.grid[:5]) or steps._tables.written
     )
+
+
+def test_a_form_keeps_nothing_of_the_step_before() -> None:
+    """And its padding has no penalties, as it has no slot to look for tokens in."""
+    size, at = 4, COLUMNS.index
+    fields = {
+        "columns": np.zeros((len(COLUMNS), size)),
+        "asked": np.zeros(size, np.int32),
+        "bias_at": np.zeros(BIASES, np.int64),
+        "biases": np.zeros(BIASES, np.float32),
+    }
+    numbers = np.arange(3.0 * len(COLUMNS)).reshape(3, -1) + 2
+    three = np.array([0, 2, 2]), np.array([7, 7, 9]), np.array([1.0, -2.0, 4.0], np.float32)
+    one = tuple(each[1:2] for each in three)
+    describe(fields, Wanted(numbers, 50, None, three, ((0, 3), (2, 5))))
+    assert fields["bias_at"][:4].tolist() == [7, 107, 109, -1]
+    assert fields["asked"].tolist() == [3, -1, 5, -1]
+    describe(fields, Wanted(numbers[:1], 50, None, one, ()))
+    assert fields["bias_at"][0] == 107
+    assert fields["biases"][0] == -2.0
+    assert (fields["bias_at"][1:] == -1).all()
+    assert (fields["asked"] == -1).all()
+    assert (fields["columns"][:, 0] == numbers[0]).all()
+    assert (fields["columns"][at("temperature"), 1:] == numbers[0, at("temperature")]).all()
+    assert (fields["columns"][at("repetition"), 1:] == 1).all()
+    assert not fields["columns"][[at("presence"), at("frequency")], 1:].any()
 
 
 def test_recordings_may_be_forgotten(llama: Path) -> None:

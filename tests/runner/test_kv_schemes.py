@@ -136,6 +136,18 @@ def test_not_while_requests_are_alive(llama: Path) -> None:
         engine.set_kv_scheme("int3")
 
 
+def test_as_soon_as_the_last_reply_has_ended(llama: Path) -> None:
+    """A step that began before its end was found is still on its way."""
+    engine = engine_on(llama, depth=1)
+    last = reply(engine_on(llama), PROMPT).tokens[5]
+    _, heard = ask(engine, PROMPT, replace(GREEDY, stop_ids=(last,)))
+    while heard.finish is None:
+        turn(engine)
+    assert engine.busy, "the test shows nothing"
+    engine.set_kv_scheme("int8")
+    assert reply(engine, PROMPT).reply == reply(engine_on(llama, kv_scheme="int8"), PROMPT).reply
+
+
 def test_without_memory_for_another_form_the_old_one_stays(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +167,7 @@ def test_without_memory_for_another_form_the_old_one_stays(
 
 
 def test_memory_that_is_measured_holds_more_blocks(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.start.free_memory", lambda device: 2**20)
+    monkeypatch.setattr("engine.assembly.free_memory", lambda device: 2**20)
     sizes = {}
     for scheme in KV_SCHEMES:
         engine = start(EngineConfig(model=str(llama), device="cpu", kv_scheme=scheme))
@@ -184,5 +196,11 @@ def test_a_back_end_that_cannot_read_it_is_not_taken(
     ):
         engine_on(llama, attention="plain", kv_scheme="int8")
     engine = engine_on(llama, attention="plain")
+    reply(engine, PROMPT)
+    cached = engine.scheduler.pool.cached
     with pytest.raises(BadInput, match="attention plain serves a cache of none, not fp8"):
         engine.set_kv_scheme("fp8")
+    assert engine.scheduler.pool.cached == cached > 0, "nothing has changed"
+    views = {view.name: view for view in engine.snapshot().kv_schemes}
+    assert views["none"].why_not == "" != views["int8"].why_not
+    assert views["fp8"].nbytes < views["none"].nbytes

@@ -14,19 +14,12 @@ from hypothesis import strategies as st
 from engine.core import Engine
 from engine.errors import BadInput, BadParams
 from engine.params import SPECULATION, SamplingParams
-from engine.speculation.gain import Prices
 from tests.runner.small import GREEDY, Heard, alone, ask, drain, engine_on
-from tests.runner.test_company import BLOCKS, A, B, Workload, assert_nothing_changes, workloads
+from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
+from tests.speculation.test_company import Free
 
 KINDS = st.sampled_from(("", *SPECULATION))
 LETTERS = {A: 22.0, B: 21.5}  # two letters alone: a text in which the same runs come again
-
-
-class Free(Prices):
-    """Never wants a step without drafts."""
-
-    def wants_plain(self, rows: int) -> bool:
-        return False
 
 
 @pytest.fixture(scope="session")
@@ -65,17 +58,8 @@ def speculative(work: Workload, kinds: list[str], others: list[str]) -> Workload
     others=st.lists(KINDS, min_size=5, max_size=5),
 )
 def test_drafts_change_nothing(drafted: Path, work: Workload, kinds: list[str], others: list[str]) -> None:
-    engine = engine_on(
-        drafted,
-        blocks=BLOCKS,
-        host_blocks=BLOCKS,
-        max_running=6,
-        max_step_tokens=work.step_tokens,
-        depth=work.depth,
-        preemption=work.preemption,
-        prefix_cache=work.prefix_cache,
-    )
-    assert_nothing_changes(eager(engine), drafted, speculative(work, kinds, others))
+    engine = eager(engine_for(drafted, work))
+    assert_nothing_changes(engine, drafted, speculative(work, kinds, others))
 
 
 @pytest.mark.parametrize(("temperature", "depth"), [(0.8, 0), (0.0, 1)])

@@ -24,9 +24,11 @@ MERGED = 8192  # numbers of partial results that a merge holds at once
 
 @triton.jit
 def _fold(
-    best, total, mixed, query, keys, values, table, kv_head, begin, end, position, scale,
+    best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head, begin, end, position,
+    scale,
     KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    PACKED: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Takes the keys of begin..end into the softmax; without MASKED, every query sees all of full turns."""
@@ -45,7 +47,14 @@ def _fold(
             value_mask = value_mask & (value_at < VALUE_DIM)[None, :]
         k = tl.load(keys + cell[:, None] * KEY_DIM + key_at[None, :], mask=key_mask, other=0.0)
         v = tl.load(values + cell[:, None] * VALUE_DIM + value_at[None, :], mask=value_mask, other=0.0)
-        score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
+        if PACKED:  # scales are of keys: they are multiplied with what belongs to a key alone
+            k_by = tl.load(key_scales + cell, mask=there, other=0.0).to(tl.float32)
+            v_by = tl.load(value_scales + cell, mask=there, other=0.0).to(tl.float32)
+            k = k.to(query.dtype)
+            v = v.to(query.dtype)
+            score = tl.dot(query, tl.trans(k), input_precision="ieee") * (k_by * scale)[None, :]
+        else:
+            score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
         if SOFTCAP > 0:  # cap * tanh(score / cap); `scale` has 2 / cap in it
             score = SOFTCAP - 2 * SOFTCAP / (1 + tl.exp2(score))
         if MASKED:
@@ -53,12 +62,15 @@ def _fold(
             if CAUSAL:
                 seen = seen & (key[None, :] <= position[:, None])
                 if WINDOW > 0:
-                    seen = seen & (key[None, :] > position[:, None] - WINDOW)
+                    near = key[None, :] > position[:, None] - WINDOW
+                    seen = seen & (near | (key < KEPT)[None, :])
             score = tl.where(seen, score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, 1))
         weight = tl.exp2(score - higher[:, None])
         fade = tl.exp2(best - higher)
         total = total * fade + tl.sum(weight, 1)
+        if PACKED:
+            weight *= v_by[None, :]
         mixed = tl.dot(weight.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
         best = higher
     return best, total, mixed
@@ -66,9 +78,11 @@ def _fold(
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _attend(
-    out, mixes, sums, q, keys, values, sinks, tables, items, scale, q_token, q_head, table_stride,
+    out, mixes, sums, q, keys, values, key_scales, value_scales, sinks, tables, items,
+    scale, q_token, q_head, table_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    BLOCK: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    BLOCK: tl.constexpr, PACKED: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     QUERIES: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
@@ -110,17 +124,27 @@ def _attend(
 
     table = tables + row * table_stride
     position = first + nth
+    if KEPT > 0:  # the first tokens, where the first piece of a window begins behind them
+        behind = tl.where(begin <= tl.maximum(0, first + 1 - WINDOW), tl.minimum(KEPT, begin), 0)
+        best, total, mixed = _fold(
+            best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
+            0, behind, position, scale,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, False,
+            KEYS, KEY_PAD, VALUE_PAD, STAGES,
+        )  # fmt: skip
     if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are seen by all of it
         plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
         best, total, mixed = _fold(
-            best, total, mixed, query, keys, values, table, kv_head, begin, plain, position, scale,
-            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, SOFTCAP, False, True,
+            best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
+            begin, plain, position, scale,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, False, True,
             KEYS, KEY_PAD, VALUE_PAD, STAGES,
         )  # fmt: skip
         begin = plain
     best, total, mixed = _fold(
-        best, total, mixed, query, keys, values, table, kv_head, begin, end, position, scale,
-        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, SOFTCAP, True, QUERIES > 1,
+        best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
+        begin, end, position, scale,
+        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, QUERIES > 1,
         KEYS, KEY_PAD, VALUE_PAD, STAGES,
     )  # fmt: skip
 
@@ -189,10 +213,12 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Work) -
     sums = torch.empty(*lines, 2, dtype=torch.float32, device=q.device)
     cap = spec.softcap or 0.0
     _attend[(spec.kv_heads, len(work.items))](
-        out, mixes, sums, q, layer.keys, layer.values, layer.sinks, tables, work.items,
+        out, mixes, sums, q, layer.keys, layer.values, layer.key_scales, layer.value_scales, layer.sinks,
+        tables, work.items,
         spec.scale * LOG2_E * (2 / cap if cap else 1), q.stride(0), q.stride(1), tables.stride(0),
         KV_HEADS=spec.kv_heads, GROUP=group, KEY_DIM=spec.key_dim, VALUE_DIM=spec.value_dim,
-        BLOCK=layer.block_size, WINDOW=spec.window or 0, SOFTCAP=cap * LOG2_E, SINKS=layer.sinks is not None,
+        BLOCK=layer.block_size, PACKED=layer.key_scales is not None, WINDOW=spec.window or 0,
+        KEPT=spec.kept if spec.window else 0, SOFTCAP=cap * LOG2_E, SINKS=layer.sinks is not None,
         QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
         KEY_PAD=dim_padded(spec.key_dim), VALUE_PAD=value_pad, STAGES=tile.stages, EARLY=tile.early,
         num_warps=tile.warps, **launch(tile.early),

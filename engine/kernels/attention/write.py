@@ -6,15 +6,34 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.cache.store import KVLayer
 from engine.kernels.attention.launch import launch
+from engine.kernels.attention.pack import most, packed
 from engine.kernels.attention.tiles import power
 
 
 @triton.jit
+def _put(
+    cells, scales, of, place, stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, LINES: tl.constexpr, PADDED: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """One token's heads, `stride` apart, to their cell."""
+    head = tl.arange(0, LINES)
+    at = tl.arange(0, PADDED)
+    there = (head < HEADS)[:, None] & (at < DIM)[None, :]
+    numbers = tl.load(of + head[:, None] * stride + at[None, :], mask=there, other=0.0)
+    cell = place * HEADS + head
+    if MOST > 0:
+        numbers, scale = packed(numbers, cells.dtype.element_ty, MOST)
+        tl.store(scales + cell, scale, mask=head < HEADS)
+    tl.store(cells + cell[:, None] * DIM + at[None, :], numbers, mask=there)
+
+
+@triton.jit
 def _write(
-    keys, values, k, v, places, k_token, k_head, v_token, v_head,
-    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, EARLY: tl.constexpr,
+    keys, values, key_scales, value_scales, k, v, places, k_token, k_head, v_token, v_head,
+    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, LINES: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -22,26 +41,21 @@ def _write(
     place = tl.load(places + token)
     if EARLY:  # what comes before the wait reads only what the host has uploaded
         tl.extra.cuda.gdc_wait()
-    at = tl.arange(0, KEYS)
-    there = at < HEADS * KEY_DIM
-    key = tl.load(k + token * k_token + at // KEY_DIM * k_head + at % KEY_DIM, mask=there)
-    tl.store(keys + place * (HEADS * KEY_DIM) + at, key, mask=there)
-    at = tl.arange(0, VALUES)
-    there = at < HEADS * VALUE_DIM
-    value = tl.load(v + token * v_token + at // VALUE_DIM * v_head + at % VALUE_DIM, mask=there)
-    tl.store(values + place * (HEADS * VALUE_DIM) + at, value, mask=there)
+    _put(keys, key_scales, k + token * k_token, place, k_head, HEADS, KEY_DIM, LINES, KEYS, MOST)
+    _put(values, value_scales, v + token * v_token, place, v_head, HEADS, VALUE_DIM, LINES, VALUES, MOST)
 
 
-def write(keys: Tensor, values: Tensor, k: Tensor, v: Tensor, places: Tensor, *, early: bool) -> None:
-    """`k` and `v` [tokens, kv_heads, dim], maybe strided, into `keys` and `values` [..., kv_heads, dim].
+def write(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, early: bool) -> None:
+    """`k` and `v` [tokens, kv_heads, dim], maybe strided, into the layer's cells; packed, where those are.
 
-    The oracle is `index_copy_` over the cache's cells. `early` as in Tile.
+    The oracle is `Cells.write` of the torch back end. `early` as in Tile.
     """
     tokens, heads, key_dim = k.shape
     value_dim = v.shape[2]
     _write[(tokens,)](
-        keys, values, k, v, places, k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim,
-        KEYS=power(heads * key_dim), VALUES=power(heads * value_dim), EARLY=early,
+        layer.keys, layer.values, layer.key_scales, layer.value_scales, k, v, places,
+        k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, LINES=power(heads),
+        KEYS=power(key_dim), VALUES=power(value_dim), MOST=most(layer.keys.dtype), EARLY=early,
         num_warps=4, **launch(early),
     )  # fmt: skip

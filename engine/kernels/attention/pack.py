@@ -1,0 +1,34 @@
+"""What a compressed cache keeps of a token's head: a byte a number, and a scale.
+
+The oracle is engine/attention/packing.py.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+from collections.abc import Mapping
+
+import torch
+import triton
+import triton.language as tl
+
+from engine.attention.packing import MOST
+
+
+@triton.jit
+def packed(numbers, kind: tl.constexpr, MOST: tl.constexpr):
+    """[heads, dim] -> the same in bytes, and the scales [heads]. A NaN makes its scale NaN."""
+    numbers = numbers.to(tl.float32)
+    broken = tl.max((numbers != numbers).to(tl.int32), 1) > 0
+    greatest = tl.where(broken, float("nan"), tl.max(tl.abs(numbers), 1))
+    scale = tl.div_rn(greatest, MOST * 1.0).to(tl.bfloat16)
+    by = scale.to(tl.float32)
+    steps = tl.div_rn(numbers, tl.where(by > 0, by, 1.0)[:, None])
+    if kind == tl.int8:
+        steps = tl.floor(steps + 0.5)
+    return tl.minimum(tl.maximum(steps, -MOST), MOST).to(kind), scale
+
+
+def most(kind: torch.dtype) -> float:
+    """The greatest number that a byte of the cache says; 0 where it keeps numbers as they are."""
+    greatest: Mapping[torch.dtype, float] = MOST
+    return greatest.get(kind, 0.0)

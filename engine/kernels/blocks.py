@@ -1,0 +1,47 @@
+"""Whole blocks from one place to another, of all layers in one launch: copies, and swaps to host memory.
+
+What is pinned there lies in the GPU's own address space, so a swap is the same kernel as a copy. Nobody on
+the host waits for it, and what is launched behind it finds the blocks moved.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WORD = 8  # bytes; a block of any tensor is a multiple of it
+TURN = 1024  # words
+
+
+@triton.jit
+def _move(table, pairs, TENSORS: tl.constexpr, TURN: tl.constexpr):
+    pair = tl.program_id(0)
+    tensor = tl.program_id(1)
+    words = tl.load(table + 2 * TENSORS + tensor)
+    taken = tl.load(pairs + 2 * pair) * words
+    put = tl.load(pairs + 2 * pair + 1) * words
+    source = tl.load(table + tensor).to(tl.pointer_type(tl.int64)) + taken
+    target = tl.load(table + TENSORS + tensor).to(tl.pointer_type(tl.int64)) + put
+    for begin in range(0, words, TURN):
+        at = begin + tl.arange(0, TURN)
+        tl.store(target + at, tl.load(source + at, mask=at < words), mask=at < words)
+
+
+def move(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
+    """Block `a` of each source becomes block `b` of the target beside it, for each of the pairs (a, b).
+
+    Tensors are [blocks, ...]; no block is both read and written. The oracle is cache.store.move_blocks.
+    """
+    words = [tensor[0].nbytes // WORD for tensor in sources]
+    addresses = [[tensor.data_ptr() for tensor in side] for side in (sources, targets)]
+    numbers = np.array([*addresses[0], *addresses[1], *words, *np.ravel(pairs)], np.int64)
+    device = next((each.device for each in (*sources, *targets) if each.is_cuda), sources[0].device)
+    host = torch.from_numpy(numbers)
+    there = host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+    first = 3 * len(sources)
+    _move[(len(pairs), len(sources))](there, there[first:], TENSORS=len(sources), TURN=TURN, num_warps=4)

@@ -1,0 +1,83 @@
+"""The engine on a GPU: whatever a request asks for, it is told what a CPU tells it.
+
+Models in float32, so that rounding moves a token as good as never; graphs, overlap and small caches as the
+random workloads of this folder draw them.
+"""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from engine.params import SPECULATION, SamplingParams
+from tests.groups.told import Told
+from tests.runner.small import alone, ask, drain, engine_on, turn
+from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
+from tests.runner.test_speculation import KINDS, LETTERS, drafted, eager, speculative
+
+__all__ = ["drafted"]
+pytestmark = pytest.mark.cuda
+
+PROMPT = [1, *range(60, 100)]
+
+
+@settings(max_examples=12, phases=[Phase.generate])
+@given(work=workloads)
+def test_company_changes_nothing(llama: Path, work: Workload) -> None:
+    assert_nothing_changes(engine_for(llama, work, device="cuda"), llama, work)
+
+
+@settings(max_examples=8, phases=[Phase.generate])
+@given(
+    work=workloads,
+    kinds=st.lists(KINDS, min_size=5, max_size=5),
+    others=st.lists(KINDS, min_size=5, max_size=5),
+)
+def test_drafts_change_nothing(drafted: Path, work: Workload, kinds: list[str], others: list[str]) -> None:
+    engine = eager(engine_for(drafted, work, device="cuda"))
+    assert_nothing_changes(engine, drafted, speculative(work, kinds, others))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("kind", SPECULATION)
+def test_a_long_reply_with_drafts(drafted: Path, kind: str, depth: int) -> None:
+    params = SamplingParams(
+        temperature=0.8, max_tokens=80, ignore_eos=True, seed=3, logit_bias=LETTERS, logprobs=1
+    )
+    engine = eager(engine_on(drafted, device="cuda", depth=depth))
+    _, heard = ask(engine, [1, A, B, A, B], params.changed(speculate=kind))
+    drain(engine)
+    assert heard.reply == alone(drafted, [1, A, B, A, B], params).reply
+    assert engine.scheduler.speculator.total().accepted >= 3
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("many", [{"beams": 4, "n": 3}, {"n": 3}, {"n": 2, "best_of": 4}], ids=str)
+def test_several_replies(llama: Path, many: dict[str, int], depth: int) -> None:
+    """Beams share blocks, part and end; plain rows go on in graphs beside them."""
+    warm = {} if "beams" in many else {"temperature": 0.9, "seed": 3}
+    params = SamplingParams(max_tokens=20, ignore_eos=True, **{"temperature": 0.0} | warm | many)
+    told = []
+    for device in ("cpu", "cuda"):
+        engine = engine_on(llama, device=device, depth=depth, blocks=40)
+        several, plain = Told(), Told()
+        engine.submit(PROMPT, params, several)
+        for _ in range(3):
+            turn(engine)
+        engine.submit(PROMPT[:5], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True), plain)
+        drain(engine)
+        told.append((several.replies, plain.replies))
+    assert told[0] == told[1]
+
+
+def test_graphs_may_be_turned_off_and_on(llama: Path) -> None:
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=60, ignore_eos=True)
+    engine = engine_on(llama, device="cuda", depth=1)
+    _, heard = ask(engine, PROMPT, params)
+    for turns in range(1000):
+        if not engine.busy:
+            break
+        engine.set_switch("graphs", turns // 7 % 2 == 0)
+        turn(engine)
+    assert heard.reply == alone(llama, PROMPT, params).reply

@@ -1,0 +1,93 @@
+"""How hard the GPU works: what its driver's library is asked, and that nobody waits for it."""
+
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from engine.runner.load import LoadMeter, Nvml
+from engine.snapshot import Load
+
+
+class Library:
+    """Answers as NVIDIA's does: 0 and a number through the pointer, or the code of an error."""
+
+    def __init__(self, **codes: int) -> None:
+        self.codes = codes
+        self.asked: list[str] = []
+
+    def __getattr__(self, function: str) -> Any:
+        def call(*arguments: Any) -> int:
+            self.asked.append(function)
+            match function:
+                case "nvmlDeviceGetHandleByUUID":
+                    assert arguments[0] == b"GPU-1234"
+                case "nvmlDeviceGetUtilizationRates":
+                    arguments[1]._obj.gpu = 87
+                case "nvmlDeviceGetPowerUsage":
+                    arguments[1]._obj.value = 412_400
+                case "nvmlDeviceGetEnforcedPowerLimit":
+                    arguments[1]._obj.value = 700_000
+            return self.codes.get(function, 0)
+
+        return call
+
+
+def test_shares_and_watts_in_their_units() -> None:
+    assert Nvml("1234", Library()).look() == Load(0.87, 412.4, 700.0)
+
+
+def test_a_gpu_that_the_library_does_not_know() -> None:
+    with pytest.raises(OSError, match="nvmlDeviceGetHandleByUUID: error 6"):
+        Nvml("1234", Library(nvmlDeviceGetHandleByUUID=6))
+
+
+def test_nobody_waits_and_it_is_asked_once_a_second() -> None:
+    now, goes = 0.0, threading.Event()
+    looked: list[float] = []
+
+    def look() -> Load:
+        looked.append(now)
+        assert goes.wait(10)
+        if len(looked) == 3:
+            raise OSError("the driver went away")
+        return Load(len(looked) / 10, 1.0, 2.0)
+
+    def done() -> None:
+        assert meter._thread is not None
+        meter._thread.join()
+
+    meter = LoadMeter(look, clock=lambda: now)
+    assert meter.read() is None
+    now = 1.5
+    assert meter.read() is None
+    assert looked == [0.0], "while the driver takes its time it is not asked again"
+    goes.set()
+    done()
+    assert meter.read() == Load(0.1, 1.0, 2.0)
+    done()
+    now = 2.0
+    assert meter.read() == Load(0.2, 1.0, 2.0)
+    assert looked == [0.0, 1.5]
+    now = 3.0
+    meter.read()
+    done()
+    assert meter.read() is None, "it says nothing any longer"
+
+
+def test_a_cpu_has_none() -> None:
+    assert LoadMeter.of(torch.device("cpu")) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_real_one_says_it() -> None:
+    meter = LoadMeter.of(torch.device("cuda", 0))
+    assert meter is not None, "the driver's library is not there, or does not know this GPU"
+    end = time.monotonic() + 10
+    while (load := meter.read()) is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert load is not None
+    assert 0 <= load.busy <= 1
+    assert 10 < load.watts < load.limit * 1.2
