@@ -24,6 +24,7 @@ from engine.events import Bus
 from engine.limits import Limits
 from engine.observe import Facts
 from engine.params import SamplingParams
+from engine.runner.results import Drawn
 from engine.runner.runner import Launched, ModelRunner
 from engine.scheduling.plan import Plan
 from engine.scheduling.policy import choose
@@ -55,9 +56,10 @@ class Mute(ModelRunner):
     def launch(self, plan: Plan) -> Launched:
         began = time.monotonic()
         rows = [row for row in plan.rows if row.samples]
-        self._batches.build(plan, self._last_ids)
-        self._view(rows)
-        return Launched(rows, torch.ones(len(rows), dtype=torch.int64), None, None, began, 0.0)
+        self._batches.build(plan, self._drawing.last_ids)
+        self._drawing.view(rows)
+        drawn = Drawn(torch.ones(len(rows), dtype=torch.int64))
+        return Launched(rows, drawn, None, began, lambda: 0.0)
 
 
 def empty_engine(rows: int, blocks: int, kind: type[ModelRunner] = Mute) -> Engine:

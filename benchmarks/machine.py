@@ -17,7 +17,6 @@ PACKAGES = (
     "numpy",
     "bitsandbytes",
     "flash-attn",
-    "flashinfer-python",
 )
 
 

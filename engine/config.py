@@ -26,7 +26,9 @@ class EngineConfig:
     dummy_weights: bool = False  # random weights of the model's shape
     attention: str = "auto"
     policy: str = "fcfs"
-    block_size: int = 16
+    block_size: int = (
+        16  # tokens; an attention back end that is asked for by name may read another size alone
+    )
     blocks: int | None = None  # None: from the memory that is free
     host_blocks: int | None = None  # room for swapped requests; None: as many as blocks, within host memory
     kv_scheme: KvSchemeName = "none"  # how the cache keeps keys and values; none: as the model computes them

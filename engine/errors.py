@@ -53,5 +53,9 @@ class StepFailed(EngineError):
     """One step of the engine failed; the requests in it end with this reason."""
 
 
+class NoMemory(EngineError):
+    """A step found no memory to compute in; its block moves are done, and nothing else of it is."""
+
+
 class EngineDead(EngineError):
     """The engine has stopped for good and takes nothing more."""

@@ -113,6 +113,13 @@ class Updated(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Evicted(Event):
+    """Cached blocks made way, so many since this was said before; said once a second at most."""
+
+    blocks: int
+
+
+@dataclass(frozen=True, slots=True)
 class Switched(Event):
     """A technique was turned off or on; `name` is one of the snapshot's switches."""
 

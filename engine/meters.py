@@ -23,6 +23,7 @@ class Meters:
             maxlen=_SAMPLES
         )  # when, rows, prefill, decode
         self._means = [0.0, 0.0, 0.0, 0.0]
+        self._evictions = (-_WINDOW, 0)  # when they were told last, and how many there had been
         self.first_token = self._ttft.append
         self.next_token = self._itl.append
 
@@ -32,6 +33,14 @@ class Meters:
         for i, seconds in enumerate(spent):
             old = self._means[i]
             self._means[i] = old + _NEWEST * (seconds - old) if old else seconds
+
+    def evicted(self, now: float, count: int) -> int:
+        """How many are to be told now, of so many in all: a full cache evicts in every step."""
+        told_at, told = self._evictions
+        if count <= told or now - told_at < _WINDOW:
+            return 0
+        self._evictions = now, count
+        return count - told
 
     def times(self) -> StepTimes:
         return StepTimes(*self._means)

@@ -35,7 +35,7 @@ def snapshot(engine: Engine) -> Snapshot:
     scheduler, facts, meters = engine.scheduler, engine.facts, engine.meters
     now = engine.clock()
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
-    shown = itertools.chain(scheduler.running, scheduler.parked.values(), line)
+    shown = itertools.chain(scheduler.running, scheduler.waiting.parked.values(), line)
     return Snapshot(
         at=now,
         step=scheduler.step,
@@ -71,6 +71,10 @@ def snapshot(engine: Engine) -> Snapshot:
         change=engine.change,
         beams=engine.beams(),
         speculation=scheduler.speculator.total(),
+        speculates=engine.limits.speculation,
+        kv_scheme=scheduler.holdings.kv_scheme,
+        kv_schemes=engine.runner.kv_schemes(),
+        load=None if engine.error else engine.runner.load(),
     )
 
 

@@ -17,23 +17,26 @@ MAX_SAMPLES = 128
 MAX_GRAMMAR = 2**17  # characters
 
 EarlyStopping = Literal[False, True, "never"]
-GrammarKind = Literal["json", "regex", "choice"]
+GrammarKind = Literal["json", "regex", "choice", "lark"]
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a reply's text must keep to: a JSON schema, a regular expression, or a JSON list of choices."""
+    """What a reply's text must keep to: a JSON schema, a regular expression, a JSON list of choices, or a
+    grammar in Lark as llguidance reads it."""
 
     kind: GrammarKind
     text: str
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(GrammarKind):
-            raise BadParams("grammar", f"kind must be json, regex or choice, not {self.kind!r:.60}")
+            raise BadParams("grammar", f"kind must be json, regex, choice or lark, not {self.kind!r:.60}")
         if not isinstance(self.text, str):
             raise BadParams("grammar", f"text must be a text, not {self.text!r:.60}")
         if len(self.text) > MAX_GRAMMAR:
             raise BadParams("grammar", f"has {len(self.text)} characters; {MAX_GRAMMAR} are the most")
+        if not self.text.isascii() and any("\ud800" <= each <= "\udfff" for each in self.text):
+            raise BadParams("grammar", "holds half of a letter (a surrogate), which no text has")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +72,7 @@ class SamplingParams:
         _whole("top_k", self.top_k, 0, 2**31 - 1)
         _number("top_p", self.top_p, 0.0, 1.0, above=True)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, above=True)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)  # less, and numbers overflow
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)

@@ -75,11 +75,12 @@ class Switch(NamedTuple):
 
 
 class SchemeView(NamedTuple):
-    """A way to keep the weights."""
+    """A way to keep the weights, or the cache."""
 
     name: str
     why_not: str  # empty: it can be taken
-    nbytes: int  # of all weights, nearly; 0 where that is not known
+    nbytes: int  # of all weights, nearly, or of a token in the cache; 0 where that is not known
+    blocks: int = 0  # that the cache would have then; 0: as many as it has now
 
 
 class Change(NamedTuple):
@@ -108,6 +109,14 @@ class Speeds(NamedTuple):
 
     read: float  # bytes a second
     multiply: float  # floating point operations a second, in the dtype of the weights
+
+
+class Load(NamedTuple):
+    """How hard the device works, as its driver says: means over about a second."""
+
+    busy: float  # share of the time in which anything ran
+    watts: float
+    limit: float  # watts that it may draw
 
 
 def _nothing() -> np.ndarray:
@@ -203,3 +212,7 @@ class Snapshot:
     change: Change | None = None  # of the weights' scheme; None: the last one went well
     beams: tuple[BeamsView, ...] = ()
     speculation: Speculation = field(default_factory=Speculation)  # of all requests so far
+    speculates: tuple[str, ...] = ()  # the kinds that can be had
+    kv_scheme: str = "none"  # in which the cache keeps keys and values
+    kv_schemes: tuple[SchemeView, ...] = ()
+    load: Load | None = None  # of a GPU; None: nobody says it

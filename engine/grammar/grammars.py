@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -34,6 +35,17 @@ class Grammars:
     def check(self, grammar: Grammar, seconds: float = SECONDS) -> None:
         """Compiles it, if nobody has yet. Raises BadParams where it cannot be, or takes too long."""
         self._compiled(grammar, seconds)
+
+    def check_said(self, grammar: Grammar, tokens: Sequence[int]) -> None:
+        """Raises BadParams where no reply that keeps to it begins with these tokens."""
+        guide = self._compiled(grammar, SECONDS).starting(0)
+        guide.read(tokens)
+        if guide.error:
+            raise BadParams("said", "does not keep to the grammar")
+
+    def warm(self) -> None:
+        """Reads the vocabulary beside the steps, so that the first grammar need not wait for it."""
+        self._helpers.submit(self._vocabulary)
 
     def allowed(self, request: Request) -> np.ndarray:
         """The tokens that a request may draw next, a bit each."""

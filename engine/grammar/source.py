@@ -1,7 +1,8 @@
 """A grammar as llguidance reads it; whatever cannot be a grammar is refused here, with the reason."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llguidance import LLMatcher
@@ -17,13 +18,49 @@ _JSON: Any = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": r"
 
 
 def source(grammar: Grammar) -> str:
+    try:
+        return _source(grammar)
+    except ValueError as error:  # of a number or a letter that JSON has, and llguidance has not
+        raise BadParams("grammar", f"cannot be kept to: {error}") from None
+
+
+def _source(grammar: Grammar) -> str:
     match grammar.kind:
         case "json":
             return LLMatcher.grammar_from_json_schema(_schema(grammar.text), overrides=_JSON)
         case "regex":
             return LLMatcher.grammar_from_regex(_regex(grammar.text))
         case "choice":
-            return LLMatcher.grammar_from_regex("|".join(map(_literally, _choices(grammar.text))))
+            return LLMatcher.grammar_from_regex(_any_of(grammar.text))
+        case "lark":
+            return LLMatcher.grammar_from_lark(grammar.text)
+
+
+def lark_of(grammar: Grammar) -> str:
+    """The same as a part of a rule in Lark."""
+    match grammar.kind:
+        case "json":
+            return lark_of_schema(json.loads(_schema(grammar.text)))
+        case "regex":
+            return _lark_regex(_regex(grammar.text))
+        case "choice":
+            return _lark_regex(_any_of(grammar.text))
+    raise BadParams("grammar", "in Lark has a start of its own, and can be no part of another one")
+
+
+def lark_of_schema(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
+    """`lenient`: what cannot be kept to is passed over."""
+    return "%json " + json.dumps({**schema, "x-guidance": {**_JSON, "lenient": lenient}})
+
+
+def _lark_regex(expression: str) -> str:
+    """Between slashes, where none may stand bare, and no line may end."""
+    bare = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", expression, flags=re.DOTALL)
+    return f"/{bare.replace(chr(10), chr(92) + 'n')}/"
+
+
+def _any_of(text: str) -> str:
+    return "|".join(map(_literally, _choices(text)))
 
 
 def _schema(text: str) -> str:
@@ -38,6 +75,8 @@ def _schema(text: str) -> str:
 def _regex(text: str) -> str:
     if not text:
         raise BadParams("grammar", "the regular expression is empty")
+    if re.fullmatch(r"(?:\\.|[^\\])*", text, re.DOTALL) is None:  # llguidance would take it for a slash
+        raise BadParams("grammar", "the regular expression ends in a lone backslash")
     return text
 
 

@@ -44,6 +44,8 @@ class Desk:
             "set_switch": engine.set_switch,
             "set_quantization": engine.set_quantization,
             "cancel_quantization": engine.cancel_quantization,
+            "set_kv_scheme": engine.set_kv_scheme,
+            "warm": self._host.warm,
             "snapshot": engine.snapshot,
         }
 
@@ -123,12 +125,14 @@ def _of_engine(error: BaseException) -> EngineError:
 
 
 def _begin(values: dict[str, Any], outbox: Outbox) -> Desk:
+    gc.disable()  # what is made now stays, and each collection would walk over all of it
     from engine.start import start  # torch comes when somebody listens already: the parent may end meanwhile
 
     engine = start(wire.config_from_json(values["config"]), outbox.progress)
     engine.bus.subscribe(outbox.event)
     gc.collect()
     gc.freeze()  # or each collection walks all of torch while a step waits
+    gc.enable()
     return Desk(engine, outbox)
 
 

@@ -10,12 +10,12 @@ import sysconfig
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from engine.errors import BadInput, EngineDead
 from engine.events import Bus, Delta, Died, Handler, log
 from engine.host.frames import Frames
 from engine.host.prompts import Prompt, prompt_ids
+from engine.host.protocol import Order
 from engine.host.stream import Stream
 from engine.host.words import Words
 from engine.params import SamplingParams
@@ -76,16 +77,7 @@ class EngineProcess(Words):
     def pid(self) -> int:
         return self._process.pid
 
-    def submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        said: Sequence[int] = (),
-    ) -> Stream:
+    def submit(self, prompt: Prompt, params: SamplingParams, **order: Unpack[Order]) -> Stream:
         ids, continues = prompt_ids(prompt, self._chat)
         stream = Stream(len(ids))
         stream.id = self._ask(
@@ -93,11 +85,10 @@ class EngineProcess(Words):
             stream,
             prompt=ids,
             continues=continues,
-            said=list(said),
             params=wire.params_to_json(params),
-            priority=priority,
-            deadline=deadline,
-            salt=b64encode(salt).decode(),
+            salt=b64encode(order.pop("salt", b"")).decode(),
+            said=list(order.pop("said", ())),
+            **order,
         )
         return stream
 
@@ -124,6 +115,12 @@ class EngineProcess(Words):
 
     def cancel_quantization(self) -> None:
         self._ask("cancel_quantization")
+
+    def set_kv_scheme(self, scheme: str) -> None:
+        self._ask("set_kv_scheme", scheme=scheme)
+
+    def warm(self) -> None:
+        self._ask("warm")
 
     def snapshot(self) -> Snapshot:
         """Of a process that is gone: the last one, with nothing running, and why."""

@@ -50,11 +50,6 @@ def prompt_layout(prompt: str | Sequence[Mapping[str, Any]], chat: Chat) -> Layo
     return Layout(tuple(ids), (*(Place(-1) for _ in range(start)), *known))
 
 
-def text_ends(tokens: Sequence[int], after: Sequence[int], chat: Chat) -> list[int]:
-    """How long a reply's text is after each of its tokens. `after`: the tokens that it goes on from."""
-    detokenizer = chat.tokenizer.detokenizer(after=after)
-    ends, length = [], 0
-    for token in tokens:
-        length += len(detokenizer.push(token))
-        ends.append(length)
-    return ends
+def texts(tokens: Sequence[int], after: Sequence[int], chat: Chat) -> list[str]:
+    """What each token adds to a reply's text. `after`: the tokens that it goes on from."""
+    return [*map(chat.tokenizer.detokenizer(after=after).push, tokens)]

@@ -1,7 +1,7 @@
 """All that a screen, a server or a test may do to an engine."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 from engine.events import Handler
 from engine.host.prompts import Conversation, Prompt
@@ -9,6 +9,15 @@ from engine.host.stream import Stream
 from engine.layout import Layout
 from engine.params import SamplingParams
 from engine.snapshot import Snapshot, Speeds
+
+
+class Order(TypedDict, total=False):
+    """What a request may say beside its prompt and parameters."""
+
+    priority: int  # smaller runs first
+    deadline: float | None  # seconds from now to its first token
+    salt: bytes  # separates prefix caches of different owners
+    said: Sequence[int]  # tokens with which the reply begins already; what comes is behind them
 
 
 class EngineHost(Protocol):
@@ -30,17 +39,8 @@ class EngineHost(Protocol):
         """What each token stands for inside a text."""
         ...
 
-    def submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        said: Sequence[int] = (),
-    ) -> Stream:
-        """`said`: tokens with which the reply begins already; what comes is behind them."""
+    def submit(self, prompt: Prompt, params: SamplingParams, **order: Unpack[Order]) -> Stream:
+        """A new request."""
         ...
 
     def fork(self, id: int, params: SamplingParams | None = None) -> Stream: ...
@@ -57,8 +57,8 @@ class EngineHost(Protocol):
         """Which characters of a prompt's text or messages its tokens stand for."""
         ...
 
-    def text_ends(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[int]:
-        """How long a reply's text is after each of its tokens. `after`: the tokens that it goes on from."""
+    def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
+        """What each token adds to a reply's text. `after`: the tokens that it goes on from."""
         ...
 
     def set_switch(self, name: str, on: bool) -> None: ...
@@ -69,6 +69,14 @@ class EngineHost(Protocol):
 
     def cancel_quantization(self) -> None:
         """Goes back to the scheme before, where a change is under way."""
+        ...
+
+    def set_kv_scheme(self, scheme: str) -> None:
+        """Another form of the cache, while no request is alive; raises why it cannot be."""
+        ...
+
+    def warm(self) -> None:
+        """Does now, beside the steps, what the first one to need it would wait for."""
         ...
 
     def snapshot(self) -> Snapshot: ...

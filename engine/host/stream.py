@@ -36,12 +36,12 @@ class Stream:
         self.prompt_tokens = prompt_tokens
         self._deltas: SimpleQueue[Delta] = SimpleQueue()
         self._last: Delta | None = None  # once the reader has it
-        self._wake: Callable[[], None] | None = None
+        self._wake: Callable[[Delta], None] | None = None
 
     def put(self, delta: Delta) -> None:
         self._deltas.put(delta)
         if (wake := self._wake) is not None:
-            wake()
+            wake(delta)
 
     def __iter__(self) -> Iterator[Delta]:
         while self._last is None:
@@ -50,7 +50,7 @@ class Stream:
     async def __aiter__(self) -> AsyncIterator[Delta]:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
-        def wake() -> None:
+        def wake(_: Delta) -> None:
             with suppress(RuntimeError):  # the loop is closed: nobody reads any more
                 loop.call_soon_threadsafe(arrived.set)
 
@@ -66,7 +66,7 @@ class Stream:
             if self._wake is wake:  # else somebody reads on where this one has left
                 self._wake = None
 
-    def listen(self, wake: Callable[[], None]) -> None:
+    def listen(self, wake: Callable[[Delta], None]) -> None:
         """For a reader that takes in its own time: `wake` runs on the engine's thread after each delta."""
         self._wake = wake
 

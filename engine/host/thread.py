@@ -1,23 +1,21 @@
 """The engine's thread: commands in, deltas and snapshots out."""
 
-import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from engine.core import Engine
 from engine.errors import EngineDead, EngineError
-from engine.events import Handler
+from engine.events import Handler, log
 from engine.host.prompts import Prompt, prompt_ids
+from engine.host.protocol import Order
 from engine.host.stream import Stream
 from engine.host.words import Words
 from engine.params import Grammar, SamplingParams
 from engine.snapshot import Snapshot, Speeds
 from engine.text.chat import Chat
-
-log = logging.getLogger("minichat.engine")
 
 T = TypeVar("T")
 _Command = Callable[[], None]
@@ -37,32 +35,14 @@ class EngineThread(Words):
 
     # From any thread
 
-    def submit(
-        self,
-        prompt: Prompt,
-        params: SamplingParams,
-        *,
-        priority: int = 0,
-        deadline: float | None = None,
-        salt: bytes = b"",
-        said: Sequence[int] = (),
-    ) -> Stream:
+    def submit(self, prompt: Prompt, params: SamplingParams, **order: Unpack[Order]) -> Stream:
         """A new request. Templates, tokenizing and grammars are worked on here, on the caller's thread."""
         ids, continues = prompt_ids(prompt, self._chat)
         self.check_grammar(params.grammar)
         stream = Stream(len(ids))
 
         def begin() -> None:
-            stream.id = self._engine.submit(
-                ids,
-                params,
-                stream.put,
-                priority=priority,
-                deadline=deadline,
-                salt=salt,
-                continues=continues,
-                said=said,
-            )
+            stream.id = self._engine.submit(ids, params, stream.put, continues=continues, **order)
 
         self._ask(begin)
         return stream
@@ -107,6 +87,13 @@ class EngineThread(Words):
 
     def cancel_quantization(self) -> None:
         self._ask(self._engine.cancel_quantization)
+
+    def set_kv_scheme(self, scheme: str) -> None:
+        self._ask(lambda: self._engine.set_kv_scheme(scheme))
+
+    def warm(self) -> None:
+        if self._engine.grammars is not None:
+            self._engine.grammars.warm()
 
     def snapshot(self) -> Snapshot:
         return self._ask(self._engine.snapshot)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.host.prompts import Conversation, prompt_layout, text_ends
+from engine.host.prompts import Conversation, prompt_layout, texts
 from engine.layout import Layout
 from engine.text.chat import Chat
 
@@ -36,6 +36,6 @@ class Words:
         """Which characters of a prompt's text or messages its tokens stand for."""
         return prompt_layout(prompt, self._chat)
 
-    def text_ends(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[int]:
-        """How long a reply's text is after each of its tokens. `after`: the tokens that it goes on from."""
-        return text_ends(tokens, after, self._chat)
+    def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
+        """What each token adds to a reply's text. `after`: the tokens that it goes on from."""
+        return texts(tokens, after, self._chat)

@@ -1,4 +1,4 @@
-"""The waiting line: a heap by rank, from which requests may leave at any place."""
+"""The waiting line: a heap by rank, from which requests may leave at any place. Some lie parked beside it."""
 
 import heapq
 from collections.abc import Callable, Iterator
@@ -17,6 +17,7 @@ class WaitingQueue:
         self._rank = rank
         self._heap: list[tuple[Rank, int]] = []
         self._waiting: dict[int, Request] = {}
+        self.parked: dict[int, Request] = {}  # gave way while others decide how they go on
         self.tokens = 0  # that those in line have yet to compute, about
 
     def __len__(self) -> int:
@@ -38,8 +39,25 @@ class WaitingQueue:
             heapq.heappop(self._heap)  # it left the line long ago
         return None
 
+    def park(self, request: Request) -> None:
+        """It has nothing to compute before others decide how it goes on."""
+        self.parked[request.id] = request
+
+    def wake(self, request: Request) -> None:
+        """That is decided. One that was not parked runs, and goes on in its row."""
+        if self.parked.pop(request.id, None):
+            self.push(request)
+
+    def clear(self) -> None:
+        self._heap.clear()
+        self._waiting.clear()
+        self.parked.clear()
+        self.tokens = 0
+
     def remove(self, request: Request) -> None:
         """Takes it out. What it has computed must be as it was when it came in."""
+        if self.parked.pop(request.id, None):
+            return
         del self._waiting[request.id]
         self.tokens -= request.known - request.launched
         if self._heap and self._heap[0][1] == request.id:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 TRIES, HOPELESS = 4, 2  # verifications before a row may be judged; before one that was never right is
 REST = (64, 1024)  # tokens without drafts after a loss: the first time, and at most
+INHERITED = 256  # tokens that a new request rests at most because the one before it lost
 LOSES = 1.02  # a gain below this is none: steps are not measured better
 PLAIN_SAMPLES, REFRESH = 3, 64  # steps without drafts that must be known; and drafting steps until another
 _SAMPLES = 31
@@ -57,10 +58,9 @@ class Record:
     drafted: float = 0.0
     accepted: float = 0.0
     count: int = 0
-    newest: float = _NEWEST
 
     def saw(self, drafted: int, accepted: int) -> None:
-        weight = max(self.newest, 1 / (self.count + 1))
+        weight = max(_NEWEST, 1 / (self.count + 1))
         self.drafted += weight * (drafted - self.drafted)
         self.accepted += weight * (accepted - self.accepted)
         self.count += 1
@@ -72,6 +72,30 @@ class Record:
         accepted token must be cheap to be worth it.
         """
         return (1 + self.accepted) / (1 + rows * price * self.drafted)
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over all verifications so far, and of those whose price was known, what they took."""
+
+    verifications: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    brought: float = 0.0  # tokens
+    took: float = 0.0  # in plain steps, counting what the rows beside it have waited
+
+    def saw(self, drafted: int, accepted: int, price: float, rows: int) -> None:
+        self.verifications += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        if price:
+            self.brought += 1 + accepted
+            self.took += 1 + rows * price * drafted
+
+    @property
+    def gain(self) -> float:
+        """How many times as fast these went; 0: not known yet."""
+        return self.brought / self.took if self.took else 0.0
 
 
 @dataclass(slots=True)
@@ -95,6 +119,10 @@ class Judge:
             self.pause()
         else:
             self._rest = REST[0]
+
+    def heir(self) -> "Judge":
+        """For the next request: it goes on with the rest of this one, and falls back into a longer one."""
+        return Judge(on=self.on, _rest=self._rest, _left=min(self._left, INHERITED))
 
     def pause(self) -> None:
         self.on, self._left = False, self._rest

@@ -7,7 +7,7 @@ from engine.params import MAX_DRAFT
 from engine.request import Request
 from engine.scheduling.plan import Drafts, Plan
 from engine.snapshot import Speculation
-from engine.speculation.gain import LOSES, REST, Judge, Prices, Record
+from engine.speculation.gain import Judge, Prices, Tally
 from engine.speculation.ngram import NgramIndex
 from engine.speculation.suffix import Replies, SuffixIndex
 
@@ -16,8 +16,8 @@ LACKS = {
     "draft": "has no draft model here; start the engine with one (draft)",
     "exit": "was not trained to leave early: its config.json names no early_exit_layers",
 }
-FIRST, MODEL_MOST = 4, 8  # tokens that a row drafts at first; the most that are worth a small model's time
-OF_ALL = 0.02  # the weight of the newest verification in what a kind has brought to all requests
+FIRST, MODEL_FIRST = 2, 1  # tokens that a row drafts at first, and after a rest: a try is to cost little
+MODEL_MOST = 8  # the most that are worth a small model's time
 READ = 1024  # tokens that an index takes in at once: a long prompt must not hold up a step
 
 
@@ -36,10 +36,12 @@ class Drafting:
     kind: str
     index: Index | None  # None: the runner drafts
     judge: Judge
-    length: int = FIRST  # what it drafts next: more after a run that stood, less after one that fell
-    verifications: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    length: int  # what it drafts next: more after a run that stood, less after one that fell
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def first(self) -> int:
+        return MODEL_FIRST if self.index is None else FIRST
 
 
 @dataclass(slots=True)
@@ -47,13 +49,10 @@ class Speculator:
     """One an engine. Every request that asks for it has a record here while it is alive."""
 
     prices: Prices = field(default_factory=Prices)
-    drafted: int = 0  # of all requests so far
-    accepted: int = 0
-    verifications: int = 0
+    tally: Tally = field(default_factory=Tally)  # of all requests so far
     _replies: Replies = field(default_factory=Replies)
     _rows: dict[int, Drafting] = field(default_factory=dict)
-    _of_kind: dict[str, Record] = field(default_factory=dict)
-    _quiet: dict[str, int] = field(default_factory=dict)  # tokens since a kind's newest verification
+    _newest: dict[str, Judge] = field(default_factory=dict)  # by kind: of the row that came last
     _plain_step: bool = False  # the step being planned goes without drafts, to be compared with
 
     def begin_step(self, rows: int) -> None:
@@ -81,28 +80,23 @@ class Speculator:
     def saw_run(self, request: Request, drafted: int, accepted: int, rows: int) -> None:
         """A verification is over. `rows`: how many decoded in its step."""
         drafting = self._rows.get(request.id)
-        self.drafted += drafted
-        self.accepted += accepted
-        self.verifications += 1
+        price = self.prices.of(drafting.kind, rows) if drafting else 0.0
+        self.tally.saw(drafted, accepted, price, rows)
         if drafting is None:
             return
-        drafting.verifications += 1
-        drafting.drafted += drafted
-        drafting.accepted += accepted
+        drafting.tally.saw(drafted, accepted, price, rows)
         most = MODEL_MOST if drafting.index is None else MAX_DRAFT
         change = 2 if accepted == drafted else -1
         drafting.length = max(1, min(drafting.length + change, most))
-        self._of_kind.setdefault(drafting.kind, Record(newest=OF_ALL)).saw(drafted, accepted)
-        self._quiet[drafting.kind] = 0
-        drafting.judge.saw(drafted, accepted, self.prices.of(drafting.kind, rows), rows)
+        drafting.judge.saw(drafted, accepted, price, rows)
+        if not drafting.judge.on:
+            drafting.length = drafting.first
 
     def saw_token(self, request: Request) -> None:
         """One token came without drafts."""
         drafting = self._rows.get(request.id)
-        if drafting is not None:
-            self._quiet[drafting.kind] = self._quiet.get(drafting.kind, 0) + 1
-            if not drafting.judge.on:
-                drafting.judge.rested(1)
+        if drafting is not None and not drafting.judge.on:
+            drafting.judge.rested(1)
 
     def saw_step(self, plan: Plan, seconds: float) -> None:
         """What a step without prompts has cost."""
@@ -127,25 +121,20 @@ class Speculator:
         self._rows.clear()
 
     def total(self) -> Speculation:
-        return Speculation("", True, self.verifications, self.drafted, self.accepted, 0.0)
+        return _told("", True, self.tally, self.tally.gain)
 
     def view(self, request: Request) -> Speculation | None:
         drafting = self._rows.get(request.id)
         if drafting is None:
             return None
-        return Speculation(
-            kind=drafting.kind,
-            on=drafting.judge.on,
-            verifications=drafting.verifications,
-            drafted=drafting.drafted,
-            accepted=drafting.accepted,
-            gain=drafting.judge.gain,
-        )
+        return _told(drafting.kind, drafting.judge.on, drafting.tally, drafting.judge.gain)
 
     def _drafting(self, request: Request) -> Drafting:
         drafting, kind = self._rows.get(request.id), request.params.speculate
         if drafting is None or drafting.kind != kind:
-            drafting = self._rows[request.id] = Drafting(kind, self._index(request), self._judge(kind))
+            drafting = Drafting(kind, self._index(request), self._judge(kind), 0)
+            drafting.length = drafting.first
+            self._rows[request.id] = drafting
         return drafting
 
     def _index(self, request: Request) -> Index | None:
@@ -157,9 +146,11 @@ class Speculator:
         return None
 
     def _judge(self, kind: str) -> Judge:
-        """A row begins at rest where its kind has lost of late."""
-        judge, record = Judge(), self._of_kind.get(kind)
-        lost = record is not None and record.gain(self.prices.of(kind, 1), 1) < LOSES
-        if lost and self._quiet.get(kind, 0) < REST[0]:
-            judge.pause()
+        """A row begins at rest where the one before it has lost."""
+        before = self._newest.get(kind)
+        judge = self._newest[kind] = before.heir() if before else Judge()
         return judge
+
+
+def _told(kind: str, on: bool, tally: Tally, gain: float) -> Speculation:
+    return Speculation(kind, on, tally.verifications, tally.drafted, tally.accepted, gain)

@@ -187,6 +187,12 @@ class LedgerRunner:
     def memory(self) -> dict[str, int]:
         return {}
 
+    def kv_schemes(self) -> tuple[()]:
+        return ()
+
+    def load(self) -> None:
+        return None
+
     def reads(self) -> Reads:
         return Reads()
 

@@ -13,7 +13,8 @@ from engine.core import Engine
 from engine.params import SamplingParams
 from engine.request import Finish
 from engine.scheduling.window import Window
-from tests.engine.ledger import Clock, Reply, alone, drain, ledger_engine
+from tests.engine.ledger import Reply, alone
+from tests.engine.workloads import AFTER, Workload, prompts, run, workloads
 
 
 @dataclass(frozen=True)
@@ -32,60 +33,24 @@ class Job:
     seed: int
 
 
-@dataclass(frozen=True)
-class Workload:
-    jobs: tuple[Job, ...]
-    blocks: int
-    host: int
-    slots: int
-    step_tokens: int
-    depth: int
-    policy: str
-    preemption: str
-    chunked: bool
-    prefix_cache: bool
-
-
-BLOCK = 16
-
-
 @st.composite
 def jobs(draw: st.DrawFn, room: int) -> Job:
-    # Prompts begin alike, so that prefixes are found, and end anywhere in a block.
-    shared = draw(st.sampled_from([0, 0, 15, 16, 17, 32, 40]))
-    own = draw(st.lists(st.integers(0, 9), min_size=1, max_size=30))
-    prompt = [*([7] * shared), *own][: room - 1]
-    after = st.one_of(st.none(), st.none(), st.integers(0, 12))
+    prompt = draw(prompts(room))
     return Job(
-        prompt=tuple(prompt),
+        prompt=prompt,
         count=draw(st.integers(1, min(40, room - len(prompt)))),
         at=draw(st.integers(0, 15)),
         priority=draw(st.integers(0, 2)),
         deadline=draw(st.one_of(st.none(), st.floats(0, 3))),
-        abort_after=draw(after),
-        preempt_after=draw(after),
-        fork_after=draw(after),
+        abort_after=draw(AFTER),
+        preempt_after=draw(AFTER),
+        fork_after=draw(AFTER),
         salt=draw(st.sampled_from([b"", b"", b"other"])),
         seed=draw(st.integers(0, 3)),
     )
 
 
-@st.composite
-def workloads(draw: st.DrawFn) -> Workload:
-    blocks = draw(st.sampled_from([6, 6, 7, 9, 16, 40]))
-    slots = draw(st.integers(1, 8))
-    return Workload(
-        jobs=tuple(draw(st.lists(jobs(min(blocks * BLOCK, 90)), min_size=1, max_size=10))),
-        blocks=blocks,
-        host=draw(st.sampled_from([0, 4, 20])),
-        slots=slots,
-        step_tokens=draw(st.sampled_from([8, 17, 32, 200])),
-        depth=draw(st.integers(0, 1)),
-        policy=draw(st.sampled_from(["fcfs", "priority", "latency"])),
-        preemption=draw(st.sampled_from(["auto", "recompute", "swap"])),
-        chunked=draw(st.booleans()),
-        prefix_cache=draw(st.booleans()),
-    )
+any_workload = workloads([6, 6, 7, 9, 16, 40], lambda place: jobs(min(place.tokens, 90)), most=10)
 
 
 def nothing(engine: Engine, step: int) -> None:
@@ -93,31 +58,20 @@ def nothing(engine: Engine, step: int) -> None:
 
 
 @settings(max_examples=400)
-@given(workloads())
-def test_company_changes_nothing(work: Workload) -> None:
+@given(any_workload)
+def test_company_changes_nothing(work: Workload[Job]) -> None:
     run_workload(work)
 
 
 def run_workload(
-    work: Workload, meddle: Callable[[Engine, int], None] = nothing, window: Window | None = None
+    work: Workload[Job], meddle: Callable[[Engine, int], None] = nothing, window: Window | None = None
 ) -> None:
-    """To the end, with a check after every step; `meddle` is called before each with the engine."""
-    engine = ledger_engine(
-        blocks=work.blocks,
-        host=work.host,
-        slots=work.slots,
-        step_tokens=work.step_tokens,
-        depth=work.depth,
-        policy=work.policy,
-        clock=Clock(),
-        preemption=work.preemption,
-        chunked_prefill=work.chunked,
-        prefix_cache=work.prefix_cache,
-        window=window,
-    )
+    """`meddle` is called before each step with the engine."""
+    engine = work.place.engine(window=window)
     replies: list[tuple[Job, Reply, list[int]]] = []  # with what the engine must say
     ids: dict[Job, int] = {}
-    for step in range(16 + 13):
+
+    def before(step: int) -> None:
         for job in work.jobs:
             if job.at == step:
                 reply = Reply()
@@ -141,11 +95,8 @@ def run_workload(
             if since == job.abort_after:
                 engine.abort(id)
         meddle(engine, step)
-        engine.step()
-        engine.clock.now += 0.05
-        engine.scheduler.check()
-    drain(engine)
 
+    run(engine, 16 + 13, before)
     for job, reply, expected in replies:
         assert reply.last is not None, "a request that never ended"
         if reply.last.finish is Finish.ABORTED:
@@ -154,7 +105,3 @@ def run_workload(
         else:
             assert reply.last.finish is Finish.LENGTH
             assert reply.tokens == expected
-    assert engine.scheduler.pool.in_use == engine.scheduler.host.in_use == 0
-    assert (
-        not engine.scheduler.requests and not engine.scheduler.running and not len(engine.scheduler.waiting)
-    )

@@ -11,7 +11,7 @@ BAD = {
     "top_k": [-1, 1.5, "3", True],
     "top_p": [0.0, -0.1, 1.1, math.nan],
     "min_p": [-0.1, 1.1],
-    "repetition_penalty": [0.0, -1.0, math.inf],
+    "repetition_penalty": [0.0, 1e-320, -1.0, math.inf],
     "presence_penalty": [-2.1, 2.1],
     "frequency_penalty": [-2.1, 2.1],
     "logit_bias": [{5: 101.0}, {-1: 1.0}, {"5": 1.0}, [(1, 2, 3)], "no", dict.fromkeys(range(2000), 0.0)],

@@ -8,17 +8,18 @@ from engine.errors import BadInput
 from engine.events import Event, Switched
 from engine.params import SamplingParams
 from tests.engine.ledger import Reply, alone, drain, ledger_engine
-from tests.engine.test_company import Workload, run_workload, workloads
+from tests.engine.test_company import Job, any_workload, run_workload
+from tests.engine.workloads import Workload
 
 NAMES = ("prefix_cache", "chunked_prefill", "overlap")
 
 
 @settings(max_examples=150)
 @given(
-    workloads(),
+    any_workload,
     st.dictionaries(st.integers(0, 28), st.lists(st.sampled_from(NAMES), min_size=1), max_size=12),
 )
-def test_turning_them_at_any_moment_changes_nothing(work: Workload, turns: dict[int, list[str]]) -> None:
+def test_turning_them_at_any_moment_changes_nothing(work: Workload[Job], turns: dict[int, list[str]]) -> None:
     def turn(engine: object, step: int) -> None:
         for name in turns.get(step, ()):
             present = {each.name: each.on for each in engine.switches}

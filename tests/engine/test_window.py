@@ -8,7 +8,8 @@ from engine.core import Engine
 from engine.params import SamplingParams
 from engine.scheduling.window import GONE, Window, held
 from tests.engine.ledger import Reply, alone, drain, ledger_engine
-from tests.engine.test_company import BLOCK, Workload, jobs, run_workload
+from tests.engine.test_company import Job, jobs, run_workload
+from tests.engine.workloads import BLOCK, Workload, workloads
 
 WINDOW = Window(size=32, sinks=4, block_size=BLOCK)
 PROMPT = [n % 10 for n in range(200)]
@@ -28,27 +29,15 @@ windows = st.builds(
 )
 
 
-@st.composite
-def workloads(draw: st.DrawFn, window: Window) -> Workload:
-    """Requests that may be longer than the whole cache."""
-    return Workload(
-        jobs=tuple(draw(st.lists(jobs(250), min_size=1, max_size=6))),
-        blocks=window.peak + draw(st.integers(0, 6)),
-        host=draw(st.sampled_from([0, 20])),
-        slots=draw(st.integers(1, 5)),
-        step_tokens=draw(st.sampled_from([8, 17, 64, 200])),
-        depth=draw(st.integers(0, 1)),
-        policy=draw(st.sampled_from(["fcfs", "priority"])),
-        preemption=draw(st.sampled_from(["recompute", "swap"])),
-        chunked=draw(st.booleans()),
-        prefix_cache=draw(st.booleans()),
-    )
+def long_workloads(window: Window) -> st.SearchStrategy[Workload[Job]]:
+    """Of requests that may be longer than the whole cache."""
+    return workloads([window.peak + more for more in range(7)], lambda place: jobs(250), most=6)
 
 
 @settings(max_examples=50)
 @given(st.data(), windows)
 def test_company_changes_nothing(data: st.DataObject, window: Window) -> None:
-    run_workload(data.draw(workloads(window)), window=window)
+    run_workload(data.draw(long_workloads(window)), window=window)
 
 
 @settings(max_examples=15)

@@ -11,15 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import Engine
 from engine.groups.samples import seed_of
 from engine.groups.search import BeamSearch, Rules, tokens_of
 from engine.params import SamplingParams
 from engine.request import Finish
-from tests.engine.ledger import Clock, alone, drain, ledger_engine, rivals
+from tests.engine.ledger import alone, drain, ledger_engine, rivals
+from tests.engine.workloads import AFTER, Place, Workload, prompts, run, workloads
 from tests.groups.told import Told
 
-BLOCK = 16
 STOPS = tuple(range(0, 1000, 100))  # of ten tokens in a thousand, some come up in most searches
 
 
@@ -53,20 +52,6 @@ class Job:
         return [alone(self.prompt, count, seed_of(seed, choice)) for choice in range(self.params.samples)]
 
 
-@dataclass(frozen=True)
-class Workload:
-    jobs: tuple[Job, ...]
-    blocks: int
-    host: int
-    slots: int
-    step_tokens: int
-    depth: int
-    policy: str
-    preemption: str
-    chunked: bool
-    prefix_cache: bool
-
-
 @st.composite
 def parameters(draw: st.DrawFn, most: int, slots: int) -> SamplingParams:
     plain = SamplingParams(max_tokens=draw(st.integers(1, most)), seed=draw(st.integers(0, 3)))
@@ -87,60 +72,29 @@ def parameters(draw: st.DrawFn, most: int, slots: int) -> SamplingParams:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, room: int, slots: int) -> Job:
-    shared = draw(st.sampled_from([0, 15, 16, 17, 32]))
-    prompt = [*([7] * shared), *draw(st.lists(st.integers(0, 9), min_size=1, max_size=20))][: room - 1]
-    after = st.one_of(st.none(), st.none(), st.integers(0, 12))
+def jobs(draw: st.DrawFn, place: Place) -> Job:
+    room = min(place.tokens, 80)
+    prompt = draw(prompts(room))
     return Job(
-        prompt=tuple(prompt),
-        params=draw(parameters(min(30, room - len(prompt)), slots)),
+        prompt=prompt,
+        params=draw(parameters(min(30, room - len(prompt)), place.slots)),
         at=draw(st.integers(0, 10)),
-        abort_after=draw(after),
-        preempt_after=draw(after),
-        switch_after=draw(st.one_of(st.none(), st.none(), after)),
-    )
-
-
-@st.composite
-def workloads(draw: st.DrawFn) -> Workload:
-    blocks, slots = draw(st.sampled_from([4, 6, 9, 16, 40])), draw(st.integers(1, 8))
-    return Workload(
-        jobs=tuple(draw(st.lists(jobs(min(blocks * BLOCK, 80), slots), min_size=1, max_size=6))),
-        blocks=blocks,
-        host=draw(st.sampled_from([0, 4, 20])),
-        slots=slots,
-        step_tokens=draw(st.sampled_from([8, 17, 200])),
-        depth=draw(st.integers(0, 1)),
-        policy=draw(st.sampled_from(["fcfs", "priority", "latency"])),
-        preemption=draw(st.sampled_from(["auto", "recompute", "swap"])),
-        chunked=draw(st.booleans()),
-        prefix_cache=draw(st.booleans()),
-    )
-
-
-def engine_for(work: Workload) -> Engine:
-    return ledger_engine(
-        blocks=work.blocks,
-        host=work.host,
-        slots=work.slots,
-        step_tokens=work.step_tokens,
-        depth=work.depth,
-        policy=work.policy,
-        clock=Clock(),
-        preemption=work.preemption,
-        chunked_prefill=work.chunked,
-        prefix_cache=work.prefix_cache,
+        abort_after=draw(AFTER),
+        preempt_after=draw(AFTER),
+        switch_after=draw(st.one_of(st.none(), st.none(), AFTER)),
     )
 
 
 @settings(max_examples=80)
-@given(work=workloads())
-def test_company_changes_nothing(work: Workload) -> None:
-    engine = engine_for(work)
+@given(work=workloads([4, 6, 9, 16, 40], jobs, most=6))
+def test_company_changes_nothing(work: Workload[Job]) -> None:
+    engine = work.place.engine()
     told = {job: Told() for job in work.jobs}
     ids: dict[Job, int] = {}
     switched: set[Job] = set()  # what these say from there on is for other tests
-    for step in range(11 + 13):
+
+    def before(step: int) -> None:
+        engine.snapshot()
         for job in told:
             if job.at == step:
                 ids[job] = engine.submit(job.prompt, job.params, told[job])
@@ -148,16 +102,12 @@ def test_company_changes_nothing(work: Workload) -> None:
                 engine.preempt(ids[job])
             if step - job.at == job.abort_after:
                 engine.abort(ids[job])
-            single = job.params.samples == 1 and work.slots > 1 and not told[job].over
+            single = job.params.samples == 1 and work.place.slots > 1 and not told[job].over
             if single and step - job.at == job.switch_after:
                 engine.update(ids[job], beams=1 if job.params.beams > 1 else 2, speculate="")
                 switched.add(job)
-        engine.step()
-        engine.clock.now += 0.05
-        engine.scheduler.check()
-        engine.snapshot()
-    drain(engine)
 
+    run(engine, 11 + 13, before)
     for job, heard in told.items():
         assert heard.over, "a request that never ended"
         assert all(len(tokens) <= (job.params.max_tokens or 1) for tokens in heard.replies)
@@ -172,9 +122,6 @@ def test_company_changes_nothing(work: Workload) -> None:
         if job.params.beams == 1:
             for choice, one in heard.choices.items():
                 assert one.tokens == expected[choice][: len(one.tokens)]
-    assert engine.scheduler.pool.in_use == engine.scheduler.host.in_use == 0
-    assert not engine.scheduler.requests and not engine.scheduler.parked
-    assert not engine.beams() and not engine._samples and not engine._replies
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.config import KV_SCHEMES, EngineConfig
 from engine.errors import (
     BadInput,
     BadParams,
@@ -24,7 +25,7 @@ from engine.errors import (
     RequestTooLong,
     UnknownRequest,
 )
-from engine.events import Died, Event, Finished, Queued, Switched
+from engine.events import Died, Event, Finished, Quantized, Quantizing, Queued, Recached, Switched
 from engine.host.process import EngineProcess, _ending
 from engine.host.protocol import EngineHost
 from engine.host.stream import ReplyFailed, Stream
@@ -116,7 +117,7 @@ class TestTheSameHost:
         assert process.templates == thread.templates
         assert process.pieces([70, 300, 500]) == thread.pieces([70, 300, 500])
         assert process.layout(ASK) == thread.layout(ASK)
-        assert process.text_ends([300, 301, 302]) == thread.text_ends([300, 301, 302])
+        assert process.texts([300, 301, 302]) == thread.texts([300, 301, 302])
         assert process.snapshot().model == thread.snapshot().model == "pocket"
 
     def test_fifty_streams_at_once(self, process: EngineProcess) -> None:
@@ -186,6 +187,34 @@ class TestTheSameHost:
         host.snapshot()
         assert len(heard) == len(kinds)
 
+    def test_other_forms_of_cache_and_weights(self, host: EngineHost) -> None:
+        before, heard = host.submit([70, 71, 72], GREEDY).result().tokens, list[Event]()
+        leave = host.subscribe(heard.append)
+        assert [view.name for view in host.snapshot().kv_schemes] == list(KV_SCHEMES)
+        host.set_kv_scheme("int8")
+        assert (host.snapshot().kv_scheme, host.snapshot().kv_dtype) == ("int8", "int8")
+        stream = begun(host)
+        with pytest.raises(BadInput, match="while requests are alive: wait for 1, or end them"):
+            host.set_kv_scheme("none")
+        host.set_quantization("int4")  # this one need not wait
+        with pytest.raises(BadInput, match="weights are on their way to int4: wait, or cancel"):
+            host.set_kv_scheme("none")
+        self.wait_for(host, "int4")
+        host.abort(stream.id)
+        host.set_kv_scheme("none")
+        host.set_quantization("none")
+        self.wait_for(host, "none")
+        leave()
+        kinds = [type(event) for event in heard if isinstance(event, Recached | Quantized | Quantizing)]
+        assert kinds[0] is Recached and kinds[-1] is Quantized and kinds.count(Quantizing) > 8
+        assert [event.scheme for event in heard if isinstance(event, Recached)] == ["int8", "none"]
+        assert host.submit([70, 71, 72], GREEDY).result().tokens == before
+
+    def wait_for(self, host: EngineHost, scheme: str) -> None:
+        until = time.monotonic() + GONE
+        while (shot := host.snapshot()).quantization != scheme or shot.change is not None:
+            assert time.monotonic() < until
+
     def test_speeds(self, process: EngineProcess) -> None:
         assert process.speeds().read > 1e6
 
@@ -199,6 +228,8 @@ class TestTheSameHost:
             (BadInput, "", lambda host: host.submit([70], GREEDY, deadline=float("nan"))),
             (BadInput, "", lambda host: host.submit([70], GREEDY, priority=object())),
             (BadInput, "no switch 'warp'", lambda host: host.set_switch("warp", True)),
+            (BadInput, "no KV scheme 'int3'; there are none, int8", lambda host: host.set_kv_scheme("int3")),
+            (BadInput, "'fp8': products of eight bit", lambda host: host.set_quantization("fp8")),
             (UnknownRequest, "no request 12345 is alive", lambda host: host.fork(12345)),
             (UnknownRequest, "no request 12345 is alive", lambda host: host.update(12345, temperature=1.0)),
             (UnknownRequest, "no request 12345 is alive", lambda host: host.preempt(12345)),

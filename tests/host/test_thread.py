@@ -1,50 +1,20 @@
 """The engine on its thread, driven from others. On the ledger, whose steps take no time."""
 
 import asyncio
-import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import pytest
 
-from engine import events
-from engine.core import Engine
-from engine.errors import BadInput, BadParams, EngineDead, QueueFull, RequestTooLong, UnknownRequest
-from engine.host.stream import ReplyFailed, Stream
-from engine.host.thread import EngineThread
-from engine.params import SamplingParams
+from engine.errors import BadInput, BadParams, QueueFull, RequestTooLong, UnknownRequest
 from engine.request import Finish
-from engine.scheduling.plan import Plan
 from engine.snapshot import Snapshot
-from tests.engine.ledger import VOCAB, LedgerRunner, alone, ledger_engine
+from tests.engine.ledger import VOCAB, alone, ledger_engine
 from tests.host.conftest import Open
-
-DEPTHS = pytest.mark.parametrize("depth", [0, 1])
-
-
-def params(count: int = 20, **more: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=count, seed=0, **more)
-
-
-def roomy(depth: int = 0, **how: Any) -> Engine:
-    return ledger_engine(**{"blocks": 4096, "context": 60_000, "depth": depth} | how)
-
-
-def endless(host: EngineThread, first: int = 0) -> Stream:
-    """A request that runs for as long as a test looks, and has begun."""
-    stream = host.submit([first, 1, 2], params(50_000))
-    next(iter(stream))
-    return stream
-
-
-def runner_of(engine: Engine) -> LedgerRunner:
-    assert isinstance(engine.runner, LedgerRunner)
-    return engine.runner
+from tests.host.roomy import DEPTHS, endless, params, roomy
 
 
 class TestReplies:
@@ -208,182 +178,6 @@ class TestCommands:
             host.submit([9], params(2))
         host.abort(running.id)
         assert [stream.result().finish for stream in waiting] == [Finish.LENGTH] * 2
-
-
-class TestWhenThingsBreak:
-    @DEPTHS
-    def test_a_failing_step_fails_who_was_in_it(self, opened: Open, depth: int) -> None:
-        engine = roomy(depth)
-        host = opened(engine)
-        broken: list[events.Event] = []
-        host.subscribe(lambda event: broken.append(event) if event.kind == "stepbroke" else None)
-        streams = [endless(host, n) for n in range(2)]
-
-        def once(plan: Plan) -> bool:
-            runner_of(engine).fails = lambda plan: False
-            return True
-
-        runner_of(engine).fails = once
-        for stream in streams:
-            with pytest.raises(ReplyFailed, match="the step failed: RuntimeError: told to fail"):
-                stream.result()
-        assert len(broken) == 1
-        assert list(host.submit([5], params(30)).result().tokens) == alone([5], 30)
-        shot = host.snapshot()
-        assert (shot.state, shot.blocks.in_use) == ("ready", 0)
-
-    @pytest.mark.parametrize("where", ["plan", "commit", "_preempt", "_stop_running"])
-    @DEPTHS
-    def test_an_error_in_the_scheduler_ends_everything_with_the_reason(
-        self, opened: Open, monkeypatch: pytest.MonkeyPatch, where: str, depth: int
-    ) -> None:
-        """Wherever it strikes: half-way through a preemption a request is in no line at all."""
-        engine = roomy(depth)
-        host = opened(engine)
-        died: list[events.Event] = []
-        host.subscribe(lambda event: died.append(event) if event.kind == "died" else None)
-        real = getattr(engine.scheduler, where)
-
-        def breaks(*args: Any) -> Any:
-            real(*args)
-            raise ZeroDivisionError("scheduler broke")
-
-        monkeypatch.setattr(engine.scheduler, where, breaks)
-        with ThreadPoolExecutor(3) as pool:
-            ends = [pool.submit(self._end_of, host, n) for n in range(3)]
-            assert all("ZeroDivisionError: scheduler broke" in each.result(20) for each in ends)
-        shot = host.snapshot()
-        assert (shot.state, shot.error) == ("dead", "ZeroDivisionError: scheduler broke")
-        assert (shot.running, shot.waiting, shot.blocks.in_use, len(died)) == (0, 0, 0, 1)
-        for command in (lambda: host.submit([1], params()), lambda: host.fork(0)):
-            with pytest.raises(EngineDead, match="stopped: ZeroDivisionError: scheduler broke"):
-                command()
-        with pytest.raises(UnknownRequest):
-            host.update(0, top_k=3)
-        host.abort(0)
-
-    @staticmethod
-    def _end_of(host: EngineThread, n: int) -> str:
-        try:
-            stream = host.submit([n], params(50_000))
-            with suppress(UnknownRequest):  # dead already, as the stream will say
-                host.preempt(stream.id)
-            return stream.result().finish.value
-        except (ReplyFailed, EngineDead) as error:
-            return str(error)
-
-    def test_an_error_in_the_text_of_a_reply_hangs_nobody(
-        self, opened: Open, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        engine = roomy()
-        host = opened(engine)
-        streams = [endless(host, n) for n in range(2)]
-
-        def breaks(token: int = 0) -> str:
-            raise ZeroDivisionError("text broke")
-
-        monkeypatch.setattr(engine.tokenizer, "push", breaks, raising=True)
-        monkeypatch.setattr(engine.tokenizer, "flush", breaks, raising=True)
-        for stream in streams:
-            with pytest.raises(ReplyFailed, match="text broke"):
-                stream.result()
-        assert host.snapshot().state == "dead"
-
-    def test_a_lost_device_is_the_end(self, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine = roomy()
-        host = opened(engine)
-        monkeypatch.setattr(engine.runner, "ailing", lambda: "the GPU is gone")
-        stream = endless(host)
-        runner_of(engine).fails = lambda plan: True
-        with pytest.raises(ReplyFailed, match="told to fail"):
-            stream.result()
-        with pytest.raises(EngineDead, match="the GPU is gone"):
-            host.submit([1], params())
-
-    def test_a_subscriber_that_raises_is_dropped(
-        self, opened: Open, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        host = opened(ledger_engine())
-        heard: list[str] = []
-        called = 0
-
-        def clumsy(event: events.Event) -> None:
-            nonlocal called
-            called += 1
-            raise ValueError("clumsy")
-
-        host.subscribe(clumsy)
-        stop = host.subscribe(lambda event: heard.append(event.kind))
-        host.submit([1], params(2)).result()
-        assert called == 1
-        assert "a subscriber failed on queued and is dropped" in caplog.text
-        assert heard == ["queued", "admitted", "firsttoken", "finished"]
-        stop()
-        host.submit([1], params(2)).result()
-        assert len(heard) == 4
-
-    def test_subscribers_from_many_threads_are_all_kept(self, opened: Open) -> None:
-        host = opened(ledger_engine())
-        heard: list[int] = []
-        start = threading.Barrier(8)
-
-        def subscribe(thread: int) -> list[Callable[[], None]]:
-            start.wait(10)
-            return [
-                host.subscribe(lambda event, n=n: heard.append(n) if event.kind == "queued" else None)
-                for n in range(thread * 100, thread * 100 + 100)
-            ]
-
-        with ThreadPoolExecutor(8) as pool:
-            stops = [stop for stops in pool.map(subscribe, range(8)) for stop in stops]
-        host.submit([1], params(1)).result()
-        assert sorted(heard) == list(range(800))
-        for stop in stops:
-            stop()
-        host.submit([1], params(1)).result()
-        assert len(heard) == 800
-
-
-class TestClosing:
-    @DEPTHS
-    def test_it_ends_what_runs_and_what_waits(self, depth: int) -> None:
-        engine = roomy(depth, slots=2)
-        host = EngineThread(engine)
-        streams = [endless(host, n) for n in range(2)] + [host.submit([7], params(9))]
-        host.close()
-        for stream in streams:
-            with pytest.raises(ReplyFailed, match="the engine was closed"):
-                stream.result()
-        engine.scheduler.check()
-        assert engine.scheduler.pool.in_use == 0
-        commands = (lambda: host.submit([1], params()), host.snapshot, lambda: host.abort(0))
-        for command in commands:
-            with pytest.raises(EngineDead, match="has been closed"):
-                command()
-        host.close()
-
-    def test_whoever_asks_while_it_closes_gets_an_answer(self) -> None:
-        for _ in range(10):
-            host = EngineThread(ledger_engine())
-            start, ends = threading.Barrier(5), []
-
-            def work(host: EngineThread = host, start: threading.Barrier = start, ends: Any = ends) -> None:
-                start.wait(10)
-                try:
-                    while True:
-                        host.submit([1], params(3)).result()
-                except (EngineDead, ReplyFailed) as error:
-                    ends.append(str(error))
-
-            threads = [threading.Thread(target=work) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            start.wait(10)
-            host.close()
-            for thread in threads:
-                thread.join(10)
-            assert len(ends) == 4
-            assert all("closed" in end for end in ends)
 
 
 class TestSnapshots:

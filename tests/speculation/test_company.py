@@ -5,6 +5,7 @@ On the ledger, which says few different tokens, so that drafts are often right a
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,10 +13,12 @@ from engine.core import Engine
 from engine.params import SPECULATION, SamplingParams
 from engine.request import Finish
 from engine.speculation.gain import Prices
-from tests.engine.ledger import Clock, Reply, alone, drain, ledger_engine
+from tests.engine.ledger import Reply, alone, drain, ledger_engine
+from tests.engine.workloads import AFTER, Workload, prompts, run, workloads
 
 ALPHABET = 3
 KINDS = ("", *SPECULATION)
+PROMPT = [1] * 12
 
 
 @dataclass(frozen=True)
@@ -37,55 +40,23 @@ class Job:
     more: int
 
 
-@dataclass(frozen=True)
-class Workload:
-    jobs: tuple[Job, ...]
-    blocks: int
-    host: int
-    slots: int
-    step_tokens: int
-    depth: int
-    preemption: str
-    chunked: bool
-    prefix_cache: bool
-
-
 @st.composite
 def jobs(draw: st.DrawFn, room: int) -> Job:
-    shared = draw(st.sampled_from([0, 0, 15, 16, 17, 32]))
-    own = draw(st.lists(st.integers(0, ALPHABET - 1), min_size=1, max_size=30))
-    prompt = [*([1] * shared), *own][: room - 1]
-    after = st.one_of(st.none(), st.none(), st.integers(0, 12))
+    prompt = draw(prompts(room, alphabet=ALPHABET, common=1))
     return Job(
-        prompt=tuple(prompt),
+        prompt=prompt,
         count=draw(st.integers(1, min(60, room - len(prompt)))),
         seed=draw(st.integers(0, 3)),
         kind=draw(st.sampled_from(KINDS)),
         draft_tokens=draw(st.sampled_from([0, 0, 1, 4, 16])),
         at=draw(st.integers(0, 8)),
-        abort_after=draw(after),
-        preempt_after=draw(after),
-        fork_after=draw(after),
-        switch_after=draw(after),
+        abort_after=draw(AFTER),
+        preempt_after=draw(AFTER),
+        fork_after=draw(AFTER),
+        switch_after=draw(AFTER),
         other=draw(st.sampled_from(KINDS)),
-        shorten_after=draw(st.one_of(st.none(), after)),
+        shorten_after=draw(st.one_of(st.none(), AFTER)),
         more=draw(st.integers(1, 5)),
-    )
-
-
-@st.composite
-def workloads(draw: st.DrawFn) -> Workload:
-    blocks = draw(st.sampled_from([6, 7, 9, 40]))
-    return Workload(
-        jobs=tuple(draw(st.lists(jobs(min(blocks * 16, 90)), min_size=1, max_size=8))),
-        blocks=blocks,
-        host=draw(st.sampled_from([0, 4, 20])),
-        slots=draw(st.integers(1, 8)),
-        step_tokens=draw(st.sampled_from([8, 17, 32, 200])),
-        depth=draw(st.integers(0, 1)),
-        preemption=draw(st.sampled_from(["auto", "recompute", "swap"])),
-        chunked=draw(st.booleans()),
-        prefix_cache=draw(st.booleans()),
     )
 
 
@@ -97,24 +68,14 @@ class Free(Prices):
 
 
 @settings(max_examples=100)
-@given(workloads())
-def test_drafts_change_nothing(work: Workload) -> None:
-    engine = ledger_engine(
-        blocks=work.blocks,
-        host=work.host,
-        slots=work.slots,
-        step_tokens=work.step_tokens,
-        depth=work.depth,
-        clock=Clock(),
-        alphabet=ALPHABET,
-        preemption=work.preemption,
-        chunked_prefill=work.chunked,
-        prefix_cache=work.prefix_cache,
-    )
+@given(workloads([6, 7, 9, 40], lambda place: jobs(min(place.tokens, 90)), most=8))
+def test_drafts_change_nothing(work: Workload[Job]) -> None:
+    engine = work.place.engine(alphabet=ALPHABET)
     engine.scheduler.speculator.prices = Free()
     replies: list[tuple[Job, Reply, list[int]]] = []
     ids: dict[Job, int] = {}
-    for step in range(8 + 13):
+
+    def before(step: int) -> None:
         for job in work.jobs:
             if job.at == step:
                 reply = Reply()
@@ -126,11 +87,8 @@ def test_drafts_change_nothing(work: Workload) -> None:
         for job, id in ids.items():
             if id in engine.scheduler.requests:
                 meddle(engine, job, id, step - job.at, replies)
-        engine.step()
-        engine.clock.now += 0.05
-        engine.scheduler.check()
-    drain(engine)
 
+    run(engine, 8 + 13, before)
     for job, reply, expected in replies:
         assert reply.last is not None, "a request that never ended"
         if reply.last.finish is Finish.ABORTED or job.shorten_after is not None:
@@ -138,8 +96,6 @@ def test_drafts_change_nothing(work: Workload) -> None:
         else:
             assert reply.last.finish is Finish.LENGTH
             assert reply.tokens == expected
-    assert engine.scheduler.pool.in_use == engine.scheduler.host.in_use == 0
-    assert engine.scheduler.waiting.tokens == 0
 
 
 def meddle(
@@ -160,3 +116,39 @@ def meddle(
         engine.update(id, max_tokens=request.generated + job.more)
     if since == job.abort_after:
         engine.abort(id)
+
+
+def with_drafts_under_way(seed: int) -> tuple[Engine, int, Reply]:
+    """At a moment when steps run ahead, and a row of drafts is not committed."""
+    engine = ledger_engine(depth=1, host=20, alphabet=ALPHABET, preemption="swap")
+    engine.scheduler.speculator.prices = Free()
+    reply, params = Reply(), SamplingParams(max_tokens=60, seed=seed, speculate="draft", draft_tokens=16)
+    id = engine.submit(PROMPT, params, reply)
+    request = engine.scheduler.requests[id]
+    while request.launched <= request.known:
+        engine.step()
+    return engine, id, reply
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_swap_takes_drafts_along_and_gives_them_back(seed: int) -> None:
+    """The last blocks hold drafts alone, and lie in host memory when it shows that they were wrong."""
+    engine, id, reply = with_drafts_under_way(seed)
+    engine.preempt(id)
+    drain(engine)
+    assert engine.runner.plans[2].swaps_out
+    assert reply.tokens == alone(PROMPT, 60, seed, ALPHABET)
+
+
+def test_of_a_run_under_way_one_token_is_drawn_as_before() -> None:
+    """What was drawn behind the drafts was drawn in the old way, and does not count."""
+    longer = 0
+    for seed in range(4):
+        engine, id, reply = with_drafts_under_way(seed)
+        engine.update(id, seed=7)
+        drain(engine)
+        first, second = reply.tokens[:2], reply.tokens[2:]
+        assert first == alone(PROMPT, 2, seed, ALPHABET)
+        assert second == alone([*PROMPT, *first], 58, 7, ALPHABET)
+        longer += alone(PROMPT, 60, seed, ALPHABET)[2] != second[0]
+    assert longer, "the old way and the new one say the same: the test shows nothing"

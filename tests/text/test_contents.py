@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.host.prompts import prompt_ids, prompt_layout, text_ends
+from engine.host.prompts import prompt_ids, prompt_layout, texts
 from engine.text import Chat, TemplateRenderer, Tokenizer
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|turn|>{% endfor %}[assistant]"
@@ -110,12 +110,11 @@ def test_plain_text_is_one_message(small: dict[str, Tokenizer], renderer: Templa
         assert [text[at] for at in range(len(text)) if at not in known and text[at] != " "] == []
 
 
-def test_where_each_token_of_a_reply_ends(small: dict[str, Tokenizer], renderer: TemplateRenderer) -> None:
+def test_what_each_token_adds_to_a_reply(small: dict[str, Tokenizer], renderer: TemplateRenderer) -> None:
     for tokenizer in small.values():
         talk, text = Chat(tokenizer, renderer), "Größe 日本 and the fox"
         tokens = tokenizer.encode(text)
-        ends = text_ends(tokens, (), talk)
-        assert ends == sorted(ends)
-        for count, end in enumerate(ends, 1):
+        said = texts(tokens, (), talk)
+        for count in range(1, len(said) + 1):
             before = tokenizer.detokenizer()
-            assert end == len("".join(map(before.push, tokens[:count])))
+            assert "".join(said[:count]) == "".join(map(before.push, tokens[:count]))

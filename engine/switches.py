@@ -1,0 +1,49 @@
+"""Techniques that can be off. They turn whatever runs: each plan reads them anew; tokens stay the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine import events
+from engine.errors import BadInput
+from engine.snapshot import Switch
+
+if TYPE_CHECKING:
+    from engine.core import Engine
+
+
+class Switches:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._usual = self._present()
+
+    def view(self) -> tuple[Switch, ...]:
+        return tuple(Switch(name, on, self._usual.get(name, on)) for name, on in self._present().items())
+
+    def turn(self, name: str, on: bool) -> None:
+        engine, present = self._engine, self._present()
+        if name not in present:
+            raise BadInput(f"this engine has no switch {name!r}; it has {', '.join(present)}")
+        if not isinstance(on, bool):
+            raise BadInput(f"the switch {name} is True or False, not {on!r}")
+        if on is present[name]:
+            return
+        match name:
+            case "prefix_cache":
+                engine.scheduler.rules.prefix_cache = on
+            case "chunked_prefill":
+                engine.scheduler.rules.chunked_prefill = on
+            case "overlap":  # a step that is under way is committed before the next one, or with it
+                engine.depth = int(on)
+            case "graphs":
+                engine.runner.graphs = on
+        engine.bus.emit(events.Switched(engine.scheduler.step, engine.clock(), name, on))
+
+    def _present(self) -> dict[str, bool]:
+        rules, graphs = self._engine.scheduler.rules, self._engine.runner.graphs
+        found = {
+            "prefix_cache": rules.prefix_cache,
+            "chunked_prefill": rules.chunked_prefill,
+            "overlap": self._engine.depth > 0,
+        }
+        return found if graphs is None else {**found, "graphs": graphs}

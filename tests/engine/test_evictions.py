@@ -1,0 +1,31 @@
+"""Cached blocks that make way are told of: all of them, and not more often than anybody could read."""
+
+from engine.events import Event, Evicted
+from engine.params import SamplingParams
+from tests.engine.ledger import Clock, Reply, drain, ledger_engine
+
+
+def test_they_are_told_once_a_second_and_add_up() -> None:
+    clock, heard = Clock(), list[Event]()
+    engine = ledger_engine(blocks=12, slots=2, clock=clock)
+    engine.bus.subscribe(heard.append)
+
+    def told() -> list[int]:
+        return [event.blocks for event in heard if isinstance(event, Evicted)]
+
+    def ask(token: int) -> None:
+        engine.submit([token] * 70, SamplingParams(max_tokens=4, seed=0), Reply())
+        drain(engine)
+
+    ask(1)
+    ask(2)
+    assert told() == [], "there was room for both"
+    for token in range(3, 9):
+        clock.now += 0.3
+        ask(token)
+    assert 2 <= len(told()) <= 3, "six prompts in two seconds"
+    for _ in range(2):  # what came after the last one is told with the next
+        clock.now += 1
+        before = engine.scheduler.pool.evictions
+        ask(9)
+    assert 20 < before <= sum(told()) <= engine.scheduler.pool.evictions

@@ -1,0 +1,103 @@
+"""Random engines on the ledger for tests that say: company changes timing, never output."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from hypothesis import strategies as st
+
+from engine.core import Engine
+from tests.engine.ledger import Clock, drain, ledger_engine
+
+BLOCK = 16
+AFTER = st.one_of(st.none(), st.none(), st.integers(0, 12))  # steps, or never
+
+Job = TypeVar("Job")
+
+
+@dataclass(frozen=True)
+class Place:
+    """An engine to be: what it has, and how it works."""
+
+    blocks: int
+    host: int
+    slots: int
+    step_tokens: int
+    depth: int
+    policy: str
+    preemption: str
+    chunked: bool
+    prefix_cache: bool
+
+    @property
+    def tokens(self) -> int:
+        """That fit into its cache."""
+        return self.blocks * BLOCK
+
+    def engine(self, **more: object) -> Engine:
+        return ledger_engine(
+            blocks=self.blocks,
+            host=self.host,
+            slots=self.slots,
+            step_tokens=self.step_tokens,
+            depth=self.depth,
+            policy=self.policy,
+            clock=Clock(),
+            preemption=self.preemption,
+            chunked_prefill=self.chunked,
+            prefix_cache=self.prefix_cache,
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class Workload(Generic[Job]):
+    jobs: tuple[Job, ...]
+    place: Place
+
+
+def places(blocks: Iterable[int]) -> st.SearchStrategy[Place]:
+    return st.builds(
+        Place,
+        blocks=st.sampled_from([*blocks]),
+        host=st.sampled_from([0, 4, 20]),
+        slots=st.integers(1, 8),
+        step_tokens=st.sampled_from([8, 17, 32, 200]),
+        depth=st.integers(0, 1),
+        policy=st.sampled_from(["fcfs", "priority", "latency"]),
+        preemption=st.sampled_from(["auto", "recompute", "swap"]),
+        chunked=st.booleans(),
+        prefix_cache=st.booleans(),
+    )
+
+
+@st.composite
+def workloads(
+    draw: st.DrawFn, blocks: Iterable[int], jobs: Callable[[Place], st.SearchStrategy[Job]], most: int
+) -> Workload[Job]:
+    """Up to `most` jobs that the place can hold."""
+    place = draw(places(blocks))
+    return Workload(tuple(draw(st.lists(jobs(place), min_size=1, max_size=most))), place)
+
+
+@st.composite
+def prompts(draw: st.DrawFn, room: int, *, alphabet: int = 10, common: int = 7) -> tuple[int, ...]:
+    """They begin alike, so that prefixes are found, and end anywhere in a block."""
+    shared = draw(st.sampled_from([0, 0, 15, 16, 17, 32, 40]))
+    own = draw(st.lists(st.integers(0, alphabet - 1), min_size=1, max_size=30))
+    return tuple([*([common] * shared), *own][: room - 1])
+
+
+def run(engine: Engine, steps: int, before: Callable[[int], None]) -> None:
+    """To the end, with a check after every step. Nobody holds anything then."""
+    for step in range(steps):
+        before(step)
+        engine.step()
+        engine.clock.now += 0.05
+        engine.scheduler.check()
+    drain(engine)
+    scheduler = engine.scheduler
+    assert scheduler.pool.in_use == scheduler.host.in_use == 0
+    assert not scheduler.requests and not scheduler.running and not scheduler.waiting.parked
+    assert len(scheduler.waiting) == scheduler.waiting.tokens == 0
+    assert engine.answers.idle

@@ -1,0 +1,60 @@
+"""pyproject.toml names every package that is imported, and none that is not."""
+
+import ast
+import sys
+import tomllib
+from functools import cache
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+OURS = {path.name for path in ROOT.iterdir() if path.is_dir()} | {"install"}
+PROGRAM, OTHERS = ("minichat", "engine"), ("tests", "benchmarks", "training", "docs")
+BY_NAME = {  # nothing imports these: a program runs them, or another package looks whether they are there
+    "hatchling", "httptools", "mypy", "pytest-timeout", "pytest-xdist", "ruff", "uvloop",
+}  # fmt: skip
+BY_NAME |= {"bitsandbytes"}  # by importlib, with its warnings kept off the screen
+
+
+installed = cache(packages_distributions)
+
+
+def distribution(module: str) -> str:
+    return canonicalize_name(installed().get(module, [module])[0])
+
+
+@cache
+def imported(folder: str) -> set[str]:
+    """The packages of others that the files in it import, wherever in the file."""
+    names: set[str] = set()
+    for file in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names.update(alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.split(".")[0])
+    return {distribution(name) for name in names - OURS - sys.stdlib_module_names}
+
+
+def declared(*, tests: bool) -> set[str]:
+    """By the program and its extras; with `tests`, by the one that tests have, too."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    lines = [line for name, lines in extras.items() for line in lines if tests or name != "test"]
+    return {canonicalize_name(Requirement(line).name) for line in (*project["dependencies"], *lines)}
+
+
+@pytest.mark.parametrize("folder", [*PROGRAM, *OTHERS])
+def test_what_is_imported_is_declared(folder: str) -> None:
+    """Triton comes with a torch for GPUs; only tests bring it where there is none."""
+    known = declared(tests=folder in OTHERS) | {"triton"}
+    assert imported(folder) - known == set()
+
+
+def test_what_is_declared_is_used() -> None:
+    used = set().union(*map(imported, (*PROGRAM, *OTHERS)))
+    assert declared(tests=True) - used - BY_NAME == set()

@@ -1,0 +1,33 @@
+"""Engines on the ledger with room for requests that run as long as a test looks."""
+
+from typing import Any
+
+import pytest
+
+from engine.core import Engine
+from engine.host.stream import Stream
+from engine.host.thread import EngineThread
+from engine.params import SamplingParams
+from tests.engine.ledger import LedgerRunner, ledger_engine
+
+DEPTHS = pytest.mark.parametrize("depth", [0, 1])
+
+
+def params(count: int = 20, **more: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=count, seed=0, **more)
+
+
+def roomy(depth: int = 0, **how: Any) -> Engine:
+    return ledger_engine(**{"blocks": 4096, "context": 60_000, "depth": depth} | how)
+
+
+def endless(host: EngineThread, first: int = 0) -> Stream:
+    """A request that runs for as long as a test looks, and has begun."""
+    stream = host.submit([first, 1, 2], params(50_000))
+    next(iter(stream))
+    return stream
+
+
+def runner_of(engine: Engine) -> LedgerRunner:
+    assert isinstance(engine.runner, LedgerRunner)
+    return engine.runner
