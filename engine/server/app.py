@@ -24,7 +24,7 @@ from engine.server.state import State
 
 _BODIES = (
     *(ChatRequest, CompletionRequest, attach.ReplyRequest, attach.ForkRequest, control.Changes),
-    *(control.Tokens, screens.Laid, screens.Ends, screens.Switch),
+    *(control.Quantization, control.KvScheme, control.Tokens, screens.Laid, screens.Said, screens.Switch),
 )
 _ABORTED_WITHIN = 3.0  # seconds
 

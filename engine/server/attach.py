@@ -14,9 +14,19 @@ from engine.params import SamplingParams
 from engine.server.connection import key_of, state_of
 from engine.server.limits import read_json
 from engine.server.openai.errors import ApiError
-from engine.server.openai.schema import STREAM, Strict, openapi_answers, openapi_body, parsed
+from engine.server.openai.schema import (
+    MAX_SAID,
+    STREAM,
+    AnyPrompt,
+    Strict,
+    TokenIds,
+    openapi_answers,
+    openapi_body,
+    parsed,
+)
 from engine.server.replies import KeptReply
 from engine.server.sse import PULSE, EventStream, event
+from engine.server.state import State
 from engine.wire import VERSION, encode_delta, params_from_json, params_to_json
 
 router = APIRouter()
@@ -34,16 +44,17 @@ class ForkRequest(Strict):
 
 
 class ReplyRequest(ForkRequest):
-    """`prompt`: text, token ids, or messages."""
+    """`prompt`: text, token ids, or messages. `said`: tokens with which the reply begins already."""
 
-    prompt: str | list[int] | list[dict[str, Any]]
+    prompt: AnyPrompt
+    said: TokenIds = Field(default_factory=list, max_length=MAX_SAID)
 
 
 @router.post("/engine/replies", status_code=201, openapi_extra=openapi_body(ReplyRequest))
 async def begin(request: Request) -> Response:
     """Hands a prompt in; the reply runs whether it is read or not, for as long as `grace` or `keep` say."""
     asked = parsed(ReplyRequest, await read_json(request))
-    return await _begun(request, asked, asked.prompt, params_from_json(asked.params))
+    return await _begun(request, asked, asked.prompt, params_from_json(asked.params), said=asked.said)
 
 
 @router.post("/engine/replies/{id}/fork", status_code=201, openapi_extra=openapi_body(ForkRequest))
@@ -52,7 +63,7 @@ async def fork(request: Request, id: str) -> Response:
     parent = state_of(request).replies.find(id, key_of(request))
     asked = parsed(ForkRequest, await read_json(request))
     params = params_from_json(asked.params, parent.params)
-    return await _begun(request, asked, parent.prompt, params, parent)
+    return await _begun(request, asked, parent.prompt, params, parent=parent)
 
 
 async def _begun(
@@ -60,6 +71,8 @@ async def _begun(
     asked: ForkRequest,
     prompt: Prompt,
     params: SamplingParams,
+    *,
+    said: Sequence[int] = (),
     parent: KeptReply | None = None,
 ) -> Response:
     reply = await state_of(request).replies.begin(
@@ -70,6 +83,7 @@ async def _begun(
         grace=asked.grace,
         keep=asked.keep,
         tag=asked.tag,
+        said=said,
         parent=parent,
     )
     return JSONResponse(_record(reply), 201)
@@ -77,9 +91,14 @@ async def _begun(
 
 @router.get("/engine/replies")
 async def list_all(request: Request, tag: str = "") -> dict[str, Any]:
-    """The replies of this key that are still known; with `tag`, the one of that name."""
-    replies = state_of(request).replies.of(key_of(request), tag)
-    return {"v": VERSION, "replies": [_record(reply) for reply in replies]}
+    """The replies of this key that are still known; with `tag`, the one of that name, and how it begins."""
+    state = state_of(request)
+    replies = state.replies.of(key_of(request), tag)
+    records = [_record(reply) for reply in replies]
+    if tag:
+        for record, reply in zip(records, replies, strict=True):
+            record["before"] = await _before(state, reply)
+    return {"v": VERSION, "replies": records}
 
 
 @router.get("/engine/replies/{id}", response_class=Response, responses=openapi_answers(STREAM))
@@ -128,6 +147,19 @@ def _words(deltas: Sequence[Delta], pieces: Any) -> dict[str, str]:
     }
     order = sorted(ids)
     return {str(id): piece.decode(errors="replace") for id, piece in zip(order, pieces(order), strict=True)}
+
+
+async def _before(state: State, reply: KeptReply) -> dict[str, Any]:
+    """What of the reply stands before its deltas."""
+    host, prompt, tokens = state.host, reply.prompt, list(reply.look_back())
+
+    def text() -> str:
+        # Of a prompt without a template, the text of the reply goes on from its tokens.
+        after = host.layout(prompt).ids if isinstance(prompt, str) else prompt
+        return "".join(host.texts(tokens, after))
+
+    told = await state.desk.work(text) if tokens else ""
+    return {"prompt_tokens": reply.prompt_tokens, "tokens": tokens, "text": told}
 
 
 def _record(reply: KeptReply) -> dict[str, Any]:

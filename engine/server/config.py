@@ -5,6 +5,7 @@ from dataclasses import dataclass
 MAX_CHOICES = 64
 MAX_BODY = 32 * 2**20  # bytes
 MAX_DEPTH = 64  # of JSON
+MAX_MEMBERS = 10_000  # of one of its objects
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pydantic import Field
 from engine.server.connection import state_of
 from engine.server.limits import read_json
 from engine.server.metrics import MEDIA_TYPE
-from engine.server.openai.schema import Strict, TokenId, openapi_answers, openapi_body, parsed
+from engine.server.openai.schema import Strict, TokenIds, openapi_answers, openapi_body, parsed
 from engine.wire import VERSION, changes_from_json
 
 router = APIRouter()
@@ -30,8 +30,14 @@ class Quantization(Strict):
     scheme: str = Field(max_length=100)
 
 
+class KvScheme(Strict):
+    """A form of the cache by its name; the snapshot's `kv_schemes` lists them."""
+
+    scheme: str = Field(max_length=100)
+
+
 class Tokens(Strict):
-    tokens: list[TokenId] = Field(max_length=100_000)
+    tokens: TokenIds = Field(max_length=100_000)
 
 
 @router.get("/health")
@@ -124,6 +130,15 @@ async def cancel_quantization(request: Request) -> Response:
     """Goes back to the scheme before, where a change is under way."""
     state = state_of(request)
     await state.desk.call(state.host.cancel_quantization)
+    return Response(status_code=204)
+
+
+@router.post("/engine/kv", status_code=204, openapi_extra=openapi_body(KvScheme))
+async def recache(request: Request) -> Response:
+    """Keeps keys and values in another form, while no request is alive; what was cached is forgotten."""
+    state = state_of(request)
+    scheme = parsed(KvScheme, await read_json(request)).scheme
+    await state.desk.call(lambda: state.host.set_kv_scheme(scheme))
     return Response(status_code=204)
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ log = logging.getLogger("minichat.server")
 
 T = TypeVar("T")
 _SUBMITTERS = 32  # each waits for a step at most, and a step takes in all that wait
+_CACHED = 8192  # requests whose cached tokens nobody has asked for yet
 
 
 class Desk:
@@ -29,7 +30,7 @@ class Desk:
     def __init__(self, host: EngineHost) -> None:
         self.host, self.post = host, Post()
         self._loop = asyncio.get_running_loop()
-        self._submitters = ThreadPoolExecutor(_SUBMITTERS, "minichat-submit")
+        self._submitters = ThreadPoolExecutor(_SUBMITTERS, "minichat-submit")  # and for templates and texts
         self._callers = ThreadPoolExecutor(4, "minichat-call")  # not behind those who wait with a prompt
         self._doomed: list[int] = []
         self._shot: asyncio.Future[Snapshot] | None = None
@@ -37,9 +38,13 @@ class Desk:
         self._cached: dict[int, int] = {}
         self._unsubscribe = host.subscribe(self._note)
 
-    async def submit(self, prompt: Prompt, params: SamplingParams, *, priority: int, salt: bytes) -> Stream:
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams, *, priority: int, salt: bytes, said: Sequence[int]
+    ) -> Stream:
         """A new request. Where nobody waits for the answer any more, the request ends as it begins."""
-        return await self._begun(lambda: self.host.submit(prompt, params, priority=priority, salt=salt))
+        return await self._begun(
+            lambda: self.host.submit(prompt, params, priority=priority, salt=salt, said=said)
+        )
 
     async def fork(self, id: int, params: SamplingParams) -> Stream:
         """The same for a request that goes on from a running one."""
@@ -67,6 +72,10 @@ class Desk:
         """Something short, that waits for the engine."""
         return await self._loop.run_in_executor(self._callers, work)
 
+    async def work(self, work: Callable[[], T]) -> T:
+        """Something that may take a while; who looks at the engine does not wait behind it."""
+        return await self._loop.run_in_executor(self._submitters, work)
+
     async def snapshot(self) -> Snapshot:
         """All who ask while one is made get the same."""
         if self._shot is None or self._shot.done():
@@ -90,6 +99,8 @@ class Desk:
         """On the engine's thread."""
         if type(event) is Admitted:
             self._cached[event.request] = event.cached
+            if len(self._cached) > _CACHED:  # of a fork, or of one of several replies, nobody will ask
+                self._cached.pop(next(iter(self._cached)), None)
 
     def _unwanted(self, work: "asyncio.Future[Stream]") -> None:
         if not work.cancelled() and work.exception() is None:

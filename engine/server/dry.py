@@ -7,6 +7,7 @@ seed; how it is to be sampled changes nothing.
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
@@ -24,10 +25,12 @@ from engine.observe import Facts
 from engine.params import SamplingParams
 from engine.request import Request
 from engine.runner.protocol import Fit, Likeliest, Outcome
-from engine.scheduling.plan import Plan
+from engine.scheduling.plan import Drafts, Plan
 from engine.scheduling.policy import choose
 from engine.scheduling.scheduler import Rules, Scheduler
-from engine.snapshot import Reads, Speeds
+from engine.snapshot import Reads, SchemeView, Speeds
+from engine.speculation.verify import run_of
+from engine.text.reasoning import CLOSE, OPEN
 from engine.text.tokenizer import Tokenizer
 
 WORDS = (
@@ -38,6 +41,7 @@ WORDS = (
     "warm water way when where white wide wind window with word year"
 ).split()
 _SHORTEST, _LONGEST = 12, 90  # words of a reply
+_TAIL = 16  # tokens of a prompt, in which a thought may be opened
 _CONTEXT = 32_768
 _QUICK = '"}]1:,{['  # what ends JSON soonest, where there is a choice
 
@@ -72,13 +76,16 @@ class DryRunner:
 
     def collect(self, handle: tuple[Plan, float]) -> Outcome:
         plan, began = handle
-        tokens, logprobs, searching = [], {}, []
+        tokens, runs, logprobs, searching = [], {}, {}, []
         for row in plan.rows:
             if row.samples:
                 request = self._requests[row.request]
-                tokens.append(self._next(request))
-                if request.params.logprobs is not None:
-                    logprobs[row.request] = (self._likely(tokens[-1], request.params.logprobs),)
+                run = self._run(request, plan.drafts.get(request.id))
+                tokens.append(run[0])
+                if row.drafted:
+                    runs[request.id] = run
+                if (most := request.params.logprobs) is not None:
+                    logprobs[request.id] = tuple(self._likely(token, most) for token in run)
                 if request.params.beams > 1:
                     searching.append((request.id, tokens[-1]))
         for gone in self._replies.keys() - self._requests.keys():
@@ -86,7 +93,8 @@ class DryRunner:
         if (left := began + self._seconds - time.monotonic()) > 0:
             time.sleep(left)
         likeliest = self._likeliest(searching) if searching else None
-        return Outcome(tokens, logprobs, seconds=time.monotonic() - began, likeliest=likeliest)
+        seconds = time.monotonic() - began
+        return Outcome(tokens, logprobs, seconds=seconds, likeliest=likeliest, runs=runs)
 
     def _likeliest(self, rows: Sequence[tuple[int, int]]) -> Likeliest:
         """The made-up token first, as above; what leaves the made-up reply is less likely at each step."""
@@ -96,18 +104,26 @@ class DryRunner:
         values = np.tile((-0.7 * (after + 1)).astype(np.float32), (len(rows), 1))
         return Likeliest({id: at for at, (id, _) in enumerate(rows)}, ids, values)
 
-    def _kept(self, request: Request) -> int:
-        """Of the tokens that a grammar allows, one that brings its end near."""
+    def _kept(self, request: Request, scripted: Sequence[int]) -> int:
+        """The scripted token where the grammar allows it, else one that brings its end near."""
         bits = np.unpackbits(self._grammars.allowed(request), bitorder="little")
-        return next((token for token in self._quick if bits[token]), int(bits.argmax()))
+        likely = (*scripted, *self._quick)
+        return next((token for token in likely if bits[token]), int(bits.argmax()))
 
-    def _next(self, request: Request) -> int:
-        if request.params.grammar:
-            return self._kept(request)
+    def _run(self, request: Request, drafts: Drafts | None) -> list[int]:
+        """The next token; with drafts as many as they have guessed, and one more."""
+        if drafts is None:
+            return [self._next(request)]
+        return run_of([self._next(request, ahead) for ahead in range(1 + drafts.length)], drafts.tokens)
+
+    def _next(self, request: Request, ahead: int = 0) -> int:
         if request.id not in self._replies:
             prompt = request.tokens[: request.prompt_len]
-            self._replies[request.id] = self._script(prompt, request.params) or [0]
-        reply, at, params = self._replies[request.id], request.generated, request.params
+            seed = None if request.params.seed is None else request.seed  # of one of several: its own
+            self._replies[request.id] = self._script(prompt, replace(request.params, seed=seed)) or [0]
+        reply, at, params = self._replies[request.id], request.generated + ahead, request.params
+        if params.grammar:
+            return self._kept(request, reply[at : at + 1])
         ends = self._end is not None and not params.ignore_eos and at >= params.min_tokens
         if at >= len(reply) and ends:
             assert self._end is not None
@@ -127,6 +143,12 @@ class DryRunner:
 
     def memory(self) -> dict[str, int]:
         return {}
+
+    def kv_schemes(self) -> tuple[SchemeView, ...]:
+        return ()
+
+    def load(self) -> None:
+        return None
 
     def reads(self) -> Reads:
         return Reads()
@@ -180,12 +202,14 @@ def dry_engine(
 
 
 def babble(tokenizer: Tokenizer) -> Script:
-    """Words without sense, always the same ones for a prompt and a seed."""
+    """Words without sense, always the same ones for a prompt and a seed. A thought comes to an end."""
 
     def script(prompt: Sequence[int], params: SamplingParams) -> list[int]:
         digest = sha256(repr((list(prompt), params.seed)).encode()).digest()
         draw = random.Random(digest)
         words = draw.choices(WORDS, k=draw.randint(_SHORTEST, _LONGEST))
+        if tokenizer.decode(prompt[-_TAIL:]).rstrip().endswith(OPEN):
+            words.insert(_SHORTEST // 2, f"so.\n{CLOSE}\n\nand")
         return tokenizer.encode(" ".join(words).capitalize() + ".")
 
     return script

@@ -6,10 +6,12 @@ from collections import Counter
 from typing import Any
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
-from engine.server.config import MAX_BODY, MAX_DEPTH
+from engine.server.config import MAX_BODY, MAX_DEPTH, MAX_MEMBERS
 from engine.server.openai.errors import ApiError
 
+GONE = 499  # the status of an answer that nobody is there to read
 _BODY_SECONDS = 60.0
 _RETRY_AFTER = 1  # seconds
 
@@ -35,7 +37,7 @@ def parse_json(text: str) -> Any:
         raise _too_deep() from None
     except ValueError as error:
         raise ApiError(400, f"this is not JSON: {error}") from None
-    _check_depth(value)
+    _check_form(value)
     return value
 
 
@@ -52,14 +54,19 @@ async def _body(request: Request) -> bytes:
                     raise _too_large()
     except TimeoutError:
         raise ApiError(408, f"the body did not come within {_BODY_SECONDS:g} s", close=True) from None
+    except ClientDisconnect:
+        raise ApiError(GONE, "the client left in the middle of the body") from None
     return bytes(body)
 
 
-def _check_depth(value: Any) -> None:
+def _check_form(value: Any) -> None:
+    """Neither too deep nor too wide: whoever checks a field after the other has an end."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         if not level:
             return
+        if any(isinstance(each, dict) and len(each) > MAX_MEMBERS for each in level):
+            raise ApiError(400, f"this JSON has an object of more than {MAX_MEMBERS} members")
         level = [
             inner
             for outer in level
@@ -94,6 +101,9 @@ class Gate:
         return self._held.total()
 
     def enter(self, key: bytes, choices: int) -> "Ticket":
+        if choices > min(self.most, self.most_of_a_key):  # then waiting does not help
+            most = min(self.most, self.most_of_a_key)
+            raise ApiError(400, f"this wants {choices} places at once, and a key has {most} here")
         if self._held[key] + choices > self.most_of_a_key:
             raise ApiError(
                 429,

@@ -25,9 +25,9 @@ class Histogram:
         self._counts = [0] * (len(bounds) + 1)
         self._sum = 0.0
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self.bounds, value)] += 1
-        self._sum += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self._counts[bisect_left(self.bounds, value)] += times
+        self._sum += value * times
 
     def lines(self, labels: str) -> Iterable[str]:
         *below, total = accumulate(self._counts)
@@ -72,8 +72,8 @@ class Metrics:
             case Queued():
                 self._born[event.request] = event.at, event.prompt
                 self._prompt.observe(event.prompt)
-            case Admitted():
-                came, prompt = self._born.get(event.request, (event.at, 0))
+            case Admitted() if event.request in self._born:  # else it is one of several that answer another
+                came, prompt = self._born[event.request]
                 self._let_in[event.request] = event.at
                 self._queue.observe(event.at - came)
                 self._counts["prompt_tokens_total"] += prompt
@@ -81,6 +81,7 @@ class Metrics:
                 self._counts["prefix_cache_hits_total"] += event.cached
             case FirstToken():
                 self._first[event.request] = event.at
+                self._born.setdefault(event.request, (event.at - event.seconds, 0))
                 self.ttft.observe(event.seconds)
                 if (let_in := self._let_in.pop(event.request, None)) is not None:
                     self._prefill.observe(event.at - let_in)
@@ -90,11 +91,11 @@ class Metrics:
                 self._end(event)
 
     def _end(self, event: Finished) -> None:
-        came, _ = self._born.pop(event.request, (event.at, 0))
         self._let_in.pop(event.request, None)
         if (first := self._first.pop(event.request, None)) is not None:
             self._decode.observe(event.at - first)
-        self._e2e.observe(event.at - came)
+        if (born := self._born.pop(event.request, None)) is not None:
+            self._e2e.observe(event.at - born[0])
         self._generated.observe(event.tokens)
         self._finished[event.finish] += 1
 

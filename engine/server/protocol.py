@@ -2,7 +2,9 @@
 
 import asyncio
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 MAX_HEAD = 64 * 1024  # bytes of the request line and all headers
@@ -77,3 +79,9 @@ class PatientWebSocket(WebSocketsSansIOProtocol):
     def shutdown(self) -> None:
         if not self.handshake_complete:
             super().shutdown()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        """To one who was just told that a frame of theirs is broken nothing more can be said."""
+        if self.handshake_complete and self.close_sent:
+            raise ClientDisconnected
+        await super().send(message)

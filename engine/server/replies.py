@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -26,10 +26,12 @@ class KeptReply:
     id: str
     owner: bytes
     run: Run
-    prompt: Prompt
+    prompt: str | list[int]  # the text or tokens from which its text goes on; of messages nothing
     params: SamplingParams
     grace: float | None  # seconds without a reader until it is aborted; None: it is kept until it is done
     tag: str = ""  # the client's own name for it
+    said: Sequence[int] = ()  # tokens of the reply that stand before its deltas
+    parent: "KeptReply | None" = None  # it goes on from this one; nothing once `said` is known
     begun_at: float = field(default_factory=monotonic)
     first_at: float | None = None
     ended_at: float | None = None
@@ -48,8 +50,30 @@ class KeptReply:
     def request(self) -> int:
         return self.run.requests[0]
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Without what was said of the reply."""
+        if self.run.parent is None:
+            return self.run.usage.prompt
+        return self.run.usage.prompt - len(self.said) if self.parent is None else self.parent.prompt_tokens
+
+    def look_back(self) -> Sequence[int]:
+        """`said`. Of a fork it is what the parent has told up to there, which may be a moment later."""
+        if self.parent is not None:
+            count = self.run.usage.prompt - self.parent.prompt_tokens
+            told = [
+                *self.parent.look_back(),
+                *(token for each in self.parent.deltas if not each.choice for token in each.tokens),
+            ]
+            self.said = told[:count]
+            if len(told) >= count or self.parent.finished:
+                self.parent = None
+        return self.said
+
     def add(self, deltas: list[Delta]) -> None:
-        self.deltas += deltas
+        *older, newest = *self.deltas[-1:], *deltas
+        self.deltas[-1:] = [*map(_without_tail, older), newest]  # of tails only the last one stands
+        self.look_back()
         if self.first_at is None:
             self.first_at = monotonic()
         if self.finished:
@@ -90,6 +114,7 @@ class Replies:
         grace: float | None,
         keep: bool,
         tag: str = "",
+        said: Sequence[int] = (),
         parent: KeptReply | None = None,
     ) -> KeptReply:
         """A new reply, or the one that this key has begun under the tag: who lost the answer asks again."""
@@ -97,10 +122,14 @@ class Replies:
         async def start() -> KeptReply:
             begun_at = monotonic()
             source = None if parent is None else parent.request
-            run = self._new_run(key, [prompt], params, priority=priority, parent=source)
+            run = self._new_run(key, [prompt], params, priority=priority, said=said, parent=source)
             await run.start()
             patience = None if keep else self._grace if grace is None else grace
-            reply = KeptReply(secrets.token_hex(8), key, run, prompt, params, patience, tag, begun_at)
+            id = secrets.token_hex(8)
+            run.prompts = ()  # messages may be megabytes, of which the template used a line
+            reply = KeptReply(
+                id, key, run, _plain(prompt), params, patience, tag, said, parent, begun_at=begun_at
+            )
             reply.pump = asyncio.get_running_loop().create_task(self._pump(reply))
             self._kept[reply.id] = reply
             self._watch(reply)
@@ -200,6 +229,16 @@ class Replies:
             reply.timer = loop.call_later(_KEPT_SECONDS, self.forget, reply)
         elif reply.grace is not None:
             reply.timer = loop.call_later(reply.grace, reply.run.desk.abort, [reply.request])
+
+
+def _plain(prompt: Prompt) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    return [each for each in prompt if isinstance(each, int)] if isinstance(prompt, list) else []
+
+
+def _without_tail(delta: Delta) -> Delta:
+    return delta._replace(tail="") if delta.tail else delta
 
 
 def _failed(task: "asyncio.Task[KeptReply]") -> bool:

@@ -1,14 +1,13 @@
-"""The choices of one answer: their requests, and what they say, as it comes."""
+"""The prompts of one answer: their requests, and what they say, as it comes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Self
 
 from engine.events import Delta
-from engine.groups.samples import seed_of
 from engine.host.prompts import Prompt
 from engine.host.stream import Stream
 from engine.params import SamplingParams
@@ -16,17 +15,17 @@ from engine.server.desk import Desk
 from engine.server.limits import Ticket
 from engine.server.metrics import Metrics
 
-Batch = list[tuple[int, list[Delta]]]  # choices that have news, and what they said
+Batch = list[tuple[int, list[Delta]]]  # prompts that have news, and what they said, in order
 
 
 @dataclass(slots=True)
 class _Place:
-    """One choice: its stream, once it is handed in."""
+    """One prompt: its stream, once it is handed in."""
 
     stream: Stream | None = None
     heard: bool = False
     done: bool = False
-    said_at: float = 0.0
+    said_at: dict[int, float] = field(default_factory=dict)  # by choice
 
 
 @dataclass(slots=True)
@@ -38,26 +37,25 @@ class Usage:
 
 @dataclass(eq=False)
 class Run:
-    """`choices` of each prompt, numbered one prompt after the other. Iterated once; closed always."""
+    """A request for each prompt, with as many choices as its parameters say. Iterated once; closed always."""
 
     desk: Desk
     prompts: Sequence[Prompt]
     params: SamplingParams
-    choices: int
     ticket: Ticket
     metrics: Metrics
     priority: int = 0
     salt: bytes = b""
+    said: Sequence[int] = ()  # tokens with which each reply begins already
     parent: int | None = None  # a running request that this one goes on from, instead of its prompt
     usage: Usage = field(default_factory=Usage)
 
     def __post_init__(self) -> None:
-        self._places = [_Place() for _ in range(len(self.prompts) * self.choices)]
-        self._params = [derived(self.params, n) for n in range(self.choices)]
+        self._places = [_Place() for _ in self.prompts]
+        # Ranked replies come whole: what lies between two of their tokens says nothing.
+        self._timed = self.params.beams == 1 and self.params.best_of is None
         self._news: dict[int, None] = {}
         self._waiter: asyncio.Future[None] | None = None
-        self._following: set[asyncio.Task[None]] = set()
-        self._trouble: BaseException | None = None
         self._closed = False
 
     @property
@@ -66,9 +64,14 @@ class Run:
         return [place.stream.id for place in self._places if place.stream]
 
     async def start(self) -> Self:
-        """Hands in the first choice of every prompt. The others follow when its blocks can be found."""
+        """Hands all of them in; raises what was wrong with any."""
         try:
-            await self._hand_in(range(0, len(self._places), self.choices))
+            results = await asyncio.gather(
+                *map(self._hand_in, range(len(self._places))), return_exceptions=True
+            )
+            for result in results:
+                if result is not None:
+                    raise result
         except BaseException:
             self.close()
             raise
@@ -77,11 +80,9 @@ class Run:
     async def __aiter__(self) -> AsyncIterator[Batch]:
         left = len(self._places)
         while left:
-            if not self._news and not self._trouble:
+            if not self._news:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
-            if self._trouble:
-                raise self._trouble
             batch: Batch = []
             for place in self._taken_news():
                 if deltas := self._take(place):
@@ -96,47 +97,35 @@ class Run:
             return
         self._closed = True
         self.ticket.give_back()
-        for task in self._following:
-            task.cancel()
-        begun = [place for place in self._places if place.stream]
-        if running := [place.stream.id for place in begun if place.stream and not place.done]:
+        if running := [place.stream.id for place in self._places if place.stream and not place.done]:
             self.desk.abort(running)
-        for place in begun:
-            assert place.stream is not None
-            self.desk.cached_tokens(place.stream.id)
+        for request in self.requests:
+            self.desk.cached_tokens(request)
 
-    async def _hand_in(self, places: Sequence[int]) -> None:
-        """All of them; then raises what was wrong with any."""
-        results = await asyncio.gather(*map(self._hand_in_one, places), return_exceptions=True)
-        for result in results:
-            if result is not None:
-                raise result
-
-    async def _hand_in_one(self, number: int) -> None:
-        prompt, params = self.prompts[number // self.choices], self._params[number % self.choices]
+    async def _hand_in(self, number: int) -> None:
         if self.parent is None:
-            stream = await self.desk.submit(prompt, params, priority=self.priority, salt=self.salt)
+            stream = await self.desk.submit(
+                self.prompts[number], self.params, priority=self.priority, salt=self.salt, said=self.said
+            )
         else:
-            stream = await self.desk.fork(self.parent, params)
+            stream = await self.desk.fork(self.parent, self.params)
         self._places[number].stream = stream
-        if number % self.choices == 0:
-            self.usage.prompt += stream.prompt_tokens
+        self.usage.prompt += stream.prompt_tokens
         stream.listen(partial(self._heard, number))
         self._notice(number)  # for what came before anybody listened
 
-    def _heard(self, place: int) -> None:
+    def _heard(self, number: int, delta: Delta) -> None:
         """On the engine's thread."""
-        now, one = perf_counter(), self._places[place]
-        if one.said_at:
-            self.metrics.itl.observe(now - one.said_at)
-        one.said_at = now
-        self.desk.post.ring(self._notice, place)
+        if delta.tokens and self._timed:
+            now, said_at = perf_counter(), self._places[number].said_at
+            if (before := said_at.get(delta.choice)) is not None:
+                count = len(delta.tokens)
+                self.metrics.itl.observe((now - before) / count, count)
+            said_at[delta.choice] = now
+        self.desk.post.ring(self._notice, number)
 
     def _notice(self, place: int) -> None:
         self._news[place] = None
-        self._wake()
-
-    def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -153,32 +142,9 @@ class Run:
             return deltas
         if not place.heard:
             place.heard = True
-            if number % self.choices == 0:
-                self.usage.cached += self.desk.cached_tokens(place.stream.id)
-                self._follow(range(number + 1, number + self.choices))
+            self.usage.cached += self.desk.cached_tokens(place.stream.id)
         tokens = sum(len(delta.tokens) for delta in deltas)
         self.usage.completion += tokens
         self.metrics.generated += tokens
-        place.done = deltas[-1].finish is not None
+        place.done = deltas[-1].last
         return deltas
-
-    def _follow(self, places: Sequence[int]) -> None:
-        """The other choices of a prompt, whose blocks the prefix cache knows by now."""
-        if not places:
-            return
-        task = asyncio.get_running_loop().create_task(self._hand_in(places))
-        self._following.add(task)
-        task.add_done_callback(self._followed)
-
-    def _followed(self, task: "asyncio.Task[None]") -> None:
-        self._following.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            self._trouble = error
-            self._wake()
-
-
-def derived(params: SamplingParams, choice: int) -> SamplingParams:
-    """Each choice draws for itself; where a seed is given, from one that follows from it."""
-    if params.seed is None or choice == 0:
-        return params
-    return replace(params, seed=seed_of(params.seed, choice))

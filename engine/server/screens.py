@@ -10,7 +10,7 @@ from engine.codec import codec
 from engine.layout import Layout
 from engine.server.connection import state_of
 from engine.server.limits import read_json
-from engine.server.openai.schema import Strict, TokenId, openapi_body, parsed
+from engine.server.openai.schema import Messages, Strict, TokenIds, openapi_body, parsed
 from engine.snapshot import Speeds
 from engine.wire import VERSION
 
@@ -21,14 +21,14 @@ _LONGEST = 1_000_000  # tokens
 class Laid(Strict):
     """A prompt as it was handed in: text, or messages."""
 
-    prompt: str | list[dict[str, Any]]
+    prompt: str | Messages
 
 
-class Ends(Strict):
+class Said(Strict):
     """`tokens` of a reply, and the tokens `after` which it goes on."""
 
-    tokens: list[TokenId] = Field(max_length=_LONGEST)
-    after: list[TokenId] = Field(default_factory=list, max_length=_LONGEST)
+    tokens: TokenIds = Field(max_length=_LONGEST)
+    after: TokenIds = Field(default_factory=list, max_length=_LONGEST)
 
 
 class Switch(Strict):
@@ -39,16 +39,16 @@ class Switch(Strict):
 async def layout(request: Request) -> dict[str, Any]:
     """Which characters of the prompt's text or messages its tokens stand for."""
     state, asked = state_of(request), parsed(Laid, await read_json(request))
-    found = await state.desk.call(lambda: state.host.layout(asked.prompt))
+    found = await state.desk.work(lambda: state.host.layout(asked.prompt))
     return {"v": VERSION, **codec(Layout).write(found)}
 
 
-@router.post("/engine/text_ends", openapi_extra=openapi_body(Ends))
-async def text_ends(request: Request) -> dict[str, Any]:
-    """How long a reply's text is after each of its tokens."""
-    state, asked = state_of(request), parsed(Ends, await read_json(request))
-    ends = await state.desk.call(lambda: state.host.text_ends(asked.tokens, asked.after))
-    return {"v": VERSION, "ends": ends}
+@router.post("/engine/texts", openapi_extra=openapi_body(Said))
+async def texts(request: Request) -> dict[str, Any]:
+    """What each token adds to a reply's text."""
+    state, asked = state_of(request), parsed(Said, await read_json(request))
+    found = await state.desk.work(lambda: state.host.texts(asked.tokens, asked.after))
+    return {"v": VERSION, "texts": found}
 
 
 @router.post("/engine/switches/{name}", status_code=204, openapi_extra=openapi_body(Switch))
@@ -63,5 +63,5 @@ async def switch(request: Request, name: str) -> Response:
 async def speeds(request: Request) -> dict[str, Any]:
     """What the device can do at best; measured when it is asked for the first time."""
     state = state_of(request)
-    found = await state.desk.call(state.host.speeds)
+    found = await state.desk.work(state.host.speeds)
     return {"v": VERSION, **codec(Speeds).write(found)}

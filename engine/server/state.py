@@ -5,6 +5,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 from engine.errors import TemplateError
@@ -13,16 +14,16 @@ from engine.host.protocol import EngineHost
 from engine.params import SamplingParams
 from engine.server import tools
 from engine.server.auth import prefix_salt
-from engine.server.config import ServerConfig
+from engine.server.config import MAX_CHOICES, ServerConfig
 from engine.server.desk import Desk
 from engine.server.drain import Drain
 from engine.server.events import Events
 from engine.server.limits import Gate
 from engine.server.metrics import Metrics
 from engine.server.openai.errors import ApiError
-from engine.server.reasoning import OPEN
 from engine.server.replies import Replies
 from engine.server.run import Run
+from engine.text.reasoning import OPEN
 
 log = logging.getLogger("minichat.server")
 
@@ -46,7 +47,7 @@ class State:
         self.events = Events(self.host, self.desk, self.drain, self.boot)
         self.replies = Replies(self.run, self.config.grace)
         self.tool_style = tools.style(self.host.templates)
-        self._opens: dict[str, bool] = {}
+        self._opens: dict[bytes, bool] = {}
 
     def run(
         self,
@@ -54,35 +55,40 @@ class State:
         prompts: Sequence[Prompt],
         params: SamplingParams,
         *,
-        choices: int = 1,
         priority: int = 0,
+        said: Sequence[int] = (),
         parent: int | None = None,
     ) -> Run:
         """A place at the gate, and what is to be started there."""
         if self.drain.begun:
             raise ApiError(503, "the server is ending", code="shutting_down", retry_after=5)
-        ticket = self.gate.enter(key, len(prompts) * choices)
+        if len(prompts) * params.samples > MAX_CHOICES:
+            name = "n" if params.best_of is None else "best_of"
+            asked = f"{len(prompts)} prompts of {name}={params.samples}"
+            raise ApiError(400, f"{asked} are more than {MAX_CHOICES} choices", param=name)
+        # A hypothesis of a search is a row of the batch as a reply is.
+        ticket = self.gate.enter(key, len(prompts) * max(params.beams, params.samples))
         return Run(
             self.desk,
             prompts,
             params,
-            choices,
             ticket,
             self.metrics,
             priority=priority,
             salt=prefix_salt(key),
+            said=said,
             parent=parent,
         )
 
     async def opens_thinking(self, options: dict[str, Any]) -> bool:
         """Whether the prompt itself ends in <think>, so that a reply begins inside its reasoning."""
-        mode = repr(sorted(options.items()))
+        mode = sha256(repr(sorted(options.items())).encode(errors="replace")).digest()  # they may be long
         if mode not in self._opens:
             if len(self._opens) >= _MODES:
                 self._opens.clear()
             probe = Conversation([{"role": "user", "content": "?"}], (), options)
             try:
-                text = await self.desk.call(lambda: self.host.text(probe))
+                text = await self.desk.work(lambda: self.host.text(probe))
             except TemplateError:  # it may take the messages that come, though not these
                 text = ""
             self._opens[mode] = text.rstrip().endswith(OPEN)

@@ -8,9 +8,9 @@ import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from engine.server.reasoning import overlap
+from engine.text.reasoning import overlap
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -108,13 +108,14 @@ class BareCalls:
         return ("", calls) if calls else (held, [])
 
 
-READERS: dict[str, type[TaggedCalls] | type[BareCalls]] = {"qwen": TaggedCalls, "llama": BareCalls}
+Style = Literal["qwen", "llama"]
+READERS: dict[Style, type[TaggedCalls] | type[BareCalls]] = {"qwen": TaggedCalls, "llama": BareCalls}
 
 
-def style(templates: Mapping[str, str]) -> str | None:
+def style(templates: Mapping[str, str]) -> Style | None:
     """How this model writes its calls; None where its template takes no tools, or writes calls otherwise."""
     source = templates.get("tool_use") or templates.get("default", "")
-    if "tools" not in source:
+    if "tools" not in source or "<function=" in source:  # the latter: calls in a form of XML
         return None
     if OPEN in source:
         return "qwen"

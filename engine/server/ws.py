@@ -12,7 +12,7 @@ from engine.server.connection import key_of, state_of
 from engine.server.limits import parse_json
 from engine.server.openai.answer import usage_record
 from engine.server.openai.errors import ApiError, from_engine
-from engine.server.openai.schema import Strict, parsed
+from engine.server.openai.schema import MAX_SAID, AnyPrompt, Strict, TokenIds, parsed
 from engine.server.run import Run
 from engine.server.sockets import first_of
 from engine.server.sse import encoded
@@ -26,8 +26,9 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 class Generate(Strict):
     type: Literal["generate"]
     id: Name
-    prompt: str | list[int] | list[dict[str, Any]]
+    prompt: AnyPrompt
     params: dict[str, Any] = Field(default_factory=dict)
+    said: TokenIds = Field(default_factory=list, max_length=MAX_SAID)
     priority: int = 0
 
 
@@ -113,7 +114,9 @@ class Talk:
                 429, f"{MAX_CHOICES} replies run on this socket already", code="rate_limit_exceeded"
             )
         params = params_from_json(asked.params)
-        run = self._state.run(key_of(self._socket), [asked.prompt], params, priority=asked.priority)
+        run = self._state.run(
+            key_of(self._socket), [asked.prompt], params, priority=asked.priority, said=asked.said
+        )
         await run.start()
         self._runs[asked.id] = run
         await self._send("started", asked.id, request=run.requests[0], prompt_tokens=run.usage.prompt)

@@ -83,6 +83,6 @@ async def gathered(stream: AsyncIterable[Delta], turn: Turn) -> AsyncIterator[li
                         )  # wait for the first, then take what is there already
                     batch.append(delta)
         yield batch
-        if batch[-1].finish:
+        if batch[-1].last:
             return
         await turn()

@@ -24,6 +24,7 @@ class FakeReply:
     prompt: Prompt
     params: SamplingParams
     prompt_tokens: int = 7
+    said: tuple[int, ...] = ()  # with which it began
     finished: bool = False
     tokens: int = 0  # that it has said
     _deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
@@ -74,6 +75,7 @@ class FakeBackend:
         self.tags: dict[str, FakeReply] = {}  # replies by the names that the screen gave them
         self.past: dict[str, Past] = {}  # those of screens that are gone
         self.quantized: list[str] = []  # schemes, in the order in which they were asked for; empty: cancelled
+        self.recached: list[str] = []  # forms of the cache, in the order in which they were asked for
         self.unquantizable: dict[str, EngineError] = {}  # what is wrong with a scheme, by its name
         self._snapshots, self._script, self._trouble = tuple(snapshots), script, trouble
         self._has_template = has_template
@@ -103,11 +105,13 @@ class FakeBackend:
         self._snapshots = tuple(replace(shot, model=model) for shot in self._snapshots)
         return self._snapshots[0]
 
-    async def submit(self, prompt: Prompt, params: SamplingParams, *, tag: str = "") -> FakeReply:
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+    ) -> FakeReply:
         if self.refusal:
             refusal, self.refusal = self.refusal, None
             raise refusal
-        reply = FakeReply(next(self._numbers), prompt, params)
+        reply = FakeReply(next(self._numbers), prompt, params, said=tuple(said))
         self.replies.append(reply)
         self.tags[tag] = reply
         if self._script:
@@ -128,7 +132,7 @@ class FakeBackend:
     async def preempt(self, id: int) -> None:
         self.updates.append((id, {"preempted": True}))
 
-    async def fork(self, id: int, params: SamplingParams) -> FakeReply:
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> FakeReply:
         parent = self.replies[id]
         before = parent.prompt_tokens + parent.tokens
         reply = FakeReply(next(self._numbers), parent.prompt, params, before)
@@ -148,8 +152,8 @@ class FakeBackend:
         ]
         return Layout(tuple(token for token, _ in placed), tuple(place for _, place in placed))
 
-    async def text_ends(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[int]:
-        return [at + 1 for at in range(len(tokens))]
+    async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
+        return [chr(token) if token > 31 else "." for token in tokens]
 
     async def set_switch(self, name: str, on: bool) -> None:
         self._snapshots = tuple(
@@ -169,6 +173,11 @@ class FakeBackend:
 
     async def cancel_quantization(self) -> None:
         self.quantized.append("")
+
+    async def set_kv_scheme(self, scheme: str) -> None:
+        self.recached.append(scheme)
+        if scheme in self.unquantizable:
+            raise self.unquantizable[scheme]
 
     async def speeds(self) -> Speeds:
         return Speeds(read=10e9, multiply=100e9)

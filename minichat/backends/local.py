@@ -18,6 +18,7 @@ from engine.params import SamplingParams
 from engine.snapshot import Snapshot, Speeds
 from minichat.backends.bridge import Handover, gathered, in_thread
 from minichat.backends.protocol import Progress, Prompt, Turn
+from minichat.interpreter import loading
 from minichat.paths import private_folder
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ class LocalBackend:
 
         def start_engine() -> Snapshot:
             try:
-                self._engine = self._launch(self._config, tell)
-                gc.freeze()  # or each collection walks all of torch and of textual, and keys wait for it
+                with loading():
+                    self._engine = self._launch(self._config, tell)
                 self._unsubscribe = [self._engine.subscribe(handler) for handler in self._handlers]
             finally:
                 self._loading = False
@@ -135,8 +136,10 @@ class LocalBackend:
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
-    async def submit(self, prompt: Prompt, params: SamplingParams, *, tag: str = "") -> LocalReply:
-        return LocalReply(await in_thread(lambda: self._host.submit(prompt, params)))
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+    ) -> LocalReply:
+        return LocalReply(await in_thread(lambda: self._host.submit(prompt, params, said=said)))
 
     async def resume(self, tag: str) -> None:
         """No reply outlives the screen, whose engine this is."""
@@ -150,14 +153,14 @@ class LocalBackend:
     async def preempt(self, id: int) -> None:
         await in_thread(lambda: self._host.preempt(id))
 
-    async def fork(self, id: int, params: SamplingParams) -> LocalReply:
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> LocalReply:
         return LocalReply(await in_thread(lambda: self._host.fork(id, params)))
 
     async def layout(self, prompt: Prompt) -> Layout:
         return await in_thread(lambda: self._host.layout(prompt))
 
-    async def text_ends(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[int]:
-        return await in_thread(lambda: self._host.text_ends(tokens, after))
+    async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
+        return await in_thread(lambda: self._host.texts(tokens, after))
 
     async def set_switch(self, name: str, on: bool) -> None:
         await in_thread(lambda: self._host.set_switch(name, on))
@@ -167,6 +170,9 @@ class LocalBackend:
 
     async def cancel_quantization(self) -> None:
         await in_thread(lambda: self._host.cancel_quantization())
+
+    async def set_kv_scheme(self, scheme: str) -> None:
+        await in_thread(lambda: self._host.set_kv_scheme(scheme))
 
     async def snapshot(self) -> Snapshot:
         return await in_thread(self._host.snapshot)

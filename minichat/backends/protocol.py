@@ -76,12 +76,20 @@ class Backend(Protocol):
         """The same with another model. The old one goes first; where this raises, there is none."""
         ...
 
-    async def submit(self, prompt: Prompt, params: SamplingParams, *, tag: str = "") -> Reply:
-        """A new reply. `tag`: its name for `resume`, which no other reply has."""
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+    ) -> Reply:
+        """A new reply. `tag`: its name for `resume`, which no other reply has.
+
+        `said`: tokens with which it begins already; what comes is behind them.
+        """
         ...
 
     async def resume(self, tag: str) -> Past | None:
-        """A reply by its tag, from its first word on; None where nobody knows it any more."""
+        """A reply by its tag, from its first word on; None where nobody knows it any more.
+
+        Of one that goes on from another, what stands before comes first, as if it had said that itself.
+        """
         ...
 
     async def update(self, id: int, **changes: Any) -> None: ...
@@ -90,7 +98,7 @@ class Backend(Protocol):
 
     async def preempt(self, id: int) -> None: ...
 
-    async def fork(self, id: int, params: SamplingParams) -> Reply:
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> Reply:
         """A reply that goes on from a running one, sharing its blocks; `prompt_tokens` is all before it."""
         ...
 
@@ -98,8 +106,8 @@ class Backend(Protocol):
         """Which characters of the prompt's text or messages its tokens stand for."""
         ...
 
-    async def text_ends(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[int]:
-        """How long a reply's text is after each of its tokens. `after`: the tokens that it goes on from."""
+    async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
+        """What each token adds to a reply's text. `after`: the tokens that it goes on from."""
         ...
 
     async def set_switch(self, name: str, on: bool) -> None:
@@ -111,6 +119,10 @@ class Backend(Protocol):
         ...
 
     async def cancel_quantization(self) -> None: ...
+
+    async def set_kv_scheme(self, scheme: str) -> None:
+        """Another of the snapshot's forms of the cache, while no request is alive; raises why it cannot be."""
+        ...
 
     async def snapshot(self) -> Snapshot: ...
 

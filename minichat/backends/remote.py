@@ -50,6 +50,11 @@ class RemoteReply:
         self.id: int = record["request"]
         self.prompt_tokens: int = record["prompt_tokens"]
         self.name: str = record["id"]
+        self._before: list[Delta] = []  # what stands before its deltas, for a reader who has seen nothing
+        if before := record.get("before"):
+            self.prompt_tokens = before["prompt_tokens"]
+            if before["tokens"]:
+                self._before = [Delta(self.id, tuple(before["tokens"]), before["text"])]
         self._link, self._learn = link, learn
         self._told = 0  # deltas
         self._came: deque[bytes] = deque()  # read when it is this reply's turn
@@ -59,6 +64,9 @@ class RemoteReply:
     async def batches(self, turn: Turn) -> AsyncIterator[list[Delta]]:
         reader = asyncio.create_task(self._read(), name=f"read-{self.name}")
         try:
+            if self._before:
+                yield self._before
+                await turn()
             while True:
                 await self._arrived.wait()
                 self._arrived.clear()
@@ -159,16 +167,19 @@ class RemoteBackend:
 
     # Replies
 
-    async def submit(self, prompt: Prompt, params: SamplingParams, *, tag: str = "") -> RemoteReply:
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+    ) -> RemoteReply:
         asked = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         name = tag or token_hex(12)  # by which the server knows it again, where it is asked twice
-        body = {"prompt": asked, "params": params_to_json(params), "keep": True, "tag": name}
+        body: dict[str, Any] = {"prompt": asked, "params": params_to_json(params), "keep": True, "tag": name}
+        body |= {"said": list(said)} if said else {}
         return self._begun(await self._link.ask("POST", "/engine/replies", body))
 
-    async def fork(self, id: int, params: SamplingParams) -> RemoteReply:
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> RemoteReply:
         if id not in self._replies:
             raise UnknownRequest(f"request {id} is not one of this screen's replies")
-        body = {"params": params_to_json(params), "keep": True, "tag": token_hex(12)}
+        body = {"params": params_to_json(params), "keep": True, "tag": tag or token_hex(12)}
         return self._begun(await self._link.ask("POST", f"/engine/replies/{self._replies[id]}/fork", body))
 
     async def resume(self, tag: str) -> Past | None:
@@ -199,6 +210,9 @@ class RemoteBackend:
 
     async def cancel_quantization(self) -> None:
         await self._change("/engine/quantization/cancel")
+
+    async def set_kv_scheme(self, scheme: str) -> None:
+        await self._change("/engine/kv", {"scheme": scheme})
 
     async def _change(self, path: str, body: Any = None) -> None:
         async with self._in_order:
@@ -249,11 +263,11 @@ class RemoteBackend:
         await self._learn(layout.ids)
         return layout
 
-    async def text_ends(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[int]:
+    async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
         body = {"tokens": list(tokens), "after": list(after)}
-        told = await self._link.ask("POST", "/engine/text_ends", body)
+        told = await self._link.ask("POST", "/engine/texts", body)
         await self._learn(tokens)
-        return [int(each) for each in told["ends"]]
+        return [str(each) for each in told["texts"]]
 
     def words(self, tokens: Sequence[int]) -> list[str]:
         """Those that are not known yet are empty, and are asked for."""

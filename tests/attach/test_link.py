@@ -39,7 +39,7 @@ async def test_everything_a_screen_asks_comes_through(served: Served) -> None:
         assert await backend.layout(user("hello")) == host.layout(user("hello"))
         assert await backend.layout("hello") == host.layout("hello")
         tokens = [token for delta in deltas for token in delta.tokens]
-        assert await backend.text_ends(tokens) == host.text_ends(tokens)
+        assert await backend.texts(tokens) == host.texts(tokens)
         await backend.set_switch("prefix_cache", False)
         switches = {each.name: each.on for each in (await backend.snapshot()).switches}
         assert not switches["prefix_cache"]
@@ -81,6 +81,10 @@ async def test_what_the_engine_refuses_is_refused_in_its_words(served: Served) -
             await it.backend.submit("word " * 70_000, SamplingParams(max_tokens=5))
         with pytest.raises(BadInput, match="warp"):
             await it.backend.set_switch("warp", True)
+        with pytest.raises(BadInput, match="'int4': this engine's weights have one form"):
+            await it.backend.set_quantization("int4")
+        with pytest.raises(BadInput, match="no KV scheme 'int3'"):
+            await it.backend.set_kv_scheme("int3")
         with pytest.raises(BadInput, match="dry run"):
             await it.backend.speeds()
         assert it.said(LinkLost) == []

@@ -1,5 +1,6 @@
 """up, ps and down: engines of this user that run without a screen, whatever happens around them."""
 
+import asyncio
 import json
 import os
 import signal
@@ -15,10 +16,16 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.errors import EngineError
+from engine.host.thread import EngineThread
+from engine.server import listen
+from engine.server.listen import Server
+from minichat.cli import parser
+from minichat.commands import serve
 from minichat.paths import locate
-from minichat.residents import Record, Resident, home_of
+from minichat.residents import Record, Resident, Waiting, home_of
 from tests.cli.conftest import Run, run
-from tests.server.conftest import becomes
+from tests.server.conftest import becomes, dry
 
 __all__ = ["run"]
 
@@ -121,6 +128,52 @@ def test_the_life_of_an_engine(user: User, root: Path) -> None:
     assert not resident.socket.exists()
     code, _, err = user.say("down")
     assert (code, err) == (1, "minichat: no engine called main runs here; minichat ps lists those that do\n")
+
+
+def test_one_whose_engine_is_dead_is_replaced(user: User) -> None:
+    resident = user.resident
+    user.up()
+    record = resident.record
+    assert record is not None
+    record.changed(state="dead", error="the device coughed").write(resident.file)
+    assert user.ps()[0]["state"] == "dead"
+    waiting = Waiting(resident, None)  # of a screen that may not start one
+    with pytest.raises(EngineError, match="main has died: the device coughed; minichat up starts another"):
+        asyncio.run(waiting.ensure(lambda done, total: None))
+    code, _, err = user.say("up", "--no-screen", "--dry-run", "--model=pocket")
+    assert (code, "has died: the device coughed; another one takes its place" in err) == (0, True)
+    [line] = user.ps()
+    assert (line["state"], line["pid"] != record.pid) == ("ready", True)
+    assert becomes(lambda: not Path(f"/proc/{record.pid}").exists())
+
+
+def test_a_server_tells_of_the_death_of_its_engine_and_not_of_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[str] = []
+    engine, built = dry(), list[Server]()
+    make, path = listen.server, tmp_path / "s.sock"
+
+    def server(*args: Any, **more: Any) -> Server:
+        built.append(make(*args, **more))
+        return built[-1]
+
+    monkeypatch.setattr(listen, "server", server)
+    monkeypatch.setattr(serve, "engine", lambda options, told: EngineThread(engine))
+    options = parser().parse_args(["serve", "--no-key", f"--uds={path}"])
+    told = serve.Told(lambda done, total: None, lambda: None, tmp_path / "log", died.append)
+    for breaks in (False, True):
+        thread = threading.Thread(target=serve.serve, args=(options, (), told))
+        thread.start()
+        assert becomes(lambda: bool(built) and built[-1].started)
+        if breaks:
+            monkeypatch.setattr(engine.scheduler, "plan", lambda: 1 / 0)
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
+                assert client.post("/v1/completions", json={"prompt": "x"}).status_code >= 500
+        built.pop().end()
+        thread.join(20)
+        assert died == (["ZeroDivisionError: division by zero"] if breaks else [])
+        engine = dry() if not breaks else engine
 
 
 def test_what_cannot_start_says_why(user: User, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from openai import OpenAI
 
 from engine.config import EngineConfig
 from engine.core import Engine
+from engine.host.protocol import EngineHost
 from engine.host.thread import EngineThread
 from engine.params import SamplingParams
 from engine.server.config import ServerConfig
@@ -89,6 +90,13 @@ def becomes(true: Callable[[], bool], seconds: float = 10.0) -> bool:
 def serving(engine: Engine, *, buffer: int = 0, **config: Any) -> Iterator[Served]:
     """`buffer`: bytes that the system keeps for a client who does not read; 0: as many as it likes."""
     host = EngineThread(engine)
+    with listening(host, buffer, **config) as (port, built):
+        yield Served(port, engine, host, built)
+
+
+@contextmanager
+def listening(host: EngineHost, buffer: int = 0, **config: Any) -> Iterator[tuple[int, Server]]:
+    """A server over any host, which it closes: its port, and itself."""
     bound = tcp_socket("127.0.0.1", 0)
     if buffer:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
@@ -97,7 +105,7 @@ def serving(engine: Engine, *, buffer: int = 0, **config: Any) -> Iterator[Serve
     thread.start()
     try:
         assert becomes(lambda: built.started)
-        yield Served(bound.getsockname()[1], engine, host, built)
+        yield bound.getsockname()[1], built
     finally:
         built.end()
         thread.join(20)

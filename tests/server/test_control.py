@@ -1,15 +1,18 @@
 """Looking into the engine, and changing what runs; the reply channel of screens elsewhere."""
 
+import asyncio
 import json
 import time
 from typing import Any
 
 import httpx
 import pytest
+from uvicorn.protocols.utils import ClientDisconnected
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from engine.server import replies
+from engine.server.protocol import PatientWebSocket
 from engine.wire import decode_delta, decode_snapshot
 from tests.server.conftest import KEY, MODEL, Served, becomes, dry, serving, user
 from tests.server.test_events import notes
@@ -250,6 +253,13 @@ class TestWebSocket:
             assert json.loads(socket.recv(10))["type"] == "error"
             self.say(socket, "generate", prompt="x", params={"max_tokens": 1})
             assert self.told(socket, "done")["usage"]["completion_tokens"] == 1
+
+    def test_what_comes_too_late_for_one_with_a_broken_frame_is_no_defect(self) -> None:
+        """uvicorn has said farewell, and the socket is about to close: as if the client had gone."""
+        protocol = object.__new__(PatientWebSocket)
+        protocol.handshake_complete = protocol.close_sent = True
+        with pytest.raises(ClientDisconnected):
+            asyncio.run(protocol.send({"type": "websocket.send", "text": "so"}))
 
     def test_a_name_is_taken_once(self, slow: Served) -> None:
         with self.open(slow) as socket:

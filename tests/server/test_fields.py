@@ -1,12 +1,16 @@
 """What is refused, and that the answer names it."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import httpx
 import pytest
 
 from engine.server.config import MAX_BODY, MAX_CHOICES, MAX_DEPTH
+from engine.server.limits import parse_json
+from engine.server.openai.errors import ApiError
+from engine.server.openai.schema import CompletionRequest, parsed
 from tests.server.conftest import KEY, Served, raw, user
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -30,7 +34,8 @@ def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"stream_options": {"include_usage": True, "chunk": 1}}, "stream_options.chunk"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function"),
         ({"modalities": ["audio"]}, "modalities[0]"),
         ({"temperature": "warm"}, "temperature"),
         ({"temperature": -1}, "temperature"),
@@ -82,7 +87,6 @@ def test_a_chat_field_is_refused_by_its_name(
     [
         ({"suffix": "x"}, "suffix"),
         ({"echo": True}, "echo"),
-        ({"best_of": 2}, "best_of"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
@@ -124,6 +128,9 @@ def test_tokens_beyond_the_vocabulary_are_refused(client: httpx.Client) -> None:
         b'{"prompt": "hi", "seed": ' + b"9" * 5000 + b"}",
         b'{"prompt": "\xff\xfe"}',
         b'{"prompt": "\\ud800"}',
+        b'{"prompt": "hi", "guided_regex": "\\ud800"}',
+        b'{"prompt": "hi", "guided_json": {"const": "\\ud800"}}',
+        b'{"prompt": "hi", "guided_choice": ["\\ud800"]}',
         b'{"\\ud800": 1, "prompt": "hi"}',
         b"\x00\x01\x02",
         b"[" * 100_000,
@@ -184,3 +191,29 @@ def test_a_body_that_is_too_large(served: Served) -> None:
         except httpx.WriteError:
             return  # the server answered and left before all was sent
         refused(response, 413)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": [True] * 200_000},
+        {"prompt": [["a"] * 200_000]},
+        {"prompt": "hi", "said": ["a"] * 200_000},
+        {"prompt": "hi", "x" * 2_000_000: 1},
+        {"prompt": "hi", **{f"field{n}": 1 for n in range(20_000)}},
+        {"prompt": "hi", "logit_bias": {str(n): "a" for n in range(20_000)}},
+    ],
+    ids=range(6),
+)
+def test_what_is_wrong_in_a_thousand_places_is_told_of_once(body: dict[str, Any]) -> None:
+    """A message about each would cost a second and a hundred megabytes for every one of the body."""
+    text = json.dumps(body)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as caught:
+            parsed(CompletionRequest, parse_json(text))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 8 * len(text) + 2**20
+    assert len(str(caught.value)) < 500

@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
+from pydantic import BaseModel
 
-from engine.params import SamplingParams
-from engine.server.run import derived
-from tests.server.conftest import KEY, MODEL, Served, user
+from engine.groups.samples import seed_of
+from tests.server.conftest import KEY, MODEL, Served, saying, serving, user
+from tests.server.test_tools import QWEN
 
 Expected = Callable[..., str]
 
@@ -61,30 +63,12 @@ def test_the_async_client_streams_many_at_once(served: Served, expected: Expecte
 
 def test_several_choices_draw_from_seeds_that_follow_from_one(served: Served, expected: Expected) -> None:
     reply = served.openai.chat.completions.create(model=MODEL, messages=user("dice"), n=3, seed=7)
-    seeds = [derived(SamplingParams(seed=7), n).seed for n in range(3)]
+    seeds = [seed_of(7, n) for n in range(3)]
     assert [choice.message.content for choice in reply.choices] == [expected("dice", seed) for seed in seeds]
     assert len(set(seeds)) == 3
     assert seeds[0] == 7
     again = served.openai.chat.completions.create(model=MODEL, messages=user("dice"), n=3, seed=7)
     assert [c.message.content for c in again.choices] == [c.message.content for c in reply.choices]
-
-
-def test_the_other_choices_find_the_prompt_in_the_cache(served: Served) -> None:
-    before = served.host.snapshot().prefix_hit_rate
-    text = " ".join(f"a long prompt of its own {n}" for n in range(100))
-    admitted: list[int] = []
-    unsubscribe = served.host.subscribe(
-        lambda event: admitted.append(event.cached) if event.kind == "admitted" else None
-    )
-    reply = served.openai.chat.completions.create(model=MODEL, messages=user(text), n=4, max_tokens=4)
-    unsubscribe()
-    assert reply.usage is not None
-    assert reply.usage.prompt_tokens > 300
-    first, *others = admitted
-    assert first < 16
-    assert all(cached > reply.usage.prompt_tokens - 32 for cached in others)
-    assert len(others) == 3
-    assert served.host.snapshot().prefix_hit_rate > before
 
 
 def test_usage_tells_what_the_cache_had(served: Served) -> None:
@@ -250,3 +234,50 @@ def test_a_developer_is_a_system_to_an_older_template(served: Served, client: ht
         return client.post("/v1/chat/completions", json={"messages": messages}).json()["choices"]
 
     assert ask("developer") == ask("system")
+
+
+def test_the_async_client_has_it_all(tmp_path: Path) -> None:
+    """Tools, schemas, logprobs, several choices and usage, as the client of its own accord asks for them."""
+
+    class Town(BaseModel):
+        name: str
+        people: int
+
+    options: dict[str, Any] = {"model": MODEL, "messages": user("hi")}
+    tools = [openai.pydantic_function_tool(Town)]
+
+    async def everything(url: str) -> None:
+        async with AsyncOpenAI(api_key=KEY, base_url=url, max_retries=0) as client:
+            chat = client.chat.completions
+            parsed = await chat.parse(**options, response_format=Town)
+            assert isinstance(parsed.choices[0].message.parsed, Town)
+            called = await chat.parse(
+                **options, tools=tools, tool_choice="required", parallel_tool_calls=False
+            )
+            [call] = called.choices[0].message.tool_calls or []
+            assert isinstance(call.function.parsed_arguments, Town)
+            async with chat.stream(**options, tools=tools, response_format=Town) as stream:
+                async for _ in stream:
+                    pass
+                assert isinstance((await stream.get_final_completion()).choices[0].message.parsed, Town)
+            texts, usage = ["", "", ""], None
+            async for chunk in await chat.create(
+                **options,
+                n=3,
+                logprobs=True,
+                top_logprobs=1,
+                max_tokens=9,
+                stream=True,
+                stream_options={"include_usage": True},
+            ):
+                usage = chunk.usage
+                for choice in chunk.choices:
+                    assert choice.logprobs is not None
+                    texts[choice.index] += "".join(entry.token for entry in choice.logprobs.content or [])
+            assert usage is not None and usage.completion_tokens == 27
+            assert texts == [texts[0]] * 3 and len(texts[0]) > 5
+            with pytest.raises(openai.BadRequestError, match="best_of"):
+                await client.completions.create(model=MODEL, prompt="x", best_of=2, n=3)
+
+    with serving(saying(tmp_path, "hello there, whoever you are", QWEN)) as served:
+        asyncio.run(everything(f"{served.url}/v1"))

@@ -1,5 +1,7 @@
 """What the server keeps for screens that are away: replies by their tags, until somebody has read them."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -79,11 +81,28 @@ def test_a_reply_that_has_ended_has_no_fork(client: httpx.Client, served: Served
         ("layout", {"prompt": 5}, 400),
         ("layout", {}, 400),
         ("layout", {"prompt": [{"role": "user"}]}, 400),
-        ("text_ends", {"tokens": [-1]}, 400),
-        ("text_ends", {"tokens": [1], "before": []}, 400),
+        ("texts", {"tokens": [-1]}, 400),
+        ("texts", {"tokens": [1], "before": []}, 400),
         ("switches/prefix_cache", {"on": "yes"}, 400),
         ("switches/warp", {"on": True}, 400),
     ],
 )
 def test_nonsense_is_refused(client: httpx.Client, path: str, body: Any, status: int) -> None:
     assert client.post(f"/engine/{path}", json=body).status_code == status
+
+
+def test_long_texts_keep_nobody_from_looking(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    may, begun = threading.Event(), threading.Semaphore(0)
+
+    def texts(tokens: Any, after: Any) -> list[str]:
+        begun.release()
+        assert may.wait(20)
+        return []
+
+    monkeypatch.setattr(served.host, "texts", texts)
+    with served.client() as client, ThreadPoolExecutor(6) as asking:
+        asked = [asking.submit(client.post, "/engine/texts", json={"tokens": [5]}) for _ in range(6)]
+        assert all(begun.acquire(timeout=20) for _ in asked)
+        assert client.get("/health").status_code == 200
+        may.set()
+        assert {each.result(20).status_code for each in asked} == {200}

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from tests.server.conftest import MODEL, Served, saying, serving, user
 from tests.server.test_fields import CHAT, TEXT, refused
-from tests.server.test_tools import QWEN, THINKING, WEATHER
+from tests.server.test_tools import CALL, QWEN, THINKING, WEATHER
 
 SCHEMA = {
     "type": "object",
@@ -71,6 +71,13 @@ class TestForms:
         assert re.fullmatch("x{3,5}y", said(client, route, **fields))
 
     @pytest.mark.parametrize(
+        "fields",
+        [{"structured_outputs": {"grammar": 'start: x "y"\nx: /x{1,3}/'}}, {"guided_grammar": 'start: "xy"'}],
+    )
+    def test_a_grammar_in_lark(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
+        assert re.fullmatch("x+y", said(client, route, **fields))
+
+    @pytest.mark.parametrize(
         "fields", [{"structured_outputs": {"choice": ["no", "yes"]}}, {"guided_choice": ["no", "yes"]}]
     )
     def test_a_choice(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
@@ -118,9 +125,11 @@ def schema(**parts: Any) -> dict[str, Any]:
         ({"guided_json": "{"}, "guided_json", "is not a JSON schema"),
         ({"guided_choice": []}, "guided_choice", ""),
         ({"guided_choice": [""]}, "guided_choice[0]", ""),
-        ({"guided_grammar": "root ::= x"}, "guided_grammar", "not known"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", "cannot be kept to"),
+        ({"guided_decoding_backend": "x"}, "guided_decoding_backend", "not known"),
         ({"structured_outputs": {}}, "structured_outputs", "asks for nothing"),
-        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "not known"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "cannot be kept to"),
+        ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern", ""),
         ({"structured_outputs": {"regex": "(a)\\1"}}, "structured_outputs.regex", "backreferences"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "cannot both"),
         ({"response_format": NAMED, "guided_regex": "a"}, "guided_regex", "cannot both"),
@@ -132,15 +141,35 @@ def test_what_is_wrong_is_named(client: httpx.Client, fields: Any, param: str, w
     assert words in error["message"]
 
 
-def test_not_together_with_tools(tmp_path: Path) -> None:
+def test_beside_tools_a_reply_keeps_to_it_or_calls(tmp_path: Path) -> None:
+    fields = {"response_format": NAMED, "tools": WEATHER}
     with serving(saying(tmp_path, "x", QWEN)) as served, served.client() as client:
-        fields = {"response_format": NAMED, "tools": WEATHER}
-        error = refused(client.post(CHAT, json={"messages": user("hi"), **fields}))
-        assert "together with tools" in error["message"] and error["param"] == PLACE
         assert keeps(said(client, CHAT, **fields, tool_choice="none"))
+        reply = client.post(CHAT, json={"messages": user("hi"), **fields}).json()["choices"][0]
+        assert keeps(reply["message"]["content"])
+    call = saying(tmp_path, f"<tool_call>\n{CALL}\n</tool_call>", QWEN)
+    with serving(call) as served, served.client() as client:
+        reply = client.post(CHAT, json={"messages": user("hi"), **fields}).json()["choices"][0]
+        assert reply["finish_reason"] == "tool_calls" and not reply["message"]["content"]
 
 
-def test_not_while_the_template_opens_a_thought(tmp_path: Path) -> None:
-    with serving(saying(tmp_path, "x", THINKING)) as served, served.client() as client:
-        error = refused(client.post(CHAT, json={"messages": user("hi"), "response_format": NAMED}))
-        assert "opens a thought" in error["message"] and error["param"] == PLACE
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"response_format": {"type": "json_object"}}, r"\{.*\}"),
+        ({"guided_regex": "[a/]{2}\\/b"}, r"[a/]{2}/b"),
+        ({"guided_choice": ["yes/no", "mädchen"]}, "yes/no|mädchen"),
+    ],
+)
+def test_it_holds_behind_a_thought_that_the_template_opens(
+    tmp_path: Path, fields: dict[str, Any], pattern: str
+) -> None:
+    with (
+        serving(saying(tmp_path, "Let me see. {\n</think>\n\n", THINKING)) as served,
+        served.client() as client,
+    ):
+        reply = client.post(CHAT, json={"messages": user("hi"), **fields}).json()["choices"][0]
+        assert reply["message"]["reasoning_content"] == "Let me see. {"
+        assert re.fullmatch(pattern, reply["message"]["content"])
+        error = refused(client.post(CHAT, json={"messages": user("hi"), "guided_grammar": 'start: "x"'}))
+        assert "part of another" in error["message"] and error["param"] == "guided_grammar"

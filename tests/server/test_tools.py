@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import OpenAI
+from pydantic import BaseModel
 
-from engine.server.reasoning import Thoughts
 from engine.server.tools import BareCalls, CallReader, TaggedCalls, as_call, style
+from engine.text.reasoning import Thoughts
 from tests.server.conftest import MODEL, saying, serving, user
 
 QWEN = (
@@ -148,6 +149,7 @@ class TestStyle:
         assert style({"default": "{{ messages }}"}) is None
         assert style({"default": "plain", "tool_use": QWEN}) == "qwen"
         assert style({"default": "{% if tools %}[TOOL_CALLS]{% endif %}"}) is None
+        assert style({"default": "{% if tools %}<tool_call><function=name>{% endif %}"}) is None
         assert style({}) is None
 
     def test_of_real_ones(self, shared: Path, tmp_path: Path) -> None:
@@ -229,10 +231,19 @@ class TestOverHttp:
             ({"type": "function"}, "tools[0]"),
             ({"type": "function", "function": {"name": "a b"}}, "tools[0]"),
             ({"type": "retrieval"}, "tools[0]"),
-            ({"type": "function", "function": {"name": "f", "strict": True}}, "tools[0].function.strict"),
+            ({"type": "function", "function": {"name": "f", "strict": 1}}, "tools[0].function.strict"),
+            ({"type": "function", "function": {"name": "f"}, "cost": 5}, "tools[0].cost"),
             (
                 {"type": "function", "function": {"name": "f", "parameters": 5}},
                 "tools[0].function.parameters",
+            ),
+            (
+                {"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}},
+                "tools[0].function.parameters",
+            ),
+            (
+                {"type": "function", "function": {"name": "f", "description": 5}},
+                "tools[0].function.description",
             ),
             ({"type": "function", "function": {"name": "f", "returns": 5}}, "tools[0].function.returns"),
         ],
@@ -258,3 +269,116 @@ class TestOverHttp:
 def qwen_like(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenAI]:
     with client_of(tmp_path_factory.mktemp("qwen"), "fine", QWEN) as client:
         yield client
+
+
+def function(name: str, strict: bool | None = None, **properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties, "required": [*properties]}
+    parts = {"name": name, "parameters": schema | {"additionalProperties": False}, "strict": strict}
+    return {"type": "function", "function": parts}
+
+
+TOWN = function("weather", town={"type": "string", "minLength": 2, "maxLength": 8})
+HOUR = function("clock", hour={"type": "integer", "minimum": 10, "maximum": 23})
+NAMED: dict[str, Any] = {"type": "function", "function": {"name": "clock"}}
+
+
+def calls_in(answer: Any) -> list[tuple[str, Any]]:
+    [choice] = answer.choices
+    calls = choice.message.tool_calls or []
+    assert (choice.finish_reason == "tool_calls") == bool(calls)
+    return [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+
+
+class TestForced:
+    """A model that would rather talk has to call, and in the form of the schema."""
+
+    @pytest.mark.parametrize("template", [QWEN, LLAMA], ids=["qwen", "llama"])
+    def test_required(self, tmp_path: Path, template: str) -> None:
+        with client_of(tmp_path, "I would rather talk.", template) as client:
+            answer = ask(client, tools=[TOWN, HOUR], tool_choice="required", parallel_tool_calls=False)
+            assert not answer.choices[0].message.content
+            [(name, arguments)] = calls_in(answer)
+            assert name in ("weather", "clock") and len(arguments) == 1
+            chunks = list(ask(client, True, tools=[TOWN], tool_choice="required", parallel_tool_calls=False))
+            assert chunks[-1].choices[0].finish_reason == "tool_calls"
+            [call] = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+            assert 2 <= len(json.loads(call.function.arguments)["town"]) <= 8
+
+    @pytest.mark.parametrize("template", [QWEN, LLAMA], ids=["qwen", "llama"])
+    def test_one_by_its_name(self, tmp_path: Path, template: str) -> None:
+        with client_of(tmp_path, "I would rather talk.", template) as client:
+            answer = ask(client, tools=[TOWN, HOUR], tool_choice=NAMED, parallel_tool_calls=False)
+            [(name, arguments)] = calls_in(answer)
+            assert name == "clock" and 10 <= arguments["hour"] <= 23
+
+    def test_several(self, tmp_path: Path) -> None:
+        two = f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>"
+        with client_of(tmp_path, two, QWEN) as client:
+            assert len(calls_in(ask(client, tools=WEATHER, tool_choice="required"))) == 2
+            assert len(calls_in(ask(client, tools=WEATHER))) == 2
+            assert len(calls_in(ask(client, tools=WEATHER, parallel_tool_calls=False))) == 1
+
+    @pytest.mark.parametrize(
+        ("template", "text"),
+        [(QWEN, f"Let me see.\n<tool_call>\n{CALL}\n</tool_call>"), (LLAMA, BARE)],
+        ids=["qwen", "llama"],
+    )
+    def test_a_strict_one_is_called_by_its_schema_or_not_at_all(
+        self, tmp_path: Path, template: str, text: str
+    ) -> None:
+        hour = {"type": "integer", "minimum": 10, "maximum": 23}
+        strict = function("weather", strict=True, hour=hour)
+        with client_of(tmp_path, text, template) as client:
+            [(name, arguments)] = calls_in(ask(client, tools=[strict]))
+            assert name == "weather" and 10 <= arguments["hour"] <= 23  # the model had said a town
+        with client_of(tmp_path, "It is warm < there.", template) as client:
+            answer = ask(client, tools=[strict])
+            assert calls_in(answer) == []
+            assert answer.choices[0].message.content.startswith("It is warm < there.")
+
+    def test_behind_a_thought(self, tmp_path: Path) -> None:
+        template = QWEN.replace("assistant:", "assistant: <think>\n")
+        with client_of(tmp_path, "So a <tool_call>?\n</think>\n\nNo.", template) as client:
+            answer = ask(client, tools=[HOUR], tool_choice="required", parallel_tool_calls=False)
+            assert answer.choices[0].message.reasoning_content == "So a <tool_call>?"
+            [(name, _)] = calls_in(answer)
+            assert name == "clock"
+
+    def test_what_cannot_be_kept_to_is_refused_where_it_is_strict(self, qwen_like: OpenAI) -> None:
+        odd = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 1}
+        lenient, strict = (function("f", kind, x=odd) for kind in (False, True))
+        answer = ask(qwen_like, tools=[lenient], tool_choice="required", parallel_tool_calls=False)
+        assert [name for name, _ in calls_in(answer)] == ["f"]
+        with pytest.raises(openai.BadRequestError, match="uniqueItems") as refused:
+            ask(qwen_like, tools=[strict])
+        assert refused.value.param == "tools"
+
+    @pytest.mark.parametrize(
+        ("fields", "param", "words"),
+        [
+            ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice", "no tool is"),
+            ({"tool_choice": "required", "tools": []}, "tool_choice", "no tools"),
+            ({"tool_choice": "required", "extra_body": {"num_beams": 2}}, "tool_choice", "beams"),
+        ],
+    )
+    def test_a_choice_that_makes_no_sense(
+        self, qwen_like: OpenAI, fields: dict[str, Any], param: str, words: str
+    ) -> None:
+        with pytest.raises(openai.BadRequestError, match=words) as refused:
+            ask(qwen_like, **{"tools": [TOWN], **fields})
+        assert refused.value.param == param
+
+    def test_the_client_parses_arguments_into_a_model(self, qwen_like: OpenAI) -> None:
+        class Clock(BaseModel):
+            hour: int
+
+        options: dict[str, Any] = {"model": MODEL, "messages": user("late?"), "tool_choice": "required"}
+        tools = [openai.pydantic_function_tool(Clock)]
+        answer = qwen_like.chat.completions.parse(**options, tools=tools, parallel_tool_calls=False)
+        [call] = answer.choices[0].message.tool_calls or []
+        assert isinstance(call.function.parsed_arguments, Clock)
+        with qwen_like.chat.completions.stream(**options, tools=tools, parallel_tool_calls=False) as stream:
+            for _ in stream:
+                pass
+            [call] = stream.get_final_completion().choices[0].message.tool_calls or []
+        assert isinstance(call.function.parsed_arguments, Clock)

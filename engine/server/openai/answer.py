@@ -1,25 +1,27 @@
-"""What both routes do: check the model, hand the request in, and answer whole or as it comes."""
+"""What both routes do: read what is asked, hand it in, and answer whole or as it comes."""
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
 
-from engine.errors import BadParams, EngineError
+from engine.errors import BadParams
 from engine.events import Delta
 from engine.host.prompts import Prompt
-from engine.params import SamplingParams
 from engine.request import Finish
-from engine.server.config import MAX_CHOICES
-from engine.server.openai.errors import ApiError, from_engine
-from engine.server.openai.schema import Asked
-from engine.server.run import Run, Usage
+from engine.server.connection import key_of, state_of
+from engine.server.limits import GONE, read_json
+from engine.server.openai.errors import ApiError
+from engine.server.openai.schema import Asked, parsed
+from engine.server.openai.structured import Wanted, refusal
+from engine.server.run import Batch, Run, Usage
 from engine.server.sse import DONE, EventStream, encoded, unless_gone
 from engine.server.state import State, log
+
+A = TypeVar("A", bound=Asked)
 
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORTED: "abort"}
 
@@ -27,35 +29,51 @@ FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORTED: "abort"}
 class Form(Protocol):
     """How one route says things. One object an answer."""
 
+    prefix: ClassVar[str]  # of an answer's id
+    whole: ClassVar[str]  # what an answer calls itself, whole
+    part: ClassVar[str]  # and in parts
+
     def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
-        """The events for what a choice has said."""
-        ...
-
-    def usage_chunk(self, usage: Usage) -> bytes: ...
-
-    def whole(self, usage: Usage) -> dict[str, Any]:
-        """After all was taken."""
+        """What a choice has said, as an entry of `choices`; nothing where there is nothing to tell."""
         ...
 
     def take(self, choice: int, deltas: Sequence[Delta]) -> None:
-        """For a whole answer."""
+        """The same for a whole answer."""
+        ...
+
+    def choices(self) -> list[dict[str, Any]]:
+        """After all was taken."""
         ...
 
 
-@dataclass(slots=True)
-class Head:
-    """What every part of an answer begins with."""
+class Frame:
+    """What stands around the choices in every part of an answer."""
 
-    model: str
-    prefix: str
-    id: str = field(init=False)
-    created: int = field(default_factory=lambda: int(time.time()))
+    def __init__(self, form: Form, model: str, asked: Asked) -> None:
+        self._form, self._model = form, model
+        self._id, self._created = f"{form.prefix}-{secrets.token_hex(12)}", int(time.time())
+        self.with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._start = b"data: " + encoded(self._head(form.part))[:-1] + b',"choices":['
+        self._end = b'],"usage":null}\n\n' if self.with_usage else b"]}\n\n"
 
-    def __post_init__(self) -> None:
-        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+    def chunk(self, entry: bytes) -> bytes:
+        return self._start + entry + self._end
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return self._start + b'],"usage":' + encoded(usage_record(usage)) + b"}\n\n"
+
+    def record(self, usage: Usage) -> dict[str, Any]:
+        """The whole answer."""
+        choices = self._form.choices()
+        return {**self._head(self._form.whole), "choices": choices, "usage": usage_record(usage)}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
 
-def check_model(asked: Asked, state: State) -> None:
+async def asked_of(request: Request, kind: type[A]) -> tuple[State, A]:
+    """What the client wants, of the model that is here."""
+    state, asked = state_of(request), parsed(kind, await read_json(request))
     if asked.model is not None and asked.model != state.config.name:
         raise ApiError(
             404,
@@ -63,60 +81,81 @@ def check_model(asked: Asked, state: State) -> None:
             param="model",
             code="model_not_found",
         )
+    return state, asked
 
 
-def check_choices(prompts: int, asked: Asked) -> int:
-    n = asked.n or 1
-    if prompts * n > MAX_CHOICES:
-        raise ApiError(400, f"{prompts} prompts of n={n} are more than {MAX_CHOICES} choices", param="n")
-    return n
-
-
-async def begun(
-    state: State, key: bytes, prompts: Sequence[Prompt], params: SamplingParams, asked: Asked
-) -> Run:
-    choices = check_choices(len(prompts), asked)
-    run = state.run(key, prompts, params, choices=choices, priority=asked.priority or 0)
-    if state.config.log_prompts:
-        log.info("prompts: %r", prompts)
-    try:
-        return await run.start()
-    except BadParams as error:
-        raise wanted.refusal(error) if (wanted := asked.grammar()) else error from None
-
-
-async def answer(request: Request, run: Run, form: Form, asked: Asked) -> Response:
+async def answer(
+    request: Request,
+    asked: Asked,
+    prompts: Sequence[Prompt],
+    form: Form,
+    wanted: Wanted | None,
+    **more: Any,
+) -> Response:
+    """`wanted`: the form of each reply; `more`: sampling parameters that the routes name differently."""
+    state = state_of(request)
+    begun = _begun(state, key_of(request), asked, prompts, wanted, more)
+    if (run := await unless_gone(request.receive, begun)) is None:
+        return Response(status_code=GONE)
+    frame = Frame(form, state.config.name, asked)
     if asked.stream:
-        with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
-        return EventStream(_events(run, form, with_usage), run.close)
+        return EventStream(_events(run, form, frame), run.close)
     try:
-        whole = await unless_gone(request.receive, _gathered(run, form))
+        whole = await unless_gone(request.receive, _gathered(run, form, frame))
     finally:
         run.close()
     if whole is None:
-        return Response(status_code=499)  # nobody is there to read it
+        return Response(status_code=GONE)
     return Response(encoded(whole), media_type="application/json")
 
 
-async def _events(run: Run, form: Form, with_usage: bool) -> AsyncIterator[bytes]:
+async def _begun(
+    state: State,
+    key: bytes,
+    asked: Asked,
+    prompts: Sequence[Prompt],
+    wanted: Wanted | None,
+    more: dict[str, Any],
+) -> Run:
+    if state.config.log_prompts:
+        log.info("prompts: %r", prompts)
+    try:
+        params = asked.sampling(grammar=wanted and wanted.grammar, **more)
+        run = state.run(key, prompts, params, priority=asked.priority or 0, said=asked.said or ())
+        return await run.start()
+    except BadParams as error:
+        raise refusal(error, wanted.place if wanted else "") from None
+
+
+async def _events(run: Run, form: Form, frame: Frame) -> AsyncIterator[bytes]:
     try:
         async for batch in run:
-            if chunk := b"".join([form.chunk(choice, deltas) for choice, deltas in batch]):
+            entries = [form.chunk(choice, deltas) for choice, deltas in _spoken(run, batch)]
+            if chunk := b"".join([frame.chunk(entry) for entry in entries if entry]):
                 yield chunk
-        if with_usage:
-            yield form.usage_chunk(run.usage)
+        if frame.with_usage:
+            yield frame.usage_chunk(run.usage)
     except ApiError as error:
         yield b"data: " + error.body() + b"\n\n"
-    except EngineError as error:  # of a choice that was handed in late
-        yield b"data: " + from_engine(error).body() + b"\n\n"
     yield DONE
 
 
-async def _gathered(run: Run, form: Form) -> dict[str, Any]:
+async def _gathered(run: Run, form: Form, frame: Frame) -> dict[str, Any]:
     async for batch in run:
-        for choice, deltas in batch:
+        for choice, deltas in _spoken(run, batch):
             form.take(choice, deltas)
-    return form.whole(run.usage)
+    return frame.record(run.usage)
+
+
+def _spoken(run: Run, batch: Batch) -> Iterator[tuple[int, list[Delta]]]:
+    """By choices, which are numbered one prompt after the other."""
+    for prompt, deltas in batch:
+        first = prompt * run.params.n
+        if run.params.n == 1:
+            yield first, deltas
+            continue
+        for choice in sorted({delta.choice for delta in deltas}):
+            yield first + choice, [delta for delta in deltas if delta.choice == choice]
 
 
 def finish_of(delta: Delta) -> str | None:

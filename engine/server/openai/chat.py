@@ -1,34 +1,26 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from engine.events import Delta, TokenLogprob
 from engine.host.prompts import Conversation
-from engine.server.connection import key_of, state_of
-from engine.server.limits import read_json
-from engine.server.openai.answer import (
-    Head,
-    answer,
-    begun,
-    check_choices,
-    check_model,
-    finish_of,
-    usage_record,
-)
+from engine.server.openai.answer import answer, asked_of, finish_of
 from engine.server.openai.errors import ApiError
 from engine.server.openai.logprobs import Pieces, chat_logprobs
-from engine.server.openai.messages import check_tools, shaped, template_options
-from engine.server.openai.schema import STREAM, ChatRequest, openapi_answers, openapi_body, parsed
-from engine.server.reasoning import Thoughts
-from engine.server.run import Usage
+from engine.server.openai.messages import shaped, template_options
+from engine.server.openai.schema import STREAM, ChatRequest, openapi_answers, openapi_body
+from engine.server.openai.structured import Wanted
+from engine.server.openai.tooling import calls_of, definitions
+from engine.server.shape import Calls, shape
 from engine.server.sse import encoded, quoted
-from engine.server.state import State
 from engine.server.tools import READERS, Call, CallReader
+from engine.text.reasoning import Thoughts
 
 router = APIRouter()
 
@@ -41,30 +33,30 @@ router = APIRouter()
 )
 async def chat(request: Request) -> Response:
     """A reply to a conversation."""
-    state = state_of(request)
-    asked = parsed(ChatRequest, await read_json(request))
-    check_model(asked, state)
-    choices = check_choices(1, asked)
+    state, asked = await asked_of(request, ChatRequest)
     logprobs = _logprobs(asked)
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
         raise ApiError(400, "give max_completion_tokens or max_tokens, not both", param="max_tokens")
-    params = asked.sampling(logprobs=logprobs, max_tokens=asked.max_completion_tokens or asked.max_tokens)
-    tools = _tools(asked, state)
-    options = template_options(asked.chat_template_kwargs)
+    tools, options = definitions(asked, state.tool_style), template_options(asked.chat_template_kwargs)
     conversation = Conversation(shaped(asked.messages, state.host.templates), tools, options)
     if not state.host.has_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
-    opened = await state.opens_thinking(options)
-    _check_grammar(asked, bool(tools), opened)
-    run = await begun(state, key_of(request), [conversation], params, asked)
-    voices = [
-        _Voice(Thoughts(opened=opened), READERS[state.tool_style]() if tools and state.tool_style else None)
-        for _ in range(choices)
-    ]
-    head = Head(state.config.name, "chatcmpl")
-    usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    form = _ChatForm(head, voices, state.host.pieces if logprobs is not None else None, usage)
-    return await answer(request, run, form, asked)
+    opened, calls = await state.opens_thinking(options), calls_of(asked, tools, state.tool_style)
+    said = b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
+
+    def voice() -> _Voice:
+        return _Voice(Thoughts(opened=opened), READERS[calls.style]() if calls else None, said)
+
+    form = _ChatForm(voice, state.host.pieces if logprobs is not None else None)
+    return await answer(
+        request,
+        asked,
+        [conversation],
+        form,
+        _wanted(asked, calls, opened),
+        logprobs=logprobs,
+        max_tokens=asked.max_completion_tokens or asked.max_tokens,
+    )
 
 
 def _logprobs(asked: ChatRequest) -> int | None:
@@ -73,29 +65,11 @@ def _logprobs(asked: ChatRequest) -> int | None:
     return (asked.top_logprobs or 0) if asked.logprobs else None
 
 
-def _check_grammar(asked: ChatRequest, tools: bool, opened: bool) -> None:
-    """A reply that keeps to a grammar from its first token on neither thinks first nor calls anything."""
-    if not (wanted := asked.grammar()):
-        return
-    if tools:
-        why = "cannot be had together with tools; leave them out, or set tool_choice to none"
-        raise ApiError(400, f"{wanted.place} {why}", param=wanted.place)
-    if opened:
-        why = "cannot be had while the template opens a thought; switch that off in chat_template_kwargs"
-        raise ApiError(400, f"{wanted.place} {why}", param=wanted.place)
-
-
-def _tools(asked: ChatRequest, state: State) -> Sequence[dict[str, Any]]:
-    if not asked.tools:
-        return ()
-    if state.tool_style is None:
-        raise ApiError(
-            400,
-            "tools: the chat template of this model takes none, or writes its calls in a form not known here",
-            param="tools",
-        )
-    check_tools(asked.tools)
-    return () if asked.tool_choice == "none" else asked.tools
+def _wanted(asked: ChatRequest, calls: Calls | None, opened: bool) -> Wanted | None:
+    """The form of the whole reply, with a thought that the template opens, and with calls in their place."""
+    text = asked.grammar()
+    place = text.place if text else "tool_choice" if calls and calls.must else "tools"
+    return Wanted.of(place, lambda: shape(text and text.grammar, calls, thinking=opened))
 
 
 @dataclass(slots=True)
@@ -107,16 +81,20 @@ class _Part:
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str | None = None
+    score: float | None = None
 
 
 class _Voice:
-    """One choice's message as it grows."""
+    """One choice's message as it grows. `said`: how it begins, which is not told."""
 
-    def __init__(self, thoughts: Thoughts, reader: CallReader | None) -> None:
+    def __init__(self, thoughts: Thoughts, reader: CallReader | None, said: str) -> None:
         self._thoughts, self._reader = thoughts, reader
         self.begun = False
         self.calls = 0
         self.whole = _Part()
+        _, content = thoughts.push(said)
+        if reader:
+            reader.push(content)
 
     def hear(self, deltas: Sequence[Delta]) -> _Part:
         part = _Part()
@@ -133,7 +111,7 @@ class _Voice:
                 rest, calls = self._reader.flush()
                 content, part.calls = content + rest, part.calls + calls
         self.calls += len(part.calls)
-        part.reasoning, part.content = reasoning, content
+        part.reasoning, part.content, part.score = reasoning, content, last.score
         part.finish = "tool_calls" if finish == "stop" and self.calls else finish
         for delta in deltas:
             part.logprobs += delta.logprobs
@@ -143,16 +121,12 @@ class _Voice:
 class _ChatForm:
     """Chunks and whole answers of this route."""
 
-    def __init__(self, head: Head, voices: Sequence[_Voice], pieces: Pieces | None, usage: bool) -> None:
-        self._head, self._voices, self._pieces = head, voices, pieces
-        start = {
-            "id": head.id,
-            "object": "chat.completion.chunk",
-            "created": head.created,
-            "model": head.model,
-        }
-        self._start = b"data: " + encoded(start)[:-1] + b',"choices":['
-        self._end = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+    prefix: ClassVar[str] = "chatcmpl"
+    whole: ClassVar[str] = "chat.completion"
+    part: ClassVar[str] = "chat.completion.chunk"
+
+    def __init__(self, voice: Callable[[], _Voice], pieces: Pieces | None) -> None:
+        self._voices, self._pieces = defaultdict[int, _Voice](voice), pieces
 
     def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
         voice = self._voices[choice]
@@ -175,20 +149,15 @@ class _ChatForm:
             return b""
         return b"".join(
             [
-                self._start,
                 b'{"index":%d,"delta":{' % choice,
                 b",".join(parts),
                 b'},"logprobs":',
-                self._logprobs(part),
+                encoded(self._logprobs(part)),
                 b',"finish_reason":',
                 quoted(part.finish) if part.finish else b"null",
-                b"}",
-                self._end,
+                b"}" if part.score is None else b',"score":%r}' % part.score,
             ]
         )
-
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return self._start + b'],"usage":' + encoded(usage_record(usage)) + b"}\n\n"
 
     def take(self, choice: int, deltas: Sequence[Delta]) -> None:
         voice = self._voices[choice]
@@ -197,18 +166,10 @@ class _ChatForm:
         whole.content += part.content
         whole.calls += part.calls
         whole.logprobs += part.logprobs
-        whole.finish = part.finish
+        whole.finish, whole.score = part.finish, part.score
 
-    def whole(self, usage: Usage) -> dict[str, Any]:
-        head = self._head
-        return {
-            "id": head.id,
-            "object": "chat.completion",
-            "created": head.created,
-            "model": head.model,
-            "choices": [self._choice(n, voice.whole) for n, voice in enumerate(self._voices)],
-            "usage": usage_record(usage),
-        }
+    def choices(self) -> list[dict[str, Any]]:
+        return [self._choice(n, voice.whole) for n, voice in sorted(self._voices.items())]
 
     def _choice(self, index: int, part: _Part) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": part.content, "refusal": None}
@@ -217,12 +178,11 @@ class _ChatForm:
         if part.calls:
             message["content"] = part.content or None
             message["tool_calls"] = [call.record() for call in part.calls]
-        logprobs = None
-        if self._pieces:
-            logprobs = {"content": chat_logprobs(part.logprobs, self._pieces), "refusal": None}
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": part.finish}
+        whole = {"index": index, "message": message, "logprobs": self._logprobs(part)}
+        whole["finish_reason"] = part.finish
+        return whole if part.score is None else whole | {"score": part.score}
 
-    def _logprobs(self, part: _Part) -> bytes:
+    def _logprobs(self, part: _Part) -> dict[str, Any] | None:
         if not self._pieces:
-            return b"null"
-        return encoded({"content": chat_logprobs(part.logprobs, self._pieces), "refusal": None})
+            return None
+        return {"content": chat_logprobs(part.logprobs, self._pieces), "refusal": None}

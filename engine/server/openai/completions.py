@@ -1,27 +1,18 @@
 """POST /v1/completions."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from engine.events import Delta, TokenLogprob
 from engine.host.prompts import Prompt
-from engine.server.connection import key_of, state_of
-from engine.server.limits import read_json
-from engine.server.openai.answer import (
-    Head,
-    answer,
-    begun,
-    check_choices,
-    check_model,
-    finish_of,
-    usage_record,
-)
+from engine.server.openai.answer import answer, asked_of, finish_of
 from engine.server.openai.logprobs import CompletionLogprobs, Pieces
-from engine.server.openai.schema import STREAM, CompletionRequest, openapi_answers, openapi_body, parsed
-from engine.server.run import Usage
+from engine.server.openai.schema import STREAM, CompletionRequest, openapi_answers, openapi_body
 from engine.server.sse import encoded, quoted
 
 router = APIRouter()
@@ -37,17 +28,17 @@ _USUAL_TOKENS = 16  # OpenAI's, where max_tokens is left out
 )
 async def complete(request: Request) -> Response:
     """How texts go on."""
-    state = state_of(request)
-    asked = parsed(CompletionRequest, await read_json(request))
-    check_model(asked, state)
-    prompts = _prompts(asked.prompt)
-    choices = check_choices(len(prompts), asked)
-    params = asked.sampling(logprobs=asked.logprobs, max_tokens=asked.max_tokens or _USUAL_TOKENS)
-    run = await begun(state, key_of(request), prompts, params, asked)
-    pieces = state.host.pieces if asked.logprobs is not None else None
-    usage = bool(asked.stream_options and asked.stream_options.include_usage)
-    form = _TextForm(Head(state.config.name, "cmpl"), len(prompts) * choices, pieces, usage)
-    return await answer(request, run, form, asked)
+    state, asked = await asked_of(request, CompletionRequest)
+    form = _TextForm(state.host.pieces if asked.logprobs is not None else None)
+    return await answer(
+        request,
+        asked,
+        _prompts(asked.prompt),
+        form,
+        asked.grammar(),
+        logprobs=asked.logprobs,
+        max_tokens=asked.max_tokens or _USUAL_TOKENS,
+    )
 
 
 def _prompts(given: str | list[str] | list[int] | list[list[int]]) -> list[Prompt]:
@@ -63,17 +54,18 @@ class _Choice:
         self.entries: list[TokenLogprob] = []
         self.logprobs = CompletionLogprobs(pieces) if pieces else None
         self.finish: str | None = None
+        self.score: float | None = None
 
 
 class _TextForm:
     """Chunks and whole answers of this route."""
 
-    def __init__(self, head: Head, choices: int, pieces: Pieces | None, usage: bool) -> None:
-        self._head = head
-        self._choices = [_Choice(pieces) for _ in range(choices)]
-        start = {"id": head.id, "object": "text_completion", "created": head.created, "model": head.model}
-        self._start = b"data: " + encoded(start)[:-1] + b',"choices":['
-        self._end = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+    prefix: ClassVar[str] = "cmpl"
+    whole: ClassVar[str] = "text_completion"
+    part: ClassVar[str] = "text_completion"
+
+    def __init__(self, pieces: Pieces | None) -> None:
+        self._choices = defaultdict[int, _Choice](partial(_Choice, pieces))
 
     def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
         last, one = deltas[-1], self._choices[choice]
@@ -84,43 +76,31 @@ class _TextForm:
             return b""
         return b"".join(
             [
-                self._start,
                 b'{"index":%d,"text":' % choice,
                 quoted(text),
                 b',"logprobs":',
                 encoded(one.logprobs.record(entries)) if one.logprobs else b"null",
                 b',"finish_reason":',
                 quoted(finish) if finish else b"null",
-                b"}",
-                self._end,
+                b"}" if last.score is None else b',"score":%r}' % last.score,
             ]
         )
-
-    def usage_chunk(self, usage: Usage) -> bytes:
-        return self._start + b'],"usage":' + encoded(usage_record(usage)) + b"}\n\n"
 
     def take(self, choice: int, deltas: Sequence[Delta]) -> None:
         one = self._choices[choice]
         for delta in deltas:
             one.text.append(delta.text)
             one.entries += delta.logprobs
-        one.finish = finish_of(deltas[-1])
+        one.finish, one.score = finish_of(deltas[-1]), deltas[-1].score
 
-    def whole(self, usage: Usage) -> dict[str, Any]:
-        head = self._head
-        return {
-            "id": head.id,
-            "object": "text_completion",
-            "created": head.created,
-            "model": head.model,
-            "choices": [
-                {
-                    "index": index,
-                    "text": "".join(one.text),
-                    "logprobs": one.logprobs.record(one.entries) if one.logprobs else None,
-                    "finish_reason": one.finish,
-                }
-                for index, one in enumerate(self._choices)
-            ],
-            "usage": usage_record(usage),
+    def choices(self) -> list[dict[str, Any]]:
+        return [self._choice(n, one) for n, one in sorted(self._choices.items())]
+
+    def _choice(self, index: int, one: _Choice) -> dict[str, Any]:
+        whole = {
+            "index": index,
+            "text": "".join(one.text),
+            "logprobs": one.logprobs.record(one.entries) if one.logprobs else None,
+            "finish_reason": one.finish,
         }
+        return whole if one.score is None else whole | {"score": one.score}

@@ -22,8 +22,9 @@ _KINDS = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
-_PLACE = re.compile(r"(messages|tools)\b[\w\[\].]*")
-_NAMES = {"stop_ids": "stop_token_ids", "template options": "chat_template_kwargs"}
+_PLACE = re.compile(r"(messages|tools|template options)\b[\w\[\].]*")
+_OPTIONS = ("template options", "chat_template_kwargs")  # what the engine calls so, and clients
+_NAMES = {"stop_ids": "stop_token_ids", "beams": "num_beams"}  # of parameters, likewise
 
 
 class ApiError(Exception):
@@ -63,17 +64,22 @@ def from_engine(error: EngineError) -> ApiError:
     message = str(error)
     match error:
         case BadParams():
-            name = _NAMES.get(error.field, error.field)
-            return ApiError(400, f"{name}{message.removeprefix(error.field)}", param=name)
+            return ApiError(400, message, param=error.field)
         case RequestTooLong():
             return ApiError(400, message, code="context_length_exceeded")
         case UnknownRequest():
             return ApiError(404, message)
         case BadInput():
             place = _PLACE.match(message)
-            return ApiError(400, message, param=place[0] if place else None)
+            return ApiError(400, message.replace(*_OPTIONS), param=place and place[0].replace(*_OPTIONS))
         case QueueFull():
             return ApiError(503, message, code="overloaded", retry_after=1)
         case EngineDead():
             return ApiError(503, message, code="engine_dead")
     return ApiError(500, message)
+
+
+def in_openai_words(error: BadParams) -> ApiError:
+    """The same for a client that knows a parameter by OpenAI's name, or vLLM's."""
+    name = _NAMES.get(error.field, error.field)
+    return ApiError(400, f"{name}{str(error).removeprefix(error.field)}", param=name)

@@ -1,6 +1,5 @@
-"""Chat messages and tools as clients send them, checked and in the shape that templates want."""
+"""Chat messages as clients send them, checked and in the shape that templates want."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ from engine.text.chat import RESERVED
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
 _EMPTY = {"refusal", "audio", "function_call", "annotations"}  # clients send a reply back as they got it
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 def shaped(messages: Sequence[dict[str, Any]], templates: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -39,24 +37,6 @@ def _message(message: dict[str, Any], place: str, knows_developer: bool) -> dict
     return kept
 
 
-def check_tools(tools: Sequence[dict[str, Any]]) -> None:
-    for n, tool in enumerate(tools):
-        match tool:
-            case {"type": "function", "function": {"name": str(name)} as function} if _NAME.fullmatch(name):
-                rest = {key: value for key, value in function.items() if key != "name"}
-                if unknown := sorted(rest.keys() - {"description", "parameters", "strict"}):
-                    raise _bad_tool(f"tools[{n}].function.{unknown[0][:80]}", "is not known")
-                if not isinstance(rest.get("parameters", {}), dict | None):
-                    raise _bad_tool(f"tools[{n}].function.parameters", "must be a JSON schema")
-                if rest.get("strict"):
-                    raise _bad_tool(
-                        f"tools[{n}].function.strict", "is not supported: calls are not forced into a form"
-                    )
-            case _:
-                form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
-                raise _bad_tool(f"tools[{n}]", f"must look like {form}")
-
-
 def template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """What a template may be told besides the messages, such as enable_thinking."""
     for name in options or {}:
@@ -67,7 +47,3 @@ def template_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
                 param="chat_template_kwargs",
             )
     return dict(options or {})
-
-
-def _bad_tool(place: str, problem: str) -> ApiError:
-    return ApiError(400, f"{place} {problem}", param=place)

@@ -7,10 +7,18 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from engine.errors import BadParams
-from engine.params import MAX_BIASED, MAX_LOGPROBS, MAX_STOPS, SamplingParams
+from engine.params import (
+    MAX_BEAMS,
+    MAX_BIASED,
+    MAX_DRAFT,
+    MAX_LOGPROBS,
+    MAX_STOPS,
+    SamplingParams,
+)
 from engine.server.config import MAX_CHOICES
 from engine.server.openai.errors import ApiError
 from engine.server.openai.structured import (
+    GUIDED,
     Choices,
     Expression,
     ResponseFormat,
@@ -23,6 +31,12 @@ from engine.server.openai.structured import (
 Text = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+MAX_SAID = 1_000_000  # tokens of a reply that are there already
+
+# Lists that may be long end at the first part that is wrong: a message about each would cost gigabytes.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
+Messages = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+AnyPrompt = str | Annotated[list[int], Field(fail_fast=True)] | Messages
 
 M = TypeVar("M", bound="Strict")
 
@@ -36,6 +50,15 @@ class Strict(BaseModel):
 class StreamOptions(Strict):
     include_usage: bool = False
     include_obfuscation: bool = False  # harmless: there is no padding
+
+
+class FunctionName(Strict):
+    name: str
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: FunctionName
 
 
 class Asked(Strict):
@@ -60,17 +83,30 @@ class Asked(Strict):
     # As vLLM names them
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=100)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100)
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
-    stop_token_ids: list[TokenId] | None = Field(None, max_length=1024)
+    stop_token_ids: TokenIds | None = Field(None, max_length=1024)
     priority: int | None = Field(None, ge=-(2**31), le=2**31)
+    best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    use_beam_search: bool | None = None
+    length_penalty: float | None = Field(None, ge=-10, le=10)
     skip_special_tokens: Literal[True] | None = None
     include_stop_str_in_output: Literal[False] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Schema | str | None = None
     guided_regex: Expression | None = None
     guided_choice: Choices | None = None
+    guided_grammar: Expression | None = None
+
+    # As transformers names them
+    num_beams: int | None = Field(None, ge=1, le=MAX_BEAMS)
+    early_stopping: bool | Literal["never"] | None = None
+
+    # Our own
+    speculate: str | None = None
+    draft_tokens: int | None = Field(None, ge=0, le=MAX_DRAFT)
+    said: TokenIds | None = Field(None, max_length=MAX_SAID)
 
     response_format: ResponseFormat | None = None
 
@@ -80,16 +116,26 @@ class Asked(Strict):
     def sampling(self, **more: Any) -> SamplingParams:
         """As the engine wants it."""
         given = {name: getattr(self, name) for name in _SAME}
-        given |= {"stop_ids": self.stop_token_ids, "logit_bias": self._biases(), **more}
-        if asked := self.grammar():
-            given["grammar"] = asked.grammar
+        given |= {"stop_ids": self.stop_token_ids, "logit_bias": self._biases(), "beams": self._beams()}
+        given |= more
         if self.top_k is not None:
             given["top_k"] = max(self.top_k, 0)  # vLLM says -1 for all
         return SamplingParams().changed(**{name: value for name, value in given.items() if value is not None})
 
+    def _beams(self) -> int | None:
+        """The width is `num_beams`, or with vLLM's `use_beam_search` as many as replies are wanted."""
+        if not self.use_beam_search:
+            if self.use_beam_search is False and (self.num_beams or 1) > 1:
+                raise BadParams("use_beam_search", f"is false, and num_beams {self.num_beams}: which?")
+            return self.num_beams
+        width = self.num_beams or self.n or 1
+        if width == 1:
+            raise BadParams("use_beam_search", "wants a width above 1: n, or num_beams")
+        return width
+
     def grammar(self) -> Wanted | None:
         """What the reply's text must keep to."""
-        guided = {name: getattr(self, name) for name in ("guided_json", "guided_regex", "guided_choice")}
+        guided = {name: getattr(self, name) for name in GUIDED}
         return wanted(self.response_format, self.structured_outputs, guided)
 
     def _biases(self) -> dict[int, float] | None:
@@ -102,19 +148,19 @@ class Asked(Strict):
 
 _SAME = (
     "temperature top_p presence_penalty frequency_penalty seed stop min_p repetition_penalty "
-    "ignore_eos min_tokens"
+    "ignore_eos min_tokens n best_of length_penalty early_stopping speculate draft_tokens"
 ).split()
 
 
 class ChatRequest(Asked):
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Messages = Field(min_length=1)
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     tools: list[dict[str, Any]] | None = Field(None, max_length=128)
-    tool_choice: Literal["auto", "none"] | None = None
-    parallel_tool_calls: Literal[True] | None = None
-    modalities: list[Literal["text"]] | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = Field(None, max_length=8)
     chat_template_kwargs: dict[str, Any] | None = None
 
     # Accepted, and without effect here
@@ -130,14 +176,13 @@ class CompletionRequest(Asked):
     prompt: (
         str
         | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES)]
-        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[TokenIds, Field(min_length=1)]
         | Annotated[
-            list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)
+            list[Annotated[TokenIds, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)
         ]
     )
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: Literal[False] | None = None
-    best_of: Literal[1] | None = None
     suffix: None = None
 
 
@@ -161,7 +206,7 @@ def _refusal(
         return ApiError(400, f"the body must be an object with the fields of a request, not {value!r:.60}")
     place = "".join(_steps(loc)) or str(loc[0])
     if problem == "extra_forbidden":
-        near = get_close_matches(str(loc[-1]), kind.model_fields, n=1) if len(loc) == 1 else []
+        near = get_close_matches(str(loc[-1])[:80], kind.model_fields, n=1) if len(loc) == 1 else []
         hint = f"; did you mean {near[0]}?" if near else ""
         return ApiError(
             400,
@@ -181,7 +226,7 @@ def _steps(loc: tuple[int | str, ...]) -> Iterator[str]:
             yield f"[{step}]"
         elif n == 0:
             yield step
-        elif step.isidentifier() and step not in ("str", "int", "float", "bool"):
+        elif step.isidentifier() and step not in ("str", "int", "float", "bool", NamedTool.__name__):
             yield f".{step}"
 
 

@@ -1,7 +1,7 @@
 """What the text of a reply must keep to, in the words of OpenAI's clients and of vLLM's."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.errors import BadParams
 from engine.grammar.source import MAX_CHOICES
 from engine.params import MAX_GRAMMAR, Grammar
-from engine.server.openai.errors import ApiError
+from engine.server.openai.errors import ApiError, in_openai_words
 
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
 Expression = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
@@ -38,6 +38,7 @@ class StructuredOutputs(_Strict):
     json_schema: Schema | str | None = Field(None, alias="json")
     regex: Expression | None = None
     choice: Choices | None = None
+    grammar: Expression | None = None
     json_object: Literal[True] | None = None
 
 
@@ -47,15 +48,23 @@ class Wanted(NamedTuple):
     place: str
     grammar: Grammar
 
-    def refusal(self, error: BadParams) -> BadParams | ApiError:
-        """What is wrong with the grammar, by the name that the client knows it by."""
-        if error.field != "grammar":
-            return error
-        message = str(error).removeprefix("grammar: ")
-        return ApiError(400, f"{self.place}: {message}", param=self.place, code="invalid_grammar")
+    @classmethod
+    def of(cls, place: str, make: Callable[[], Grammar | None]) -> "Wanted | None":
+        """What `make` gives, if anything; where it cannot be made, the place is named."""
+        try:
+            grammar = make()
+        except BadParams as error:
+            raise refusal(error, place) from None
+        return None if grammar is None else cls(place, grammar)
 
 
 _OBJECT: Schema = {"type": "object"}
+GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "lark",
+}
 
 
 def wanted(
@@ -65,19 +74,22 @@ def wanted(
 ) -> Wanted | None:
     """The one grammar that these fields ask for; `guided` are vLLM's older ones, by name."""
     found = [*_of_format(form), *_of_outputs(outputs)]
-    found += [
-        (name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None
-    ]
+    found += [(name, GUIDED[name], value) for name, value in guided.items() if value is not None]
     if not found:
         return None
     if len(found) > 1:
         places = [place for place, _, _ in found]
         raise ApiError(400, f"{places[0]} and {places[1]} cannot both be kept to; give one", param=places[1])
     [(place, kind, value)] = found
-    try:
-        return Wanted(place, _grammar(kind, value))
-    except BadParams as error:
-        raise ApiError(400, f"{place}{str(error).removeprefix('grammar')}", param=place) from None
+    return Wanted.of(place, lambda: _grammar(kind, value))
+
+
+def refusal(error: BadParams, place: str) -> ApiError:
+    """What is wrong with a parameter, or with the grammar that `place` asks for, in the client's words."""
+    if error.field != "grammar" or not place:
+        return in_openai_words(error)
+    message = str(error).removeprefix("grammar: ")
+    return ApiError(400, f"{place}: {message}", param=place, code="invalid_grammar")
 
 
 def _of_format(form: ResponseFormat | None) -> list[tuple[str, str, Any]]:
@@ -102,12 +114,15 @@ def _of_outputs(outputs: StructuredOutputs | None) -> list[tuple[str, str, Any]]
         ("json", "json", outputs.json_schema),
         ("regex", "regex", outputs.regex),
         ("choice", "choice", outputs.choice),
+        ("grammar", "lark", outputs.grammar),
         ("json_object", "json", _OBJECT if outputs.json_object else None),
     ]
     found = [(f"structured_outputs.{name}", kind, value) for name, kind, value in given if value is not None]
     if not found:
         raise ApiError(
-            400, "structured_outputs asks for nothing: give json, regex or choice", param="structured_outputs"
+            400,
+            "structured_outputs asks for nothing: give json, regex, choice or grammar",
+            param="structured_outputs",
         )
     return found
 
@@ -118,4 +133,6 @@ def _grammar(kind: str, value: Any) -> Grammar:
             return Grammar("json", value if isinstance(value, str) else json.dumps(value))
         case "choice":
             return Grammar("choice", json.dumps(value))
+        case "lark":
+            return Grammar("lark", value)
     return Grammar("regex", value)

@@ -1,0 +1,70 @@
+"""Tools as a client hands them in: checked, and what the reply may call of them."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from engine.server.openai.errors import ApiError
+from engine.server.openai.schema import ChatRequest, NamedTool
+from engine.server.shape import Calls, Function
+from engine.server.tools import Style
+
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_KNOWN = {"name", "description", "parameters", "strict"}
+
+
+def definitions(asked: ChatRequest, style: Style | None) -> Sequence[dict[str, Any]]:
+    """Those that the template is to know of."""
+    if asked.tools and style is None:
+        problem = "the chat template of this model takes none, or writes its calls in a form not known here"
+        raise ApiError(400, f"tools: {problem}", param="tools")
+    for n, tool in enumerate(asked.tools or ()):
+        _check(tool, f"tools[{n}]")
+    return () if asked.tool_choice == "none" else asked.tools or ()
+
+
+def calls_of(asked: ChatRequest, tools: Sequence[dict[str, Any]], style: Style | None) -> Calls | None:
+    """What the reply may, or must, call."""
+    choice = asked.tool_choice
+    must = choice == "required" or isinstance(choice, NamedTool)
+    if style is None or not tools:
+        if must:
+            raise ApiError(400, "tool_choice: there are no tools to choose from", param="tool_choice")
+        return None
+    functions = [_function(tool["function"]) for tool in tools]
+    if isinstance(choice, NamedTool):
+        functions = [each for each in functions if each.name == choice.function.name]
+        if not functions:
+            name = choice.function.name
+            raise ApiError(400, f"tool_choice: no tool is called {name[:80]!r}", param="tool_choice")
+    return Calls(style, functions, must=must, many=asked.parallel_tool_calls is not False)
+
+
+def _function(given: dict[str, Any]) -> Function:
+    return Function(given["name"], given.get("parameters") or {}, bool(given.get("strict")))
+
+
+def _check(tool: dict[str, Any], place: str) -> None:
+    match tool:
+        case {"type": "function", "function": {"name": str(name)} as function} if _NAME.fullmatch(name):
+            if tool.keys() - {"type", "function"}:
+                raise _bad(f"{place}.{min(tool.keys() - {'type', 'function'})[:80]}", "is not known")
+            if unknown := sorted(function.keys() - _KNOWN):
+                raise _bad(f"{place}.function.{unknown[0][:80]}", "is not known")
+            parameters = function.get("parameters")
+            if (
+                not isinstance(parameters, dict | None)
+                or (parameters or {}).get("type", "object") != "object"
+            ):
+                raise _bad(f"{place}.function.parameters", "must be a JSON schema of type object")
+            if not isinstance(function.get("strict"), bool | None):
+                raise _bad(f"{place}.function.strict", "must be true or false")
+            if not isinstance(function.get("description"), str | None):
+                raise _bad(f"{place}.function.description", "must be a text")
+        case _:
+            form = '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+            raise _bad(place, f"must look like {form}")
+
+
+def _bad(place: str, problem: str) -> ApiError:
+    return ApiError(400, f"{place} {problem}", param=place)

@@ -1,0 +1,71 @@
+"""Replies that go on from another one, left by a screen: the next one reads them from their first word on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.params import SamplingParams
+from minichat.backends.address import Address
+from minichat.backends.remote import RemoteBackend
+from tests.app.conftest import Bench, bench, run
+from tests.attach.conftest import served, slow
+from tests.server.conftest import KEY, Served, becomes
+
+__all__ = ["bench", "served", "slow"]
+
+PARAMS = SamplingParams(max_tokens=70, ignore_eos=True)
+
+
+def backend(served: Served) -> RemoteBackend:
+    return RemoteBackend(Address(served.url, key=KEY))
+
+
+async def forked(it: Bench) -> None:
+    await it.pilot.press("alt+k")
+
+
+async def picked(it: Bench) -> None:
+    """The reply is stopped, and goes on with another token somewhere in it."""
+    await it.pilot.press("escape")
+    await it.until(lambda: not it.app.chats.active.streaming)
+    await it.pilot.press("alt+c")
+    await it.until(lambda: it.main.pane.picker.rows)
+    for _ in range(4):
+        await it.pilot.press("right")
+    picker = it.main.pane.picker
+    await it.until(lambda: picker.rows and picker.at == 4)
+    await it.pilot.press("down", "enter")
+
+
+@pytest.mark.parametrize("how", [forked, picked])
+def test_the_next_screen_reads_on_what_goes_on_from_another(
+    bench: Callable[..., Any], slow: Served, how: Callable[[Bench], Any]
+) -> None:
+    @run
+    async def test() -> None:
+        async with bench((110, 36), backend=backend(slow), params=PARAMS) as it:
+            await it.until(lambda: it.app.keeper.ready.is_set())
+            it.app.chats.active.send("tell me")
+            await it.until(lambda: it.app.chats.active.run and len(it.app.chats.active.run.parts.text) > 20)
+            await how(it)
+            await it.until(lambda: len(it.app.chats) == 2 and it.app.chats.active.run)
+            child = it.app.chats.active
+            await it.until(lambda: child.run and child.run.reply and len(child.run.pieces) > 2)
+            start, before = child.run.parts.text, child.run.pieces[0]
+            assert before[0] >= 4 and start.startswith(before[1])
+            prompt_tokens = child.run.trace.prompt_tokens
+            await it.app.action_quit()
+        async with bench((110, 36), backend=backend(slow), params=PARAMS) as it:
+            await it.until(lambda: it.app.keeper.ready.is_set())
+            child = list(it.app.chats)[-1]
+            await it.until(lambda: child.chat.messages[-1].state == "done")
+            message = child.chat.messages[-1]
+            assert message.error == ""
+            assert message.text.startswith(start)
+            [trace] = child.traces.values()
+            assert (trace.prompt_tokens, len(trace.tokens)) == (prompt_tokens, 70)
+            await it.backend.detach()
+        assert becomes(lambda: slow.state.gate.in_flight == 0)
+
+    test()
