@@ -19,10 +19,10 @@ from tests.quant.test_schemes import skip_without_bitsandbytes
 BOUNDS = {
     "int8": 0.001,
     "bnb-int8": 0.005,
-    "int4-32": 0.025,
-    "int4": 0.025,
-    "int4-128": 0.025,
-    "bnb-nf4": 0.025,
+    "int4-32": 0.015,
+    "int4": 0.015,
+    "int4-128": 0.015,
+    "bnb-nf4": 0.015,
 }
 
 
