@@ -93,12 +93,32 @@ async def program(
 
 async def stories(it: Session, count: int) -> None:
     """So many chats, each asked for a story, all of them answering."""
-    for number, who in enumerate(STORIES[:count]):
-        if number:
-            await it.pilot.press("ctrl+n")
-        it.app.chats.active.tune(USUAL.changed(ignore_eos=True))  # none has ended when the last one begins
-        await it.say(f"Tell me a story about {who}.")
-    await it.until(lambda: len(it.tokens()) == count and min(it.tokens()) > 40)
+    for _ in STORIES[1:count]:
+        await it.pilot.press("ctrl+n")
+    for chat, who in zip(it.app.chats, STORIES, strict=False):
+        chat.tune(USUAL.changed(ignore_eos=True))  # none has ended when the picture is taken
+        chat.send(f"Tell me a story about {who}.")
+    await it.until(lambda: len(it.tokens()) == count and min(it.tokens()) > 20)
+
+
+async def strategies() -> None:
+    """A search in the middle of a reply; along the tokens of one."""
+    async with program((120, 40)) as it:
+        it.app.chats.active.tune(SamplingParams(beams=4, ignore_eos=True))
+        await it.say("Tell me a story about an owl.")
+        await it.pilot.press("f3")
+        await it.until(lambda: len(it.app.main.drawer.beams.lines) > 4 and max(it.tokens()) > 20)
+        await it.take("beams-120x40")
+    async with program((120, 40)) as it:
+        await it.say("Tell me a story about an owl.")
+        messages = it.app.chats.active.chat.messages
+        await it.until(lambda: messages and messages[-1].state == "done" and messages[-1].text)
+        await it.pilot.press("alt+c")
+        line = it.app.main.pane.picker
+        await it.until(lambda: line.rows and all(line.shares[at] is not None for at in line.seen()))
+        line.action_move(min(line.seen(), key=lambda at: line.shares[at] or 1.0))
+        await it.until(lambda: line.rows and line.rows[line.choice].chosen)
+        await it.take("tokens-120x40")
 
 
 async def main() -> None:
@@ -125,6 +145,7 @@ async def main() -> None:
         await it.take("decoding-120x40")
         await it.pilot.press("f4")
         await it.take("quantization-120x40")
+    await strategies()
     async with program((120, 40), blocks=BLOCKS, tour=True) as it:
         await it.until(lambda: it.app.main.query("TourPanel"))
         await it.pilot.press("enter", "enter")

@@ -20,7 +20,7 @@ from textual.binding import BindingType
 from textual.command import CommandPalette, Provider
 from textual.dom import DOMNode
 from textual.events import Event as TextualEvent
-from textual.events import Paste
+from textual.events import Key, Paste
 from textual.scrollbar import ScrollBar
 from textual.theme import Theme
 from textual.widgets import Input, TextArea
@@ -32,6 +32,7 @@ from engine.snapshot import Snapshot
 from minichat import clipboard
 from minichat.backends.protocol import Backend, LinkBack, LinkLost
 from minichat.chats.errors import StoreError
+from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.conversation import Conversation
 from minichat.decoding import Preset
@@ -61,6 +62,7 @@ _TWICE = 1.0  # seconds between two Ctrl+C that quit
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _LEAVE_WITHIN = 2.0  # seconds after a signal
 _PROBLEMS = 4  # that are told at the start
+_AWAY = 2.0  # seconds without a look at the files of themes
 _THEME = "minichat-dark"
 
 
@@ -102,11 +104,12 @@ class MinichatApp(App[object], inherit_bindings=False):
         remembered = Remembered.read(self.paths.remembered)
         self._themes = self._read_themes(remembered.theme_for(self.settings.screen.theme))
         self.presets: tuple[Preset, ...] = ()
-        self._theme_files = Watch(self.paths.themes)
+        self._theme_files, self._themes_seen = Watch(self.paths.themes), time.monotonic()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
-        desk = Desk(store, backend, pacer, self.keeper.ready, self._took, self._changed, self.complain)
-        self.chats = OpenChats(desk, start.params, start.system)
+        told = (self._took, self._changed, self._spread, self.complain)
+        desk = Desk(store, backend, pacer, self.keeper.ready, *told)
+        self.chats = OpenChats(desk, start.params, start.system, remembered.chats, remembered.active)
         self.main = MainScreen(self.chats)
         if not self.settings.screen.monitor:
             self.main.monitor_wanted = False
@@ -170,6 +173,11 @@ class MinichatApp(App[object], inherit_bindings=False):
     def _changed(self, conversation: Conversation) -> None:
         self.main.changed(conversation)
 
+    def _spread(self, conversation: Conversation, others: list[Message]) -> None:
+        with self.complaining():
+            self.chats.spread(conversation, others)
+        self.main.lay_out()
+
     def ask(self, request: Coroutine[object, object, None]) -> None:
         """Something for the engine, for which nobody waits; what cannot be is told."""
 
@@ -184,6 +192,8 @@ class MinichatApp(App[object], inherit_bindings=False):
     async def on_event(self, event: TextualEvent) -> None:
         if isinstance(event, Paste) and not event.is_forwarded:
             event.text = enterable(event.text)  # for whichever field it goes to
+        elif isinstance(event, Key) and time.monotonic() - self._themes_seen > _AWAY:
+            self._reread_themes()  # tmux tells of no focus, unless it was told to
         await super().on_event(event)
 
     # What goes wrong
@@ -240,6 +250,10 @@ class MinichatApp(App[object], inherit_bindings=False):
 
     def on_app_focus(self) -> None:
         """The person comes back from somewhere, perhaps from editing a theme."""
+        self._reread_themes()
+
+    def _reread_themes(self) -> None:
+        self._themes_seen = time.monotonic()
         if self._theme_files.changed():
             self._themes = self._read_themes(self.theme)
             self.refresh_css(animate=False)
@@ -267,14 +281,14 @@ class MinichatApp(App[object], inherit_bindings=False):
         else:
             self.notify(f"saved as the preset {name}")
             self._read_presets()
-            self.main.tell_drawer()
+            self.main.decoding.turn()
 
     # Actions
 
     async def send_to_clipboard(self, text: str) -> None:
         driver = self._driver
         write = driver.write if driver else lambda _: None
-        said = await clipboard.send(text, self.paths.clipboard, write, tmux=self.start.terminal.tmux)
+        said = await clipboard.send(text, self.paths.clipboard, write, self.start.terminal)
         self.notify(said)
 
     async def action_interrupt(self) -> None:
@@ -356,5 +370,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         """Every reply is saved where it is, then the screen goes, then the engine."""
         self.chats.active.chat.draft = self.main.prompt.text
         await self.chats.put_away()
+        ids, file = [each.chat.id for each in self.chats], self.paths.remembered
+        Remembered.read(file).left(ids, self.chats.active.chat.id).write(file)
         self.pulse.rest()
         self.exit(return_code=code)

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import NoReturn
 
 from minichat import __version__
 
@@ -25,7 +26,7 @@ COMMANDS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> None:  # type: ignore[override]
+    def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
@@ -282,7 +283,7 @@ def _add_locate(command: argparse.ArgumentParser) -> None:
 
 
 # What the settings say where the command line says nothing.
-_IN_SETTINGS = ("model", "device", "dtype", "attention")
+_IN_SETTINGS = ("model", "device", "dtype", "attention", "quantization", "kv", "kv_sinks")
 # Whose file is called otherwise: chat has a screen, and a plain form behind it.
 _FILES = {"chat": "tui"}
 _ADD = {
@@ -311,14 +312,23 @@ def _is_for_chat(word: str) -> bool:
     return any(letter.isspace() for letter in word.strip())
 
 
+def _no_command(word: str) -> NoReturn:
+    from difflib import get_close_matches
+
+    near = "".join(f"; did you mean {each}?" for each in get_close_matches(word, COMMANDS, n=1))
+    parser().error(f"there is no command {word!r}; to ask the model: minichat chat {word!r}{near}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0 ok, 1 failed, 2 bad usage."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or _is_for_chat(words[0]):
         words.insert(0, "chat")
     if words[0] not in (*COMMANDS, *_HELP):
-        parser().error(f"there is no command {words[0]!r}; to ask the model: minichat chat {words[0]!r}")
-    options = parser().parse_args(words)
+        _no_command(words[0])
+    options, unknown = parser().parse_known_args(words)
+    if unknown:  # argparse would send people to the help of the program instead of the command's
+        _Parser(prog=f"minichat {words[0]}").error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
         code = int(command.run(options))

@@ -2,26 +2,25 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from engine.errors import EngineDead, EngineError, UnknownRequest
+from engine.errors import EngineError
 from engine.events import Delta, TokenLogprob
-from engine.params import FIELDS, SamplingParams
+from engine.params import SamplingParams
 from engine.request import Finish
 from minichat.backends.protocol import Past, Prompt, Reply
-from minichat.branching import branch, retraced
 from minichat.chats.errors import StoreError
 from minichat.chats.letters import colour_index
 from minichat.chats.model import Attachment, Chat, Message, State, title_from
 from minichat.decoding import changed_from_default
 from minichat.desk import Desk
+from minichat.errands import Errands
 from minichat.parting import MOST, Comparison
 from minichat.resuming import tag_of, unfinished
-from minichat.run import Run, View
+from minichat.run import STATES, Run, View
 from minichat.traces import Trace
 from minichat.turns import Parts, prompt_of
 
@@ -31,12 +30,6 @@ _FAREWELL = 1.0  # seconds that a reply may take to end
 _SAVE_EVERY = 1.0  # seconds of streaming that a crash may cost
 _TRACES = 16  # requests of a chat whose text can be found in blocks
 _THOUGHT_SHOWN = 160  # characters of reasoning that are seen as they come
-_STATES: dict[Finish, State] = {
-    Finish.STOP: "done",
-    Finish.LENGTH: "done",
-    Finish.ABORTED: "stopped",
-    Finish.FAILED: "failed",
-}
 
 
 Begin = Callable[[Run, SamplingParams], Awaitable[Reply]]  # has the engine begin it
@@ -55,11 +48,18 @@ class Conversation:
         self.watching = False  # somebody looks at the likeliest tokens
         self.compared: Comparison[Conversation] | None = None  # with the replies of other chats
         self.traces: dict[int, Trace] = {}  # of the newest requests, by their numbers
-        self._asked: set[asyncio.Task[None]] = set()
+        self._errands = Errands()
 
     @property
     def streaming(self) -> bool:
         return self.run is not None
+
+    @property
+    def messages(self) -> list[Message]:
+        """Those that are here, with all that has come of a running reply."""
+        if self.run is None:
+            return self.chat.messages
+        return [*self.chat.messages[:-1], self._written(self.run)]
 
     @property
     def colour(self) -> int:
@@ -109,38 +109,53 @@ class Conversation:
             return False
         self.run.stopping = True
         if self.run.reply is not None:
-            self._ask(self.desk.backend.abort(self.run.reply.id))
+            self._errands.send(self.desk.backend.abort(self.run.reply.id))
         elif self.run.task is not None and not self.desk.ready.is_set():
             self.run.task.cancel()
         return True
 
     def tune(self, params: SamplingParams) -> None:
         """Other decoding, from the next token on."""
-        before, self.chat.params = self.chat.params, params
-        self.desk.store.change_chat(self.chat.id, params=params)
-        changes = {name: value for name, value in _differences(before, params).items() if name != "logprobs"}
-        if changes and self.run is not None and self.run.reply is not None:
-            self._ask(self.desk.backend.update(self.run.reply.id, **changes))
-        self.desk.changed(self)
+        before = self.chat.params
+        self._drawn_by(params)
+        self._retell(before)
 
     def watch(self, on: bool) -> None:
         """Whether the likeliest tokens are asked for."""
         if on == self.watching:
             return
         self.watching, self.likely = on, None
-        self._ask_likely()
+        self._retell()
 
     def compare(self, comparison: "Comparison[Conversation]") -> None:
         """The next reply is looked at beside others, with the rivals of its tokens."""
         self.compared = comparison
 
-    def _ask_likely(self) -> None:
-        if self.run is not None and self.run.reply is not None:
-            self._ask(self.desk.backend.update(self.run.reply.id, logprobs=self._likely))
+    def _wanted(self) -> SamplingParams:
+        """As the engine is asked for it: with the likeliest tokens where somebody looks at them."""
+        params, looked_at = self.chat.params, self.watching or self.compared is not None
+        return params.changed(logprobs=MOST) if looked_at and params.beams == 1 else params
 
-    @property
-    def _likely(self) -> int | None:
-        return MOST if self.watching or self.compared is not None else None
+    def _drawn_by(self, params: SamplingParams) -> None:
+        self.chat.params = params
+        self.desk.store.change_chat(self.chat.id, params=params)
+        self.desk.changed(self)
+
+    def _retell(self, before: SamplingParams | None = None) -> None:
+        """Has the running reply go on as it is wanted now; back to `before` where the engine will not."""
+        if (run := self.run) is None or run.reply is None:
+            return
+        told, id = run.told, run.reply.id
+        if not (changes := run.retold(self._wanted())):
+            return
+
+        def back(why: str) -> None:
+            run.told = told
+            if before is not None:
+                self._drawn_by(before)
+            self.desk.complain(why)
+
+        self._errands.send_in_order(self.desk.backend.update(id, **changes), back)
 
     def rename(self, title: str) -> None:
         self.chat.title = title
@@ -214,8 +229,9 @@ class Conversation:
 
     async def _read_on(self, past: Past, run: Run, params: SamplingParams) -> Reply:
         run.go_on(past, self.desk.clock())
+        run.told = self.chat.params  # nobody looks at its likeliest tokens yet
         prompt, parts = self._prompt()
-        self._trace(run, Trace(past.reply.id, prompt, parts, past.reply.prompt_tokens, run.message.id))
+        self.trace(run, Trace(past.reply.id, prompt, parts, past.reply.prompt_tokens, run.message.id))
         return past.reply
 
     def _begin_anew(self, run: Run) -> None:
@@ -225,27 +241,22 @@ class Conversation:
         if self.view is not None:
             self.view.show_messages()
 
-    def join(self, other: "Conversation") -> None:
-        """Goes on by itself from where another chat's running reply is: this one is a copy of it so far."""
-        source, theirs = other.run, tuple(other.chat.messages)
-        if source is None or source.reply is None:
-            return
-        message = replace(self.chat.messages[-1], text="", reasoning="", state="streaming")
-        self.chat.messages[-1] = message
+    def go_on(self, begin: Begin) -> None:
+        """Its last message is a copy of another chat's, and the engine goes on from somewhere in it."""
+        message = replace(
+            self.chat.messages[-1], text="", reasoning="", state="streaming", error="", stats=None
+        )
+        self._save(message)
         if self.view is not None:
             self.view.show_messages()
-
-        async def begin(run: Run, params: SamplingParams) -> Reply:
-            reply, count, before = await branch(self.desk.backend, source, params)
-            if source.trace is not None:
-                self._trace(run, retraced(source.trace, reply.id, count, theirs, self.chat.messages))
-            run.pieces = [(count, before)]
-            added = run.parts.push(before)
-            if self.view is not None:
-                self.view.add_text(added, "")
-            return reply
-
         self._run(message, begin)
+
+    def said(self, run: Run, count: int, text: str) -> None:
+        """So many tokens of a reply are there before the engine goes on with it."""
+        run.pieces = [(count, text)]
+        added = run.parts.push(text)
+        if self.view is not None:
+            self.view.add_text(added, "")
 
     def _answer(self) -> None:
         message = self.desk.store.append(
@@ -264,7 +275,7 @@ class Conversation:
         prompt, parts = self._prompt()
         run.stays = bool(self.desk.backend.elsewhere)
         reply = await self.desk.backend.submit(prompt, params, tag=tag_of(run.message))
-        self._trace(run, Trace(reply.id, prompt, parts, reply.prompt_tokens, run.message.id))
+        self.trace(run, Trace(reply.id, prompt, parts, reply.prompt_tokens, run.message.id))
         return reply
 
     async def _follow(self, run: Run, begin: Begin) -> None:
@@ -272,13 +283,14 @@ class Conversation:
         finish, error = Finish.ABORTED, ""
         try:
             await self.desk.ready.wait()
-            asked = self.chat.params
-            run.reply = reply = await begin(run, self._watched(asked))
+            run.told, asked = self._wanted(), self.chat.params
+            run.reply = reply = await begin(run, run.told)
             self.desk.took(self, reply.id)
             self._catch_up(run, reply, asked)
             async for batch in reply.batches(self.desk.pacer.turn):
-                self._take(run, batch)
-                finish, error = batch[-1].finish or finish, batch[-1].error
+                if ours := run.ours(batch):
+                    self._take(run, ours)
+                    finish, error = ours[-1].finish or finish, ours[-1].error
         except EngineError as trouble:
             finish, error = Finish.FAILED, str(trouble)
         except Exception as trouble:  # a fault of the program: the person reads it at the reply, and goes on
@@ -289,10 +301,9 @@ class Conversation:
 
     def _catch_up(self, run: Run, reply: Reply, asked: SamplingParams) -> None:
         """What the person did while the request was on its way to the engine."""
-        if changes := _differences(asked, self.chat.params):
-            self._ask(self.desk.backend.update(reply.id, **changes))
+        self._retell(asked)
         if run.stopping:
-            self._ask(self.desk.backend.abort(reply.id))
+            self._errands.send(self.desk.backend.abort(reply.id))
 
     def _take(self, run: Run, batch: list[Delta]) -> None:
         if run.stale:
@@ -305,19 +316,19 @@ class Conversation:
         added = run.parts.push("".join(delta.text for delta in batch))
         run.pieces += [(len(delta.tokens), delta.text) for delta in batch]
         if run.trace is not None:
-            run.trace.tokens += [token for delta in fresh for token in delta.tokens]
+            run.trace.heard(fresh)
             run.trace.begins, run.trace.shown = run.parts.begins, len(run.parts.text)
         rivals = [one for delta in batch for one in delta.logprobs]
         if self.watching and rivals:
             self.likely = rivals[-1]
         if self.view is not None:
-            tail = run.parts.reasoning[-_THOUGHT_SHOWN:] if run.parts.thinking else ""
-            self.view.add_text(added, tail)
+            thought = run.parts.reasoning[-_THOUGHT_SHOWN:] if run.parts.thinking else ""
+            self.view.add_text(added, thought + batch[-1].tail)
         if self.compared is not None:
             self.compared.take(self, rivals)
             if self.compared.reached(self):
                 self.compared = None
-                self._ask_likely()
+                self._retell()
         if now - run.saved >= _SAVE_EVERY:
             run.saved = now
             self._save(self._written(run))
@@ -333,7 +344,7 @@ class Conversation:
         if run.trace is not None:
             run.trace.begins, run.trace.shown = run.parts.begins, len(run.parts.text)
         stats = run.stats(self.desk.clock(), self.chat.params)
-        message = replace(self._written(run), state=_STATES[finish], error=error or run.reason, stats=stats)
+        message = replace(self._written(run), state=STATES[finish], error=error or run.reason, stats=stats)
         self.run = None
         compared, self.compared = self.compared, None
         self._save(message)
@@ -342,6 +353,8 @@ class Conversation:
         if compared is not None:
             compared.end(self)
         self.desk.changed(self)
+        if run.others and not run.stopping:
+            self.desk.spread(self, run.beside(message))
 
     def _written(self, run: Run) -> Message:
         if run.stale:
@@ -358,16 +371,14 @@ class Conversation:
 
     # The chat behind it
 
-    def _trace(self, run: Run, trace: Trace) -> None:
+    def trace(self, run: Run, trace: Trace) -> None:
+        """Which tokens it has read and written, for whoever asks."""
         run.trace = self.traces[trace.request] = trace
         while len(self.traces) > _TRACES:
             del self.traces[next(iter(self.traces))]
 
     def _prompt(self) -> tuple[Prompt, Parts]:
         return prompt_of(self.chat, self.desk.store, template=self.desk.backend.has_template)
-
-    def _watched(self, params: SamplingParams) -> SamplingParams:
-        return params.changed(logprobs=self._likely) if self._likely else params
 
     def _append(self, message: Message) -> None:
         self.chat.messages.append(message)
@@ -380,18 +391,3 @@ class Conversation:
         self.chat.messages = [message for message in self.chat.messages if message.id < message_id]
         if self.view is not None:
             self.view.show_messages()
-
-    def _ask(self, request: Coroutine[Any, Any, None]) -> None:
-        """Has the engine told something whose answer nobody waits for. A request that is over needs none."""
-
-        async def ask() -> None:
-            with suppress(UnknownRequest, EngineDead):
-                await request
-
-        task = asyncio.create_task(ask())
-        self._asked.add(task)
-        task.add_done_callback(self._asked.discard)
-
-
-def _differences(before: SamplingParams, after: SamplingParams) -> dict[str, Any]:
-    return {name: value for name in FIELDS if (value := getattr(after, name)) != getattr(before, name)}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from minichat.backends.protocol import Backend
+from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.pacer import Pacer
 
@@ -24,5 +25,6 @@ class Desk:
     ready: asyncio.Event  # the engine is there, or never will be
     took: Callable[["Conversation", int], None]  # a request of the engine belongs to a conversation now
     changed: Callable[["Conversation"], None]  # it began, ended, or has another name
+    spread: Callable[["Conversation", list[Message]], None]  # it has got other replies, too
     complain: Callable[[str], None]
     clock: Callable[[], float] = time.monotonic

@@ -109,7 +109,6 @@ class Keeper:
             self.lose(f"the engine has stopped: {snapshot.error}")
             return
         app.main.banner.say("")
-        app.main.tabs.facts = f"{snapshot.model}  {snapshot.dtype}  {snapshot.device}"
         app.main.show_snapshot(snapshot)
         template = "" if backend.has_template else "completes text: no chat template"
         state = f"attached to {place}" if (place := backend.elsewhere) else "ready"
@@ -121,9 +120,8 @@ class Keeper:
             file = app.paths.remembered
             Remembered.read(file).used(identity(self.model)).write(file)
         if app.chats.first_ever:
-            help = key_name(keys_of("view.help", app.keymap))
-            found = found_here(snapshot, terminal, app.console.color_system)
-            app.notify(f"{found}. {help} shows the keys.", timeout=12)
+            app.main.found = found_here(snapshot, terminal, app.console.color_system)
+            app.main.label()
             app.chats.first_ever = False
 
     def again(self) -> bool:

@@ -37,9 +37,10 @@ COMMANDS = (
     ),
     Command("reply.stop", "Reply", "Stop this reply", "chat('stop')", "escape", "stop"),
     Command("reply.stop_all", "Reply", "Stop all replies", "stop_all"),
-    Command("reply.retry", "Reply", "Draw the last reply again", "chat('retry')", "alt+r"),
+    Command("reply.retry", "Reply", "Draw the last reply again", "chat('retry')", "alt+r", "retry"),
     Command("reply.edit", "Reply", "Edit the last message and send it again", "chat('edit')", "alt+e"),
     Command("reply.copy", "Reply", "Send the last reply to the clipboard", "chat('copy_reply')", "alt+y"),
+    Command("reply.pick", "Reply", "Tokens of the last reply: pick another one", "chat('pick')", "alt+c"),
     Command("reply.broadcast", "Reply", "Send to all open panes, on or off", "chat('broadcast')", "alt+a"),
     Command("chat.new", "Chats", "New chat", "chat('new')", "ctrl+n", "new"),
     Command("chat.fork", "Chats", "Fork this chat here", "chat('fork')", "alt+k"),
@@ -126,12 +127,16 @@ def bound() -> Iterator[Bound]:
                 yield Bound(binding.id, tuple(binding.key.split(",")), place)
 
 
+_SIGNS = {"slash": "/", "plus": "+", "minus": "-", "left_curly_bracket": "{", "right_curly_bracket": "}"}
 _NAMES = {"escape": "Esc", "enter": "Enter", "pagedown": "PgDn", "pageup": "PgUp", "ctrl": "^"}
 
 
 def key_name(keys: str) -> str:
-    """The first of the keys, as people write it: ^P, Alt+W, F1."""
-    parts = keys.split(",")[0].split("+")
+    """The first of the keys, as people write it: ^P, Alt+W, F1, /."""
+    key = keys.split(",")[0]
+    if sign := _SIGNS.get(key, key if len(key) == 1 else ""):
+        return sign
+    parts = key.split("+")
     words = [
         _NAMES.get(part, part.upper() if len(part) <= 3 and part != "alt" else part.title()) for part in parts
     ]

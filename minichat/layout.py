@@ -5,7 +5,7 @@ from dataclasses import dataclass
 BESIDE = 120  # columns from which the monitor stands beside the chats
 SEVERAL = 180  # columns from which chats stand side by side
 MOST_PANES = 4
-_PANE = 58  # columns that each needs there
+_PANE = 57  # columns that each needs there: two fit from the first that may have several
 _DRAWER = 40
 _MONITOR, _WIDE_MONITOR = 50, 66
 

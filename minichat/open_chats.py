@@ -1,12 +1,13 @@
 """The chats on the screen: their order, which one is spoken to, and which stand beside it."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from engine.params import SamplingParams
 from minichat.chats.errors import StoreError
-from minichat.chats.model import Chat
+from minichat.chats.model import Chat, Message
 from minichat.conversation import Conversation
 from minichat.desk import Desk
 
@@ -14,13 +15,23 @@ from minichat.desk import Desk
 class OpenChats:
     """There is always at least one, and one of them is active."""
 
-    def __init__(self, desk: Desk, defaults: SamplingParams, system: str = "") -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        defaults: SamplingParams,
+        system: str = "",
+        stood: Sequence[int] = (),
+        active: int = 0,
+    ) -> None:
+        """`stood`: chats in the order of their tabs when the screen was left; others come after them."""
         self.desk, self.defaults, self.system = desk, defaults, system
         self.first_ever = not desk.store.listing(1)
-        self._all: list[Conversation] = [Conversation(chat, desk) for chat in desk.store.open_chats()]
+        places = {chat: place for place, chat in enumerate(stood)}
+        opened = sorted(desk.store.open_chats(), key=lambda chat: places.get(chat.id, len(places)))
+        self._all: list[Conversation] = [Conversation(chat, desk) for chat in opened]
         if not self._all:
             self._all.append(Conversation(self._made(), desk))
-        self.active = self._all[-1]
+        self.active = self.of(active) or self._all[-1]
         self._first = 0  # of those that are shown
 
     def __iter__(self) -> Iterator[Conversation]:
@@ -53,6 +64,17 @@ class OpenChats:
     def fork(self, message_id: int) -> Conversation:
         """The active chat up to the message, beside it."""
         return self._add(self.desk.store.fork(self.active.chat.id, message_id), self.index + 1)
+
+    def spread(self, conversation: Conversation, others: list[Message]) -> None:
+        """Forks of a chat that end with another reply each, behind it in their order."""
+        if conversation not in self._all:  # it was closed
+            return
+        index = self._all.index(conversation)
+        for place, other in enumerate(others, start=index + 1):
+            chat = self.desk.store.fork(conversation.chat.id, other.id)
+            chat.messages[-1] = replace(other, id=chat.messages[-1].id)
+            self.desk.store.update(chat.messages[-1])
+            self._all.insert(place, Conversation(chat, self.desk))
 
     def reopen(self, chat_id: int | None = None) -> Conversation | None:
         chat = self.desk.store.reopen_chat(chat_id)

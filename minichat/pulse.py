@@ -9,6 +9,8 @@ from engine.snapshot import Snapshot
 from minichat.backends.protocol import Backend
 from minichat.interpreter import tidy
 
+_SLOWEST, _FASTEST = 0.5, 16.0  # looks a second
+
 
 class Pulse:
     """`show` gets a snapshot at each beat; the last one shows the engine at rest."""
@@ -26,6 +28,11 @@ class Pulse:
         self._woken = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._beat(), name="pulse")
+
+    def hurry(self, by: int) -> float:
+        """Twice as often for each step, or half as often; how often that is now."""
+        self.rate = min(max(self.rate * 2**by, _SLOWEST), _FASTEST)
+        return self.rate
 
     def rest(self) -> None:
         if self._task is not None:

@@ -1,10 +1,11 @@
-"""What the program keeps of a person's choices: the models last used, and a theme chosen on the screen.
+"""What the program keeps of a person's choices: models last used, a theme, and how the chats stood.
 
 The settings are the person's to write; this file is the program's, and losing it costs nothing.
 """
 
 import json
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ class Remembered:
     models: tuple[str, ...] = ()  # the newest first
     theme: str = ""
     instead_of: str = ""  # the theme of the settings then: another one there goes before the choice
+    chats: tuple[int, ...] = ()  # in the order of their tabs
+    active: int = 0  # one of them
 
     @classmethod
     def read(cls, file: Path) -> "Remembered":
@@ -33,7 +36,14 @@ class Remembered:
             return cls()
         models = found.get("models")
         names = [each for each in models if isinstance(each, str)] if isinstance(models, list) else []
-        return cls(tuple(names[:_MODELS]), _text(found, "theme"), _text(found, "instead_of"))
+        chats, active = found.get("chats"), found.get("active")
+        return cls(
+            tuple(names[:_MODELS]),
+            _text(found, "theme"),
+            _text(found, "instead_of"),
+            tuple(each for each in chats if type(each) is int) if isinstance(chats, list) else (),
+            active if type(active) is int else 0,
+        )
 
     def write(self, file: Path) -> None:
         """All of it or nothing; a disk that refuses is no reason to bother anybody."""
@@ -49,6 +59,9 @@ class Remembered:
 
     def themed(self, theme: str, settings: str) -> "Remembered":
         return replace(self, theme=theme, instead_of=settings)
+
+    def left(self, chats: Iterable[int], active: int) -> "Remembered":
+        return replace(self, chats=tuple(chats), active=active)
 
     def theme_for(self, settings: str) -> str:
         """The theme to begin with, where the settings say this one."""

@@ -29,6 +29,7 @@ USUAL = "main"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _LONGEST_SOCKET = 100  # bytes of a path: the system takes 108, some 104
 _LOOK_EVERY = 0.1  # seconds
+_LOOKS = 30  # for the end of a process, before it is told again
 _LOG_BYTES = 2**20  # a log that is longer begins anew
 
 
@@ -39,7 +40,7 @@ class Record:
     pid: int
     model: str
     started: float  # seconds since the epoch
-    state: str = "loading"  # or ready, or failed
+    state: str = "loading"  # or ready; failed, which is about to end; dead, whose server still answers
     done: int = 0  # bytes loaded
     total: int = 0
     error: str = ""
@@ -111,6 +112,13 @@ class Resident:
         finally:
             os.close(lock)
 
+    def died(self) -> str:
+        """What happened to an engine whose server still runs; nothing while it lives."""
+        record = self.record
+        if record is None or record.state != "dead" or not self.running():
+            return ""
+        return f"the engine {self.name} has died: {record.error}"
+
     def launch(self, words: Sequence[str]) -> bool:
         """Starts it, detached from this terminal; False where another process has just done the same."""
         try:
@@ -181,6 +189,8 @@ class Waiting:
     async def ensure(self, progress: Progress) -> None:
         resident, ours = self.resident, False
         while True:
+            if died := resident.died():
+                await self._bury(died)
             if not resident.running():
                 if ours:
                     raise EngineError(_why_ended(resident))
@@ -193,6 +203,18 @@ class Waiting:
             if record is not None and record.total:
                 progress(record.done, record.total)
             await asyncio.sleep(_LOOK_EVERY)
+
+    async def _bury(self, died: str) -> None:
+        """Ends the server of an engine that is dead, so that another one can take its place."""
+        if self.words is None:
+            raise EngineError(f"{died}; minichat up starts another one in its place")
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the second one ends it at once
+            self.resident.tell(number)
+            for _ in range(_LOOKS):
+                if not self.resident.running():
+                    return
+                await asyncio.sleep(_LOOK_EVERY)
+        raise EngineError(f"{died}, and its server cannot be ended")
 
     def gone(self) -> str:
         return "" if self.resident.running() else f"the engine has ended; its log is {self.resident.log}"

@@ -1,15 +1,25 @@
 """A reply on its way, and who draws it."""
 
 import asyncio
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from engine.params import SamplingParams
+from engine.events import Delta
+from engine.params import FIELDS, SamplingParams
+from engine.request import Finish
 from minichat.backends.protocol import Past, Reply
-from minichat.chats.model import Message, ReplyStats
+from minichat.chats.model import Message, ReplyStats, State
 from minichat.decoding import strategy
 from minichat.reasoning import ReplyText
 from minichat.traces import Trace
+
+STATES: dict[Finish, State] = {
+    Finish.STOP: "done",
+    Finish.LENGTH: "done",
+    Finish.ABORTED: "stopped",
+    Finish.FAILED: "failed",
+}
+_SETTLED = ("n", "best_of")  # when a request is submitted; the next reply is drawn by them
 
 
 class View(Protocol):
@@ -22,6 +32,21 @@ class View(Protocol):
     def add_text(self, text: str, tail: str) -> None: ...
 
     def settle_message(self, message: Message) -> None: ...
+
+
+@dataclass(slots=True)
+class Sample:
+    """Another reply to the same question, which comes unseen beside the first one."""
+
+    parts: ReplyText = field(default_factory=ReplyText)
+    tokens: int = 0
+    finish: Finish | None = None
+    error: str = ""
+
+    def take(self, delta: Delta) -> None:
+        self.parts.push(delta.text)
+        self.tokens += len(delta.tokens)
+        self.finish, self.error = delta.finish or self.finish, delta.error
 
 
 @dataclass(slots=True)
@@ -44,6 +69,32 @@ class Run:
     task: asyncio.Task[None] | None = None
     trace: Trace | None = None
     pieces: list[tuple[int, str]] = field(default_factory=list)  # tokens and text, as they came
+    others: dict[int, Sample] = field(default_factory=dict)  # by choice
+    told: SamplingParams = field(default_factory=SamplingParams)  # what the engine was asked for last
+
+    def retold(self, params: SamplingParams) -> dict[str, Any]:
+        """What the engine has to be told so that the reply goes on by these."""
+        before, self.told = self.told, params
+        named = (name for name in FIELDS if name not in _SETTLED)
+        return {name: value for name in named if (value := getattr(params, name)) != getattr(before, name)}
+
+    def ours(self, batch: list[Delta]) -> list[Delta]:
+        """What is of the reply that is seen; the rest is kept."""
+        for delta in batch:
+            if delta.choice:
+                self.others.setdefault(delta.choice, Sample()).take(delta)
+        return [delta for delta in batch if not delta.choice]
+
+    def beside(self, message: Message) -> list[Message]:
+        """The others that have ended, each as the message that this one is."""
+        found = []
+        for _, each in sorted(self.others.items()):
+            if each.finish is not None:
+                each.parts.flush()
+                stats = message.stats and replace(message.stats, tokens=each.tokens)
+                other = replace(message, text=each.parts.text, reasoning=each.parts.reasoning)
+                found.append(replace(other, state=STATES[each.finish], stats=stats, error=each.error))
+        return found
 
     def go_on(self, past: Past, now: float) -> None:
         """With what a screen that is gone has begun."""

@@ -14,6 +14,7 @@ class Terminal:
     ssh: bool
     tmux: bool
     unicode: bool
+    screen: bool = False  # GNU's
 
     @classmethod
     def found(cls) -> "Terminal":
@@ -22,6 +23,7 @@ class Terminal:
             ssh="SSH_CONNECTION" in os.environ,
             tmux="TMUX" in os.environ,
             unicode=encoding.replace("-", "") == "utf8",
+            screen="STY" in os.environ,
         )
 
 

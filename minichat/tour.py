@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.events import Admitted, Copied, Finished, FirstToken, Forked, Preempted, Resumed, Updated
+from minichat.progress import size
 from minichat.widgets.monitor.figures import duration, plural
 
 if TYPE_CHECKING:
     from minichat.screens.guide import Guide
 
 BLOCKS = 24  # of the tour's cache: three replies do not fit
+SCHEME = "int8"  # that the weights are converted to
 SYSTEM = (
     "You are a friendly storyteller who lives inside a small engine. You know every animal of the forest by "
     "its name, and you tell short stories about them. Your stories begin with a problem, and they end well. "
@@ -106,6 +108,22 @@ async def _decoding(guide: Guide) -> str:
     )
 
 
+async def _switch(guide: Guide) -> str:
+    await guide.quiet()
+    chat = await guide.ask(_STORY.format("a hen"), LONG)
+    await guide.heard(FirstToken, chat)
+    switched = await guide.quantize(SCHEME)
+    if switched.error:
+        return f"It stayed at {switched.before}: {switched.error}."
+    after = duration(switched.seconds)
+    done = await guide.heard(Finished, chat)
+    sizes = f"{size(guide.weights(switched.before))} became {size(guide.weights(SCHEME))}"
+    return (
+        f"{sizes} in {after}, a layer a turn, and the same request went on: it ended after {done.tokens} "
+        "tokens. F4 has all schemes with what they take, and the way back."
+    )
+
+
 def _blocks(count: int) -> str:
     return plural(count, "block")
 
@@ -121,6 +139,7 @@ PAGES = (
     Page("Copy on write", "The reply of this chat is forked while it runs.", _fork),
     Page("No room", "Three chats ask at once; together they need more blocks than there are.", _preemption),
     Page("Another decoding", "A reply at temperature 0.7 becomes greedy while it runs.", _decoding),
+    Page("Other weights", "They are converted to int8 while a reply runs. Nothing is loaded anew.", _switch),
     Page(
         "That was the tour",
         "F1 has the keys, F8 says why it is as fast as it is, Alt+X turns techniques off, to see what they "

@@ -1,11 +1,13 @@
 """Which tokens a request has read and written, and whose text they are."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from engine.errors import EngineError
+from engine.events import Delta, TokenLogprob
 from engine.layout import Layout, Place
 from minichat.backends.protocol import Backend, Prompt
 
@@ -32,11 +34,19 @@ class Trace:
     prompt_tokens: int
     reply: int  # the id of the message that is written
     tokens: list[int] = field(default_factory=list)  # of the reply, as they came
+    rivals: dict[int, TokenLogprob] = field(default_factory=dict)  # by place among these, where it was asked
     begins: int = 0  # character of the reply's raw text where the answer begins: reasoning comes before
     shown: int = 0  # characters of the answer
     _layout: Layout | None = None
     _known: Known | None = None
     _known_for: tuple[int, int, int] = (0, 0, 0)
+
+    def heard(self, deltas: Sequence[Delta]) -> None:
+        """More of the reply."""
+        for delta in deltas:
+            if len(delta.logprobs) == len(delta.tokens):  # else it was asked for while they were gathered
+                self.rivals |= dict(enumerate(delta.logprobs, len(self.tokens)))
+            self.tokens += delta.tokens
 
     async def learn(self, backend: Backend) -> Known:
         """All that is known now; nothing where the engine cannot say it."""
@@ -55,9 +65,9 @@ class Trace:
         layout, tokens = self._layout, self.tokens[:count]
         if len(layout.ids) != self.prompt_tokens:  # its template tells the time, perhaps
             return NOTHING
-        ends = await backend.text_ends(tokens, layout.ids if isinstance(self.prompt, str) else ())
+        texts = await backend.texts(tokens, layout.ids if isinstance(self.prompt, str) else ())
         read = self._of_text(layout) if isinstance(self.prompt, str) else self._of_messages(layout)
-        return Known(np.array([*layout.ids, *tokens], np.int64), (*read, *self._of_reply(ends)))
+        return Known(np.array([*layout.ids, *tokens], np.int64), (*read, *self._of_reply(texts)))
 
     def _of_messages(self, layout: Layout) -> list[Place]:
         ids = [id for id, _ in self.parts]
@@ -76,10 +86,11 @@ class Trace:
                 places.append(Place(self.parts[part][0], place.start - begin, place.end - begin))
         return places
 
-    def _of_reply(self, ends: list[int]) -> list[Place]:
+    def _of_reply(self, texts: list[str]) -> list[Place]:
         places, start = [], -self.begins
-        for each in ends:
-            low, high = max(start, 0), min(each - self.begins, self.shown)
+        for each in texts:
+            end = start + len(each)
+            low, high = max(start, 0), min(end, self.shown)
             places.append(Place(self.reply, low, high) if low < high else NOWHERE)
-            start = each - self.begins
+            start = end
         return places

@@ -12,10 +12,10 @@ def found_here(snapshot: Snapshot, terminal: Terminal, colours: str | None) -> s
     gpu = snapshot.device != "cpu"
     free = snapshot.memory.get("device_free", 0)
     parts = [
-        f"{'GPU ' if gpu else 'no GPU, the '}{snapshot.device if gpu else 'CPU'}",
+        f"GPU {snapshot.device}" if gpu else "a CPU and no GPU",
         f"{size(free)} of memory free" if free else "",
         _COLOURS.get(colours or "", "no colours"),
-        f"clipboard through {'tmux' if terminal.tmux else 'the terminal'}",
+        f"clipboard through {'tmux' if terminal.tmux else 'screen' if terminal.screen else 'the terminal'}",
     ]
     room = len(snapshot.blocks.refs) * snapshot.block_size
-    return f"Found {', '.join(filter(None, parts))}. {snapshot.model} runs, with room for {room:,} tokens"
+    return f"Found {', '.join(filter(None, parts))}. {snapshot.model} runs, with room for {room:,} tokens."

@@ -17,7 +17,7 @@ def plain_params(params: SamplingParams) -> dict[str, Any]:
     """The parameters that are not the engine's default, as JSON knows them."""
     values = {name: getattr(params, name) for name in FIELDS}
     changed = {name: value for name, value in values.items() if value != getattr(_DEFAULT, name)}
-    return json.loads(json.dumps(changed))
+    return json.loads(json.dumps(changed, default=asdict))
 
 
 def packed_params(params: SamplingParams) -> str:
@@ -53,7 +53,7 @@ def packed(value: Any) -> str | None:
     """A column that holds JSON."""
     if value is None:
         return None
-    return json.dumps(asdict(value) if isinstance(value, ReplyStats) else value, separators=(",", ":"))
+    return json.dumps(value, separators=(",", ":"), default=asdict)
 
 
 def packed_attachments(attachments: tuple[Attachment, ...]) -> str | None:

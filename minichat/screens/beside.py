@@ -45,6 +45,6 @@ def _turn(screen: MainScreen, wanted: Widget, field: Widget) -> None:
         each.display = opening and each is wanted
     if not screen.quantization.display and screen.quantization in screen.onlookers:
         screen.onlookers.remove(screen.quantization)
-    screen.tell_drawer()
+    screen.decoding.turn()
     screen.lay_out()
     (field if opening else screen.prompt).focus()

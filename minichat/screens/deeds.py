@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from minichat.branching import join
 from minichat.keys import key_name, keys_of
 from minichat.layout import SEVERAL
 
@@ -18,6 +19,8 @@ def stop(screen: MainScreen) -> None:
         active.editing = None
         screen.prompt.put(active.chat.draft)
         screen.label()
+    elif screen.picking.walking:
+        screen.picking.end()
     elif not active.stop():
         screen.prompt.focus()
 
@@ -54,7 +57,7 @@ def broadcast(screen: MainScreen) -> None:
 
 async def new(screen: MainScreen) -> None:
     screen.chats.active.chat.draft = screen.prompt.text
-    await screen.add(screen.chats.new())
+    screen.add(screen.chats.new())
     screen.prompt.focus()
 
 
@@ -67,17 +70,21 @@ async def fork(screen: MainScreen, message_id: int | None = None) -> None:
     source.chat.draft = screen.prompt.text
     running = source.streaming and message_id in (None, messages[-1].id)
     child = screen.chats.fork(message_id or messages[-1].id)
-    await screen.add(child)
+    screen.add(child)
     if running:  # else it has ended meanwhile
-        child.join(source)
+        join(child, source)
     screen.prompt.focus()
+
+
+def pick(screen: MainScreen) -> None:
+    screen.picking.begin()
 
 
 async def close(screen: MainScreen) -> None:
     conversation = screen.chats.active
     conversation.chat.draft = screen.prompt.text
     await screen.chats.close(conversation)
-    await screen.take_away(conversation)
+    screen.take_away(conversation)
     screen.prompt.focus()
     undo = key_name(keys_of("chat.reopen", screen.program.keymap))
     screen.notify(f"closed; {undo} brings it back")
@@ -86,6 +93,6 @@ async def close(screen: MainScreen) -> None:
 async def reopen(screen: MainScreen, chat_id: int | None = None) -> None:
     screen.chats.active.chat.draft = screen.prompt.text
     if conversation := screen.chats.reopen(chat_id):
-        await screen.add(conversation)
+        screen.add(conversation)
     else:
         screen.notify("no chat is closed", severity="warning")

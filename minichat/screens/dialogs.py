@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
+from engine.errors import EngineError
 from minichat.catalogue import Model
 from minichat.chats.model import Message
+from minichat.decoding import grammar_of
 from minichat.paths import private_folder
 from minichat.screens import deeds
 from minichat.screens.ask import AskScreen
@@ -96,6 +98,26 @@ def save_preset(screen: MainScreen) -> None:
     screen.app.push_screen(AskScreen("save this decoding as a preset called"), take)
 
 
+def grammar(screen: MainScreen) -> None:
+    """What replies have to be: a schema lies in a file; an expression is written between two slashes."""
+    active = screen.chats.active
+    held = active.chat.params.grammar
+
+    def take(answer: str | None) -> None:
+        if answer is None:
+            return
+        with screen.program.complaining():
+            try:
+                active.tune(active.chat.params.changed(grammar=grammar_of(answer)))
+            except EngineError as error:
+                screen.program.complain(str(error))
+
+    given = f"/{held.text}/" if held and held.kind == "regex" else ""
+    screen.app.push_screen(
+        AskScreen("replies are: a file with a JSON schema, or /an expression/", given), take
+    )
+
+
 def jump(screen: MainScreen) -> None:
     """Open chats first; what is typed is looked for in everything that was ever said."""
     store = screen.chats.desk.store
@@ -151,6 +173,8 @@ def message_menu(screen: MainScreen, message_id: int) -> None:
                     deeds.edit(screen, message_id)
                 case "retry":
                     active.retry(message_id)
+                case "pick":
+                    screen.picking.begin(message_id)
                 case "copy":
                     await screen.program.send_to_clipboard(message.text)
 
@@ -182,5 +206,6 @@ def _choices(message: Message, *, busy: bool) -> list[Choice[str]]:
     if not busy and message.role == "user":
         choices.append(("edit", "Edit it and send it again; what came after goes"))
     if not busy and message.role == "assistant":
+        choices.append(("pick", "Walk along its tokens, and go on with another one"))
         choices.append(("retry", "Draw it again; what came after goes"))
     return [Choice(Content(f" {label}"), value) for value, label in choices]

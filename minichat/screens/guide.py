@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from textual.content import Content
 
 from engine.errors import EngineError
-from engine.events import Event
+from engine.events import Event, Quantized
 from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
 from minichat.screens import deeds
 from minichat.tour import PAGES, SYSTEM, Page
+from minichat.widgets.marks import ASCII
 from minichat.widgets.tour import TourPanel
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 KEEP = 65  # the exit code that says that the chats are wanted
 _LOOK_EVERY = 0.02  # seconds
+_ITSELF = -2  # no request's number
 Kind = TypeVar("Kind", bound=Event)
 
 
@@ -51,6 +53,8 @@ class Guide:
         """As soon as there is an engine."""
         main = self._main
         await main.program.keeper.ready.wait()
+        if main.program.start.ascii:
+            self._panel.marks = ASCII
         await main.mount(self._panel, before=main.prompt)
         main.onlookers.append(self)
         main.chats.active.instruct(SYSTEM)
@@ -91,14 +95,15 @@ class Guide:
         if told:
             lines.append(Content.styled(told, "bold"))
         elif page.do is not None:
-            lines.append(Content.styled("waiting for the engine ...", "italic $text-muted"))
-        lines.append(self._keys(page))
-        self._panel.text = Content("\n").join(lines)
+            alive = self._main.program.keeper.alive
+            words = "waiting for the engine ..." if alive else "There is no engine; why is said at the top."
+            lines.append(Content.styled(words, "italic $text-muted"))
+        self._panel.say(Content("\n").join(lines), self._keys(page), end=bool(told))
 
     def _keys(self, page: Page) -> Content:
-        keys = [("Enter", "next"), ("Backspace", "back"), ("q", "quit")]
+        keys = [("Enter", "next"), ("b", "back"), ("q", "quit")]
         if page.last:
-            keys = [("Backspace", "back"), ("k", "keep the chats"), ("q", "quit")]
+            keys = [("b", "back"), ("k", "keep chats"), ("q", "quit")]
         elif not self._place:
             keys.pop(1)
         return Content.assemble(
@@ -172,6 +177,16 @@ class Guide:
     def tune(self, chat: Conversation, **changes: Any) -> None:
         chat.tune(chat.chat.params.changed(**changes))
 
+    def weights(self, scheme: str) -> int:
+        """What they take in that scheme, in bytes."""
+        shot = self._main.latest
+        return next((each.nbytes for each in shot.schemes if each.name == scheme), 0) if shot else 0
+
+    async def quantize(self, scheme: str) -> Quantized:
+        """The weights of the whole engine; returns when the way is over."""
+        await self._main.program.backend.set_quantization(scheme)
+        return await self.heard(Quantized)
+
     async def quiet(self) -> None:
         """All replies of the page before end here."""
         self._glowing = None
@@ -182,11 +197,14 @@ class Guide:
         self._events.clear()
 
     async def heard(self, kind: type[Kind] | tuple[type[Kind], ...], *chats: Conversation) -> Kind:
-        """What the engine says of one of these chats' newest requests: now, or before on this page."""
+        """What the engine says of one of these chats' newest requests: now, or before on this page.
+
+        Without a chat: what it says of itself.
+        """
         while True:
-            requests = {next(reversed(chat.traces), -1) for chat in chats}
+            requests = {next(reversed(chat.traces), -1) for chat in chats} or {_ITSELF}
             for event in self._events:
-                if isinstance(event, kind) and getattr(event, "request", -1) in requests:
+                if isinstance(event, kind) and getattr(event, "request", _ITSELF) in requests:
                     return event
             self._came.clear()
             await self._came.wait()

@@ -14,7 +14,8 @@ from textual.widgets import Static
 
 from minichat.keys import COMMANDS, key_name, keys_of
 
-_KEYS = 26  # cells
+_KEYS, _FEW_KEYS = 26, 13  # cells
+_NARROW = 50  # columns below which the keys have fewer
 _ELSEWHERE = (
     (
         "In the prompt",
@@ -52,6 +53,18 @@ _ELSEWHERE = (
             ("Up Down", "another field"),
             ("Left Right", "turn it; with Shift, tenfold"),
             ("0-9", "type a value"),
+            ("Delete", "as the engine has it by itself"),
+            ("Enter", "grammar: a JSON schema's file, or /an expression/"),
+            ("Ctrl+S", "save it all as a preset"),
+        ),
+    ),
+    (
+        "Along the tokens of a reply (Alt+C, or its menu)",
+        (
+            ("Left Right", "another token; with Shift, ten further"),
+            ("Home End", "first, last"),
+            ("Up Down", "what else was likely there"),
+            ("Enter", "a fork goes on with it from there"),
         ),
     ),
 )
@@ -68,7 +81,7 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="sheet -help") as sheet:
-            sheet.border_title, sheet.border_subtitle = "Help", "Esc leave"
+            sheet.border_title, sheet.border_subtitle = "Help", "Up Down scroll  Esc leave"
             yield Static()
 
     def on_resize(self) -> None:
@@ -98,8 +111,12 @@ class HelpScreen(ModalScreen[None]):
     def _section(self, title: str, rows: Iterable[tuple[str, str]], width: int) -> list[Content]:
         """What a key does goes on below where it began."""
         lines = [Content.styled(title, "bold $text-primary")]
+        room = _KEYS if width >= _NARROW else _FEW_KEYS
         for keys, what in rows:
-            first, *more = wrap(what, max(width - _KEYS - 2, 16))
-            lines.append(Content.assemble((f"  {keys:{_KEYS}}", "bold $text-accent"), (first, "$text")))
-            lines += [Content.styled(f"{'':{_KEYS + 2}}{line}", "$text") for line in more]
+            first, *more = wrap(what, max(width - room - 2, 16))
+            if len(keys) >= room:  # what they do stands below them
+                lines.append(Content.styled(f"  {keys}", "bold $text-accent"))
+                keys = ""
+            lines.append(Content.assemble((f"  {keys:{room}}", "bold $text-accent"), (first, "$text")))
+            lines += [Content.styled(f"{'':{room + 2}}{line}", "$text") for line in more]
         return [*lines, Content("")]

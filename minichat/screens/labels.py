@@ -2,9 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+from textual.widget import Widget
+
+from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
 from minichat.decoding import strategy
-from minichat.keys import COMMANDS, key_name, keys_of
+from minichat.keys import COMMANDS, bound, key_name, keys_of
+from minichat.widgets.keybar import Hinting, Key
 from minichat.widgets.tabs import Tab, titled
 
 _FOOTER = (
@@ -14,7 +18,6 @@ _FOOTER = (
     "program.palette",
     "chat.new",
     "chat.jump",
-    "reply.stop",
 )
 
 
@@ -28,8 +31,14 @@ def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool) 
         shown=shown,
         running=conversation.streaming,
         unread=conversation.unread,
-        failed=bool(chat.messages) and chat.messages[-1].state == "failed",
+        failed=_failed(conversation),
     )
+
+
+def _failed(conversation: Conversation) -> bool:
+    """Whether that is how its last reply ended."""
+    messages = conversation.chat.messages
+    return bool(messages) and messages[-1].state == "failed"
 
 
 def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
@@ -49,8 +58,41 @@ def hint(active: Conversation, keymap: Mapping[str, str]) -> str:
     return f"{send} send  {newline} newline"
 
 
-def footer(keymap: Mapping[str, str], *, streaming: bool) -> tuple[tuple[str, str, str], ...]:
-    """The keys that matter most: key, label, action."""
+def greeting(keymap: Mapping[str, str], found: str) -> tuple[str, ...]:
+    """What stands in a chat where nothing has been said: what was found here, and where to look."""
+    ids = ("help", "monitor", "decoding", "quantization")
+    help, monitor, decoding, quantization = (key_name(keys_of(f"view.{id}", keymap)) for id in ids)
+    palette, model = (key_name(keys_of(id, keymap)) for id in ("program.palette", "model.pick"))
+    return (
+        *filter(None, (found,)),
+        f"{help} has the keys, {palette} every command. @ and a file's name sends the file along.",
+        f"{monitor} shows the engine at work, {decoding} how replies are drawn, {quantization} how the "
+        f"weights are kept; {model} takes another model. `minichat tour` leads through it.",
+    )
+
+
+def facts(shot: Snapshot) -> str:
+    """What runs, in what form, and where."""
+    form = shot.dtype if shot.quantization == "none" else shot.quantization
+    return f"{shot.model}  {form}  {shot.device}"
+
+
+def footer(active: Conversation, focused: Widget | None, keymap: Mapping[str, str]) -> tuple[Key, ...]:
+    """The keys that matter most: of the place with the focus, of the reply, and everywhere."""
+    nodes = focused.ancestors_with_self if focused is not None else []
+    here = next((node.HINTS for node in nodes if isinstance(node, Hinting)), ())
     commands = {command.id: command for command in COMMANDS}
-    wanted = [commands[id] for id in _FOOTER if streaming or id != "reply.stop"]
-    return tuple((key_name(keys_of(each.id, keymap)), each.footer, each.action) for each in wanted)
+    stop = ("reply.stop",) if not here else ()  # elsewhere Esc leads back to the prompt first
+    urgent = stop if active.streaming else ("reply.retry",) if _failed(active) else ()
+    wanted = [commands[id] for id in (*urgent, *_FOOTER)]
+    everywhere = ((key_name(keys_of(each.id, keymap)), each.footer, each.action) for each in wanted)
+    return (*(_hint(key, label, keymap) for key, label in here), *everywhere)
+
+
+def _hint(key: str, label: str, keymap: Mapping[str, str]) -> Key:
+    """A binding by its id, as the person has it; or keys in words, which cannot be clicked."""
+    usual = next((each.keys for each in bound() if each.id == key), None)
+    if usual is None:
+        return key, label, ""
+    pressed = keymap.get(key, usual[0]).split(",")[0]
+    return key_name(pressed), label, f"press({pressed!r})"

@@ -9,7 +9,7 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal
-from textual.events import Resize
+from textual.events import DescendantBlur, DescendantFocus, Resize
 
 from engine.events import Event
 from engine.snapshot import Snapshot
@@ -19,7 +19,9 @@ from minichat.keys import bindings
 from minichat.layout import layout
 from minichat.open_chats import OpenChats
 from minichat.screens import beside, deeds, dialogs, labels, sending, switches
+from minichat.screens.decoding import Decoding
 from minichat.screens.links import Links
+from minichat.screens.picking import Picking
 from minichat.widgets.banner import Banner
 from minichat.widgets.decoding import DecodingDrawer
 from minichat.widgets.keybar import KeyBar
@@ -29,6 +31,8 @@ from minichat.widgets.monitor import EngineLine, MonitorPanel, Owner, Queues
 from minichat.widgets.monitor.cells import Order, Tint
 from minichat.widgets.monitor.kvmap import KVMap
 from minichat.widgets.pane import ChatPane, FindBar
+from minichat.widgets.panes import Panes
+from minichat.widgets.picker import TokenPicker
 from minichat.widgets.prompt import Prompt
 from minichat.widgets.quantization import QuantizationDrawer
 from minichat.widgets.tabs import ChatTabs
@@ -36,9 +40,6 @@ from minichat.widgets.transcript import Transcript
 
 if TYPE_CHECKING:
     from minichat.app import MinichatApp
-
-
-_SLOWEST, _FASTEST = 0.5, 16.0  # snapshots a second
 
 
 class Onlooker(Protocol):
@@ -62,18 +63,18 @@ class MainScreen(FrameScreen[None]):
         self.monitor_wanted: bool | None = None  # None: where there is room for it
         self.side_by_side = True
         self.broadcast = False
+        self.found = ""  # on the first start of all
         self.latest: Snapshot | None = None
         self.at_work: Snapshot | None = None  # the newest one in which anything ran
-        self.links = Links(self)
+        self.links, self.decoding, self.picking = Links(self), Decoding(self), Picking(self)
         self.onlookers: list[Onlooker] = []  # who wants to see what the engine says, while they are there
-        self._panes: dict[int, ChatPane] = {}
         self._shown: list[Conversation] = []
 
     def compose(self) -> ComposeResult:
         yield ChatTabs(id="tabs")
         yield Banner(id="banner")
         with Horizontal(id="work"):
-            yield Horizontal(id="panes")
+            yield Panes(self.program.glyphs, id="panes")
             yield DecodingDrawer(id="decoding")
             yield QuantizationDrawer(id="quantization")
             yield MonitorPanel(ascii=self.program.start.ascii, id="monitor")
@@ -84,31 +85,21 @@ class MainScreen(FrameScreen[None]):
         yield KeyBar(id="keybar")
 
     async def on_mount(self) -> None:
-        self.banner, self.tabs, self.keybar = (
-            self.query_one(Banner),
-            self.query_one(ChatTabs),
-            self.query_one(KeyBar),
-        )
-        self.prompt, self.drawer = self.query_one(Prompt), self.query_one(DecodingDrawer)
+        self.banner, self.tabs = self.query_one(Banner), self.query_one(ChatTabs)
+        self.keybar, self.prompt = self.query_one(KeyBar), self.query_one(Prompt)
+        self.drawer = self.query_one(DecodingDrawer)
         self.monitor, self.engine_line = self.query_one(MonitorPanel), self.query_one(EngineLine)
-        self.quantization = self.query_one(QuantizationDrawer)
+        self.quantization, self._panes = self.query_one(QuantizationDrawer), self.query_one(Panes)
         self.drawer.display = self.quantization.display = False
         screen = self.program.settings.screen
         self.monitor.kvmap.order = Order.SESSION if screen.map_order == "session" else Order.PHYSICAL
         self.monitor.kvmap.tint = Tint(screen.map_colour)
         if self.program.start.ascii:
+            self.drawer.obey(ASCII)
             self.quantization.obey(ASCII)
-            for drawn in (
-                self.tabs,
-                self.banner,
-                self.drawer.knobs,
-                self.drawer.likely,
-                self.prompt.completion,
-            ):
+            for drawn in (self.tabs, self.banner, self.prompt.completion):
                 drawn.marks = ASCII
         self.prompt.obey(self.program.keymap)
-        for conversation in self.chats:
-            await self._mount_pane(conversation)
         self._speak_to(self.chats.active)
         self.lay_out()
         await sending.begin(self)
@@ -136,11 +127,9 @@ class MainScreen(FrameScreen[None]):
         self.engine_line.display = not plan.monitor
         for drawer in (self.drawer, self.quantization):
             drawer.styles.width = plan.drawer_columns or "1fr"
-        self.query_one("#panes").display = plan.chats
+        self._panes.display = plan.chats
         self._shown = self.chats.shown(plan.panes)
-        for conversation in self.chats:
-            self._panes[conversation.chat.id].display = conversation in self._shown
-            self._panes[conversation.chat.id].set_class(conversation is not self._shown[-1], "-divided")
+        self._panes.show(self._shown, list(self.chats))
         self.set_class(len(self._shown) > 1, "-several")
         self.label()
         self.wake()
@@ -150,7 +139,9 @@ class MainScreen(FrameScreen[None]):
         active, keymap = self.chats.active, self.program.keymap
         for each in self._shown:
             each.unread = False
-            self._panes[each.chat.id].show_label(self._colours(each), active=each is active)
+            pane = self._panes.of(each)
+            pane.show_label(self._colours(each), active=each is active)
+            pane.transcript.greet(() if self.program.start.tour else labels.greeting(keymap, self.found))
         self.tabs.tabs = tuple(
             labels.tab(each, self._colours(each), active=each is active, shown=each in self._shown)
             for each in self.chats
@@ -158,7 +149,12 @@ class MainScreen(FrameScreen[None]):
         self.prompt.border_title = labels.recipient(active, self._shown if self.broadcast else [active])
         self.prompt.placeholder = "" if active.chat.messages else "say something"
         self.prompt.border_subtitle = labels.hint(active, keymap)
-        self.keybar.keys = labels.footer(keymap, streaming=active.streaming)
+        self._label_keys()
+
+    @on(DescendantFocus)
+    @on(DescendantBlur)
+    def _label_keys(self) -> None:
+        self.keybar.keys = labels.footer(self.chats.active, self.focused, self.program.keymap)
 
     def _colours(self, conversation: Conversation) -> str:
         return self.program.owner_colours(conversation.colour)
@@ -172,6 +168,10 @@ class MainScreen(FrameScreen[None]):
         """A chat began or ended a reply, or is called something else."""
         if not conversation.streaming and conversation not in self._shown:
             conversation.unread = True
+        if conversation is self.chats.active:
+            if conversation.streaming:
+                self.picking.end()
+            self.drawer.knobs.params = conversation.chat.params  # the engine may have refused what was set
         self.label()
         self.wake()
 
@@ -182,6 +182,8 @@ class MainScreen(FrameScreen[None]):
     def forget_requests(self) -> None:
         """Another engine comes, which counts its requests and its tokens anew."""
         self.owners.clear()
+        self.decoding.forget()
+        self.picking.end()
         self.latest = self.at_work = None
         for each in self.chats:
             each.likely = None
@@ -192,16 +194,18 @@ class MainScreen(FrameScreen[None]):
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         self.latest = snapshot
+        self.tabs.facts = labels.facts(snapshot)
+        for view in snapshot.requests:  # several that answer one request are whose that is
+            if view.group in self.owners:
+                self.owners.setdefault(view.id, self.owners[view.group])
         if snapshot.running and snapshot.rates.steps:
             self.at_work = snapshot
+        self.decoding.see_snapshot(snapshot)
         for each in (self.links, *self.onlookers):
             each.see_snapshot(snapshot)
-        if self.monitor.display:
-            self.monitor.update_from(snapshot, self.owners)
-        else:
+        self.monitor.update_from(snapshot, self.owners)  # a hidden one only remembers the rates
+        if not self.monitor.display:
             self.engine_line.update_from(snapshot, self.owners)
-        if self.drawer.display:
-            self._show_likely()
 
     def show_events(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -212,22 +216,14 @@ class MainScreen(FrameScreen[None]):
 
     # Chats come and go
 
-    async def _mount_pane(self, conversation: Conversation) -> None:
-        pane = self._panes[conversation.chat.id] = ChatPane(conversation, self.program.glyphs)
-        panes, place = self.query_one("#panes"), list(self.chats).index(conversation)
-        await panes.mount(pane, before=place if place < len(panes.children) else None)
-
-    async def add(self, conversation: Conversation) -> None:
+    def add(self, conversation: Conversation) -> None:
         """A chat that has just been opened."""
-        await self._mount_pane(conversation)
         self._speak_to(conversation)
         self.lay_out()
 
-    async def take_away(self, conversation: Conversation) -> None:
+    def take_away(self, conversation: Conversation) -> None:
         """A chat that has just been closed; there is always another one."""
-        await self._panes.pop(conversation.chat.id).remove()
-        if self.chats.active.chat.id not in self._panes:
-            await self._mount_pane(self.chats.active)
+        self._panes.drop(conversation)
         self._speak_to(self.chats.active)
         self.lay_out()
 
@@ -242,27 +238,21 @@ class MainScreen(FrameScreen[None]):
             self.lay_out()
 
     def _speak_to(self, conversation: Conversation) -> None:
+        self.picking.end()
         self.prompt.put(conversation.chat.draft)
-        self.tell_drawer()
+        self.decoding.turn()
 
-    def tell_drawer(self) -> None:
-        """It shows the active chat, whose likeliest tokens alone are asked for while it is open."""
-        for each in self.chats:
-            each.watch(self.drawer.display and each is self.chats.active)
-        self.drawer.knobs.presets = self.program.presets
-        self.drawer.knobs.params = self.chats.active.chat.params
-        self._show_likely()
-
-    def _show_likely(self) -> None:
-        self.drawer.likely.show(self.chats.active.likely, self.program.backend.words)
+    @property
+    def pane(self) -> ChatPane:
+        return self._panes.of(self.chats.active)
 
     @property
     def transcript(self) -> Transcript:
-        return self._panes[self.chats.active.chat.id].transcript
+        return self.pane.transcript
 
     @property
     def panes(self) -> list[ChatPane]:
-        return list(self._panes.values())
+        return self._panes.all
 
     # Messages from the widgets
 
@@ -312,6 +302,11 @@ class MainScreen(FrameScreen[None]):
     def _link_clicked(self, event: Transcript.LinkClicked) -> None:
         dialogs.link(self, event.address)
 
+    @on(TokenPicker.Said)
+    def _picker_says(self, event: TokenPicker.Said) -> None:
+        with self.program.complaining():
+            self.picking.obey(event)
+
     @on(KVMap.Pointed)
     def _blocks_pointed(self, event: KVMap.Pointed) -> None:
         self.links.point(event.blocks)
@@ -325,15 +320,14 @@ class MainScreen(FrameScreen[None]):
         with self.program.complaining():
             self.chats.active.tune(event.params)
 
-    @on(Knobs.SaveWanted)
-    def _preset_wanted(self) -> None:
-        dialogs.save_preset(self)
+    @on(Knobs.Asked)
+    def _knobs_ask(self, event: Knobs.Asked) -> None:
+        self.action_ask(event.dialog)
 
     @on(MonitorPanel.RateWanted)
     def _rate_wanted(self, event: MonitorPanel.RateWanted) -> None:
-        pulse = self.program.pulse
-        pulse.rate = min(max(pulse.rate * 2**event.by, _SLOWEST), _FASTEST)
-        self.notify(f"the monitor looks {pulse.rate:g} times a second", timeout=2)
+        rate = self.program.pulse.hurry(event.by)
+        self.notify(f"the monitor looks {rate:g} times a second", timeout=2)
 
     @on(Queues.Abort)
     def _abort_wanted(self, event: Queues.Abort) -> None:
@@ -347,6 +341,10 @@ class MainScreen(FrameScreen[None]):
     def _quantize(self, chosen: QuantizationDrawer.Chosen) -> None:
         backend, scheme = self.program.backend, chosen.scheme
         self.program.ask(backend.set_quantization(scheme) if scheme else backend.cancel_quantization())
+
+    @on(QuantizationDrawer.Recache)
+    def _recache(self, chosen: QuantizationDrawer.Recache) -> None:
+        self.program.ask(self.program.backend.set_kv_scheme(chosen.scheme))
 
     @on(DecodingDrawer.Left)
     @on(QuantizationDrawer.Left)
@@ -386,8 +384,12 @@ class MainScreen(FrameScreen[None]):
         """Turns a technique of the engine off, or on again."""
         switches.turn(self, name)
 
+    def action_press(self, key: str) -> None:
+        """As if it was pressed; from the program, since a message stops at whoever sent it."""
+        self.program.call_later(self.program.simulate_key, key)
+
     def action_find(self) -> None:
-        self._panes[self.chats.active.chat.id].find()
+        self.pane.find()
 
     def action_panes(self) -> None:
         self.side_by_side = not self.side_by_side

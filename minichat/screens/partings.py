@@ -38,7 +38,7 @@ def _tell(screen: MainScreen, comparison: Comparison[Conversation], chat: Conver
         place = trace.prompt_tokens + parting.at
         if place < len(known.places) and known.places[place].message >= 0:
             message, start, end = known.places[place]
-            pane.transcript.part({message: [(start, end)]})
+            pane.transcript.light({message: [(start, end)]}, "parted")
 
     screen.run_worker(mark())
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from engine.config import KV_SCHEMES
 from engine.params import SamplingParams
 
 
@@ -98,6 +99,14 @@ class Engine:
     max_context: int | None = setting(
         None, whole(1, 2**31 - 1), "The most tokens of one request; without it, the model's limit."
     )
+    quantization: str = setting(
+        "none", NAME, "How weights are kept: int8, int4 ...; `minichat doctor` lists them."
+    )
+    kv: str = setting("none", one_of(*KV_SCHEMES), "How the cache keeps keys and values.")
+    kv_window: int | None = setting(
+        None, whole(16, 2**31 - 1), "See so many tokens back and the first few only; without it, all of them."
+    )
+    kv_sinks: int = setting(4, whole(0, 2**31 - 1), "With a window, how many of the first tokens.")
 
 
 SAMPLING = SamplingParams(temperature=0.7)

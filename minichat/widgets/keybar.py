@@ -1,6 +1,7 @@
 """The last line: how the engine is, and the keys that matter most. They can be clicked, too."""
 
 from collections.abc import Sequence
+from typing import ClassVar, Protocol, runtime_checkable
 
 from textual.content import Content
 from textual.events import Click
@@ -8,13 +9,23 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
+Key = tuple[str, str, str]  # as it is written, what it does, and the action of a click on it
+Hints = tuple[tuple[str, str], ...]  # the id of a binding, or keys in words; and what it does
+
+
+@runtime_checkable
+class Hinting(Protocol):
+    """A widget whose keys stand in the last line while it has the focus."""
+
+    HINTS: ClassVar[Hints]
+
 
 class KeyBar(Widget):
     """State at the left, keys at the right; keys that do not fit are left out, the last first."""
 
     state: reactive[str] = reactive("", layout=False)
     fault: reactive[bool] = reactive(False, layout=False)
-    keys: reactive[Sequence[tuple[str, str, str]]] = reactive((), layout=False)  # key, label, action
+    keys: reactive[Sequence[Key]] = reactive((), layout=False)
 
     class Pressed(Message):
         """A key's label was clicked."""
@@ -35,11 +46,12 @@ class KeyBar(Widget):
         self._spans = []
         for key, label, action in fitting:
             shown.append(Content.assemble((f"{key} ", "bold $text-accent"), (f"{label}  ", "$text-muted")))
-            self._spans.append((column, column + len(key) + len(label) + 1, action))
+            if action:
+                self._spans.append((column, column + len(key) + len(label) + 1, action))
             column += len(key) + len(label) + 3
         return Content.assemble(state, " " * max(self.size.width - taken - state.cell_length, 1), *shown)
 
-    def _fitting(self, room: int) -> list[tuple[str, str, str]]:
+    def _fitting(self, room: int) -> list[Key]:
         fitting = []
         for item in self.keys:
             room -= len(item[0]) + len(item[1]) + 3

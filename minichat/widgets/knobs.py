@@ -1,12 +1,13 @@
 """The decoding of one chat as a list of fields: arrows turn them, typing sets them, each in force at once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.events import Click, Key
+from textual.geometry import Size
 from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
@@ -14,9 +15,12 @@ from textual.widget import Widget
 from engine.errors import BadParams
 from engine.params import SamplingParams
 from minichat.decoding import KNOBS, PLAIN, Knob, Preset, nudged, parsed, preset_of, shown
+from minichat.strategies import Strategies, name_of
+from minichat.widgets.keybar import Hints
 from minichat.widgets.marks import UNICODE, Marks
 
 _LABEL = 13  # cells
+_NOTE = 2  # lines at the end: a hint, or what is wrong
 _STRATEGY, _PRESET = "strategy", "preset"
 
 
@@ -43,6 +47,14 @@ class Knobs(Widget, can_focus=True):
         Binding("ctrl+s", "save", show=False),
     ]
 
+    HINTS: ClassVar[Hints] = (
+        ("Up Down", "field"),
+        ("Left Right", "turn"),
+        ("0-9", "type"),
+        ("^S", "save"),
+        ("Esc", "back"),
+    )
+
     class Turned(Message):
         """The person wants it drawn like this."""
 
@@ -50,11 +62,16 @@ class Knobs(Widget, can_focus=True):
             super().__init__()
             self.params = params
 
-    class SaveWanted(Message):
-        """What is set is to become a preset."""
+    class Asked(Message):
+        """A dialog is wanted: what is set becomes a preset, or replies get a grammar."""
 
-    params: reactive[SamplingParams] = reactive(PLAIN)
+        def __init__(self, dialog: str) -> None:
+            super().__init__()
+            self.dialog = dialog
+
+    params: reactive[SamplingParams] = reactive(PLAIN, layout=True)
     presets: reactive[tuple[Preset, ...]] = reactive(())
+    kinds: reactive[tuple[str, ...]] = reactive(())  # of speculation that the engine has; none: not known
     row: reactive[int] = reactive(0)
     trouble: reactive[str] = reactive("")
     marks: Marks = UNICODE
@@ -62,29 +79,33 @@ class Knobs(Widget, can_focus=True):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self._typing: Typing | None = None
-        self._temperature = 0.7  # what sampling goes back to
+        self._strategies = Strategies()
 
     @property
     def rows(self) -> Sequence[Knob | str]:
-        fields = [knob for knob in KNOBS if not (knob.sampling and self.params.greedy)]
-        return [_PRESET, _STRATEGY, *fields]
+        return [_PRESET, _STRATEGY, *(knob for knob in KNOBS if knob.used(self.params))]
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.rows) + _NOTE
 
     def render(self) -> Content:
-        lines = [self._line(place, row) for place, row in enumerate(self.rows)]
         chosen = self.rows[min(self.row, len(self.rows) - 1)]
         hint = chosen.hint if isinstance(chosen, Knob) else "left and right choose"
-        lines.append(Content(""))
-        lines.append(
-            Content.styled(self.trouble, "$text-error")
-            if self.trouble
-            else Content.styled(hint, "$text-muted")
-        )
-        return Content("\n").join(lines)
+        note, style = (self.trouble, "$text-error") if self.trouble else (hint, "$text-muted")
+        blank = [Content("")] * (_NOTE - -(-len(note) // max(self.size.width, 1)))
+        lines = [self._line(place, self.rows[place]) for place in self._shown()]
+        return Content("\n").join([*lines, *blank, Content.styled(note, style)])
+
+    def _shown(self) -> range:
+        """The rows that there is room for, with the present one among them."""
+        room = max(self.size.height - _NOTE, 1)
+        first = max(0, min(self.row - room // 2, len(self.rows) - room))
+        return range(first, min(first + room, len(self.rows)))
 
     def _line(self, place: int, row: Knob | str) -> Content:
         here = place == self.row and self.has_focus
         label = row.label if isinstance(row, Knob) else row
-        value = self._value(row)
+        value = self._clipped(self._value(row))
         if here and self._typing is not None:
             value = f"{self._typing.text}_"
         elif here:
@@ -102,11 +123,15 @@ class Knobs(Widget, can_focus=True):
             else line
         )
 
+    def _clipped(self, value: str) -> str:
+        room = max(self.size.width - _LABEL - 5, 8)
+        return value if len(value) <= room else value[: room - 1] + self.marks.ellipsis
+
     def _value(self, row: Knob | str) -> str:
         if isinstance(row, Knob):
             return shown(row, self.params) or self.marks.unused
         if row == _STRATEGY:
-            return "greedy" if self.params.greedy else "sampling"
+            return name_of(self.params)
         found = preset_of(self.params, self.presets)
         return found.name if found else "own"
 
@@ -119,10 +144,12 @@ class Knobs(Widget, can_focus=True):
     def action_turn(self, by: int) -> None:
         self._typing, row = None, self.rows[self.row]
         if isinstance(row, Knob):
-            if row.step:
+            if row.choices:
+                self._choose(row, 1 if by > 0 else -1)
+            elif row.step:
                 self._set(row, nudged(row, self.params, by))
         elif row == _STRATEGY:
-            self._switch()
+            self._switch(1 if by > 0 else -1)
         elif self.presets:
             found = preset_of(self.params, self.presets)
             place = self.presets.index(found) + by if found else 0 if by > 0 else -1
@@ -132,7 +159,9 @@ class Knobs(Widget, can_focus=True):
         row = self.rows[self.row]
         if self._typing is not None:
             self._commit()
-        elif isinstance(row, Knob):
+        elif isinstance(row, Knob) and row.field == "grammar":
+            self.post_message(self.Asked("grammar"))
+        elif isinstance(row, Knob) and not row.choices:
             self._type(shown(row, self.params))
         else:
             self.action_turn(1)
@@ -148,7 +177,7 @@ class Knobs(Widget, can_focus=True):
             self._set(row, getattr(PLAIN, row.field))
 
     def action_save(self) -> None:
-        self.post_message(self.SaveWanted())
+        self.post_message(self.Asked("save_preset"))
 
     def on_key(self, event: Key) -> None:
         row = self.rows[self.row]
@@ -156,7 +185,7 @@ class Knobs(Widget, can_focus=True):
             self._typing = None
             self.refresh()
             event.stop()
-        elif isinstance(row, Knob) and event.is_printable and event.character:
+        elif isinstance(row, Knob) and _typed(row) and event.is_printable and event.character:
             begun = self._typing.text if self._typing else ""
             if row.field == "stop" or begun or event.character in "0123456789.-":
                 self._type(begun + event.character)
@@ -166,16 +195,15 @@ class Knobs(Widget, can_focus=True):
         return character is not None and character.isprintable()
 
     def on_click(self, event: Click) -> None:
-        if event.y < len(self.rows):
+        if event.y < len(shown := self._shown()):
             self._commit()
-            self.row = event.y
+            self.row = shown[event.y]
 
     def on_blur(self) -> None:
         self._commit()
 
     def watch_params(self, params: SamplingParams) -> None:
-        if not params.greedy:
-            self._temperature = params.temperature
+        self._strategies.saw(params)
         self.trouble = ""
         self.row = min(self.row, len(self.rows) - 1)
 
@@ -202,9 +230,24 @@ class Knobs(Widget, can_focus=True):
         except BadParams as error:
             self.trouble = str(error)
 
-    def _switch(self) -> None:
-        self._send(self.params.changed(temperature=self._temperature if self.params.greedy else 0.0))
+    def _choose(self, knob: Knob, by: int) -> None:
+        """The next of its values; kinds of speculation that the engine lacks are passed over."""
+        if knob.field == "speculate" and self.kinds:
+            there = ("", *self.kinds, self.params.speculate)
+            knob = replace(knob, choices=tuple(each for each in knob.choices if each[0] in there))
+        self._set(knob, nudged(knob, self.params, by))
+
+    def _switch(self, by: int) -> None:
+        try:
+            self._send(self._strategies.turned(self.params, by))
+        except BadParams as error:
+            self.trouble = str(error)
 
     def _send(self, params: SamplingParams) -> None:
         self.params = params
         self.post_message(self.Turned(params))
+
+
+def _typed(knob: Knob) -> bool:
+    """Whether a value is typed where it stands."""
+    return not knob.choices and knob.field != "grammar"

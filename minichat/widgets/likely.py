@@ -32,34 +32,45 @@ class LikelyTokens(Widget):
 
     def show(self, rivals: TokenLogprob | None, words: Callable[[Sequence[int]], list[str]]) -> None:
         """The candidates for one place; none clears it."""
-        top = rivals.top if rivals else ()
-        texts = words([token for token, _ in top])
-        self.rows = tuple(
-            Likely(text, value, rivals is not None and token == rivals.token)
-            for text, (token, value) in zip(texts, top, strict=True)
-        )
+        self.rows = likely_of(rivals, words)
 
     def render(self) -> Content:
         if not self.rows:
             return Content.styled("shown while a reply runs", "$text-muted")
-        room = max(self.size.width - _WORD - 10, 1)
-        return Content("\n").join(self._row(row, room) for row in self.rows)
-
-    def _row(self, row: Likely, room: int) -> Content:
-        share = math.exp(row.logprob)
-        bar = self.marks.bar * round(share * room)
-        style = "bold $accent" if row.chosen else "$text"
-        return Content.assemble(
-            (self.marks.pointer if row.chosen else " ", style),
-            (f" {visible(row.text)}", style),
-            (f"{share:6.1%} ", "$text-muted"),
-            (bar, "$accent" if row.chosen else "$primary"),
-        )
+        width = self.size.width
+        return Content("\n").join(row_of(row, self.marks, width, here=row.chosen) for row in self.rows)
 
 
-def visible(text: str, width: int = _WORD) -> str:
-    """A token as one line of fixed width: blanks are seen, and nothing in it acts on the terminal."""
-    named = text.replace(" ", "·").replace("\n", "\\n").replace("\t", "\\t")
-    safe = "".join(character if character.isprintable() else "�" for character in named)
-    content = Content(safe).truncate(width, ellipsis=True)
+def likely_of(rivals: TokenLogprob | None, words: Callable[[Sequence[int]], list[str]]) -> tuple[Likely, ...]:
+    """The candidates for one place, the likeliest first."""
+    top = rivals.top if rivals else ()
+    texts = words([token for token, _ in top])
+    return tuple(
+        Likely(text, value, rivals is not None and token == rivals.token)
+        for text, (token, value) in zip(texts, top, strict=True)
+    )
+
+
+def row_of(row: Likely, marks: Marks, width: int, *, here: bool) -> Content:
+    """A candidate with its bar; the one that was chosen stands out, and `here` is pointed at."""
+    share, style = math.exp(row.logprob), "bold $accent" if row.chosen else "$text"
+    bar = marks.bar * round(share * max(width - _WORD - 10, 1))
+    return Content.assemble(
+        (marks.pointer if here else " ", style),
+        (f" {visible(row.text, marks=marks)}", style),
+        (f"{share:6.1%} ", "$text-muted"),
+        (bar, "$accent" if row.chosen else "$primary"),
+    )
+
+
+def seen_as(text: str, marks: Marks = UNICODE) -> str:
+    """Tokens' text on one line: blanks are seen, and nothing in it acts on the terminal."""
+    named = text.replace(" ", marks.blank).replace("\n", "\\n").replace("\t", "\\t")
+    odd = "�" if marks is UNICODE else "?"
+    return "".join(character if character.isprintable() else odd for character in named)
+
+
+def visible(text: str, width: int = _WORD, marks: Marks = UNICODE) -> str:
+    """A token as one line of fixed width."""
+    content = Content(seen_as(text, marks)).truncate(width, ellipsis=True)
     return content.plain + " " * (width - content.cell_length)

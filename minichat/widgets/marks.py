@@ -15,11 +15,13 @@ class Marks:
     left: str = "‹"
     right: str = "›"
     pointer: str = "▸"
+    below: str = "↓"
     dot: str = " · "
     bar: str = "█"
     rest: str = "░"
     ellipsis: str = "…"
     unused: str = "–"
+    blank: str = "·"
 
 
 UNICODE = Marks()
@@ -30,11 +32,13 @@ ASCII = Marks(
     left="<",
     right=">",
     pointer=">",
+    below="v",
     dot=" - ",
     bar="#",
     rest=".",
     ellipsis="~",
     unused="-",
+    blank="_",
 )
 
 

@@ -16,6 +16,8 @@ from textual.widgets import Input, Static
 from minichat.chats.model import Message
 from minichat.conversation import Conversation
 from minichat.decoding import strategy
+from minichat.widgets.marks import Marks
+from minichat.widgets.picker import TokenPicker
 from minichat.widgets.tabs import titled
 from minichat.widgets.transcript import Glyphs, Transcript
 
@@ -81,19 +83,24 @@ class ChatPane(Vertical):
         self.conversation = conversation
         self._figured = 0.0
         self.head, self.transcript, self.finder = PaneHead(), Transcript(glyphs), FindBar()
-        self.parting = Static(classes="parting")
+        self.parting, self.picker = Static(classes="parting"), TokenPicker()
 
     def compose(self) -> ComposeResult:
         yield self.head
         yield self.transcript
-        self.finder.display = self.parting.display = False
+        self.finder.display = self.parting.display = self.picker.display = False
         yield self.parting
+        yield self.picker
         yield self.finder
 
     def on_mount(self) -> None:
         self.conversation.view = self
         self.show_messages()
         self.watch(self.transcript, "scroll_y", self._reach_back, init=False)
+
+    def on_unmount(self) -> None:
+        if self.conversation.view is self:
+            self.conversation.view = None
 
     def _reach_back(self, top: float) -> None:
         """The reader is at the top of what was read from the store: more comes from there."""
@@ -107,8 +114,7 @@ class ChatPane(Vertical):
     # What the conversation tells
 
     def show_messages(self) -> None:
-        chat = self.conversation.chat
-        self.transcript.show(chat.messages, chat.letter.upper())
+        self.transcript.show(self.conversation.messages, self.conversation.chat.letter.upper())
         self.say_parting(None)
         self.show_figures()
 
@@ -163,6 +169,12 @@ class ChatPane(Vertical):
         if sentence is not None or self.parting.display:
             self.parting.display = sentence is not None
             self.parting.update(sentence or "")
+
+    def pick(self, marks: Marks | None) -> None:
+        """Opens the line of a reply's tokens, drawn with these; none closes it."""
+        self.picker.display = marks is not None
+        self.picker.words = self.picker.rows = ()
+        self.picker.marks = marks or self.picker.marks
 
     # What the person does
 

@@ -14,11 +14,13 @@ from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
 from engine.events import Event
-from engine.snapshot import Snapshot
+from engine.snapshot import SchemeView, Snapshot
 from minichat.progress import size
+from minichat.widgets.keybar import Hints
 from minichat.widgets.marks import UNICODE, Marks
 
 _LABEL, _FIGURE = 13, 9  # cells
+_BAR = 20  # cells, of a change that goes on
 _PURPOSES = {
     "weights": "weights",
     "cache": "KV cache",
@@ -50,33 +52,35 @@ class Facts(Widget):
 
 
 class Schemes(OptionList):
-    """What the weights can be kept as: the present one marked, and of what cannot be taken, why."""
+    """What weights or cache can be kept as: the present one marked, and of what cannot be taken, why."""
 
     def __init__(self) -> None:
         super().__init__()
         self._shown: tuple[object, ...] = ()
 
-    def see(self, shot: Snapshot, marks: Marks) -> None:
-        shown = (shot.schemes, shot.quantization, marks)
+    def see(self, schemes: Sequence[SchemeView], present: str, marks: Marks) -> None:
+        shown = (schemes, present, marks)
         if shown == self._shown:
             return
         at, self._shown = self.highlighted, shown
         self.clear_options()
-        for each in shot.schemes:
-            mark = marks.bar if each.name == shot.quantization else " "
+        for each in schemes:
+            mark = marks.bar if each.name == present else " "
             line = f"{mark} {each.name:{_LABEL - 2}}", "$text-muted" if each.why_not else "$text"
-            rest = each.why_not or size(each.nbytes)
+            room = f"  {each.blocks:,} blocks" if each.blocks else ""
+            rest = each.why_not or f"{size(each.nbytes):>7}{room}"
             self.add_option(Option(Content.assemble(line, (rest, "$text-muted")), id=each.name))
-        present = next(
-            (place for place, each in enumerate(shot.schemes) if each.name == shot.quantization), None
-        )
-        self.highlighted = present if at is None else at
+        place = next((place for place, each in enumerate(schemes) if each.name == present), None)
+        self.highlighted = place if at is None else at
 
 
 class QuantizationDrawer(VerticalScroll, can_focus=False):
     """Beside the chats, in the place of the decoding drawer. It looks at snapshots while it is open."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
+    HINTS: ClassVar[Hints] = (
+        *(("Up Down", "choose"), ("Tab", "weights, cache"), ("Enter", "convert"), ("Esc", "back")),
+    )
 
     class Left(Message):
         """Back to the prompt."""
@@ -88,10 +92,18 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
             super().__init__()
             self.scheme = scheme
 
+    class Recache(Message):
+        """The cache is wanted in this form."""
+
+        def __init__(self, scheme: str) -> None:
+            super().__init__()
+            self.scheme = scheme
+
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self.scheme, self.memory, self.room = Facts(), Facts(), Facts()
         self.schemes, self.change = Schemes(), Static(classes="change")
+        self.forms, self._of_forms = Schemes(), Static("KV cache, a token", classes="section")
         self._marks, self._changing = UNICODE, False
 
     def compose(self) -> ComposeResult:
@@ -99,6 +111,8 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         yield self.scheme
         yield self.change
         yield self.schemes
+        yield self._of_forms
+        yield self.forms
         yield Static("memory", classes="section")
         yield self.memory
         yield Static("room", classes="section")
@@ -113,9 +127,11 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         self.scheme.rows = scheme(snapshot)
         self.memory.rows = memory(snapshot.memory)
         self.room.rows = room(snapshot)
-        self.schemes.see(snapshot, self._marks)
+        self.schemes.see(snapshot.schemes, snapshot.quantization, self._marks)
+        self.forms.see(snapshot.kv_schemes, snapshot.kv_scheme, self._marks)
+        self.forms.display = self._of_forms.display = bool(snapshot.kv_schemes)
         self._changing = snapshot.change is not None and not snapshot.change.over
-        self.change.update(Content(change(snapshot)))
+        self.change.update(Content(change(snapshot, self._marks)))
         self.change.display = bool(snapshot.change)
 
     def see_events(self, events: Sequence[Event]) -> None:
@@ -129,7 +145,8 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
         if event.option_id is not None:
-            self.post_message(self.Chosen(event.option_id))
+            kind = self.Recache if event.option_list is self.forms else self.Chosen
+            self.post_message(kind(event.option_id))
 
     def action_leave(self) -> None:
         """A change that is under way is taken back first."""
@@ -147,12 +164,14 @@ def scheme(shot: Snapshot) -> tuple[Row, ...]:
     )
 
 
-def change(shot: Snapshot) -> str:
+def change(shot: Snapshot, marks: Marks) -> str:
     """Of a change that goes on, or has failed."""
     if (found := shot.change) is None:
         return ""
     if not found.error:
-        return f"to {found.scheme}: {found.done} of {found.total} layers; Esc goes back"
+        full = _BAR * found.done // max(found.total, 1)
+        bar = marks.bar * full + marks.rest * (_BAR - full)
+        return f"to {found.scheme}: {found.done} of {found.total} layers\n{bar}  Esc goes back"
     stands = (
         f"{shot.quantization} stands" if found.over else f"back to {shot.quantization}, {found.done} layers"
     )

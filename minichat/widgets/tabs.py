@@ -11,6 +11,9 @@ from textual.widget import Widget
 from minichat.widgets.marks import UNICODE, Marks
 from minichat.widgets.transcript.glyphs import one_line
 
+_TITLE = 10  # characters of a title that tell which chat it is
+_TABS = 32  # cells that are never taken from the chats
+
 
 def titled(title: str) -> str:
     """What a chat is called on the screen, whatever its first message was."""
@@ -42,7 +45,7 @@ class ChatTabs(Widget):
             self.index = index
 
     tabs: reactive[tuple[Tab, ...]] = reactive(())
-    facts: reactive[str] = reactive("")
+    facts: reactive[str] = reactive("")  # with two blanks between, the most important first
     marks: Marks = UNICODE
 
     def __init__(self, id: str | None = None) -> None:
@@ -51,7 +54,7 @@ class ChatTabs(Widget):
 
     def render(self) -> Content:
         width = self.size.width
-        facts = f" {self.facts} " if len(self.facts) + 34 <= width else ""
+        facts = self._fitting_facts(width)
         labels = self._labels(width - len(facts))
         room = width - len(facts) - sum(label.cell_length for _, label in labels)
         self._spans, column = [], 0
@@ -61,9 +64,19 @@ class ChatTabs(Widget):
             column += label.cell_length
         return Content.assemble(*(label for _, label in labels), " " * max(0, room), (facts, "$text-muted"))
 
+    def _fitting_facts(self, width: int) -> str:
+        """As many as leave room for all chats, with enough of their titles to tell them apart."""
+        needed = sum(self._label(*each, _TITLE).cell_length for each in enumerate(self.tabs))
+        words = self.facts.split("  ")
+        for count in range(len(words), 0, -1):
+            facts = f" {'  '.join(words[:count])} "
+            if len(facts) + max(needed, _TABS) <= width:
+                return facts
+        return ""
+
     def _labels(self, room: int) -> list[tuple[int, Content]]:
         """The labels that fit around the active one, with a mark where some are left out."""
-        for title in (24, 16, 10, 5):
+        for title in (40, 24, 16, _TITLE, 5):
             labels = [self._label(index, tab, title) for index, tab in enumerate(self.tabs)]
             if sum(label.cell_length for label in labels) <= room:
                 return list(enumerate(labels))

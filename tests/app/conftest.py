@@ -1,6 +1,7 @@
 """The screen on a terminal of any size, with an engine that says what the test says."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -21,8 +22,10 @@ from minichat.paths import locate
 from minichat.screens.main import MainScreen
 from minichat.settings import load
 from minichat.terminal import Terminal
+from tests import impatient  # noqa: F401
 
 HERE = Terminal(ssh=False, tmux=False, unicode=True)
+PATIENCE = 20.0  # seconds, on a machine that does much else
 
 
 def snapshot(step: int = 0, running: tuple[int, ...] = (), **changes: Any) -> Snapshot:
@@ -85,7 +88,8 @@ class Bench:
 
     async def until(self, holds: Callable[[], object]) -> None:
         """Waits for what must come; a test that waits in vain says for what line it waited."""
-        for _ in range(400):
+        latest = time.monotonic() + PATIENCE
+        while time.monotonic() < latest:
             await self.pilot.pause()
             if holds():
                 return

@@ -38,6 +38,22 @@ async def test_new_and_go(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_they_stand_where_they_stood(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        await it.pilot.press("alt+1", "alt+k")
+        await it.until(lambda: titles(it) == ["first", "first (fork)", "second"])
+        await it.pilot.press("alt+1", "ctrl+q")
+        await it.until(lambda: it.app.return_code == 0)
+    async with bench() as it:
+        assert titles(it) == ["first", "first (fork)", "second"]
+        assert it.app.chats.active.chat.title == "first"
+        it.app.store.create_chat("of another screen")
+    async with bench() as it:
+        assert titles(it)[-1] == "of another screen"
+
+
+@run
 async def test_tabs_can_be_clicked(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await two_chats(it)
@@ -187,3 +203,37 @@ async def test_a_long_title_leaves_room_before_the_figures(bench: Callable[..., 
         for pane in it.main.panes:
             pane.head.figures = "35 tok/s  82 tok"
         await it.until(lambda: "…  35 tok/s" in it.screen_text())
+
+
+@run
+async def test_many_chats_are_few_widgets(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        for number in range(9):
+            await it.answered(await it.say(f"question {number}"), f"answer {number}")
+            await it.pilot.press("ctrl+n")
+        await it.pilot.press("f3", "f4")
+        assert len(it.main.query("*")) < 100
+        for number in (1, 9, 4, 1):
+            await it.pilot.press(f"alt+{number}")
+            await it.until(lambda wanted=f"answer {number - 1}": wanted in it.screen_text())
+        assert len(it.main.query("*")) < 100
+        order = [pane.conversation.chat.title for pane in it.main.query("ChatPane")]
+        assert order == sorted(order, key=titles(it).index), "they stand in the order of the tabs"
+
+
+@run
+async def test_what_comes_for_a_chat_without_a_pane_is_there_later(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("tell me")
+        for _ in range(8):
+            await it.pilot.press("ctrl+n")
+        first = next(iter(it.app.chats))
+        assert first.view is None
+        reply.say("said while nobody looked, ")
+        await it.until(lambda: first.run.parts.text)
+        await it.pilot.press("alt+1")
+        await it.until(lambda: "nobody looked," in it.screen_text())
+        reply.say("and after")
+        await it.until(lambda: "nobody looked, and after" in it.screen_text())
+        reply.end()
+        await it.until(lambda: it.texts()[-1] == ("assistant", "said while nobody looked, and after", "done"))

@@ -7,7 +7,7 @@ import pytest
 
 from engine.errors import BadParams
 from engine.events import TokenLogprob
-from engine.params import SamplingParams
+from engine.params import Grammar, SamplingParams
 from minichat.decoding import KNOBS, Preset, nudged, parsed, preset_of, shown, strategy
 from tests.app.conftest import run
 
@@ -52,9 +52,9 @@ async def test_greedy_hides_what_it_does_not_use(bench: Callable[..., Any]) -> N
         await it.pilot.press("f3")
         assert "top-k" in it.screen_text()
         row(it, "strategy")
-        await it.pilot.press("right")
+        await it.pilot.press("left")
         await it.until(lambda: it.app.chats.active.chat.params.greedy)
-        assert "top-k" not in it.screen_text()
+        await it.until(lambda: "top-k" not in it.screen_text())
         await it.pilot.press("right")
         await it.until(lambda: it.app.chats.active.chat.params.temperature == 0.7)
 
@@ -90,6 +90,10 @@ async def test_escape_goes_back_to_the_prompt(bench: Callable[..., Any]) -> None
         ({"temperature": 0.0}, "greedy"),
         ({"temperature": 0.7, "top_p": 0.95}, "T 0.7 top-p 0.95"),
         ({"top_k": 40, "min_p": 0.05}, "T 1 top-k 40 min-p 0.05"),
+        ({"beams": 4}, "beams 4"),
+        ({"beams": 8, "length_penalty": 0.6}, "beams 8 length 0.6"),
+        ({"temperature": 0.0, "speculate": "draft"}, "greedy +draft"),
+        ({"grammar": Grammar("json", "{}")}, "T 1 json"),
     ],
 )
 def test_strategy_in_words(params: dict[str, Any], words: str) -> None:

@@ -33,6 +33,7 @@ WORDS = (
     "\n```python\na = 1\n```\n",
     "- item\n",
     "z" * 40,
+    "\x1b]52;c;aGk=\x07\x1b[2J\x9b31m\r\x00\u202e",  # the terminal takes none of it
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.events import Admitted
+from engine.request import Finish
 from minichat.backends.fake import FakeBackend
 from minichat.settings.presets import load_presets
 from tests.app.conftest import run, snapshot
@@ -157,6 +158,10 @@ async def test_a_theme_that_is_edited_is_read_again(
         it.app.on_app_focus()
         await it.until(lambda: any("own.toml" in said for said in it.notices()))
         assert "own" not in it.app.available_themes
+        (themes / "own.toml").write_text(text.replace('name = "minichat-dark"', 'name = "mine"'))
+        it.app._themes_seen -= 60
+        await it.pilot.press("a")  # where the terminal does not tell that it has the focus again
+        assert "mine" in it.app.available_themes
 
 
 @run
@@ -202,3 +207,45 @@ async def test_without_colours_the_active_chat_is_still_told(
         bold = "".join(segment.text for segment in strip if segment.style and segment.style.bold)
         assert "new chat" in bold
         assert "hello" not in bold
+
+
+def last_line(it: Any) -> str:
+    return it.screen_text().splitlines()[-1]
+
+
+@run
+async def test_the_last_line_has_the_keys_of_the_place_with_the_focus(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = tmp_path / ".config" / "minichat" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[keys]\n"monitor.order" = "ctrl+t"\n')
+    async with bench((120, 40)) as it:
+        assert "order" not in last_line(it)
+        await it.pilot.press("alt+m")
+        await it.until(lambda: "^T order" in last_line(it) and "c colour" in last_line(it))
+        before = it.main.monitor.kvmap.tint
+        await it.pilot.click("#keybar", offset=(last_line(it).index("c colour"), 0))
+        await it.until(lambda: it.main.monitor.kvmap.tint != before)
+        await it.pilot.press("2")
+        await it.until(lambda: "x abort" in last_line(it) and "order" not in last_line(it))
+        await it.pilot.press("escape", "escape", "f4")
+        await it.until(lambda: "Enter convert" in last_line(it))
+        it.main.transcript.focus()
+        await it.until(lambda: "m menu" in last_line(it))
+
+
+@run
+async def test_what_a_reply_needs_stands_there_too(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        reply = await it.say("hello")
+        await it.until(lambda: "Esc stop" in last_line(it))
+        await it.pilot.press("f4")
+        await it.until(lambda: "Esc back" in last_line(it) and "stop" not in last_line(it))
+        await it.pilot.press("f4")
+        reply.end(Finish.FAILED, "no room")
+        await it.until(lambda: "Alt+R retry" in last_line(it) and "stop" not in last_line(it))
+        await it.pilot.press("alt+r")
+        await it.until(lambda: len(it.replies) == 2)
+        await it.answered(it.replies[-1])
+        assert "retry" not in last_line(it)

@@ -18,7 +18,7 @@ from tests.app.conftest import run
         (80, False, 1),
         (119, False, 1),
         (120, True, 1),
-        (180, True, 1),
+        (180, True, 2),
         (200, True, 2),
         (300, True, 4),
     ],

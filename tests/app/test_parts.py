@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
+import re
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from minichat.pacer import Pacer
 from minichat.reasoning import ReplyText
 from minichat.terminal import teach_alt_keys
 from minichat.widgets.likely import visible
-from tests.app.conftest import run
+from tests.app.conftest import HERE, run
 
 
 @given(st.lists(st.text("<think>/ab\n", max_size=9), max_size=12))
@@ -127,14 +129,24 @@ async def test_costly_turns_come_later() -> None:
 @run
 async def test_the_clipboard_gets_an_escape_sequence_and_a_file(tmp_path: Path) -> None:
     written: list[str] = []
-    said = await clipboard.send("grüße", tmp_path / "kept.txt", written.append, tmux=False)
+    said = await clipboard.send("grüße", tmp_path / "kept.txt", written.append, HERE)
     assert "sent to the clipboard" in said
     assert written == [f"\x1b]52;c;{base64.b64encode('grüße'.encode()).decode()}\a"]
     assert (tmp_path / "kept.txt").stat().st_mode & 0o777 == 0o600
-    said = await clipboard.send("x" * 80_000, tmp_path / "kept.txt", written.append, tmux=False)
+    said = await clipboard.send("x" * 80_000, tmp_path / "kept.txt", written.append, HERE)
     assert "too long" in said
     assert len(written) == 1
     assert len((tmp_path / "kept.txt").read_text()) == 80_000
+
+
+@run
+async def test_inside_of_gnu_screen_the_clipboard_is_reached_in_pieces(tmp_path: Path) -> None:
+    written: list[str] = []
+    await clipboard.send("grüße" * 99, tmp_path / "kept.txt", written.append, replace(HERE, screen=True))
+    pieces = re.findall(r"\x1bP([^\x1b]?.*?)\x1b\\", written[0], re.DOTALL)
+    assert "".join(f"\x1bP{piece}\x1b\\" for piece in pieces) == written[0]
+    assert max(map(len, pieces)) < 768
+    assert "".join(pieces) == f"\x1b]52;c;{base64.b64encode(('grüße' * 99).encode()).decode()}\a"
 
 
 def test_alt_keys_are_what_they_are_called() -> None:

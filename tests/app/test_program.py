@@ -37,12 +37,16 @@ async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) ->
     shot = snapshot(memory={"device_free": 3_500_000_000}, device="NVIDIA H200")
     terminal = Terminal(ssh=False, tmux=True, unicode=True)
     async with bench(backend=FakeBackend([shot]), terminal=terminal) as it:
-        await it.until(lambda: it.notices())
-        [said] = it.notices()
-        assert said.startswith("Found GPU NVIDIA H200, 3.50 GB of memory free, ")
-        assert "clipboard through tmux. tiny runs, with room for 1,024 tokens. F1 shows the keys." in said
+        await it.until(lambda: "Found" in it.screen_text())
+        said = " ".join(it.screen_text().split())
+        assert "Found GPU NVIDIA H200, 3.50 GB of memory free, " in said
+        assert "clipboard through tmux. tiny runs, with room for 1,024 tokens. F1 has the keys" in said
+        await it.answered(await it.say("hello"))
+        assert "Found" not in it.screen_text()
     async with bench() as it:
-        assert it.notices() == []
+        await it.pilot.press("ctrl+n")
+        await it.until(lambda: "F1 has the keys" in it.screen_text())
+        assert "Found" not in it.screen_text()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +55,7 @@ async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) ->
 def test_what_is_found_is_said_as_people_say_it(colours: str | None, said: str) -> None:
     here = Terminal(ssh=False, tmux=False, unicode=True)
     found = found_here(snapshot(), here, colours)
-    assert found.startswith(f"Found no GPU, the CPU, {said}, clipboard through the terminal.")
+    assert found.startswith(f"Found a CPU and no GPU, {said}, clipboard through the terminal.")
 
 
 @run
@@ -75,6 +79,7 @@ async def test_a_model_that_cannot_be_loaded_is_told(bench: Callable[..., Any]) 
 @run
 async def test_a_dead_engine_shows_a_banner_and_f5_starts_it_again(bench: Callable[..., Any]) -> None:
     async with bench((100, 24)) as it:
+        await it.until(lambda: it.app.keeper.alive)
         it.backend.emit(Died(3, 1.0, "a CUDA error"))
         await it.until(lambda: "the engine has stopped: a CUDA error" in it.screen_text())
         await it.pilot.press("f5")
@@ -138,6 +143,12 @@ async def test_help_that_does_not_fit_goes_on_below_where_it_began(bench: Callab
         lines = it.screen_text().splitlines()
         begin = next(number for number, line in enumerate(lines) if "Alt+M" in line)
         assert lines[begin + 1].index("panes") == lines[begin].index("Go to the monitor")
+    async with bench((40, 60)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "Alt+K" in it.screen_text())
+        lines = it.screen_text().splitlines()
+        below = next(number for number, line in enumerate(lines) if "^J Alt+Enter" in line)
+        assert lines[below + 1].index("New line") == lines[below - 1].index("Send")
     async with bench((80, 24)) as it:  # where a scroll bar takes room
         await it.pilot.press("f1")
         await it.until(lambda: "Edit the last message and send it" in it.screen_text())
@@ -181,7 +192,7 @@ async def test_the_mouse_can_be_left_to_the_terminal(bench: Callable[..., Any]) 
 @run
 async def test_over_ssh_it_draws_less(bench: Callable[..., Any]) -> None:
     async with bench(terminal=Terminal(ssh=True, tmux=False, unicode=True)) as it:
-        assert "ssh" in it.screen_text()
+        await it.until(lambda: "ssh" in it.screen_text())
         assert it.app.settings.rates.ssh_transcript == 5
 
 

@@ -62,7 +62,7 @@ async def test_it_can_be_opened_before_there_is_an_engine(bench: Callable[..., A
     backend.loaded.clear()
     async with bench((40, 12), backend=backend) as it:
         await it.pilot.press("f4")
-        assert "scheme" in it.screen_text()
+        await it.until(lambda: "scheme" in it.screen_text())
         backend.loaded.set()
         await it.until(lambda: "tiny" in it.screen_text())
 
@@ -94,6 +94,30 @@ async def test_a_scheme_is_chosen_watched_and_taken_back(bench: Callable[..., An
         await it.until(lambda: backend.quantized == ["int8", "", "fp8"])
         await it.pilot.press("escape")
         await it.until(lambda: it.app.focused is it.main.prompt)
+
+
+@run
+async def test_the_cache_has_forms_of_its_own(bench: Callable[..., Any]) -> None:
+    schemes = (SchemeView("none", "", 4_000_000_000),)
+    forms = (SchemeView("none", "", 131_072, 900), SchemeView("int8", "", 66_560, 1772))
+    forms += (SchemeView("fp8", "attention old serves a cache of none, not fp8", 66_560),)
+    backend = FakeBackend([replace(snapshot(), schemes=schemes, kv_schemes=forms)])
+    backend.unquantizable["int8"] = BadInput("the cache keeps its form while requests are alive: wait for 1")
+    async with bench((100, 40), backend=backend) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "1,772 blocks" in it.screen_text() and "attention old" in it.screen_text())
+        await it.pilot.press("tab", "down", "enter")
+        await it.until(lambda: backend.recached == ["int8"])
+        await it.until(lambda: any("wait for 1" in said for said in it.notices()))
+        assert backend.quantized == []
+
+
+@run
+async def test_without_other_forms_there_is_no_such_list(bench: Callable[..., Any]) -> None:
+    async with bench((100, 40), backend=FakeBackend([snapshot()])) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "not quantized" in it.screen_text())
+        assert "a token" not in it.screen_text()
 
 
 def test_what_is_not_known_is_not_shown() -> None:

@@ -16,6 +16,8 @@ def test_it_tells_a_person(run: Run) -> None:
     for part in (f"minichat {__version__}", "Devices", "Packages", torch.__version__, "Attention on cpu"):
         assert part in ran.out
     assert "Built-in model: " in ran.out
+    assert "  none, fp32, bf16, fp16, int8, int4, " in ran.out and "  fp8: products of eight bit" in ran.out
+    assert "  int8               attention torch" in ran.out
 
 
 def test_it_tells_a_program(run: Run) -> None:
@@ -25,6 +27,9 @@ def test_it_tells_a_program(run: Run) -> None:
     assert found["minichat"] == __version__
     assert found["packages"]["torch"]
     assert found["attention"]["cpu"]["torch"] is None  # nothing is in its way
+    assert found["quantization"]["cpu"]["int8"] is None
+    assert "need an NVIDIA GPU" in found["quantization"]["cpu"]["fp8"]
+    assert found["kv"]["cpu"]["int8"] == ["torch"]
     assert 0 < found["cpu"]["free"] <= found["cpu"]["memory"]
     assert found["cpu"]["cores"] >= 1
 

@@ -1,16 +1,19 @@
 """What is looked at: each scene brings the program to it, and leaves it as it was."""
 
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from engine.errors import ModelNotFound
-from engine.events import Admitted, FirstToken, TokenLogprob
+from engine.events import Admitted, Delta, FirstToken, TokenLogprob
 from engine.models.support import Support
+from engine.params import SamplingParams
+from engine.snapshot import BeamsView, HypothesisView
 from minichat.catalogue import Model
 from minichat.widgets.tour import TourPanel
-from tests.pictures.world import Device, Sitting, World, rest
+from tests.pictures.world import Device, Sitting, World, course, rest
 
 MODELS = [
     Model("Qwen/Qwen3-8B", "hub cache", Support("qwen3", 16_400_000_000, True), recent=True),
@@ -19,6 +22,8 @@ MODELS = [
     Model("bigscience/bloom-560m", "hub cache", Support("bloom", 1_120_000_000)),
     Model("google/bert-base", "hub cache", Support("bert", 440_000_000, trouble="it predicts no tokens")),
 ]
+STORY = ("Once upon", " a time", " there was", " a fox", " who lived", " in a", " lantern", " called", " Tom")
+STORY += (".",)
 
 
 def keys(*pressed: str, wait: str) -> Callable[[World], Any]:
@@ -108,6 +113,62 @@ async def parting(it: World) -> AsyncIterator[None]:
     yield
 
 
+class Speaker(Device):
+    """Its tokens are the words of a small story."""
+
+    def words(self, tokens: Sequence[int]) -> list[str]:
+        return [STORY[token] for token in tokens]
+
+
+@asynccontextmanager
+async def beams(it: World) -> AsyncIterator[None]:
+    """A search in the middle of a reply, with what it has dropped."""
+    await it.resize((120, 40))
+    it.app.chats.active.tune(SamplingParams(beams=4))
+    reply = await it.say("Tell me a story.")
+    reply._deltas.put_nowait(
+        Delta(reply.id, (0, 1, 2), "Once upon a time there was", tail=" a fox who lived")
+    )
+    live = tuple(
+        HypothesisView(10 + place, 0, score, tokens)
+        for place, (score, tokens) in enumerate([(-2.31, (3, 4, 5)), (-2.40, (3, 4, 6)), (-3.07, (3, 7))])
+    )
+    done, dropped = (HypothesisView(-1, -1, -2.95, (8, 9)),), (HypothesisView(13, 1, -4.2, (3, 7, 6)),)
+    await it.until(lambda: "there was a fox" in it.screen_text())
+    it.main.drawer.display = True
+    it.main.show_snapshot(replace(course(8)[-1], beams=(BeamsView(reply.id, 4, 3, live, done, dropped),)))
+    it.main.drawer.display = False
+    await it.pilot.press("f3")
+    yield
+    await it.pilot.press("f3")
+    reply.end()
+    await it.until(lambda: not it.app.chats.active.streaming)
+
+
+@asynccontextmanager
+async def tokens(it: World) -> AsyncIterator[None]:
+    """Along the tokens of a reply, at the one that was least likely."""
+    await it.resize((120, 40))
+    it.app.chats.active.tune(SamplingParams(temperature=0.7))
+    reply = await it.say("And another one.")
+    shares = (0.62, 0.93, 0.71, 0.44, 0.18, 0.97, 0.05, 0.5, 0.83, 0.99)
+    for token, share in enumerate(shares):
+        others = [(each, math.log((1 - share) / 2 ** (1 + place))) for place, each in enumerate((4, 7, 9, 2))]
+        top = sorted([(token, math.log(share)), *(pair for pair in others if pair[0] != token)], key=_second)
+        drawn = TokenLogprob(token, math.log(share), 1, tuple(top))
+        reply._deltas.put_nowait(Delta(reply.id, (token,), STORY[token], (drawn,)))
+    reply.end()
+    await it.until(lambda: not it.app.chats.active.streaming)
+    await it.pilot.press("alt+c")
+    await it.until(lambda: it.main.pane.picker.rows)
+    yield
+    await it.pilot.press("escape")
+
+
+def _second(pair: tuple[int, float]) -> float:
+    return -pair[1]
+
+
 @asynccontextmanager
 async def loading(it: World) -> AsyncIterator[None]:
     await it.until(lambda: it.backend.progress)
@@ -170,6 +231,11 @@ SITTINGS = {
             "decoding": decoding,
             "why": keys("f8", wait="Why this speed"),
         },
+    ),
+    "strategies": Sitting(
+        1,
+        {"beams": beams, "tokens": tokens},
+        lambda: {"backend": Speaker([rest()])},
     ),
     "broadcast": Sitting(2, {"parting": parting}),
     "first": Sitting(0, {"empty": plain}),

@@ -12,7 +12,18 @@ from textual._compositor import Compositor
 
 from engine.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Resumed, TokenLogprob
 from engine.params import SamplingParams
-from engine.snapshot import BlockView, Rates, Reads, RequestView, Snapshot, Speeds, StepTimes, Switch
+from engine.snapshot import (
+    BlockView,
+    Load,
+    Rates,
+    Reads,
+    RequestView,
+    SchemeView,
+    Snapshot,
+    Speeds,
+    StepTimes,
+    Switch,
+)
 from minichat.backends.fake import FakeBackend
 from minichat.backends.moments import moment
 from minichat.chats.model import ReplyStats
@@ -53,6 +64,13 @@ MEMORY |= {"workspace": 500_000_000, "device_free": 3_500_000_000, "device_total
 SWITCHES = tuple(
     Switch(name, True, True) for name in ("prefix_cache", "chunked_prefill", "overlap", "graphs")
 )
+SCHEMES = (
+    SchemeView("none", "", 4_000_000_000, BLOCKS),
+    SchemeView("int8", "", 2_200_000_000, 588),
+    SchemeView("int4", "", 1_300_000_000, 627),
+    SchemeView("bnb-nf4", "bitsandbytes is not installed", 0),
+)
+FORMS = (SchemeView("none", "", 147_456, BLOCKS), SchemeView("int8", "", 74_880, 1_008))
 
 
 class Device(FakeBackend):
@@ -130,6 +148,9 @@ def _moment(step: int) -> Snapshot:
         memory=MEMORY,
         switches=SWITCHES,
         reads=Reads(4_000_000_000, ((0, 147_456),)),
+        schemes=SCHEMES,
+        kv_schemes=FORMS,
+        load=Load(0.87, 412.0, 700.0),
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.snapshot import RequestView
+from engine.snapshot import RequestView, Speculation
 from minichat.widgets.monitor.pane import Signs, clip
 
 _BROAD = 55  # cells from which there is room for more
@@ -25,18 +25,29 @@ def _done(request: RequestView) -> str:
     return f"{request.generated}/{request.max_len - request.prompt}"
 
 
+def _guesses(told: Speculation | None) -> str:
+    """How many stand, and how many times as fast that makes it."""
+    if told is None:
+        return ""
+    if not told.on:
+        return "rests"
+    return f"{told.acceptance:.0%} {told.gain:.1f}x" if told.gain else "begins"
+
+
 _COLUMNS = (
     Column("id", 4, lambda request: f"{request.id}", right=True),
     Column("phase", 9, lambda request: request.phase),
     Column("done", 10, _done, right=True),
     Column("blk", 4, lambda request: f"{len(request.blocks) or len(request.host_blocks)}", right=True),
 )
+_GUESSES = Column("guesses", 9, lambda request: _guesses(request.speculation), right=True)
 _CACHED = Column("cached", 6, lambda request: f"{request.cached_tokens}", right=True)
 
 
-def columns_of(width: int) -> list[Column]:
-    """Those that fit; why it waits gets the rest."""
-    columns = [*_COLUMNS, *([_CACHED] if width >= _BROAD else [])]
+def columns_of(width: int, *, guesses: bool = False) -> list[Column]:
+    """Those that fit; why it waits gets the rest. `guesses`: somebody guesses ahead."""
+    more = [*([_GUESSES] if guesses else []), *([_CACHED] if width >= _BROAD else [])]
+    columns = [*_COLUMNS, *more]
     used = sum(column.width + 1 for column in columns)
     return [*columns, Column("why", max(0, width - used), lambda request: request.why)]
 

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.events import MouseScrollDown, MouseScrollUp
 from textual.widgets import Input
 
-from engine.events import Event
+from engine.events import Event, Quantizing
 from minichat.widgets.monitor.pane import Pane, Row, Span, clip
 from minichat.widgets.monitor.words import look, said
 
@@ -42,6 +42,7 @@ class EventLog(Pane):
     }
     """
     number, title = 5, "events"
+    HINTS = (("Up Down", "scroll"), ("monitor.filter", "filter"), ("1-5", "pane"), ("Esc", "back"))
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "scroll_by(1)", show=False),
         Binding("down", "scroll_by(-1)", show=False),
@@ -71,6 +72,8 @@ class EventLog(Pane):
         yield self._finder
 
     def add(self, event: Event) -> None:
+        if isinstance(event, Quantizing):  # a layer: F4 counts them
+            return
         if self._ahead is None:
             self._ahead = self._clock() - event.at
         at = time.strftime("%H:%M:%S", time.localtime(event.at + self._ahead))

@@ -29,6 +29,14 @@ class KVMap(Pane):
     """Two cells a character where colours can be mixed; letters elsewhere, and wherever they are wanted."""
 
     number, title = 1, "KV map"
+    HINTS = (
+        ("Arrows", "point"),
+        ("monitor.zoom", "blocks"),
+        ("monitor.order", "order"),
+        ("monitor.colour", "colour"),
+        ("1-5", "pane"),
+        ("Esc", "back"),
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("left", "move(-1, 0)", show=False),
         Binding("right", "move(1, 0)", show=False),

@@ -1,15 +1,17 @@
 """How long people wait, what a step spends its time on, and whose memory is whose."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
-from engine.snapshot import Quantiles, StepTimes
+from engine.snapshot import Load, Quantiles, Snapshot, StepTimes
 from minichat.widgets.monitor.figures import duration, size
 from minichat.widgets.monitor.graphs import shares
+from minichat.widgets.monitor.owners import Owner
 from minichat.widgets.monitor.pane import Line, Pane, Row, Span
 
 _PARTS = ("plan", "launch", "wait", "commit")
 _LOOKS = ("graph", "second", "good", "warn")
+_EVERY = 0.9  # seconds, on the engine's clock: figures that jump about cannot be read
 _MEMORY = {"weights": "weights", "cache": "cache", "host_cache": "host", "device_free": "free"}
 
 
@@ -18,12 +20,18 @@ class Latency(Pane):
 
     number, title = 4, "latency"
 
+    def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
+        """Once a second while anything runs."""
+        before = self.snapshot
+        if before is None or not snapshot.running or not 0 <= snapshot.at - before.at < _EVERY:
+            super().update_from(snapshot, owners)
+
     def rows(self, width: int, height: int) -> Sequence[Line]:
         if (shot := self.snapshot) is None:
             return super().rows(width, height)
         times = shot.step_times
         return (
-            self.heading(f"step {duration(times.total)}"),
+            self.heading(f"step {duration(times.total)}", right=_load(shot.load)),
             _quantiles("first token", shot.ttft),
             _quantiles("next token", shot.itl),
             self._bar(times, width),
@@ -35,6 +43,11 @@ class Latency(Pane):
         cells = shares(astuple(times), max(0, width - 2))
         bars = zip(self.signs.parts, cells, _LOOKS, strict=True)
         return ((" ", ""), *((sign * count, look) for sign, count, look in bars))
+
+
+def _load(load: Load | None) -> str:
+    """How hard a GPU works, where its driver says so."""
+    return f"GPU {load.busy:.0%}  {load.watts:.0f} of {load.limit:.0f} W" if load else ""
 
 
 def _quantiles(name: str, seconds: Quantiles) -> Row:

@@ -16,6 +16,7 @@ from textual.widget import Widget
 
 from engine.snapshot import Snapshot
 from minichat.themes import OKABE_ITO
+from minichat.widgets.keybar import Hints
 from minichat.widgets.lines import lines_of
 from minichat.widgets.monitor.owners import UNKNOWN, Owner
 from minichat.widgets.transcript.glyphs import drawable
@@ -70,6 +71,13 @@ class Pane(Widget, can_focus=True):
     }
     """
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"pane--{look}" for look in LOOKS}
+    HINTS: ClassVar[Hints] = (
+        ("1-5", "pane"),
+        ("monitor.pause", "pause"),
+        ("monitor.faster", "more often"),
+        ("monitor.slower", "less"),
+        ("Esc", "back"),
+    )
     number: ClassVar[int]
     title: ClassVar[str]
 

@@ -10,7 +10,7 @@ from textual.layout import ArrangeResult, Layout, WidgetPlacement
 from textual.message import Message
 from textual.widget import Widget
 
-from engine.events import Event, Switched
+from engine.events import Event, Quantized, Recached, Switched
 from engine.snapshot import Snapshot
 from minichat.switches import named, turned
 from minichat.widgets.monitor.arrange import KVMAP, PANES, arrange
@@ -89,8 +89,13 @@ class MonitorPanel(Widget):
 
     def add_event(self, event: Event) -> None:
         self.event_log.add(event)
-        if isinstance(event, Switched):
-            self.rates.mark(named(event.name, event.on))
+        match event:
+            case Switched(name=name, on=on):
+                self.rates.mark(named(name, on))
+            case Quantized(scheme=scheme, error=""):
+                self.rates.mark(f"weights {scheme}")
+            case Recached(scheme=scheme):
+                self.rates.mark(f"cache {scheme}")
 
     def _show_latest(self) -> None:
         if self._latest is None or self.paused or not self.display:

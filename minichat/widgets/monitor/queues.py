@@ -21,6 +21,13 @@ class Queues(Pane):
     """A line a request; one is selected while there are any."""
 
     number, title = 2, "queues"
+    HINTS = (
+        ("Up Down", "choose"),
+        ("monitor.abort", "abort"),
+        ("monitor.preempt", "preempt"),
+        ("1-5", "pane"),
+        ("Esc", "back"),
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "select(-1)", show=False),
         Binding("down", "select(1)", show=False),
@@ -79,7 +86,8 @@ class Queues(Pane):
         rows = [self.heading(*facts, right=f"{hidden} more" if hidden > 0 else "")]
         if not requests:
             return [*rows, ((" nothing to do", "muted"),)]
-        columns = columns_of(width - _HEAD)
+        guesses = any(request.speculation for request in requests)
+        columns = columns_of(width - _HEAD, guesses=guesses)
         titles = "   " + " ".join(fitted(column, column.title, self.signs) for column in columns)
         return [*rows, ((f"  {titles}", "muted"),), *(self._request(request, columns) for request in shown)]
 

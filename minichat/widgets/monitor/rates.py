@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from engine.snapshot import Snapshot
+from engine.snapshot import Snapshot, Speculation
 from minichat.widgets.monitor.figures import plural
 from minichat.widgets.monitor.graphs import graph
 from minichat.widgets.monitor.pane import Line, Pane, Row, Span
@@ -39,8 +39,8 @@ class Rates(Pane):
     def rows(self, width: int, height: int) -> Sequence[Line]:
         if (shot := self.snapshot) is None:
             return super().rows(width, height)
-        rates = shot.rates
-        lines = max(1, (height - 3) // 2)
+        rates, guessed = shot.rates, _guessed(shot.speculation)
+        lines = max(1, (height - 3 - len(guessed)) // 2)
         return (
             self.heading(f"{rates.steps:.0f} steps/s", right=self._newest_mark(width)),
             *self._graph("prefill", rates.prefill, self._prefill, "second", width, lines),
@@ -60,6 +60,7 @@ class Rates(Pane):
                 (plural(shot.blocks.evictions, "eviction"), "value"),
                 (f"  {shot.finished:,} done", "muted"),
             ),
+            *guessed,
         )
 
     def _graph(
@@ -92,3 +93,18 @@ class Rates(Pane):
         """What the last line through the graphs means, while it is seen."""
         marked = self._marked(max(0, width - _LABEL - 3))
         return f"{self.signs.mark} {marked[max(marked)]}" if marked else ""
+
+
+def _guessed(told: Speculation) -> tuple[Row, ...]:
+    """What guessing ahead has brought all requests so far, if any did."""
+    if not told.verifications:
+        return ()
+    gain: tuple[Span, ...] = (("  gain ", "muted"), (f"{told.gain:.2f}x", "value")) if told.gain else ()
+    return (
+        (
+            (" guesses ", "muted"),
+            (f"{told.acceptance:.0%} stand", "value"),
+            (f"  {told.tokens_a_step:.1f} tok a try", "muted"),
+            *gain,
+        ),
+    )

@@ -5,11 +5,14 @@ from engine.events import (
     Copied,
     Died,
     Event,
+    Evicted,
     Finished,
     FirstToken,
     Forked,
     Preempted,
+    Quantized,
     Queued,
+    Recached,
     Resumed,
     StepBroke,
     Switched,
@@ -50,6 +53,8 @@ def said(event: Event) -> tuple[str, str]:
             return "resumed", "its blocks came back from host memory"
         case Resumed(cached=cached):
             return "resumed", f"{plural(cached, 'token')} from the cache"
+        case Evicted(blocks=blocks):
+            return "evicted", f"{plural(blocks, 'cached block')} made way"
         case Copied(block=block, to=to):
             return "copied", f"block {block} to {to}: it was shared"
         case Forked(parent=parent, blocks=blocks):
@@ -60,6 +65,13 @@ def said(event: Event) -> tuple[str, str]:
             return "changed", ", ".join(changes)
         case Switched(name=name, on=on):
             return "switched", named(name, on)
+        case Quantized(scheme=scheme, before=before, error=error) if error:
+            return "failed", f"weights in {scheme}: {error}; {before} stands"
+        case Quantized(scheme=scheme, before=before, blocks=blocks, seconds=seconds):
+            room = plural(blocks, "block")
+            return "switched", f"weights from {before} to {scheme} in {duration(seconds)}, {room}"
+        case Recached(scheme=scheme, blocks=blocks):
+            return "switched", f"cache in {scheme}, {plural(blocks, 'block')}"
         case Finished(finish="failed", tokens=tokens, error=error):
             return "failed", f"after {plural(tokens, 'token')}: {error}"
         case Finished(finish=finish, tokens=tokens):

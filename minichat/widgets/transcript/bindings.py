@@ -2,6 +2,8 @@
 
 from textual.binding import Binding, BindingType
 
+from minichat.widgets.keybar import Hints
+
 KEYS: list[BindingType] = [
     Binding("end", "follow", "Follow the end", id="transcript.follow", show=False),
     Binding("ctrl+up,left_curly_bracket", "go(-1)", "Previous message", id="transcript.previous", show=False),
@@ -27,3 +29,11 @@ KEYS: list[BindingType] = [
     Binding("shift+home", "select_edge(-1)", "Select to the start", id="transcript.select_home", show=False),
     Binding("shift+end", "select_edge(1)", "Select to the end", id="transcript.select_end", show=False),
 ]
+
+HINTS: Hints = (
+    ("transcript.menu", "menu"),
+    ("transcript.next", "message"),
+    ("Shift+arrows", "select"),
+    ("transcript.copy", "copy"),
+    ("Esc", "back"),
+)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from minichat.chats.model import Message
 from minichat.widgets.transcript.canvas import Canvas
-from minichat.widgets.transcript.cells import clip, wrap
+from minichat.widgets.transcript.cells import cell_width, clip, wrap
 from minichat.widgets.transcript.document import Document, Enough, estimate
 from minichat.widgets.transcript.draw import draw
 from minichat.widgets.transcript.glyphs import drawable, one_line
@@ -258,7 +258,7 @@ class Entry:
             "system": "system",
         }
         details = [time.strftime("%H:%M", time.localtime(message.at))] if message.at else []
-        if stats := message.stats:
+        if (stats := message.stats) and stats.tokens:
             details += [
                 one_line(stats.strategy),
                 f"{stats.rate:.0f} tok/s",
@@ -269,7 +269,10 @@ class Entry:
             details.append("writing" if self.text else "thinking" if self._tail else "waiting")
         bar = ">" if self.marked else glyphs.bar
         name = clip(f"{bar} {names[message.role]}", width, glyphs.cut)
-        rest = clip("  " + "  ".join(filter(None, details)), width - len(name), glyphs.cut)
+        rest = ""
+        for detail in filter(None, details):  # whole, or not at all
+            if len(name) + len(rest) + 2 + cell_width(detail) <= width:
+                rest += f"  {detail}"
         look = ("head", message.role, "marked") if self.marked else ("head", message.role)
         return Row(tuple(each for each in (Fragment(name, look), Fragment(rest, ("note",))) if each.text))
 

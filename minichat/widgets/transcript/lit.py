@@ -1,6 +1,7 @@
 """Characters of messages picked out from outside: which of a drawn leaf's characters they are, and back."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
 
 from textual.geometry import Offset
 from textual.selection import Selection
@@ -12,6 +13,8 @@ from minichat.widgets.transcript.marks import row_of
 from minichat.widgets.transcript.view import Place, View
 
 Spans = Mapping[int, Sequence[Span]]  # by message: characters of its text, from and to
+Way = Literal["lit", "parted", "picked"]  # pointed at on the map; where replies part; a token looked at
+WAYS: tuple[Way, ...] = get_args(Way)
 _REACH = 80  # characters of markup that may lie between two that are seen
 _NEAR = 4  # the same, for one character alone
 _BLANK = str.maketrans("\n\t", "  ")

@@ -11,7 +11,7 @@ from minichat.widgets.transcript import highlight
 from minichat.widgets.transcript.cells import clip
 from minichat.widgets.transcript.finding import Find
 from minichat.widgets.transcript.leaves import Leaf
-from minichat.widgets.transcript.lit import Lit
+from minichat.widgets.transcript.lit import WAYS, Lit
 from minichat.widgets.transcript.marks import marked
 from minichat.widgets.transcript.rows import Drawn, Fragment, Row
 from minichat.widgets.transcript.view import Place, View
@@ -35,7 +35,7 @@ class Painter:
         self._canvas = view.canvas
         self.find: Find | None = None
         self.current: tuple[int, int] | None = None  # the leaf with the present hit, and which it is
-        self.lit, self.parted = Lit(view, "lit"), Lit(view, "parted")
+        self.lit = {way: Lit(view, way) for way in WAYS}
 
     def row(self, place: Place) -> tuple[Row, Drawn]:
         drawn = place.entry.drawn(place.spot)
@@ -52,7 +52,7 @@ class Painter:
         place = self._view.place(y)
         picked = [
             (start, end, each.look)
-            for each in (self.lit, self.parted)
+            for each in self.lit.values()
             if each.spans
             for start, end in each.ranges(place)
         ]

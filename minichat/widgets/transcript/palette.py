@@ -33,6 +33,7 @@ LOOKS = (
     "current",
     "lit",
     "parted",
+    "picked",
     "selected",
 )
 CSS = """
@@ -70,7 +71,7 @@ Transcript {
     & > .transcript--found { text-style: reverse; }
     & > .transcript--current { text-style: bold underline reverse; }
     & > .transcript--lit { background: $accent-muted; text-style: underline; }
-    & > .transcript--parted { text-style: bold reverse; }
+    & > .transcript--parted, & > .transcript--picked { text-style: bold reverse; }
 }
 """
 _FADED = 0.62  # of the way from the background to the text

@@ -15,16 +15,16 @@ from textual.strip import Strip
 from minichat.chats.model import Message
 from minichat.widgets.lines import Bar, lines_of
 from minichat.widgets.transcript import highlight, requests
-from minichat.widgets.transcript.bindings import KEYS
+from minichat.widgets.transcript.bindings import HINTS, KEYS
 from minichat.widgets.transcript.canvas import Canvas
 from minichat.widgets.transcript.caret import Caret
 from minichat.widgets.transcript.entry import Entry, Part, Spot
 from minichat.widgets.transcript.glyphs import UNICODE, Glyphs
-from minichat.widgets.transcript.lit import Spans, chosen_spans
+from minichat.widgets.transcript.greeting import greeting_row
+from minichat.widgets.transcript.lit import Spans, Way, chosen_spans
 from minichat.widgets.transcript.painter import Frame, Painter
 from minichat.widgets.transcript.palette import CSS, LOOKS, colour, component
 from minichat.widgets.transcript.pointer import asked_at, word_at_pointer
-from minichat.widgets.transcript.rows import Row
 from minichat.widgets.transcript.search import Search
 from minichat.widgets.transcript.selecting import selected
 from minichat.widgets.transcript.view import Place, View
@@ -39,6 +39,7 @@ class Transcript(ScrollView, can_focus=True):
     DEFAULT_CSS = CSS
     COMPONENT_CLASSES: ClassVar[set[str]] = set(map(component, LOOKS))
     BINDINGS = KEYS
+    HINTS = HINTS
 
     LinkClicked: TypeAlias = requests.LinkClicked
     RetryRequested: TypeAlias = requests.RetryRequested
@@ -69,6 +70,7 @@ class Transcript(ScrollView, can_focus=True):
         self._frame: Frame | None = None  # while it is drawn
         self._cursor: Entry | None = None  # the message that keys act on, where the reader chose one
         self._languages: set[str] = set()  # whose lexers were asked for
+        self._greeting: Sequence[str] = ()
 
     # What a chat tells
 
@@ -79,6 +81,12 @@ class Transcript(ScrollView, can_focus=True):
         self._view.show(messages, letter)
         self._search.restart()
         self.follow()
+
+    def greet(self, paragraphs: Sequence[str]) -> None:
+        """What stands here until anything is said."""
+        if paragraphs != self._greeting:
+            self._greeting = paragraphs
+            self.refresh()
 
     def prepend(self, messages: Sequence[Message]) -> None:
         """Older messages, above those that are shown; what is in view stays where it is."""
@@ -112,6 +120,11 @@ class Transcript(ScrollView, can_focus=True):
         """The newest reply that has any text, as the model wrote it."""
         replies = (entry for entry in reversed(self._view.entries) if entry.message.role == "assistant")
         return next((entry.text for entry in replies if entry.text), "")
+
+    @property
+    def chosen(self) -> Message | None:
+        """The message that the reader has gone to."""
+        return self._cursor.message if self._cursor is not None else None
 
     @property
     def busy(self) -> bool:
@@ -173,7 +186,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         if not self._view.entries:
-            return self._canvas.paint(Row())
+            return self._canvas.paint(greeting_row(self._greeting, y, self.size.width))
         if (frame := self._frame) is None:  # the pointer asks which character is there
             return self._painter.placed(self._window.top + y)
         if frame.notice and y == frame.last:
@@ -226,18 +239,13 @@ class Transcript(ScrollView, can_focus=True):
 
     # What is picked out from outside
 
-    def light(self, spans: Spans, *, show: bool = False) -> None:
-        """Light these characters and no others; `show` brings the first of them into view."""
-        lit = self._painter.lit
+    def light(self, spans: Spans, way: Way = "lit", *, show: bool = False) -> None:
+        """Light these characters and no others in a way; `show` brings the first of them into view."""
+        lit = self._painter.lit[way]
         if lit.set(spans):
             self.refresh()
             if show and (place := lit.first()):
                 self._window.reveal(place)
-
-    def part(self, spans: Spans) -> None:
-        """Mark where this reply goes another way than others."""
-        if self._painter.parted.set(spans):
-            self.refresh()
 
     def _select(self, selection: Selection | None) -> None:
         if self.is_attached:

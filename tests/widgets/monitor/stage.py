@@ -1,6 +1,6 @@
 """A program that is nothing but widgets of the monitor, and how to read them."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from textual.app import App, ComposeResult
@@ -9,6 +9,7 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from minichat.themes import load_themes, shipped_themes
+from tests import impatient  # noqa: F401
 
 
 class Stage(App[None]):
@@ -42,6 +43,15 @@ async def staged(
         pilot.app.set_focus(widget if focus and widget.focusable else None)
         await pilot.pause()
         yield pilot
+
+
+async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
+    """Waits for what a busy machine may be late with."""
+    for _ in range(400):
+        if holds():
+            return
+        await pilot.pause(0.005)
+    raise AssertionError("it never came")
 
 
 def lines(widget: Widget) -> list[str]:

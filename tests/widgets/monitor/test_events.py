@@ -36,10 +36,31 @@ def log() -> EventLog:
         ),
         (events.StepBroke(1, 0, "bad", (1, 2)), ("failed", "a step with 2 requests: bad")),
         (events.Died(1, 0, "gone"), ("died", "gone")),
+        (events.Evicted(1, 0, 12), ("evicted", "12 cached blocks made way")),
+        (
+            events.Quantized(1, 0, "int4", "none", 64, 1.25, ""),
+            ("switched", "weights from none to int4 in 1.25 s, 64 blocks"),
+        ),
+        (
+            events.Quantized(1, 0, "int4", "none", 64, 1.25, "it was cancelled"),
+            ("failed", "weights in int4: it was cancelled; none stands"),
+        ),
+        (events.Recached(1, 0, "int8", 128), ("switched", "cache in int8, 128 blocks")),
     ],
 )
 def test_every_event_in_words(event: Event, words: tuple[str, str]) -> None:
     assert said(event) == words
+
+
+async def test_a_switch_of_the_weights_is_one_line() -> None:
+    pane = log()
+    async with staged(pane, (60, 4), focus=False) as pilot:
+        pane.update_from(snapshot(64), OWNERS)
+        for layer in range(8):
+            pane.add(events.Quantizing(1, 0.0, "int8", layer, 8))
+        pane.add(events.Quantized(2, 0.0, "int8", "none", 64, 0.5, ""))
+        await pilot.pause()
+        assert lines(pane)[0].split() == ["5", "events", "1"]
 
 
 async def test_the_newest_is_at_the_end() -> None:

@@ -2,11 +2,11 @@
 
 from textual.content import Content
 
+from engine.snapshot import Load, Snapshot, Speculation, StepTimes
 from engine.snapshot import Rates as Speeds
-from engine.snapshot import Snapshot, StepTimes
 from minichat.widgets.monitor import EngineLine, Latency, MonitorPanel, Rates
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
-from tests.widgets.monitor.stage import lines, staged
+from tests.widgets.monitor.stage import lines, staged, until
 
 
 def at(decode: float, prefill: float = 0.0) -> Snapshot:
@@ -28,6 +28,15 @@ async def test_rates_have_a_history() -> None:
         ]
 
 
+async def test_rates_tell_what_guessing_ahead_has_brought() -> None:
+    rates = Rates(ascii=True)
+    async with staged(rates, (50, 8), focus=False):
+        rates.update_from(snapshot(8, speculation=Speculation("", True, 10, 40, 30, 1.52)), {})
+        assert " guesses 75% stand  4.0 tok a try  gain 1.52x" in [line.rstrip() for line in lines(rates)]
+        rates.update_from(snapshot(8), {})
+        assert not any("guesses" in line for line in lines(rates))
+
+
 async def test_graphs_grow_with_the_pane() -> None:
     rates = Rates()
     async with staged(rates, (80, 13), focus=False):
@@ -46,8 +55,8 @@ async def test_the_history_has_no_gap_while_another_pane_is_maximised() -> None:
         for decode in (100, 200, 300, 400):
             panel.update_from(at(decode), OWNERS)
         panel.maximise(None)
-        await pilot.pause()
-        assert lines(panel.rates)[2].rstrip().endswith("_.-^")
+        await until(pilot, lambda: panel.rates.size.height > 2 and panel.rates.display)
+        await until(pilot, lambda: lines(panel.rates)[2].rstrip().endswith("_.-^"))
 
 
 async def test_a_step_is_taken_apart() -> None:
@@ -62,6 +71,26 @@ async def test_a_step_is_taken_apart() -> None:
             " P plan 1.0 L launch 2.0 W wait 2.0 C commit 1.0",
             " weights 5.2 GB  cache 1.1 GB  free 20.4 GB",
         ]
+
+
+async def test_latencies_come_once_a_second_while_anything_runs() -> None:
+    latency, works = Latency(ascii=True), [request(1)]
+    async with staged(latency, (62, 6), focus=False):
+        shown = []
+        for at, requests in ((0.0, works), (0.25, works), (0.75, works), (1.0, works), (1.5, [])):
+            times = StepTimes(0.001 * (1 + at))
+            latency.update_from(snapshot(64, requests, at=at, step_times=times), OWNERS)
+            shown.append(lines(latency)[0].split("step ")[1].strip())
+        assert shown == ["1.0 ms", "1.0 ms", "1.0 ms", "2.0 ms", "2.5 ms"]
+
+
+async def test_a_gpu_says_how_hard_it_works() -> None:
+    latency = Latency(ascii=True)
+    async with staged(latency, (50, 6), focus=False):
+        latency.update_from(snapshot(64, load=Load(0.874, 412.4, 700.0)), OWNERS)
+        assert lines(latency)[0].rstrip().endswith("GPU 87%  412 of 700 W")
+        latency.update_from(snapshot(64), OWNERS)
+        assert "GPU" not in lines(latency)[0]
 
 
 async def test_a_narrow_latency_pane_keeps_the_numbers() -> None:
@@ -99,8 +128,7 @@ async def test_the_engine_in_a_line() -> None:
             (20, " KV [####__]  61%"),
         ):
             await pilot.resize_terminal(width, 3)
-            await pilot.pause()
-            assert words(line) == shown
+            await until(pilot, lambda shown=shown: words(line) == shown)
 
 
 async def test_the_line_tells_of_a_dead_engine() -> None:

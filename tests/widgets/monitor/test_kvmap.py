@@ -11,7 +11,7 @@ from minichat.themes import OKABE_ITO
 from minichat.widgets.monitor import KVMap
 from minichat.widgets.monitor.owners import Owner
 from tests.widgets.monitor.snapshots import OWNERS, blocks, request, snapshot
-from tests.widgets.monitor.stage import heard, lines, staged
+from tests.widgets.monitor.stage import heard, lines, staged, until
 
 TWO = (request(0, blocks=(0, 1, 2, 3)), request(1, blocks=(0, 1, 4)))  # they share 0 and 1
 
@@ -113,8 +113,7 @@ async def test_a_hidden_map_works_nothing_out(monkeypatch: pytest.MonkeyPatch) -
         kvmap.update_from(small(), OWNERS)
         monkeypatch.undo()
         kvmap.display = True
-        await pilot.pause()
-        assert "62%" in lines(kvmap)[0]
+        await until(pilot, lambda: kvmap.size.height and "62%" in lines(kvmap)[0])
 
 
 async def test_enter_shows_who_holds_the_blocks() -> None:

@@ -13,7 +13,7 @@ from minichat.widgets.monitor import MonitorPanel, Queues
 from minichat.widgets.monitor.arrange import PANES, arrange
 from minichat.widgets.monitor.pane import Pane
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
-from tests.widgets.monitor.stage import heard, lines, staged
+from tests.widgets.monitor.stage import heard, lines, staged, until
 
 SHOT = snapshot(640, [request(number, blocks=range(number * 9, number * 9 + 9)) for number in range(6)])
 
@@ -85,10 +85,10 @@ async def test_a_number_maximises_and_brings_back() -> None:
         panel.focus_first()
         for number in PANES:
             await pilot.press(f"{number}")
-            assert [pane.number for pane in panel.panes.values() if pane.display] == [number]
-            assert panel.panes[number].size == (66, 40)
-            assert panel.panes[number].has_focus
-            assert lines(panel.panes[number])[1].strip()
+            pane = panel.panes[number]
+            await until(pilot, lambda seen=pane: seen.size == (66, 40) and lines(seen)[1].strip())
+            assert [each.number for each in panel.panes.values() if each.display] == [number]
+            assert pane.has_focus
         await pilot.press("5")
         assert all(pane.display for pane in panel.panes.values())
         await pilot.press("2", "escape")
@@ -114,8 +114,7 @@ async def test_a_pane_that_is_not_seen_is_told_nothing(monkeypatch: pytest.Monke
         panel.update_from(SHOT, OWNERS)
         assert told == []
         panel.display = True
-        await pilot.pause()
-        assert panel.latency in told
+        await until(pilot, lambda: panel.latency in told)
 
 
 async def test_p_holds_the_picture() -> None:
@@ -157,9 +156,12 @@ async def test_every_size_from_tiny_to_huge() -> None:
         panel.add_event(events.Queued(1, 0.0, 3, 120))
         for size in ((1, 1), (10, 3), (40, 12), (120, 30), (300, 90)):
             await pilot.resize_terminal(*size)
-            await pilot.pause()
+            await until(pilot, lambda size=size: panel.size == size)
             panel.update_from(SHOT, OWNERS)
-            await pilot.pause()
             for pane in panel.panes.values():
-                if pane.display:
-                    assert all(len(line) == pane.size.width for line in lines(pane))
+                await until(
+                    pilot,
+                    lambda seen=pane: (
+                        not seen.display or all(len(line) == seen.size.width for line in lines(seen))
+                    ),
+                )

@@ -1,5 +1,6 @@
 """The line a request."""
 
+from engine.snapshot import Speculation
 from minichat.widgets.monitor import Queues
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import heard, lines, staged
@@ -38,6 +39,22 @@ async def test_forty_columns_still_say_the_most() -> None:
             "       id phase           done  blk why ",
             "> A     0 decode        30/512    3     ",
             "* B     1 prefill       64/120    2     ",
+        ]
+
+
+async def test_what_guessing_ahead_brings_each() -> None:
+    queues = Queues(ascii=True)
+    told = (Speculation("ngram", True, 8, 40, 30, 1.75), Speculation("draft", False, 2, 2), None)
+    several = [
+        each._replace(speculation=one) for each, one in zip((DECODE, PREFILL, WAITING), told, strict=True)
+    ]
+    async with staged(queues, (70, 6), focus=False):
+        queues.update_from(snapshot(64, several), OWNERS)
+        assert [line.rstrip() for line in lines(queues)][1:5] == [
+            "       id phase           done  blk   guesses cached why",
+            "> A     0 decode        30/512    3  75% 1.8x     32",
+            "* B     1 prefill       64/120    2     rests      0",
+            "* M    12 waiting        0/120    0                0 waits for blocks~",
         ]
 
 

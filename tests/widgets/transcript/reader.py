@@ -13,6 +13,7 @@ from textual.pilot import Pilot
 
 from minichat.chats.model import Message, ReplyStats
 from minichat.widgets.transcript import UNICODE, Glyphs, Transcript
+from tests import impatient  # noqa: F401
 
 
 class Screen(App[None]):

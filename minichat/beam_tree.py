@@ -1,0 +1,77 @@
+"""A beam search as a tree of text: what its hypotheses share stands once, and each end has a score."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from engine.snapshot import BeamsView, HypothesisView
+
+Kind = Literal["branch", "live", "ended", "dropped"]
+Words = Callable[[Sequence[int]], list[str]]
+MOST_DROPPED = 3  # that are listed
+
+
+class TreeLine(NamedTuple):
+    """One line: how it hangs in the tree (a letter a level), its text, and the score of what ends there."""
+
+    hangs: str  # "|": a branch above goes on below, " ": it does not, "+": one begins here, "`": the last one
+    text: str
+    kind: Kind
+    score: float | None = None
+    leads: bool = False
+
+
+@dataclass(slots=True)
+class _Node:
+    children: dict[int, "_Node"] = field(default_factory=dict)
+    ends: list[tuple[Kind, float]] = field(default_factory=list)
+
+    @property
+    def best(self) -> float:
+        return max([score for _, score in self.ends] + [child.best for child in self.children.values()])
+
+
+def lines_of(view: BeamsView, words: Words) -> list[TreeLine]:
+    """Live and ended hypotheses as a tree, the best first; then those that were dropped last."""
+    root = _Node()
+    for kind, hypotheses in (("live", view.live), ("ended", view.done)):
+        for each in hypotheses:
+            node = root
+            for token in each.tokens:
+                node = node.children.setdefault(token, _Node())
+            node.ends.append((kind, each.score))  # type: ignore[arg-type]
+    spoken = _spoken((*view.live, *view.done, *view.dropped), words)
+    lines = [TreeLine("", "", *end) for end in root.ends]
+    _hang(root, "", spoken, lines)
+    best = max((line.score for line in lines if line.score is not None), default=None)
+    led = next((at for at, line in enumerate(lines) if line.score == best), None)
+    if led is not None:
+        lines[led] = lines[led]._replace(leads=True)
+    dropped = sorted(view.dropped, key=lambda each: -each.score)[:MOST_DROPPED]
+    return [*lines, *(TreeLine("", _text(each.tokens, spoken), "dropped", each.score) for each in dropped)]
+
+
+def _hang(node: _Node, above: str, spoken: dict[int, str], lines: list[TreeLine]) -> None:
+    children = sorted(node.children.items(), key=lambda pair: -pair[1].best)
+    for number, (token, child) in enumerate(children):
+        last = number == len(children) - 1
+        tokens = [token]
+        while not child.ends and len(child.children) == 1:
+            ((token, child),) = child.children.items()
+            tokens.append(token)
+        line = TreeLine(above + ("`" if last else "+"), _text(tokens, spoken), "branch")
+        below = above + (" " if last else "|")
+        ends = [TreeLine(below, "", kind, score) for kind, score in child.ends]
+        if ends:  # the first stands where its text does
+            ends[0] = ends[0]._replace(hangs=line.hangs, text=line.text)
+        lines += ends or [line]
+        _hang(child, below, spoken, lines)
+
+
+def _spoken(hypotheses: Iterable[HypothesisView], words: Words) -> dict[int, str]:
+    tokens = sorted({token for each in hypotheses for token in each.tokens})
+    return dict(zip(tokens, words(tokens), strict=True))
+
+
+def _text(tokens: Iterable[int], spoken: dict[int, str]) -> str:
+    return "".join(spoken[token] for token in tokens)

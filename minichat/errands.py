@@ -1,0 +1,44 @@
+"""What an engine is told while nobody waits for the answer."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from engine.errors import EngineDead, EngineError, UnknownRequest
+
+Request = Coroutine[Any, Any, None]
+
+
+class Errands:
+    """A request that is over, or an engine that is gone, needs no more of it."""
+
+    def __init__(self) -> None:
+        self._sent: set[asyncio.Task[None]] = set()
+        self._order = asyncio.Lock()
+
+    def send(self, request: Request) -> None:
+        async def ask() -> None:
+            with suppress(UnknownRequest, EngineDead):
+                await request
+
+        self._keep(ask())
+
+    def send_in_order(self, request: Request, refused: Callable[[str], None]) -> None:
+        """After all that went before it; what is turned twice ends where it was turned last."""
+
+        async def ask() -> None:
+            async with self._order:
+                try:
+                    await request
+                except (UnknownRequest, EngineDead):
+                    return
+                except EngineError as error:
+                    refused(str(error))
+
+        self._keep(ask())
+
+    def _keep(self, request: Request) -> None:
+        task = asyncio.create_task(request)
+        self._sent.add(task)
+        task.add_done_callback(self._sent.discard)

@@ -1,0 +1,51 @@
+"""Ways to choose the next token, by name: which one it is now, and how to go over to another."""
+
+from engine.params import SamplingParams
+
+NAMES = ("greedy", "sampling", "top-k", "top-p", "min-p", "beams")
+_FILTERS = {"top-k": "top_k", "top-p": "top_p", "min-p": "min_p"}
+_OWN = ("temperature", *_FILTERS.values(), "beams", "length_penalty", "early_stopping")
+BESIDE = ("grammar", "speculate", "best_of", "logprobs")  # that a search cannot have
+_PLAIN = SamplingParams()
+_FIRST = {
+    "greedy": SamplingParams(temperature=0.0),
+    "sampling": SamplingParams(temperature=0.7),
+    "top-k": SamplingParams(temperature=0.7, top_k=40),
+    "top-p": SamplingParams(temperature=0.7, top_p=0.95),
+    "min-p": SamplingParams(temperature=0.7, min_p=0.05),
+    "beams": SamplingParams(beams=4),
+}
+
+
+def name_of(params: SamplingParams) -> str:
+    """Sampling has no filter, or several."""
+    if params.beams > 1:
+        return "beams"
+    if params.greedy:
+        return "greedy"
+    used = [name for name, field in _FILTERS.items() if getattr(params, field) != getattr(_PLAIN, field)]
+    return used[0] if len(used) == 1 else "sampling"
+
+
+class Strategies:
+    """Remembers how each was set, so that whoever comes back to one finds it as it was."""
+
+    def __init__(self) -> None:
+        self._last = dict(_FIRST)
+        self._followed = _PLAIN  # the newest that was no search
+
+    def saw(self, params: SamplingParams) -> None:
+        self._last[name_of(params)] = params
+        if params.beams == 1:
+            self._followed = params
+
+    def turned(self, params: SamplingParams, by: int) -> SamplingParams:
+        """So many names further; all that is no strategy stays, but for what a search cannot have."""
+        name = NAMES[(NAMES.index(name_of(params)) + by) % len(NAMES)]
+        source = self._last[name]
+        changes = {field: getattr(source, field) for field in _OWN}
+        if name == "beams":
+            changes |= {field: getattr(_PLAIN, field) for field in BESIDE}
+        elif params.beams > 1:
+            changes |= {field: getattr(self._followed, field) for field in BESIDE}
+        return params.changed(**changes)

@@ -1,0 +1,50 @@
+"""The chats side by side: a pane for each that is shown, and for those that were shown last."""
+
+from collections.abc import Sequence
+
+from textual.containers import Horizontal
+
+from minichat.conversation import Conversation
+from minichat.widgets.pane import ChatPane
+from minichat.widgets.transcript import Glyphs
+
+_KEPT = 6  # at most: where a terminal tells of its focus, every widget is styled anew
+
+
+class Panes(Horizontal):
+    """A chat that comes into view gets its pane then; one that was left long ago has lost it."""
+
+    def __init__(self, glyphs: Glyphs, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._glyphs = glyphs
+        self._panes: dict[int, ChatPane] = {}  # by chat, those shown last at the end
+
+    @property
+    def all(self) -> list[ChatPane]:
+        return list(self._panes.values())
+
+    def of(self, conversation: Conversation) -> ChatPane:
+        """Of one that is shown."""
+        return self._panes[conversation.chat.id]
+
+    def show(self, shown: Sequence[Conversation], order: Sequence[Conversation]) -> None:
+        """These and no others, which stand in this order."""
+        for each in shown:
+            known = each.chat.id in self._panes
+            pane = self._panes.pop(each.chat.id) if known else self._mounted(each, order)
+            self._panes[each.chat.id] = pane
+        for chat_id in list(self._panes)[:-_KEPT]:
+            self._panes.pop(chat_id).remove()
+        for pane in self.all:
+            pane.display = pane.conversation in shown
+            pane.set_class(pane.conversation is not shown[-1], "-divided")
+
+    def drop(self, conversation: Conversation) -> None:
+        """Of a chat that is closed."""
+        if conversation.chat.id in self._panes:
+            self._panes.pop(conversation.chat.id).remove()
+
+    def _mounted(self, conversation: Conversation, order: Sequence[Conversation]) -> ChatPane:
+        pane, after = ChatPane(conversation, self._glyphs), order[order.index(conversation) + 1 :]
+        self.mount(pane, before=next((self.of(each) for each in after if each.chat.id in self._panes), None))
+        return pane

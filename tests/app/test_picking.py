@@ -1,0 +1,238 @@
+"""Along a reply's tokens: what was likely at each, and another one from which a fork goes on."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine.errors import EngineError
+from engine.events import Delta, TokenLogprob
+from engine.params import SamplingParams
+from engine.request import Finish
+from minichat.backends.fake import FakeBackend, FakeReply
+from minichat.resuming import tag_of
+from tests.app.conftest import Bench, run, snapshot
+
+TOP = tuple((token, math.log(share)) for token, share in ((97, 0.5), (98, 0.25), (99, 0.125)))
+
+
+class Letters(FakeBackend):
+    """Its tokens are characters; whoever asks for one token is told the same three."""
+
+    full = False
+
+    def words(self, tokens: Sequence[int]) -> list[str]:
+        return [*map(chr, tokens)]
+
+    async def submit(
+        self, prompt: Any, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+    ) -> FakeReply:
+        if self.full:
+            raise EngineError("the engine is full")
+        reply = await super().submit(prompt, params, tag=tag, said=said)
+        reply.prompt_tokens = len((await self.layout(prompt)).ids)
+        if params.max_tokens == len(said) + 1:  # somebody looks at a place
+            drawn = TokenLogprob(97, TOP[0][1], 1, TOP)
+            reply._deltas.put_nowait(Delta(reply.id, (97,), "a", (drawn,), Finish.LENGTH))
+        return reply
+
+
+def say(reply: FakeReply, text: str, share: float | None = None) -> None:
+    """Letter by letter; with how likely each was, where that is told."""
+    for letter in text:
+        drawn = (TokenLogprob(ord(letter), math.log(share), 1, TOP),) if share else ()
+        reply._deltas.put_nowait(Delta(reply.id, (ord(letter),), letter, drawn))
+
+
+async def replied(it: Bench, text: str, share: float | None = None) -> FakeReply:
+    reply = await it.say("go")
+    say(reply, text, share)
+    reply.end()
+    await it.until(lambda: not it.app.chats.active.streaming)
+    return reply
+
+
+def picker(it: Bench) -> Any:
+    return it.main.pane.picker
+
+
+def opened() -> Letters:
+    return Letters([snapshot()])
+
+
+@run
+async def test_another_token_makes_a_fork_that_goes_on_from_it(bench: Callable[..., Any]) -> None:
+    async with bench(backend=opened()) as it:
+        first = await replied(it, "xabc")
+        source = it.app.chats.active
+        await it.pilot.press("alt+c")
+        await it.until(lambda: picker(it).rows)
+        await it.until(lambda: "token 1 of 4" in it.screen_text() and "xabc" in it.screen_text())
+        assert not any(row.chosen for row in picker(it).rows), "x is none of the three"
+        await it.until(lambda: "token 1 of 4  under 12.5%" in it.screen_text())
+        assert picker(it).shares[0] == pytest.approx(0.125), "not likelier than the last of them"
+        await it.pilot.press("right", "right")  # to the b
+        await it.until(lambda: any(row.chosen for row in picker(it).rows))
+        assert picker(it).shares[2] == pytest.approx(0.25)
+        assert picker(it).choice == 1 and it.main.transcript._painter.lit["picked"].spans == {
+            source.chat.messages[-1].id: [(2, 3)]
+        }
+        asked = len(it.replies)
+        await it.pilot.press("down", "enter")  # a c instead
+        await it.until(lambda: len(it.replies) > asked and it.app.chats.active.run.reply)
+        again = it.replies[-1]
+        assert (again.prompt, again.said) == (first.prompt, (*map(ord, "xac"),))
+        assert it.app.chats.active is not source and source.chat.messages[-1].text == "xabc"
+        await it.until(lambda: "xac" in it.screen_text())
+        say(again, "de")
+        again.end()
+        await it.until(lambda: not it.app.chats.active.streaming)
+        assert it.texts()[-1] == ("assistant", "xacde", "done")
+        trace = next(reversed(it.app.chats.active.traces.values()))
+        assert (bytes(trace.tokens), trace.reply) == (b"xacde", it.app.chats.active.chat.messages[-1].id)
+        known = await trace.learn(it.backend)
+        mine = [place for place in known.places if place.message == trace.reply]
+        assert [(place.start, place.end) for place in mine] == [(at, at + 1) for at in range(5)]
+
+
+@run
+async def test_what_was_told_is_not_asked_again(bench: Callable[..., Any]) -> None:
+    async with bench(backend=opened()) as it:
+        await replied(it, "aaaa", 0.5)
+        asked = len(it.replies)
+        await it.pilot.press("alt+c")
+        await it.until(lambda: len(picker(it).rows) == 3)
+        await it.pilot.press("end")
+        await it.until(lambda: "token 4 of 4  50.0%" in it.screen_text())
+        assert len(it.replies) == asked and list(picker(it).shares) == [0.5] * 4
+
+
+@run
+async def test_it_begins_where_the_reply_was_least_sure(bench: Callable[..., Any]) -> None:
+    async with bench(backend=opened()) as it:
+        reply = await it.say("go")
+        say(reply, "aa", 0.9)
+        say(reply, "b", 0.1)
+        say(reply, "c", 0.8)
+        reply.end()
+        await it.until(lambda: not it.app.chats.active.streaming)
+        await it.pilot.press("alt+c")
+        await it.until(lambda: "token 3 of 4" in it.screen_text())
+
+
+@run
+async def test_a_reply_of_an_earlier_start_is_read_again(bench: Callable[..., Any]) -> None:
+    async with bench(backend=opened()) as it:
+        await replied(it, "abc")
+    async with bench(backend=opened()) as it:
+        assert not it.app.chats.active.traces
+        await it.pilot.press("alt+c")
+        await it.until(lambda: picker(it).rows)
+        await it.until(lambda: "token 1 of 3" in it.screen_text())
+        await it.pilot.press("right", "up", "up", "enter")
+        await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
+        assert it.replies[-1].said == (ord("a"), ord("a"))
+
+
+@run
+async def test_an_older_reply_is_gone_to(bench: Callable[..., Any]) -> None:
+    async with bench(backend=opened()) as it:
+        await replied(it, "abc")
+        await replied(it, "xyz")
+        middle = it.app.chats.active.chat.messages[1]
+        it.main.transcript.focus()
+        await it.pilot.press("ctrl+down")
+        await it.until(lambda: it.main.transcript.chosen == middle)
+        await it.pilot.press("alt+c")
+        await it.until(lambda: picker(it).rows)
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
+        assert it.texts() == [("user", "go", "done"), ("assistant", "", "streaming")], "what came after stays"
+        assert it.replies[-1].said == (ord("b"),)
+
+
+@run
+async def test_escape_leaves_and_takes_the_marks_along(bench: Callable[..., Any]) -> None:
+    async with bench(backend=opened()) as it:
+        await replied(it, "abc")
+        await it.pilot.press("alt+c")
+        await it.until(lambda: picker(it).rows)
+        await it.pilot.press("escape")
+        assert it.app.focused is it.main.prompt and not picker(it).display
+        assert not it.main.transcript._painter.lit["picked"].spans
+        await it.pilot.press("alt+c")
+        await it.until(lambda: picker(it).rows)
+        await it.say("more")
+        assert not picker(it).display, "the reply that comes has other tokens"
+
+
+@run
+async def test_what_cannot_be_walked_along_is_said(bench: Callable[..., Any]) -> None:
+    async with bench(backend=opened()) as it:
+        await it.pilot.press("alt+c")
+        await it.until(lambda: any("no reply" in notice for notice in it.notices()))
+        reply = await it.say("go")
+        say(reply, "ab")
+        await it.pilot.press("alt+c")
+        await it.until(lambda: any("still runs" in notice for notice in it.notices()))
+        reply.end()
+        await it.until(lambda: not it.app.chats.active.streaming)
+        chat = it.app.chats.active
+        chat.traces.clear()
+        chat.chat.messages[-1] = replace(chat.chat.messages[-1], reasoning="hm")
+        await it.pilot.press("alt+c")
+        await it.until(lambda: any("draw it again" in notice for notice in it.notices()))
+
+
+@run
+async def test_what_the_engine_says_no_to_is_seen_at_the_place(bench: Callable[..., Any]) -> None:
+    async with bench(backend=opened()) as it:
+        await replied(it, "abc")
+        it.backend.full = True
+        await it.pilot.press("alt+c")
+        await it.until(lambda: "the engine is full" in it.screen_text())
+        it.backend.full = False
+        await it.pilot.press("right")
+        await it.until(lambda: picker(it).rows)
+        await it.until(lambda: "the engine is full" not in it.screen_text())
+
+
+@run
+async def test_a_fork_that_the_engine_refuses_keeps_its_text(bench: Callable[..., Any]) -> None:
+    async with bench(backend=opened()) as it:
+        await replied(it, "abc")
+        await it.pilot.press("alt+c")
+        await it.until(lambda: len(it.replies) == 4 and picker(it).rows)
+        it.backend.refusal = EngineError("the reply is as long as it may be")
+        await it.pilot.press("end", "enter")
+        await it.until(lambda: it.texts()[-1][2] == "failed")
+        assert it.texts()[-1][1] == "abc"
+
+
+@run
+async def test_in_ascii_all_but_the_text_is_ascii(bench: Callable[..., Any]) -> None:
+    async with bench((100, 40), backend=opened(), ascii=True) as it:
+        await replied(it, "a b é", 0.5)
+        await it.pilot.press("alt+c", "f3")
+        await it.until(lambda: picker(it).rows)
+        lines = it.screen_text().splitlines()
+        at = next(number for number, line in enumerate(lines) if "token 1 of 5" in line)
+        assert lines[at + 1].strip().startswith("a_b_é") and "55555" in lines[at + 2]
+        assert not [line for line in lines if not line.replace("é", "e").isascii()]
+
+
+@run
+async def test_the_next_screen_can_find_it(bench: Callable[..., Any]) -> None:
+    backend = Letters([snapshot()], elsewhere="box")
+    async with bench(backend=backend) as it:
+        await replied(it, "abc")
+        await it.pilot.press("alt+c")
+        await it.until(lambda: picker(it).rows)
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
+        chat = it.app.chats.active.chat
+        assert backend.tags[tag_of(chat.messages[-1])] is it.replies[-1]
+        kept = it.app.store.chat(chat.id).messages[-1]
+        assert (kept.state, kept.id) == ("streaming", chat.messages[-1].id)

@@ -1,0 +1,365 @@
+"""From one way to decode to another, on the reply that runs; what the engine will not do is taken back."""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from textual.widgets import Input
+
+from engine.errors import BadParams
+from engine.events import Delta, TokenLogprob
+from engine.params import SPECULATION, Grammar, SamplingParams
+from engine.request import Finish
+from engine.snapshot import BeamsView, HypothesisView, Speculation
+from minichat.backends.fake import FakeBackend
+from minichat.beam_tree import lines_of
+from minichat.decoding import KNOBS, Preset, grammar_of, nudged, shown
+from minichat.strategies import NAMES, Strategies, name_of
+from tests.app.conftest import run, snapshot
+from tests.app.test_decoding import row
+
+
+def views(request: int = 0) -> BeamsView:
+    """Two share their first token; a third has ended, a fourth was dropped."""
+    live = (HypothesisView(5, 0, -1.25, (65, 66)), HypothesisView(6, 0, -2.5, (65, 67)))
+    return BeamsView(
+        request, 4, 3, live, (HypothesisView(-1, -1, -2.0, (68,)),), (HypothesisView(7, 1, -9.0, (69,)),)
+    )
+
+
+def params() -> st.SearchStrategy[SamplingParams]:
+    return st.builds(
+        lambda **given: SamplingParams(**{k: v for k, v in given.items() if v is not None}),
+        temperature=st.sampled_from([0.0, 0.3, 1.0]),
+        top_k=st.sampled_from([0, 7]),
+        top_p=st.sampled_from([0.5, 1.0]),
+        min_p=st.sampled_from([0.0, 0.2]),
+        seed=st.sampled_from([None, 3]),
+        speculate=st.sampled_from(["", "ngram"]),
+    )
+
+
+@given(params(), st.lists(st.sampled_from([-1, 1]), max_size=12))
+def test_every_way_leads_on_and_back(start: SamplingParams, steps: list[int]) -> None:
+    strategies, now = Strategies(), start
+    strategies.saw(start)
+    for by in steps:
+        before, now = now, strategies.turned(now, by)
+        assert name_of(now) == NAMES[(NAMES.index(name_of(before)) + by) % len(NAMES)]
+        assert now.seed == start.seed, "it is no strategy"
+        strategies.saw(now)
+    while name_of(now) != name_of(start):
+        now = strategies.turned(now, 1)
+        strategies.saw(now)
+    assert now == start, "whoever comes back finds it as it was"
+
+
+def test_what_a_search_cannot_have_waits_until_it_is_over() -> None:
+    strategies = Strategies()
+    before = SamplingParams(temperature=0.0, speculate="suffix", logprobs=3)
+    strategies.saw(before)
+    beams = strategies.turned(before, -1)
+    assert (beams.beams, beams.speculate, beams.logprobs) == (4, "", None)
+    strategies.saw(beams)
+    assert strategies.turned(beams, 1) == before
+
+
+@run
+async def test_the_running_reply_becomes_a_search_and_comes_back(bench: Callable[..., Any]) -> None:
+    async with bench((100, 40)) as it:
+        reply = await it.say("hello")
+        await it.pilot.press("f3")
+        await it.until(lambda: reply.params.logprobs == 10)
+        row(it, "strategy")
+        await it.pilot.press("left", "left")  # over greedy to beams
+        await it.until(lambda: reply.params.beams == 4)
+        assert reply.params.logprobs is None, "a search has none to tell"
+        await it.until(lambda: "width" in it.screen_text() and "temperature" not in it.screen_text())
+        await it.until(lambda: "beam tree" in it.screen_text() and "beams 4" in it.screen_text())
+        row(it, "early_stopping")
+        await it.pilot.press("right")
+        await it.until(lambda: reply.params.early_stopping is True)
+        row(it, "strategy")
+        await it.pilot.press("right", "right")
+        await it.until(lambda: (reply.params.beams, reply.params.temperature) == (1, 0.7))
+        await it.until(lambda: reply.params.logprobs == 10)
+
+
+@run
+async def test_the_tail_of_a_search_is_seen_and_may_be_taken_back(bench: Callable[..., Any]) -> None:
+    async with bench((100, 40)) as it:
+        reply = await it.say("hello")
+        put = reply._deltas.put_nowait
+        put(Delta(reply.id, (1,), "once upon", tail=" a mouse"))
+        await it.until(lambda: "once upon a mouse" in it.screen_text())
+        put(Delta(reply.id, (2,), " a", tail=" time"))
+        await it.until(lambda: "once upon a time" in it.screen_text())
+        assert it.app.chats.active.messages[-1].text == "once upon a", "only this is sure"
+        put(Delta(reply.id, (3, 4), " day.", (), Finish.STOP, score=-0.5))
+        await it.until(lambda: not it.app.chats.active.streaming)
+        assert it.texts()[-1] == ("assistant", "once upon a day.", "done")
+        await it.until(lambda: "once upon a day." in it.screen_text())
+
+
+@run
+async def test_the_tree_is_seen_live(bench: Callable[..., Any]) -> None:
+    shot = snapshot(3, (0, 5, 6), beams=(views(),))
+    shot = replace(shot, requests=tuple(each._replace(group=0) for each in shot.requests))
+    async with bench((130, 45), backend=FakeBackend([shot]), params=SamplingParams(beams=4)) as it:
+        await it.say("hello")
+        await it.pilot.press("f3")
+        await it.until(lambda: "2 of 4 live, 1 ended, 3 tok" in it.screen_text())
+        text = it.screen_text()
+        assert "·word65" in text and "├▸·word66" in text and "└ ·word67" in text, text
+        assert "ended ·word68" in text and "dropped ·word69" in text and "-9.00" in text
+        assert it.main.owners[5] == it.main.owners[0], "the monitor knows whose hypotheses they are"
+
+
+def test_a_tree_has_each_shared_text_once() -> None:
+    lines = lines_of(views(), lambda tokens: [chr(token) for token in tokens])
+    assert [(line.hangs, line.text, line.kind, line.score) for line in lines] == [
+        ("+", "A", "branch", None),
+        ("|+", "B", "live", -1.25),
+        ("|`", "C", "live", -2.5),
+        ("`", "D", "ended", -2.0),
+        ("", "E", "dropped", -9.0),
+    ]
+    assert [line.leads for line in lines] == [False, True, False, False, False]
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(65, 67), max_size=5).map(tuple), st.floats(-9, 0)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_from_a_tree_every_hypothesis_can_be_read(given: list[tuple[tuple[int, ...], float]]) -> None:
+    """Its text is that of the branches above it, and its own."""
+    live = tuple(HypothesisView(at, 0, score, tokens) for at, (tokens, score) in enumerate(given))
+    lines = lines_of(BeamsView(0, 8, 0, live, (), ()), lambda tokens: [chr(token) for token in tokens])
+    read, above = [], list[str]()
+    for line in lines:
+        depth = len(line.hangs) - 1 if line.hangs[-1:] in ("+", "`") else len(line.hangs)
+        above[depth:] = [line.text]
+        if line.score is not None:
+            read.append(("".join(above), line.score))
+    assert sorted(read) == sorted(("".join(map(chr, tokens)), score) for tokens, score in given)
+
+
+@run
+async def test_what_the_engine_refuses_is_said_and_taken_back(bench: Callable[..., Any]) -> None:
+    class Refuses(FakeBackend):
+        async def update(self, id: int, **changes: Any) -> None:
+            if "speculate" in changes:
+                raise BadParams("speculate", "draft cannot be had: tiny has no draft model here")
+            await super().update(id, **changes)
+
+    async with bench(backend=Refuses([snapshot()])) as it:
+        reply = await it.say("hello")
+        active = it.app.chats.active
+        active.tune(active.chat.params.changed(speculate="draft"))
+        await it.until(lambda: any("no draft model" in notice for notice in it.notices()))
+        assert active.chat.params.speculate == "" == it.main.drawer.knobs.params.speculate
+        active.tune(active.chat.params.changed(top_k=5))
+        await it.until(lambda: reply.params.top_k == 5)
+
+
+@run
+async def test_turned_quickly_it_ends_where_it_was_turned_last(bench: Callable[..., Any]) -> None:
+    """Answers come from threads, and the first may be the slowest."""
+    import asyncio
+
+    class Slow(FakeBackend):
+        pause = 0.1
+
+        async def update(self, id: int, **changes: Any) -> None:
+            pause, self.pause = self.pause, 0.0
+            await asyncio.sleep(pause)
+            await super().update(id, **changes)
+
+    async with bench(backend=Slow([snapshot()])) as it:
+        reply = await it.say("hello")
+        active = it.app.chats.active
+        for value in (0.1, 0.2, 0.3):
+            active.tune(active.chat.params.changed(temperature=value))
+        await it.until(lambda: len(it.backend.updates) == 3)
+        assert reply.params.temperature == 0.3
+
+
+@run
+async def test_only_kinds_that_the_engine_has_are_offered(bench: Callable[..., Any]) -> None:
+    shot = snapshot(speculates=("ngram", "exit"))
+    async with bench((100, 40), backend=FakeBackend([shot])) as it:
+        await it.pilot.press("f3")
+        await it.until(lambda: it.main.drawer.knobs.kinds)
+        row(it, "speculate")
+        seen = []
+        for _ in range(3):
+            await it.pilot.press("right")
+            seen.append(it.app.chats.active.chat.params.speculate)
+        assert seen == ["ngram", "exit", ""]
+
+
+@run
+async def test_what_guessing_brings_is_seen_in_the_drawer(bench: Callable[..., Any]) -> None:
+    shot = snapshot(3, (0,))
+    view = shot.requests[0]._replace(speculation=Speculation("ngram", True, 10, 40, 30, 1.8))
+    shot = replace(shot, requests=(view,))
+    start = SamplingParams(speculate="ngram")
+    async with bench((100, 40), backend=FakeBackend([shot]), params=start) as it:
+        await it.say("hello")
+        await it.pilot.press("f3")
+        await it.until(lambda: "75% stand  4.0 tok a step  1.80x" in it.screen_text())
+
+
+@run
+async def test_a_schema_of_a_file_is_kept_to(bench: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "person.json"
+    file.write_text('{"type": "object"}')
+    async with bench((100, 40)) as it:
+        reply = await it.say("hello")
+        await it.pilot.press("f3")
+        row(it, "grammar")
+        await it.pilot.press("enter")
+        await it.until(lambda: "replies are" in it.screen_text())
+        it.app.screen.query_one(Input).value = str(file)
+        await it.pilot.press("enter")
+        await it.until(lambda: reply.params.grammar == Grammar("json", '{"type": "object"}'))
+        assert it.app.store.chat(it.app.chats.active.chat.id).params.grammar, "kept with the chat"
+        row(it, "speculate")
+        await it.pilot.press("right")
+        await it.until(lambda: "grammar" in it.main.drawer.knobs.trouble)
+        row(it, "grammar")
+        await it.pilot.press("delete")
+        await it.until(lambda: reply.params.grammar is None)
+        await it.pilot.press("enter")
+        await it.until(lambda: "replies are" in it.screen_text())
+        it.app.screen.query_one(Input).value = "nowhere.json"
+        await it.pilot.press("enter")
+        await it.until(lambda: any("nowhere.json cannot be read" in notice for notice in it.notices()))
+
+
+def test_a_grammar_as_a_person_writes_it() -> None:
+    assert grammar_of(" /[0-9]+/ ") == Grammar("regex", "[0-9]+")
+    assert grammar_of("  ") is None
+    with pytest.raises(BadParams, match="cannot be read"):
+        grammar_of("/")
+
+
+@pytest.mark.parametrize("knob", [knob for knob in KNOBS if knob.choices], ids=lambda knob: knob.field)
+def test_choices_go_round(knob: Any) -> None:
+    params, seen = SamplingParams(), []
+    for _ in knob.choices:
+        seen.append(shown(knob, params))
+        params = params.changed(**{knob.field: nudged(knob, params, 1)})
+    assert params == SamplingParams() and len(set(seen)) == len(knob.choices)
+    assert {value for value, _ in KNOBS[-2].choices} == {"", *SPECULATION}
+
+
+def test_a_preset_that_searches_takes_what_it_cannot_have_away() -> None:
+    beams, fast = Preset("b", (("beams", 4),)), Preset("f", (("speculate", "ngram"),))
+    held = SamplingParams(grammar=Grammar("regex", "a"), logprobs=2, seed=4)
+    assert (beams.apply(held).grammar, beams.apply(held).logprobs, beams.apply(held).seed) == (None, None, 4)
+    assert fast.apply(held).grammar is None and fast.apply(held).logprobs == 2
+
+
+@run
+async def test_several_replies_stand_side_by_side_in_forks(bench: Callable[..., Any]) -> None:
+    start = SamplingParams(temperature=0.7, n=3)
+    async with bench((200, 50), params=start) as it:
+        reply = await it.say("hello")
+        assert reply.params.n == 3
+        first = it.app.chats.active
+        put = reply._deltas.put_nowait
+        for choice, text in ((0, "one"), (2, "<think>hm</think>three"), (1, "two")):
+            put(Delta(reply.id, (choice,), text, choice=choice))
+        await it.until(lambda: "one" in it.screen_text())
+        assert len(it.app.chats) == 1, "the others come when they are whole"
+        put(Delta(reply.id, finish=Finish.STOP, left=2))
+        put(Delta(reply.id, (9,), " and a half", finish=Finish.LENGTH, choice=1, left=1))
+        put(Delta(reply.id, finish=Finish.FAILED, error="no number", choice=2))
+        await it.until(lambda: len(it.app.chats) == 3)
+        assert it.app.chats.active is first and not first.streaming
+        said = [each.chat.messages[-1] for each in it.app.chats]
+        assert [each.text for each in said] == ["one", "two and a half", "three"]
+        assert [each.state for each in said] == ["done", "done", "failed"]
+        assert said[2].reasoning == "hm" and said[2].error == "no number"
+        await it.until(lambda: "two and a half" in it.screen_text())
+        assert {each.role for each in it.app.store.chat(list(it.app.chats)[1].chat.id).messages} == {
+            "user",
+            "assistant",
+        }
+        assert it.app.store.chat(list(it.app.chats)[1].chat.id).messages[-1].text == "two and a half"
+
+
+@run
+async def test_what_is_stopped_leaves_no_forks(bench: Callable[..., Any]) -> None:
+    async with bench(params=SamplingParams(temperature=0.7, n=2)) as it:
+        reply = await it.say("hello")
+        reply._deltas.put_nowait(Delta(reply.id, (1,), "one", choice=1))
+        reply._deltas.put_nowait(Delta(reply.id, (0,), "zero"))
+        await it.until(lambda: it.app.chats.active.run.others)
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.app.chats.active.streaming)
+        assert len(it.app.chats) == 1 and it.texts()[-1] == ("assistant", "zero", "stopped")
+
+
+@run
+async def test_how_many_replies_is_settled_when_it_is_asked(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        active = it.app.chats.active
+        active.tune(active.chat.params.changed(n=4, top_k=3))
+        await it.until(lambda: reply.params.top_k == 3)
+        assert it.backend.updates[-1][1] == {"top_k": 3} and active.chat.params.n == 4
+
+
+TURNS = ("up", "down", "left", "right", "shift+left", "shift+right", "delete", "0", "1", "2", ".", "enter")
+WALKS = ("alt+c", "f3", "escape", "tab", "home", "end", "pagedown")
+
+
+@pytest.mark.parametrize("seed", range(2))
+@run
+async def test_whatever_is_turned_the_engine_is_told_the_same(bench: Callable[..., Any], seed: int) -> None:
+    """Any keys in the drawer and along the tokens, while replies come: chat and engine agree in the end."""
+    draw = random.Random(seed)
+    async with bench((100, 30), backend=FakeBackend([snapshot(speculates=SPECULATION)])) as it:
+        for _ in range(3):
+            active = it.app.chats.active
+            if not active.streaming:
+                await it.pilot.press("escape")
+                active.send("go")
+                await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
+            if not it.main.drawer.display:
+                await it.pilot.press("f3")
+            for _ in range(25):
+                await it.pilot.press(draw.choice(TURNS if draw.random() < 0.85 else WALKS))
+                while len(it.app.screen_stack) > 1:
+                    await it.pilot.press("escape")
+                for reply in it.replies[-2:]:
+                    if not reply.finished and draw.random() < 0.3:
+                        drawn = (TokenLogprob(66, -0.5, 1, ((66, -0.5), (67, -1.5))),)
+                        reply._deltas.put_nowait(
+                            Delta(reply.id, (66,), "b", drawn, tail=draw.choice(["", " t"]))
+                        )
+            run_now = it.app.chats.active.run
+            if run_now is not None and run_now.reply is not None:
+                await it.until(lambda now=run_now: settled(now.reply.params) == settled(now.told))
+                assert settled(run_now.told).changed(logprobs=None) == settled(
+                    it.app.chats.active.chat.params
+                )
+                it.replies[-1].end()
+        for reply in it.replies:
+            reply.end()
+        await it.until(lambda: not it.app.chats.streaming)
+        assert all(each.chat.messages[-1].state != "failed" for each in it.app.chats)
+
+
+def settled(params: SamplingParams) -> SamplingParams:
+    return params.changed(n=1)

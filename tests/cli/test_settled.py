@@ -1,0 +1,24 @@
+"""What the settings say of the engine, and the command line before them."""
+
+import pytest
+
+from minichat.cli import parser
+from minichat.commands.options import engine_config
+from minichat.commands.tui import settle
+from minichat.settings import Settings
+from minichat.settings.schema import Engine
+
+SAID = Settings(engine=Engine(quantization="int8", kv="fp8", kv_window=64, kv_sinks=0, blocks=70))
+
+
+@pytest.mark.parametrize("command", ["chat", "up"])
+def test_forms_of_weights_and_cache(command: str) -> None:
+    def asked(*words: str) -> tuple[object, ...]:
+        options = parser().parse_args([command, *words])
+        settle(options, SAID)
+        config = engine_config(options)
+        return config.quantization, config.kv_scheme, config.kv_window, config.kv_sinks, config.blocks
+
+    assert asked() == ("int8", "fp8", 64, 0, 70)
+    assert asked("--quantization", "none", "--kv", "none") == ("none", "none", 64, 0, 70)
+    assert asked("--kv-window", "32", "--kv-sinks", "8", "--blocks", "9") == ("int8", "fp8", 32, 8, 9)
