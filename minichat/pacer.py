@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 _BETWEEN = 0.02  # seconds between the turns of two panes: never two in one tick
-_SHARE = 0.06  # of one core that drawing may take; turns come later where they cost more
+_SHARE = 0.05  # of one core that drawing may take; turns come later where they cost more
 _LATEST = 0.25  # seconds to the next turn, whatever they cost
 
 

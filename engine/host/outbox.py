@@ -1,7 +1,7 @@
 """What the engine's process has to say, gathered on its way out.
 
 The engine's thread only lays things down. Another one sends them: at once where a reply begins or ends, else
-what has gathered in a fiftieth of a second. While the other side does not read, what waits is merged, so that
+what has gathered in some hundredths of a second. While the other side does not read, what waits is merged, so that
 a stalled screen costs the engine neither time nor memory.
 """
 
@@ -14,7 +14,7 @@ from engine import wire
 from engine.events import Delta, Event, log
 from engine.host.frames import Frames
 
-TICK = 0.02  # seconds that a token waits at most for the next ones
+TICK = 0.04  # seconds that a token waits at most for the next ones
 YOUNG = 4  # deltas of a reply that do not wait
 _MERGED_AT = 64  # deltas of one reply
 _EVENTS = 10_000  # that are kept for a reader who has stalled; the oldest are lost first
