@@ -1,8 +1,8 @@
 """What the engine's process has to say, gathered on its way out.
 
 The engine's thread only lays things down. Another one sends them: at once where a reply begins or ends, else
-what has gathered in a few hundredths of a second. While the other side does not read, what waits is merged, so
-that a stalled screen costs the engine neither time nor memory.
+what has gathered in a few hundredths of a second. While the other side does not read, what waits is merged,
+so that a stalled screen costs the engine neither time nor memory.
 """
 
 import threading
