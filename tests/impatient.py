@@ -5,4 +5,4 @@ Twice a key it waits until the process has been idle for 20 ms, which was most o
 
 from textual import _wait
 
-_wait.SLEEP_GRANULARITY, _wait.SLEEP_IDLE = 0.004, 0.0004
+_wait.SLEEP_GRANULARITY, _wait.SLEEP_IDLE = 0.01, 0.0005
