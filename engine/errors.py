@@ -49,10 +49,6 @@ class BadCheckpoint(EngineError):
     """The model's files are broken, incomplete, or of a kind that is refused."""
 
 
-class StepFailed(EngineError):
-    """One step of the engine failed; the requests in it end with this reason."""
-
-
 class NoMemory(EngineError):
     """A step found no memory to compute in; its block moves are done, and nothing else of it is."""
 

@@ -6,6 +6,7 @@ with what stands before and behind a product.
 """
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from engine.quant.fp8 import ScaledFp8
 from engine.quant.int4 import Grouped, in_place
 
 
-class OnGpu(nn.Module):
+class OnGpu(nn.Module, ABC):
     """What the products here have in common: [parts, rows, outputs] of few rows, and biases."""
 
     bias: Tensor | None
@@ -30,13 +31,13 @@ class OnGpu(nn.Module):
         """Whether `vector` and `parts` say all of it."""
         return self.bias is None
 
+    @abstractmethod
     def vector(self, x: Tensor, **around: Any) -> Tensor:
         """One row, as products.vector takes it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
         """[parts, rows, outputs], without the bias."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         parts = self.parts(x.contiguous())
