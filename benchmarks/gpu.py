@@ -70,7 +70,7 @@ BLOCKS = 256 * 2048 // 16  # the mixed workload's, all at once; the rest of the 
 SHORT, LONG = 16, 272
 GAP = 0.1  # between the likeliest token's logit and the chosen one's, by transformers in float32
 PROFILED = 24  # steps
-STEADY = 60  # the same, timed without a profiler
+STEADY = 200  # the same, timed without a profiler; the launch of the first is in it
 
 
 class Heard:
@@ -229,16 +229,21 @@ def seconds_of(call: Callable[[], object], times: int) -> float:
 
 
 def mixed(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
-    """As nano-vllm's benchmark draws it; the second run counts."""
-    draw = random.Random(0)
-    prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
-    counts = [draw.randint(100, 1024) for _ in range(256)]
+    """The second run counts."""
+    prompts, counts = drawn()
     for _ in range(2):
         torch.cuda.synchronize()
         began = time.perf_counter()
         finish(engine, prompts, counts)
         spent = time.perf_counter() - began
     bench.note(f"{name}, N", sum(counts) / spent, "tok/s")
+
+
+def drawn() -> tuple[list[list[int]], list[int]]:
+    """N: prompts, and how many tokens each is answered with, as nano-vllm's benchmark draws them."""
+    draw = random.Random(0)
+    prompts = [[draw.randint(0, 10000) for _ in range(draw.randint(100, 1024))] for _ in range(256)]
+    return prompts, [draw.randint(100, 1024) for _ in range(256)]
 
 
 def anatomy(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Steps in which every row decodes one token: one copy to the device, one CUDA graph, one copy back.
+"""Steps in which every row decodes one token: one CUDA graph, from the numbers on the host to tokens there.
 
 A graph is a recording of a step's launches, replayed as one. It reads its numbers where they lay when it was
 recorded, so each batch size has a form of its own (staging.py), filled anew for each step and padded to that
@@ -9,6 +9,7 @@ blocks they hold, the tokens drawn last. So requests join, leave and change with
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
@@ -112,7 +113,6 @@ class DecodeSteps:
         return wanted.edits is None or len(wanted.edits[0]) <= BIASES
 
     def _run(self, rows: Sequence[Row], wanted: Wanted | None) -> tuple[Tensor, ...]:
-        self._copy_tables()
         count, draws = len(rows), None if wanted is None else Draws.of(wanted)
         size = self._sizes[bisect_left(self._sizes, count)]
         biased = draws is not None and draws.biased
@@ -123,13 +123,18 @@ class DecodeSteps:
         cut = self._fill(fields, rows, work)
         if wanted is not None:
             describe(fields, wanted)
-        form.send()
+        self._tell_of_blocks(fields["news"])
         key = (size, draws, cut)
         if key not in self._recordings:
             seen = None if wanted is None else wanted.seen
             launches = self._launches(form, work, draws, seen, cut)
             self._recordings[key] = Recording(self._recorder, launches)
-        return tuple(each[:count] for each in self._recordings[key].run())
+        found = self._recordings[key].run()
+        self._tables.written.clear()  # not before: a step without memory is launched again
+        tokens = form.launched()
+        if wanted is not None:
+            found = (tokens, *found)
+        return tuple(each[:count] for each in found)
 
     def forget(self) -> None:
         """Drops all recordings: a product is another one now, or a weight lies elsewhere."""
@@ -139,7 +144,7 @@ class DecodeSteps:
     def _form(self, size: int, biased: bool) -> tuple[Form, Work]:
         work = self._stage.work(size)
         fields: Fields = {
-            name: ((size,), np.dtype(np.int64)) for name in ("ids", "positions", "places", "slots", "tokens")
+            name: ((size,), np.dtype(np.int64)) for name in ("ids", "positions", "places", "slots")
         }
         fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
         fields["asked"] = ((size,), np.dtype(np.int32))
@@ -147,7 +152,7 @@ class DecodeSteps:
         if biased:
             fields["bias_at"] = ((BIASES,), np.dtype(np.int64))
             fields["biases"] = ((BIASES,), np.dtype(np.float32))
-        return Form(fields, self._device), work
+        return Form(fields, size, self._mirror), work
 
     def _fill(self, fields: Mapping[str, np.ndarray], rows: Sequence[Row], work: Work) -> bool:
         """Writes a step into a form; says whether attention cuts any context."""
@@ -174,25 +179,30 @@ class DecodeSteps:
         prepared = work.prepared(fields["work"], self._mirror, cut=cut)
 
         def launches() -> tuple[Tensor, ...]:
+            form.fetch()
             logits = stage.logits(fields, last_ids, prepared)
-            if draws is None:
-                return (logits,)
-            return fields["tokens"], *stage.draw(logits, fields, last_ids, draws, seen)
+            found = (logits,) if draws is None else stage.draw(logits, fields, last_ids, draws, seen)
+            form.answer()
+            return found
 
         return launches
 
-    def _copy_tables(self) -> None:
-        """What was written into the tables since the last time."""
-        written = self._tables.written
+    def _tell_of_blocks(self, news: np.ndarray) -> None:
+        """What was written into the tables since the last step: in the form, or ahead of it if it is much."""
+        news[0] = -1
+        written, grid = self._tables.written, self._tables.grid
         if not written:
             return
         slots = np.repeat(list(written), [end - begin for begin, end in written.values()])
         columns = np.fromiter(
             chain.from_iterable(range(*each) for each in written.values()), np.int64, len(slots)
         )
-        at, to, blocks = upload([slots, columns, self._tables.grid[slots, columns]], self._device)
-        self._mirror[at, to] = blocks
-        written.clear()
+        cells, blocks = slots * grid.shape[1] + columns, grid[slots, columns]
+        if len(cells) <= news.shape[1]:
+            news[:, : len(cells)] = cells, blocks
+        else:
+            at, values = upload([cells, blocks], self._device)
+            self._mirror.view(-1)[at] = values
 
 
 def describe(fields: Mapping[str, np.ndarray], wanted: Wanted) -> None:
@@ -224,11 +234,17 @@ def biases_of(wanted: Wanted) -> tuple[np.ndarray, np.ndarray]:
     return rows * wanted.vocab + ids, values
 
 
+@cache
+def recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for good: cuBLAS keeps a workspace of 32 MB for every stream that it has seen."""
+    return torch.cuda.Stream(device)
+
+
 class Recorder:
     """Where graphs are recorded, and the memory that they share: they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)
+        self.stream = recording_stream(device)
         self.pool = torch.cuda.graph_pool_handle()
         self.full = False  # no memory was left for another one
 
@@ -249,7 +265,7 @@ class Recording:
             self._graph.replay()
             return self._result
         if self._recorder is None:
-            # What lies in a form is overwritten before it is collected.
+            # What lies in a form, or is the model's, is overwritten before it is collected.
             return tuple(each.clone() for each in self._launches())
         self._warm = True
         return self._aside(self._recorder)

@@ -1,4 +1,4 @@
-"""Numbers on their way to the device: what belongs together goes in one copy, and nobody waits for it."""
+"""Numbers on their way to the device and back: what belongs together goes at once, nobody waits."""
 
 from collections.abc import Sequence
 
@@ -9,6 +9,7 @@ from torch import Tensor
 Fields = dict[str, tuple[tuple[int, ...], np.dtype]]  # shapes and types, by name
 
 ALIGNED = 16  # bytes
+_WORD = 8
 BEHIND = 3  # steps whose numbers may still be on their way when the next ones are written
 
 
@@ -30,41 +31,81 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
 
 
 class Form:
-    """Fields of fixed shapes: one piece of memory on the device, filled from the host step after step."""
+    """Fields of fixed shapes on the device, fetched from the host step after step, and tokens brought back.
 
-    def __init__(self, fields: Fields, device: torch.device) -> None:
-        sizes = [int(np.prod(shape)) * np.dtype(kind).itemsize for shape, kind in fields.values()]
+    Both are launches like others, and may be recorded with the rest of a step. Every form has the fields
+    `news`, what is new in the block tables, (cells, blocks) with a cell of -1 for none, and `tokens`, what
+    was drawn.
+    """
+
+    def __init__(self, fields: Fields, rows: int, tables: Tensor) -> None:
+        numbers = np.dtype(np.int64)
+        fields = {"news": ((2, rows), numbers), **fields, "tokens": ((rows,), numbers)}
+        sizes = [int(np.prod(shape)) * kind.itemsize for shape, kind in fields.values()]
         places, size = _places(sizes)
-        pinned = device.type == "cuda"
+        device = tables.device
+        self._rows, self._tables, self._on_gpu = rows, tables, device.type == "cuda"
 
-        def views(numbers: np.ndarray) -> dict[str, np.ndarray]:
+        def views(piece: Tensor) -> dict[str, Tensor]:
             return {
-                name: numbers[place : place + bytes_].view(kind).reshape(shape)
+                name: piece[place : place + bytes_]
+                .view(torch.from_numpy(np.empty(0, kind)).dtype)
+                .view(shape)
                 for (name, (shape, kind)), place, bytes_ in zip(fields.items(), places, sizes, strict=True)
             }
 
-        self._hosts = [torch.zeros(size, dtype=torch.uint8, pin_memory=pinned) for _ in range(BEHIND)]
-        self._views = [views(host.numpy()) for host in self._hosts]
-        self._read = [torch.cuda.Event() for _ in self._hosts] if pinned else []
-        self._at = 0
+        self._pieces = torch.zeros(BEHIND, size, dtype=torch.uint8, pin_memory=self._on_gpu)
         self._there = torch.zeros(size, dtype=torch.uint8, device=device)
-        self.on_device = {
-            name: self._there[place : place + bytes_].view(torch.from_numpy(view[:0]).dtype).view(view.shape)
-            for (name, view), place, bytes_ in zip(self._views[0].items(), places, sizes, strict=True)
-        }
+        self._hosts = [views(piece) for piece in self._pieces]
+        self._blanks = [{name: view.numpy() for name, view in each.items()} for each in self._hosts]
+        self.on_device = views(self._there)
+        self._told = places[-1] // _WORD
+        self._at = 0  # the piece in turn
+        self._turn = torch.zeros(
+            1, dtype=torch.int64, device=device
+        )  # the same, as far as the device has come
+        self._over = [torch.cuda.Event() for _ in self._hosts] if self._on_gpu else []
 
     def blank(self) -> dict[str, np.ndarray]:
         """The fields to fill for the next step; they hold those of an earlier one."""
-        self._at = (self._at + 1) % BEHIND
-        if self._read:
-            self._read[self._at].synchronize()  # over long since, but for steps that failed
-        return self._views[self._at]
+        if self._over:
+            self._over[self._at].synchronize()  # long since, but for steps that failed
+        return self._blanks[self._at]
 
-    def send(self) -> None:
-        """Brings what `blank` gave to the device, behind all that was launched before."""
-        self._there.copy_(self._hosts[self._at], non_blocking=True)
-        if self._read:
-            self._read[self._at].record()
+    def launched(self) -> Tensor:
+        """Said behind the launches of a step, `fetch` and `answer` among them: where its tokens will be."""
+        tokens = self._hosts[self._at]["tokens"]
+        if self._over:
+            self._over[self._at].record()
+        self._at = (self._at + 1) % BEHIND
+        return tokens
+
+    def fetch(self) -> None:
+        """What `blank` gave, to the device."""
+        if self._on_gpu:
+            # Brings Triton, which is there where a GPU is.
+            from engine.kernels.forms import fetch
+
+            pieces, there = self._words()
+            fetch(there, self._tables, pieces, self._turn, self._rows)
+        else:
+            self._there.copy_(self._pieces[self._turn[0]])
+            cells, blocks = self.on_device["news"]
+            self._tables.view(-1)[cells[cells >= 0]] = blocks[cells >= 0].int()
+
+    def answer(self) -> None:
+        """The tokens, to the host. The last launch of a step, so that a failing one leaves the turn alone."""
+        if self._on_gpu:
+            from engine.kernels.forms import answer
+
+            pieces, there = self._words()
+            answer(pieces, there, self._turn, self._told, self._rows)
+        else:
+            self._hosts[self._turn[0]]["tokens"].copy_(self.on_device["tokens"])
+            self._turn.add_(1).remainder_(BEHIND)
+
+    def _words(self) -> tuple[Tensor, Tensor]:
+        return self._pieces.view(torch.int64), self._there.view(torch.int64)
 
 
 def _places(sizes: Sequence[int]) -> tuple[list[int], int]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from engine import events
 from engine.attention.packing import pack
 from engine.cache.store import PACKED, KVLayer
+from engine.models.decoder import Decoder
 from engine.models.source import settle
 from engine.quant.fp8 import quantized as to_fp8
 from engine.quant.registry import named
@@ -67,10 +68,11 @@ def test_is_the_product_with_what_was_kept(name: str, dtype: torch.dtype) -> Non
 )
 @pytest.mark.parametrize("rows", [1, 17, 100])
 def test_the_fused_forward_is_the_decoders(rows: int, kv: Any, scheme: str) -> None:
+    """A number that fp8 rounds the other way takes a row as far away as that rounding does; few rows."""
     from engine.attention.triton_backend import TritonAttention
     from engine.models.fused import FusedDecoder
 
-    model = decoder(torch.bfloat16)
+    model, exact = decoder(torch.bfloat16), decoder(torch.bfloat16)
     for layer in model.layers:
         settle(layer, named(scheme))
     spec = model.config.layers[0]
@@ -89,16 +91,27 @@ def test_the_fused_forward_is_the_decoders(rows: int, kv: Any, scheme: str) -> N
 
     backend, batch, others = TritonAttention(), case.batch, layers()
     ids = torch.arange(len(batch.positions), device=GPU) * 7
+
+    def plain(of: Decoder, cells: list[KVLayer]) -> Tensor:
+        return of.forward(
+            ids, batch.positions, lambda n, q, k, v: backend.attend(q, k, v, cells[n], prepared)
+        )
+
     with torch.inference_mode():
         prepared = backend.prepare(batch)
-        wanted = model.forward(
-            ids, batch.positions, lambda n, q, k, v: backend.attend(q, k, v, others[n], prepared)
-        )
+        wanted = plain(model, others)
         fused = FusedDecoder(model, layers(), backend)
         x = fused.embed(ids, torch.arange(len(ids), device=GPU), ids)
         got = fused.forward(x, batch.positions, batch.places, prepared)
-    error = (got.float() - wanted.float()).norm(dim=1) / wanted.float().norm(dim=1)
-    assert error.max() < (4e-2 if scheme == "fp8" else 2e-2), f"{error.max():.1e} at {error.argmax()}"
+        limit = 2e-2 if scheme != "fp8" else apart(plain(exact, layers()), wanted).min()
+    error = apart(got, wanted)
+    assert error.max() < limit, f"{error.max():.1e} at {error.argmax()}"
+    assert len(error) == 1 or (error < 2e-2).float().mean() > 0.8
+
+
+def apart(one: Tensor, other: Tensor) -> Tensor:
+    """How far each row is from the other's, relative to that."""
+    return (one.float() - other.float()).norm(dim=1) / other.float().norm(dim=1)
 
 
 @pytest.fixture(scope="module")

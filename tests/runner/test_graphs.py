@@ -1,5 +1,6 @@
 """Decode steps through forms, carried out at once on a CPU: bit for bit what the plain runner says."""
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
 from engine.core import Engine
 from engine.params import SamplingParams
-from engine.runner.graphs import BIASES, DecodeSteps, Draws, describe
+from engine.runner.graphs import BIASES, DecodeSteps, Draws, Recording, describe
 from engine.runner.runner import ModelRunner
 from engine.sampling.logprobs import read_logprobs
 from engine.sampling.penalties import SeenTokens
@@ -217,3 +218,26 @@ def test_recordings_may_be_forgotten(llama: Path) -> None:
     engine.runner._steps.forget()
     drain(engine)
     assert heard.reply == alone(llama, PROMPT).reply
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(("owner", "name"), [(Recording, "run"), (PlainStage, "logits")])
+def test_a_step_without_memory_leaves_forms_in_step(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, depth: int
+) -> None:
+    """What was new in the tables is told again, and the next tokens are looked for where they come."""
+    tries, call = itertools.count(), getattr(owner, name)
+
+    def or_not(*given: Any) -> Any:
+        if next(tries) in {1, 4, 5, 11, 15}:  # 4 and 5 are the first and the second try of one step
+            raise torch.OutOfMemoryError("no memory")
+        return call(*given)
+
+    monkeypatch.setattr(owner, name, or_not)
+    engine = in_forms(engine_on(llama, depth=depth))
+    prompts = [[1, *range(40, 40 + length)] for length in (5, 30, 47)]
+    heard = [ask(engine, prompt)[1] for prompt in prompts]
+    drain(engine)
+    assert next(tries) > 16
+    for prompt, each in zip(prompts, heard, strict=True):
+        assert each.reply == alone(llama, prompt).reply

@@ -1,0 +1,97 @@
+"""Transformers' continuous batching beside our engine: the workloads of `gpu`, on one GPU, in one process.
+
+The model is the one of the shape, with our engine's weights, in bfloat16; flash-attn where it is installed,
+else sdpa. Ours and theirs take turns in one sitting, so that a GPU's good or bad day is both of theirs.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from benchmarks.gpu import LONG, SHORT, drawn, finish, oracle, started
+from benchmarks.harness import Bench
+
+
+def run(
+    bench: Bench,
+    *,
+    shape: tuple[str, ...] = ("0.6B",),
+    rows: tuple[int, ...] = (1, 8, 32, 128, 256),
+    only: tuple[str, ...] = ("decode", "mixed"),
+) -> None:
+    if not torch.cuda.is_available():
+        raise SystemExit(f"gpu_peers needs an NVIDIA GPU, and torch {torch.__version__} sees none")
+    parts = {each.__name__: each for each in (decode, mixed)}
+    if unknown := [name for name in only if name not in parts]:
+        raise SystemExit(f"gpu_peers has no part {unknown[0]!r}, but {', '.join(parts)}")
+    for name in shape:
+        with started(bench, name) as engine, oracle(name, engine) as model:
+            manager = transformers(model.bfloat16())
+            with manager as theirs:
+                sides = {"ours": lambda *given, e=engine: finish(e, *given), "transformers": theirs}
+                for part in only:
+                    parts[part](bench, name, sides, rows)
+
+
+def decode(bench: Bench, name: str, sides: dict[str, Any], rows: Sequence[int]) -> None:
+    """As in `gpu`: milliseconds of a step with so many rows."""
+    for count in rows:
+        steps: dict[str, list[float]] = {side: [] for side in sides}
+        for turn in range(4):  # the first one compiles and records
+            for side, said in sides.items():
+                short, long = (seconds(said, prompts(count), [each] * count) for each in (SHORT, LONG))
+                if turn:
+                    steps[side].append((long - short) / (LONG - SHORT) * 1e3)
+        for side, taken in steps.items():
+            bench.note(f"{name}, D, B={count}, {side}", taken, "ms")
+
+
+def mixed(bench: Bench, name: str, sides: dict[str, Any], rows: Sequence[int]) -> None:
+    given = drawn()
+    for turn in range(2):
+        for side, said in sides.items():
+            spent = seconds(said, *given)
+            if turn:
+                bench.note(f"{name}, N, {side}", sum(given[1]) / spent, "tok/s")
+
+
+def prompts(rows: int) -> list[list[int]]:
+    return [[random.randrange(10000) for _ in range(512)] for _ in range(rows)]
+
+
+def seconds(said: Any, *given: Any) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    said(*given)
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+@contextmanager
+def transformers(model: Any) -> Iterator[Any]:
+    """A call that answers prompts, each with so many tokens, as fast as their engine can."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    model.set_attn_implementation("flash_attention_2" if find_spec("flash_attn") else "sdpa")
+    how = GenerationConfig(do_sample=True, temperature=0.6, top_k=0, eos_token_id=-1, max_new_tokens=1024)
+    batching = ContinuousBatchingConfig(allow_block_sharing=False)  # else the same prompt would be free
+    with model.continuous_batching_context_manager(how, continuous_batching_config=batching) as manager:
+
+        def said(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
+            for prompt, count in zip(prompts, counts, strict=True):
+                manager.add_request(list(prompt), max_new_tokens=count)
+            lengths = []
+            while len(lengths) < len(prompts):
+                one = manager.get_result(timeout=60)
+                if one is None or one.error:
+                    raise SystemExit(f"transformers: {'no reply' if one is None else one.error}")
+                if one.is_finished():
+                    lengths.append(len(one.generated_tokens))
+            assert sorted(lengths) == sorted(counts)
+
+        yield said
