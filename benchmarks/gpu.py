@@ -70,6 +70,13 @@ BLOCKS = 256 * 2048 // 16  # the mixed workload's, all at once; the rest of the 
 SHORT, LONG = 16, 272
 GAP = 0.1  # between the likeliest token's logit and the chosen one's, by transformers in float32
 PROFILED = 24  # steps
+DRAWS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "top-k and top-p": {"top_k": 50, "top_p": 0.9},
+    "penalties": {"frequency_penalty": 0.5, "repetition_penalty": 1.1},
+    "a bias": {"logit_bias": {5: 2.0}},
+    "20 log-probabilities": {"logprobs": 20},
+}
 STEADY = 200  # the same, timed without a profiler; the launch of the first is in it
 
 
@@ -94,7 +101,7 @@ def run(
 ) -> None:
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu needs an NVIDIA GPU, and torch {torch.__version__} sees none")
-    parts = {each.__name__: each for each in (check, decode, anatomy, mixed, cuda_graphs, overlap)}
+    parts = {each.__name__: each for each in (check, decode, anatomy, mixed, cuda_graphs, overlap, draws)}
     if unknown := [name for name in only if name not in parts]:
         raise SystemExit(f"gpu has no part {unknown[0]!r}, but {', '.join(parts)}")
     for name in shape:
@@ -204,10 +211,21 @@ def graph_of_a_step(engine: Engine) -> torch.cuda.CUDAGraph:
     return replayed[-1]
 
 
-def decoding(engine: Engine, rows: int, tokens: int) -> None:
+def draws(bench: Bench, name: str, engine: Engine, rows: Sequence[int]) -> None:
+    """What it costs to draw in other ways, of all rows."""
+    for count in rows:
+        for how, changes in DRAWS.items():
+            decoding(engine, count, STEADY + 150, **changes)
+            taken = steps_take(engine, STEADY)
+            while engine.busy:
+                engine.step()
+            bench.note(f"{name}, B={count}, a step, {how}", taken * 1e3, "ms")
+
+
+def decoding(engine: Engine, rows: int, tokens: int, **changes: Any) -> None:
     """So many requests are there, prompts of 512, and have said 100 tokens each."""
     draw = random.Random(rows)
-    params = SamplingParams(temperature=0.6, max_tokens=tokens, ignore_eos=True)
+    params = SamplingParams(temperature=0.6, max_tokens=tokens, ignore_eos=True, **changes)
     for _ in range(rows):
         engine.submit([draw.randrange(10000) for _ in range(512)], params, Heard())
     while engine.scheduler.waiting or any(each.generated < 100 for each in engine.scheduler.running):

@@ -85,7 +85,7 @@ def transformers(model: Any) -> Iterator[Any]:
         def said(prompts: Sequence[Sequence[int]], counts: Sequence[int]) -> None:
             for prompt, count in zip(prompts, counts, strict=True):
                 manager.add_request(list(prompt), max_new_tokens=count)
-            lengths = []
+            lengths: list[int] = []
             while len(lengths) < len(prompts):
                 one = manager.get_result(timeout=60)
                 if one is None or one.error:
