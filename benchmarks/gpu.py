@@ -8,6 +8,7 @@ Before anything is timed, greedy replies are checked against transformers in flo
 
 import json
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -343,3 +344,9 @@ def oracle(name: str, engine: Engine) -> Iterator[Any]:
     yield model.eval()
     del model, own
     torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":  # `python -m benchmarks.gpu` is `python -m benchmarks gpu`
+    from benchmarks.__main__ import main
+
+    raise SystemExit(main(["gpu", *sys.argv[1:]]))
