@@ -37,6 +37,7 @@ DECODE: dict[str, Rows] = {
         for context in (128, 656, 4096)
         for rows in (1, 8, 32, 128, 256)
     },
+    "32 x 8192": [(1, 8192)] * 32,
     **{f"{rows} x {context}": [(1, context)] * rows for context in (32768,) for rows in (1, 8, 32, 128)},
     "64 of 100 to 2,000": ragged(64),
     "256 of 100 to 2,000": ragged(256),
@@ -70,9 +71,12 @@ def run(
     block_size: int = 16,
     dtype: str = "bfloat16",
     kv: KvSchemeName = "none",
+    only: tuple[str, ...] = (*DECODE, *CHUNKS),
 ) -> None:
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_attention needs an NVIDIA GPU, and torch {torch.__version__} sees none")
+    if unknown := [name for name in only if name not in DECODE | CHUNKS]:
+        raise SystemExit(f"gpu_attention has no case {unknown[0]!r}, but {', '.join(DECODE | CHUNKS)}")
     device, kind = torch.device("cuda", 0), getattr(torch, dtype)
     spec = LayerSpec(heads=heads, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=dim**-0.5)
     backend = choose(attention, device, [spec], kind, kv, block_size=block_size)
@@ -89,11 +93,11 @@ def run(
             check(name, layer(0), step)
             return bench.note(name, graph_times(bench, layer, len(step.layers)), "us").median
 
-    for name, rows in DECODE.items():
+    for name, rows in ((name, rows) for name, rows in DECODE.items() if name in only):
         median = figures(f"decode {name}", rows)
         read = sum(context for _, context in rows) * KVStore.block_bytes([spec], 1, kind, kv)
         bench.note(f"decode {name}, keys and values read", read / median / 1e6, "TB/s")
-    for name, rows in CHUNKS.items():
+    for name, rows in ((name, rows) for name, rows in CHUNKS.items() if name in only):
         median = figures(name, rows)
         pairs = sum(new * (context - new) + new * (new + 1) / 2 for new, context in rows)
         bench.note(f"{name}, arithmetic", 4 * pairs * heads * dim / median / 1e6, "TFLOP/s")

@@ -17,6 +17,7 @@ PACKAGES = (
     "numpy",
     "bitsandbytes",
     "flash-attn",
+    "flashinfer-python",
 )
 
 

@@ -17,8 +17,9 @@ BUILT_IN = {  # imported when they are first asked for
     "torch": "engine.attention.torch_backend",
     "triton": "engine.attention.triton_backend",
     "flash-attn": "engine.attention.flash_backend",
+    "flashinfer": "engine.attention.flashinfer_backend",
 }
-# What "auto" tries; elsewhere torch. By docs/attention-gpu.md triton is ahead of flash-attn.
+# What "auto" tries; elsewhere torch. By docs/attention-gpu.md triton is ahead of the packages in whole.
 PREFERRED = {"cuda": ("triton", "torch")}
 
 logger = logging.getLogger("minichat.engine")

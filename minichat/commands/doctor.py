@@ -20,7 +20,7 @@ from engine.quant import registry as schemes
 from minichat import __version__
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx")
-OPTIONAL = ("triton", "bitsandbytes", "flash-attn")
+OPTIONAL = ("triton", "bitsandbytes", "flash-attn", "flashinfer-python")
 _GB = 1e9
 _SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)  # a usual layer
 

@@ -19,12 +19,13 @@ BY_NAME = {  # nothing imports these: a program runs them, or another package lo
 }  # fmt: skip
 BY_NAME |= {"bitsandbytes"}  # by importlib, with its warnings kept off the screen
 
+ABSENT = {"flashinfer": "flashinfer-python"}  # what brings a module that need not be installed here
 
 installed = cache(packages_distributions)
 
 
 def distribution(module: str) -> str:
-    return canonicalize_name(installed().get(module, [module])[0])
+    return canonicalize_name(installed().get(module, [ABSENT.get(module, module)])[0])
 
 
 @cache

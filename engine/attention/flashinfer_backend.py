@@ -1,0 +1,182 @@
+"""The kernels of flashinfer, where that package is installed: a back end to be asked for by name."""
+
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+os.environ.setdefault("FLASHINFER_LOGGING_LEVEL", "warning")  # its news would land on the screen
+
+from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
+from flashinfer.jit import env
+from flashinfer.jit.cpp_ext import get_cuda_path
+
+from engine.attention.base import Batch, KVLayer
+from engine.attention.pages import Pages
+from engine.attention.registry import register
+from engine.config import KvSchemeName, LayerSpec
+from engine.errors import EngineError
+from engine.kernels.attention.write import write
+
+HEADS = (64, 128)  # as wide; it has kernels for others, which have not been tried
+OLDEST = (8, 0)  # compute capability
+SHARED = 4  # heads on one key head, from which on tensor cores pay for a single token
+TILE = 128  # queries
+WORKSPACE = 128 * 2**20  # bytes, as its authors advise; partial results of contexts that it cuts
+
+logger = logging.getLogger("minichat.engine")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    batch: Batch
+    singles: Pages
+    chunks: Pages
+    starts: Tensor  # [chunks + 1] int32, on the host: where each begins among their tokens
+
+
+class Calls:
+    """What layers of one kind are computed by: a call for rows of a token each, another for chunks.
+
+    Layers with a window or a cap are left to the one kernel, fa2, that serves both: less to compile.
+    """
+
+    def __init__(self, spec: LayerSpec, dtype: torch.dtype, workspace: Tensor) -> None:
+        self._spec = spec
+        self._alike = {
+            "window_left": -1 if spec.window is None else spec.window - 1,
+            "logits_soft_cap": spec.softcap or 0.0,
+            "sm_scale": spec.scale,
+            "q_data_type": dtype,
+            "kv_data_type": dtype,
+        }
+        self._plain = spec.window is None and spec.softcap is None
+        cores = not self._plain or spec.heads // spec.kv_heads >= SHARED
+        self._decode = BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=cores)
+        self._short = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
+        self._long = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
+        self._processors = torch.cuda.get_device_properties(workspace.device).multi_processor_count
+        self._prefill = self._short
+        self._planned: Prepared | None = None
+        self._uploaded = torch.cuda.Event()
+
+    def plan(self, prepared: Prepared) -> None:
+        """Once a step: how the work is cut, found on the host and sent after what runs already."""
+        if self._planned is prepared:
+            return
+        self._uploaded.synchronize()  # the last plan may still be read from where this one is written
+        try:
+            self._plan(prepared)
+        except RuntimeError as error:
+            if (why := compiler_error(str(error))) is None:
+                raise
+            raise EngineError(why) from error
+        self._uploaded.record()
+        self._planned = prepared
+
+    def _plan(self, prepared: Prepared) -> None:
+        spec, size = self._spec, prepared.batch.block_size
+        shape = spec.heads, spec.kv_heads, spec.key_dim, size
+        if len(prepared.singles.last):
+            pages = prepared.singles
+            self._decode.plan(pages.starts, pages.blocks, pages.last, *shape, **self._alike)
+        if len(prepared.chunks.last):
+            pages = prepared.chunks
+            self._prefill = self._long if self._are_long(prepared.starts) else self._short
+            self._prefill.plan(
+                prepared.starts, pages.starts, pages.blocks, pages.last, *shape, causal=True, **self._alike
+            )
+
+    def _are_long(self, starts: Tensor) -> bool:
+        """What it takes for chunks on Hopper wants long ones and many: it leaves contexts whole."""
+        counts = starts.diff()
+        tiles = int(-(-counts // TILE).sum()) * self._spec.heads
+        long = int(starts[-1]) >= len(counts) * TILE // 2
+        return self._plain and long and tiles >= self._processors
+
+    def run(self, q: Tensor, layer: KVLayer, single: int) -> Tensor:
+        out = torch.empty(len(q), self._spec.heads, self._spec.value_dim, dtype=q.dtype, device=q.device)
+        cache = layer.keys, layer.values
+        if single:
+            self._decode.run(q[:single], cache, out=out[:single])
+        if single < len(q):
+            self._prefill.run(q[single:], cache, out=out[single:])
+        return out
+
+
+@register
+class FlashInfer:
+    """The package compiles its kernels where it runs, when each is first used: minutes, once a machine."""
+
+    name: ClassVar[str] = "flashinfer"
+    kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none",)
+    keeps_first: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self._calls: dict[LayerSpec, Calls] = {}
+        self._workspace: Tensor | None = None
+
+    @staticmethod
+    def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
+        if device.type != "cuda":
+            return f"it needs an NVIDIA GPU, and the device is {device}"
+        if (capability := torch.cuda.get_device_capability(device)) < OLDEST:
+            return f"it needs compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
+        if dtype not in (torch.float16, torch.bfloat16):
+            return f"it serves float16 and bfloat16, not {dtype}"
+        if spec.key_dim != spec.value_dim or spec.key_dim not in HEADS:
+            dims = f"{spec.key_dim} and {spec.value_dim}"
+            return f"it serves keys as wide as values, {' or '.join(map(str, HEADS))}, not {dims}"
+        if spec.sinks:
+            return "it is not used for layers with attention sinks"
+        return why_no_kernels()
+
+    def prepare(self, batch: Batch) -> Prepared:
+        first, tables, contexts = batch.single, batch.host_tables, batch.host_contexts
+        return Prepared(
+            batch,
+            Pages.of(tables[:first], contexts[:first], batch.block_size),
+            Pages.of(tables[first:], contexts[first:], batch.block_size),
+            torch.from_numpy(batch.host_starts[first:] - batch.host_starts[first]),
+        )
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:
+        write(layer, k, v, prepared.batch.places, early=False)
+        calls = self._calls_of(layer.spec, q)
+        calls.plan(prepared)
+        return calls.run(q, layer, prepared.batch.single)
+
+    def _calls_of(self, spec: LayerSpec, q: Tensor) -> Calls:
+        if spec not in self._calls:
+            if self._workspace is None:
+                logger.info("flashinfer compiles each of its kernels when it is first used; a step may wait")
+                self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
+            self._calls[spec] = Calls(spec, q.dtype, self._workspace)
+        return self._calls[spec]
+
+
+def why_no_kernels() -> str | None:
+    if env.has_flashinfer_jit_cache():  # a package of its own with most of them compiled
+        return None
+    try:
+        home = get_cuda_path()
+    except RuntimeError as error:
+        return f"it has no compiled kernels (flashinfer-jit-cache), and to compile them: {error}"
+    missing = [tool for tool in (str(Path(home) / "bin" / "nvcc"), "ninja") if shutil.which(tool) is None]
+    if missing:
+        return f"it has no compiled kernels (flashinfer-jit-cache), nor what compiles them: {missing[0]}"
+    return None
+
+
+def compiler_error(said: str) -> str | None:
+    """A compiler that fails says pages: of these, the first line that names an error."""
+    if not said.startswith("Ninja build failed"):
+        return None
+    first, *lines = said.splitlines()
+    why = next((line.strip() for line in lines if "error: " in line), first)
+    return f"flashinfer could not compile a kernel ({why}); attention 'triton' needs no compiler"

@@ -1,0 +1,25 @@
+"""Block tables as packages write them: every row's blocks end to end in one list."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """All int32, on the host."""
+
+    starts: Tensor  # [rows + 1]: where each row's blocks begin in the list
+    blocks: Tensor  # the list
+    last: Tensor  # [rows]: how many tokens of its last block a row attends to
+
+    @classmethod
+    def of(cls, tables: np.ndarray, contexts: np.ndarray, block_size: int) -> "Pages":
+        counts = -(-contexts // block_size)
+        starts = np.zeros(len(counts) + 1, np.int32)
+        np.cumsum(counts, out=starts[1:])
+        listed = tables[np.arange(tables.shape[1]) < counts[:, None]]
+        last = (contexts - (counts - 1) * block_size).astype(np.int32)
+        return cls(torch.from_numpy(starts), torch.from_numpy(listed), torch.from_numpy(last))
