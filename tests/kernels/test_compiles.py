@@ -1,0 +1,123 @@
+"""Kernels of whole steps, compiled for a GPU that is not there: every launch, with the settings it has there.
+
+What only the compiler knows is found without a GPU: a type that does not fit, an instruction that the target
+does not have, tiles that are too large for its shared memory. Nothing runs, so tensors hold nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from engine.cache.store import KVStore
+from engine.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
+from engine.models.decoder import Decoder
+from engine.models.source import settle
+from engine.quant.registry import named
+from engine.sampling.rows import COLUMNS
+from tests.attention.cases import make_batch
+
+pytest.importorskip("triton", reason="no Triton here")
+
+ROOM = 227 * 2**10  # bytes of shared memory that a program may take there
+META = torch.device("meta")
+GIVEN = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)
+SMALL = DecoderConfig(
+    family="qwen3", dtype="bfloat16", hidden=1024, layers=(GIVEN,), vocab=151936, max_context=40960, mlp=3072,
+    norm_eps=1e-6, rope=RopeSpec(theta=1e6), tied=True, qk_norm=True,
+)  # fmt: skip
+LARGE = replace(SMALL, hidden=4096, layers=(replace(GIVEN, heads=32),), mlp=14336, qk_norm=False, tied=False)
+
+
+class Hopper:
+    """What Triton asks of a driver before it launches anything."""
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """By kernel, the shared memory that its programs take; filled as kernels would be launched."""
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    from engine.attention import triton_backend
+    from engine.kernels.attention.tiles import Gpu
+    from engine.models import fused
+
+    found: dict[str, int] = {}
+    run: Callable[..., Any] = JITFunction.run
+
+    def compile_only(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        made = run(kernel, *given, grid=grid, warmup=True, **named)
+        name = kernel.fn.__name__
+        found[name] = max(found.get(name, 0), made.metadata.shared)
+
+    monkeypatch.setattr(driver, "_active", Hopper())
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    for module in (triton_backend, fused):
+        monkeypatch.setattr(module, "gpu", lambda device: Gpu(ROOM, overlaps=True))
+    yield found
+    assert found
+    assert max(found.values()) <= ROOM, found
+
+
+def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
+    from engine.attention.triton_backend import TritonAttention
+    from engine.runner.stage import GpuStage
+
+    model = Decoder(config, torch.bfloat16).eval()
+    for layer in model.layers:
+        if scheme != "none":
+            settle(layer, named(scheme))
+    room: dict[str, Any] = {"blocks": 64, "block_size": 16, "host_blocks": 0, "dtype": torch.bfloat16}
+    store = KVStore(config.layers, device=META, scheme=kv, **room)
+    return GpuStage(model, store, TritonAttention())
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "scheme", "kv"),
+    [
+        (SMALL, 1, "none", "none"), (SMALL, 8, "none", "none"), (SMALL, 40, "none", "none"),
+        (SMALL, 128, "none", "none"), (LARGE, 1, "none", "none"), (LARGE, 32, "none", "none"),
+        (SMALL, 1, "int8", "int8"), (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"),
+        (SMALL, 4, "int4", "fp8"), (SMALL, 64, "int4-128", "none"), (SMALL, 1, "fp8", "none"),
+    ],
+)  # fmt: skip
+def test_steps_that_decode(
+    compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName
+) -> None:
+    from engine.runner.graphs import Draws
+
+    with META, torch.inference_mode():
+        stage = stage_of(config, scheme, kv)
+        work = stage.work(rows)
+        names = ("ids", "positions", "places", "slots", "tokens")
+        fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
+        fields["columns"] = torch.empty(len(COLUMNS), rows, dtype=torch.float64)
+        tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
+        prepared = work.prepared(torch.empty(work.numbers, dtype=torch.int32), tables, cut=rows < 32)
+        logits = stage.logits(fields, last_ids, prepared)
+        stage.draw(logits, fields, last_ids, Draws(rows == 8, False, False, False), None)
+
+
+@pytest.mark.parametrize("kv", ["none", "int8"])
+def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
+    rows = [(1, 400), (1, 30), (4, 90), (300, 300)]  # tokens, and the context that they end
+    tables = [list(range(each * 8, each * 8 + 25)) for each in range(len(rows))]
+    batch = make_batch(rows, tables, 16)
+    with META, torch.inference_mode():
+        stage = stage_of(SMALL, "none", kv)
+        on_device = {name: getattr(batch, name).to(META) for name in ("ids", "positions", "places", "tables")}
+        stage.head(stage.forward(replace(batch, **on_device)))
