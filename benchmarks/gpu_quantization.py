@@ -2,18 +2,22 @@
 
 Shapes and steps as in gpu.py, with random weights: n requests of 512 tokens, and the milliseconds of a step
 over STEPS of them, once everything is compiled and recorded. A change makes each layer's weights anew and
-converts them; with random weights nothing is read. `--model` takes a checkpoint, whose files are read.
+converts them; with random weights nothing is read. `--files` writes such weights to files first, and
+`--model` takes a checkpoint: those are read at each change.
 """
 
 import random
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import BLOCKS, CONTEXT, Heard, finish, started
+from benchmarks.gpu import BLOCKS, COMMON, CONTEXT, SHAPES, Heard, finish, started
 from benchmarks.harness import Bench
+from benchmarks.written import write
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.params import SamplingParams
@@ -31,11 +35,12 @@ def run(
     schemes: tuple[str, ...] = SCHEMES,
     rows: tuple[int, ...] = (1, 4, 16, 64),
     model: str = "",
+    files: bool = False,
 ) -> None:
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_quantization needs an NVIDIA GPU, and torch {torch.__version__} sees none")
     for name in (model,) if model else shape:
-        with read(bench, name) if model else started(bench, name) as engine:
+        with opened(bench, name, model, files=files) as engine:
             for scheme in schemes:
                 if scheme != engine.snapshot().quantization:
                     bench.note(f"{name}, to {scheme}", changed(engine, scheme), "s")
@@ -46,8 +51,22 @@ def run(
                 bench.note(f"{name}, back to {schemes[0]}", changed(engine, schemes[0]), "s")
 
 
+def opened(bench: Bench, name: str, model: str, *, files: bool) -> AbstractContextManager[Engine]:
+    if model:
+        return read(bench, name, model)
+    return written(bench, name) if files else started(bench, name)
+
+
 @contextmanager
-def read(bench: Bench, model: str) -> Iterator[Engine]:
+def written(bench: Bench, name: str) -> Iterator[Engine]:
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), COMMON | SHAPES[name])
+        with read(bench, name, folder) as engine:
+            yield engine
+
+
+@contextmanager
+def read(bench: Bench, name: str, model: str) -> Iterator[Engine]:
     began = time.perf_counter()
     engine = start(
         EngineConfig(
@@ -55,7 +74,7 @@ def read(bench: Bench, model: str) -> Iterator[Engine]:
         )
     )
     finish(engine, [[1, 2, 3]], [2])
-    bench.note(f"{model}, from start to the first reply", time.perf_counter() - began, "s")
+    bench.note(f"{name}, from start to the first reply", time.perf_counter() - began, "s")
     yield engine
 
 

@@ -57,16 +57,26 @@ def _whole(tops, sums, row, heat, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
+def _divided(number, by):
+    """tl.div_rn where one number divides many, for which it is inverted once: a guess, and twice its rest."""
+    inverse = tl.div_rn(1.0, by)
+    guess = number * inverse
+    better = tl.fma(tl.fma(-guess, by, number), inverse, guess)
+    best = tl.fma(tl.fma(-better, by, number), inverse, better)
+    return tl.where(guess == float("-inf"), guess, best)
+
+
+@triton.jit
 def _keys(scores, top, heat):
     """How far below the top, divided by the temperature; and the same as a whole number, for filters."""
-    below = tl.div_rn(scores - top, heat)
+    below = _divided(scores - top, heat)
     return below, tl.abs(below).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def _masses(below, key, total, top_k):
     """Chances among the tokens that top-k has kept, and those as whole numbers."""
-    chance = tl.where(key <= top_k, tl.exp(below) / total, 0.0)
+    chance = tl.where(key <= top_k, tl.exp(below) * (1.0 / total), 0.0)
     return chance, (chance * MASS).to(tl.int64)
 
 
@@ -119,6 +129,7 @@ def _scan(
     heat = _heat(columns, row, tl.num_programs(0))
     if EARLY:
         tl.extra.cuda.gdc_wait()
+    cool = 1.0 / heat
     best = float("-inf")
     place = chunk * CHUNK
     total = 0.0
@@ -129,7 +140,7 @@ def _scan(
         place = tl.where(high > best, tl.min(tl.where(score == high, at, EVERY), 0), place)
         higher = tl.maximum(best, high)
         anchor = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp((best - anchor) / heat) + tl.sum(tl.exp((score - anchor) / heat), 0)
+        total = total * tl.exp((best - anchor) * cool) + tl.sum(tl.exp((score - anchor) * cool), 0)
         best = higher
     tl.store(tops + row * CHUNKS + chunk, best)
     tl.store(places + row * CHUNKS + chunk, place)

@@ -1,10 +1,13 @@
 """A norm, with the sum before it: x += what a product has added, then the root mean square of x.
 
 A product may come in parts, [parts, tokens, width] in float32, where its sums were split among programs
-(products.py); whoever reads it adds them up.
+(products.py); whoever reads it adds them up. A norm may come in two steps: all but the length of a row first
+(joined.py), and by that its product is divided.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,6 +18,15 @@ from engine.kernels.attention.launch import launch
 from engine.kernels.attention.tiles import power
 
 
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """What a product reads: [rows, width] after a norm, or before the last step of it."""
+
+    values: Tensor
+    squares: Tensor | None = None  # [pieces, rows]: of what was to be normed; None: nothing is left to do
+    eps: float = 0.0
+
+
 @triton.jit
 def add_up(parts, at, mask, stride, PARTS: tl.constexpr):
     """The sum of a product's parts, in float32."""
@@ -22,6 +34,15 @@ def add_up(parts, at, mask, stride, PARTS: tl.constexpr):
     for part in tl.static_range(1, PARTS):
         total += tl.load(parts + part * stride + at, mask=mask, other=0.0).to(tl.float32)
     return total
+
+
+@triton.jit
+def length_of(squares, row, rows, eps, WIDTH: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr):
+    """What a product of rows that are normed but for their length is multiplied with, from their squares."""
+    piece = tl.arange(0, PADDED)
+    there = (piece < PIECES)[:, None] & (row < rows)[None, :]
+    pieces = tl.load(squares + piece[:, None] * rows + row[None, :], mask=there, other=0.0)
+    return tl.rsqrt(tl.sum(pieces, 0) / WIDTH + eps)
 
 
 @triton.jit

@@ -35,6 +35,7 @@ class Cut:
     warps: int
     stages: int = 1  # turns whose weights are on their way
     parts: int = 1  # programs that share the inputs of the same outputs
+    rows: int = 0  # of a program; 0: all of them
 
 
 @triton.jit
@@ -43,6 +44,31 @@ def as_float(number):
     if number.dtype == tl.uint8:
         return (number.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0  # 2**23 + 128
     return number.to(tl.float32)
+
+
+# $0 and $1 are the four bytes of $2 as short floats. A float of 16 bits that is 1024 more holds a byte in its
+# fraction; one of the other kind holds seven bits, 128 more, and what the eighth says is taken from it.
+SHORT = {
+    torch.float16: """{
+        .reg .b32 n, less;
+        mov.b32 less, 0x64806480;
+        prmt.b32 n, $2, 0x64646464, 0x4140;
+        sub.rn.f16x2 $0, n, less;
+        prmt.b32 n, $2, 0x64646464, 0x4342;
+        sub.rn.f16x2 $1, n, less;
+    }""",
+    torch.bfloat16: """{
+        .reg .b32 n, low, less;
+        prmt.b32 n, $2, 0, 0x4140;
+        lop3.b32 low, n, 0x007f007f, 0x43004300, 0xea;
+        lop3.b32 less, n, 0x00800080, 0x43804380, 0x6a;
+        sub.rn.bf16x2 $0, low, less;
+        prmt.b32 n, $2, 0, 0x4342;
+        lop3.b32 low, n, 0x007f007f, 0x43004300, 0xea;
+        lop3.b32 less, n, 0x00800080, 0x43804380, 0x6a;
+        sub.rn.bf16x2 $1, low, less;
+    }""",
+}
 
 
 @triton.jit
@@ -181,15 +207,16 @@ def vector(
 def _narrow(
     out, x, weight, by, by_row, rows,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    TURN: tl.constexpr, SCALED: tl.constexpr, ROUNDED: tl.constexpr, PARTS: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    TURN: tl.constexpr, SCALED: tl.constexpr, ROUNDED: tl.constexpr, SHORT: tl.constexpr,
+    PARTS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     part = tl.program_id(1)
-    output = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    # Programs that read the same weights with other rows are beside each other.
+    output = tl.program_id(0) // TILES * COLUMNS + tl.arange(0, COLUMNS)
     there = output < OUTPUTS
-    row = tl.arange(0, ROWS)
+    row = tl.program_id(0) % TILES * ROWS + tl.arange(0, ROWS)
     SHARE: tl.constexpr = INPUTS // PARTS
     at = part * SHARE + tl.arange(0, TURN)
     of_weight = weight + output.to(tl.int64)[:, None] * INPUTS + at[None, :]
@@ -203,6 +230,8 @@ def _narrow(
         if ROUNDED:  # a float16 holds any float of eight bits
             w = w.to(tl.float16)
             v = v.to(tl.float16)
+        elif SHORT is not None:
+            w = tl.inline_asm_elementwise(SHORT, "=r,=r,r", [w], dtype=v.dtype, is_pure=True, pack=4)
         elif SCALED:
             w = as_float(w).to(v.dtype)
         total = tl.dot(w, v, total, input_precision="ieee")
@@ -232,11 +261,14 @@ def narrow(
     (rows, inputs), outputs = x.shape, len(weight)
     kind = torch.float32 if cut.parts > 1 else dtype or x.dtype
     out = torch.empty(cut.parts, rows, outputs, dtype=kind, device=x.device)
-    _narrow[(triton.cdiv(outputs, cut.outputs), cut.parts)](
+    tall = cut.rows or max(16, power(rows))
+    tiles = triton.cdiv(rows, tall)
+    whole = weight.dtype is torch.uint8 and cut.warps < 4
+    _narrow[(triton.cdiv(outputs, cut.outputs) * tiles, cut.parts)](
         out, x, weight, x if by is None else by, x if by_row is None else by_row, rows,
-        OUTPUTS=outputs, INPUTS=inputs, ROWS=max(16, power(rows)), COLUMNS=cut.outputs, TURN=cut.inputs,
-        SCALED=by is not None, ROUNDED=by_row is not None, PARTS=cut.parts, STAGES=cut.stages, EARLY=early,
-        num_warps=cut.warps, **launch(early),
+        OUTPUTS=outputs, INPUTS=inputs, ROWS=tall, COLUMNS=cut.outputs, TURN=cut.inputs,
+        SCALED=by is not None, ROUNDED=by_row is not None, SHORT=SHORT.get(x.dtype) if whole else None,
+        PARTS=cut.parts, TILES=tiles, STAGES=cut.stages, EARLY=early, num_warps=cut.warps, **launch(early),
     )  # fmt: skip
     return out
 
@@ -267,10 +299,22 @@ def for_narrow(rows: int, weight: Tensor) -> Cut | None:
 
 
 def for_bytes(rows: int, weight: Tensor) -> Cut | None:
-    """The same for a weight in eight bits; None: its inputs are no whole turns."""
+    """The same for a weight in eight bits; None: its inputs are no whole turns.
+
+    With two warps the compiler takes products that are ahead while rows are few, with four those of Hopper.
+    Whole numbers take longer to become floats, which each program of the same weights does again.
+    """
     outputs, inputs = weight.shape
     if inputs % 128:
         return None
+    if rows <= (16 if weight.dtype is torch.uint8 else 64):
+        tall = min(32, max(8, power(rows)))
+        wide, turn = (64, 128) if tall == 32 or inputs % 256 else (32, 256)
+        programs = -(-outputs // wide) * -(-rows // tall)
+        parts, enough = 1, 8 * ENOUGH if tall < 32 else 3 * ENOUGH
+        while programs * parts < enough and inputs // turn % (2 * parts) == 0 and parts < 8:
+            parts *= 2
+        return Cut(wide, turn, warps=2, stages=3, parts=parts, rows=tall)
     parts = parts_for(outputs, inputs // 128, 4 * ENOUGH if rows <= NARROW else ENOUGH)
     return Cut(64, 128 if rows <= 64 else 64, warps=4, stages=4 if rows <= 64 else 3, parts=parts)
 

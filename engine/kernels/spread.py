@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.attention.tiles import power
-from engine.kernels.nibbles import MAGIC, QUAD, half, number
+from engine.kernels.nibbles import TILE as TOGETHER
+from engine.kernels.nibbles import UNIT
 from engine.kernels.products import as_float
 
 TILE = 1024
@@ -32,28 +33,37 @@ def spread_bytes(numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
 
 @triton.jit
 def _nibbles(
-    out, words, grid, magic,
-    INPUTS: tl.constexpr, QUADS: tl.constexpr, GROUP: tl.constexpr, TURN: tl.constexpr,
+    out, words, grid,
+    INPUTS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr, ALL: tl.constexpr,
+    KIND: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    quad = tl.program_id(1) * TURN + tl.arange(0, TURN)
-    there = quad < QUADS
-    of = words + row * (4 * QUADS) + quad[:, None] * 4 + tl.arange(0, 4)[None, :]
+    unit = tl.program_id(1) * TURN + tl.arange(0, TURN)
+    n = tl.arange(0, 32)
+    there = unit < UNITS
+    of = words + row // 64 * (UNITS * 64 * 32) + unit[:, None] * (64 * 32) + row % 64 * 32 + n[None, :]
     word = tl.load(of, mask=there[:, None], other=0)
-    pair = tl.load(grid + row * (QUADS * 32 // GROUP) + quad * 32 // GROUP, mask=there, other=0)
-    for nth in tl.static_range(8):
-        value = (number(word, magic, nth) - half(pair, True)[:, None]) * half(pair, False)[:, None]
-        at = quad[:, None] * 32 + nth * 4 + tl.arange(0, 4)[None, :]
-        tl.store(out + row * INPUTS + at, value.to(out.dtype.element_ty), mask=at < INPUTS)
+    for nth in tl.static_range(4):
+        at = unit * 128 + nth * 32
+        pair = tl.load(grid + at // GROUP * ALL + row, mask=there, other=0)
+        scale = pair.to(tl.int16).to(KIND, bitcast=True).to(tl.float32)
+        offset = (pair >> 16).to(tl.int16).to(KIND, bitcast=True).to(tl.float32)
+        number = ((word >> 4 * nth) & 15).to(tl.float32) - 8
+        value = number * scale[:, None] + offset[:, None]
+        inputs = at[:, None] + n[None, :]
+        tl.store(out + row * INPUTS + inputs, value.to(out.dtype.element_ty), mask=inputs < INPUTS)
 
 
-def spread_nibbles(words: Tensor, grid: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
-    """As nibbles.py has them -> [outputs, inputs]."""
-    outputs, quads = len(words), words.shape[1] // 4
+def spread_nibbles(
+    words: Tensor, grid: Tensor, kind: torch.dtype, outputs: int, inputs: int, dtype: torch.dtype
+) -> Tensor:
+    """As nibbles.py has them, with a grid of `kind` -> [outputs, inputs]."""
+    tiles, units = words.shape[:2]
     out = torch.empty(outputs, inputs, dtype=dtype, device=words.device)
-    turn = min(128, power(quads))
-    _nibbles[(outputs, triton.cdiv(quads, turn))](
-        out, words, grid, MAGIC, INPUTS=inputs, QUADS=quads, GROUP=quads * QUAD // grid.shape[1], TURN=turn,
-        num_warps=4,
+    turn = min(32, power(units))
+    _nibbles[(outputs, triton.cdiv(units, turn))](
+        out, words, grid,
+        INPUTS=inputs, UNITS=units, GROUP=units * UNIT // len(grid), ALL=tiles * TOGETHER,
+        KIND=tl.bfloat16 if kind is torch.bfloat16 else tl.float16, TURN=turn, num_warps=4,
     )  # fmt: skip
     return out

@@ -1,8 +1,9 @@
-"""Products of 17 to 128 rows with a weight in 16 bits, by the units that copy whole tiles (TMA).
+"""Products of 2 to 256 rows with a weight in 16 bits, by the units that copy whole tiles (TMA).
 
 A tile of the weight is one side of a tensor core's product, a tile of x the other. Where outputs are few the
 inputs are cut too, which leaves a sum in parts for whoever reads it next; where the MLP's activation follows,
-gate and up are computed side by side. docs/gpu-steps.md has the figures beside cuBLAS'.
+gate and up are computed side by side. turned.py and joined.py do other things with the same tiles.
+docs/gpu-steps.md has the figures beside cuBLAS'.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
@@ -17,10 +18,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.kernels.attention.launch import launch
 from engine.kernels.attention.tiles import power
+from engine.kernels.norm import Normed, length_of
 from engine.kernels.products import opened
 
-FEWEST, MOST = 33, 128  # rows with which it is ahead of products.narrow and of cuBLAS
+FEWEST, TALLEST = 33, 128  # rows with which it is ahead of products.narrow and of cuBLAS
 SMALL, SMALL_FEWEST = 2**23, 17  # with weights of so few numbers it is ahead from fewer rows on
+MOST = 256  # rows up to which a product of such weights is ahead together with what stands behind it
 WIDE = 16384  # outputs from which a program takes more of them
 ROOM = 200 * 2**10  # bytes of shared memory that a program takes at most
 
@@ -37,11 +40,28 @@ class Tiling:
     parts: int = 1  # programs that share the inputs of the same outputs
 
 
+@triton.jit
+def multiplied(
+    tiles_of_x, tiles_of_weight, top, first, second, begin, end,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, TWO: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """[COLUMNS, ROWS] in float32: the outputs from `first` on, and beside them from `second` on where TWO."""
+    total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    beside = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for at in tl.range(begin, end, TURN, num_stages=STAGES):
+        x = tiles_of_x.load([top, at]).T
+        total = tl.dot(tiles_of_weight.load([first, at]), x, total)
+        if TWO:
+            beside = tl.dot(tiles_of_weight.load([second, at]), x, beside)
+    return total, beside
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _tiled(
-    out, tiles_of_x, tiles_of_weight, rows, outputs, share,
+    out, tiles_of_x, tiles_of_weight, squares, rows, outputs, share, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, GATED: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    WIDTH: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -49,55 +69,83 @@ def _tiled(
     first = tl.program_id(0) * COLUMNS
     part = tl.program_id(1)
     top = tl.program_id(2) * ROWS
-    total = tl.zeros([COLUMNS, ROWS], tl.float32)
-    total_up = tl.zeros([COLUMNS, ROWS], tl.float32)
-    for at in tl.range(part * share, part * share + share, TURN, num_stages=STAGES):
-        x = tiles_of_x.load([top, at]).T
-        total = tl.dot(tiles_of_weight.load([first, at]), x, total)
-        if GATED:
-            total_up = tl.dot(tiles_of_weight.load([outputs + first, at]), x, total_up)
+    output = first + tl.arange(0, COLUMNS)
+    row = top + tl.arange(0, ROWS)
+    if PIECES > 0:
+        length = length_of(squares, row, rows, eps, WIDTH, PIECES, PADDED)
+    total, total_up = multiplied(
+        tiles_of_x, tiles_of_weight, top, first, outputs + first, part * share, part * share + share,
+        ROWS, COLUMNS, TURN, GATED, STAGES,
+    )  # fmt: skip
+    if PIECES > 0:
+        total *= length[None, :]
+        total_up *= length[None, :]
     result = total.to(out.dtype.element_ty)
     if GATED:
         result = opened(result, total_up.to(result.dtype))
-    output = first + tl.arange(0, COLUMNS)
-    row = top + tl.arange(0, ROWS)
     to = (part * rows + row).to(tl.int64)[None, :] * outputs + output[:, None]
     tl.store(out + to, result, mask=(output < outputs)[:, None] & (row < rows)[None, :])
 
 
-def tiled(x: Tensor, weight: Tensor, how: Tiling, *, gated: bool = False, early: bool = False) -> Tensor:
+def tiled(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, early: bool = False) -> Tensor:
     """[rows, inputs] -> [parts, rows, outputs], in float32 where parts are several. `early` as in Tile.
 
     `gated`: silu of the first half of the outputs, times the second; in one part.
     """
-    rows, inputs = x.shape
+    rows, inputs = x.values.shape
     outputs = len(weight) // 2 if gated else len(weight)
-    kind = torch.float32 if how.parts > 1 else x.dtype
-    out = torch.empty(how.parts, rows, outputs, dtype=kind, device=x.device)
+    kind = torch.float32 if how.parts > 1 else x.values.dtype
+    out = torch.empty(how.parts, rows, outputs, dtype=kind, device=weight.device)
     _tiled[(triton.cdiv(outputs, how.outputs), how.parts, triton.cdiv(rows, how.rows))](
-        out, TensorDescriptor.from_tensor(x, [how.rows, how.inputs]),
-        TensorDescriptor.from_tensor(weight, [how.outputs, how.inputs]),
-        rows, outputs, inputs // how.parts,
-        ROWS=how.rows, COLUMNS=how.outputs, TURN=how.inputs, GATED=gated, STAGES=how.stages, EARLY=early,
+        out, *descriptors(x.values, weight, how), x.squares, rows, outputs, inputs // how.parts, x.eps,
+        COLUMNS=how.outputs, GATED=gated, EARLY=early, **constants(x, how),
         num_warps=how.warps, **launch(early),
     )  # fmt: skip
     return out
 
 
-def for_tiled(rows: int, weight: Tensor, *, gated: bool = False) -> Tiling | None:
+def descriptors(x: Tensor, weight: Tensor, how: Tiling) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """What the units that copy tiles know of both."""
+    return (
+        TensorDescriptor.from_tensor(x, [how.rows, how.inputs]),
+        TensorDescriptor.from_tensor(weight, [how.outputs, how.inputs]),
+    )
+
+
+def constants(x: Normed, how: Tiling) -> dict[str, int]:
+    pieces = 0 if x.squares is None else len(x.squares)
+    return {
+        "ROWS": how.rows, "TURN": how.inputs, "STAGES": how.stages,
+        "WIDTH": x.values.shape[1], "PIECES": pieces, "PADDED": power(max(1, pieces)),
+    }  # fmt: skip
+
+
+def for_tiled(rows: int, weight: Tensor) -> Tiling | None:
     """None: another kernel is ahead, or the weight's form does not lend itself to it."""
     outputs, inputs = weight.shape
     fewest = SMALL_FEWEST if weight.numel() <= SMALL else FEWEST
-    if not fewest <= rows <= MOST or weight.itemsize != 2 or inputs % 128:
+    if not fewest <= rows <= TALLEST or weight.itemsize != 2 or inputs % 128:
         return None
     tall = power(rows)
-    if gated and tall > 64:  # so few programs do not fill the GPU any more
-        return None
-    if gated:
-        return Tiling(tall, 64, 128, warps=4, stages=4)
     if outputs >= WIDE:
         return Tiling(tall, 128, 64, warps=4 if tall <= 64 else 8, stages=4 if tall <= 64 else 3)
     programs, parts = -(-outputs // 64), 1
     while programs * parts < (128 if tall <= 64 else 96) and inputs % (parts * 256) == 0 and parts < 4:
         parts *= 2
     return Tiling(tall, 64, 128, warps=4, stages=4, parts=parts)
+
+
+def for_gated(rows: int, weight: Tensor) -> Tiling | None:
+    """The same where the activation follows."""
+    small = weight.numel() <= SMALL
+    fewest, most = (2, MOST) if small else (SMALL_FEWEST, TALLEST)
+    if 128 < rows <= 160:  # most of a third tile of 64 would be empty
+        return None
+    if not fewest <= rows <= most or weight.itemsize != 2 or weight.shape[1] % 128:
+        return None
+    if rows > 64 and not small:
+        return Tiling(128, 128, 64, warps=8, stages=4)
+    if rows > 128:
+        return Tiling(64 if rows <= 192 else 128, 64, 64, warps=4, stages=4)
+    tall = max(16, power(rows) // 2 if small and rows > 32 else power(rows))
+    return Tiling(min(64, tall), 64, 128, warps=4, stages=4)

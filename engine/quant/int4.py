@@ -179,7 +179,7 @@ def held(weight: Grouped, bias: Tensor | None, inputs: int, dtype: torch.dtype) 
     # Brings Triton, which is there where a GPU is.
     from engine.quant.on_gpu import NibbleProduct
 
-    return NibbleProduct(weight, bias, inputs)
+    return NibbleProduct(weight, bias, inputs, dtype)
 
 
 register(Int4("int4", 64))

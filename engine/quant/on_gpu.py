@@ -1,8 +1,8 @@
 """Products with quantized weights on CUDA.
 
-One row and few rows have kernels that read the numbers as they lie; many rows are multiplied with a weight
-that is spread out on the way. The first two can be parts of the fused decoder (models/fused.py), `vector`
-with what stands before and behind a product.
+Few rows have kernels that read the numbers as they lie, and a single one may have another; many rows are
+multiplied with a weight that is spread out on the way. The first two can be parts of the fused decoder
+(models/fused.py), `vector` with what stands before and behind a product.
 """
 
 import math
@@ -28,12 +28,8 @@ class OnGpu(nn.Module, ABC):
 
     @property
     def fused(self) -> bool:
-        """Whether `vector` and `parts` say all of it."""
+        """Whether `parts` says all of it."""
         return self.bias is None
-
-    @abstractmethod
-    def vector(self, x: Tensor, **around: Any) -> Tensor:
-        """One row, as products.vector takes it."""
 
     @abstractmethod
     def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
@@ -45,7 +41,15 @@ class OnGpu(nn.Module, ABC):
         return out if self.bias is None else out + self.bias
 
 
-class ByteProduct(OnGpu):
+class WithVector(OnGpu, ABC):
+    """A single row has a kernel of its own, which does what stands around the product too."""
+
+    @abstractmethod
+    def vector(self, x: Tensor, **around: Any) -> Tensor:
+        """One row, as products.vector takes it."""
+
+
+class ByteProduct(WithVector):
     """int8, a scale for each output."""
 
     FEW = 128  # rows
@@ -76,28 +80,30 @@ class ByteProduct(OnGpu):
 
 
 class NibbleProduct(OnGpu):
-    """int4 in groups."""
+    """int4 in groups. One row is multiplied as a few are."""
 
-    FEW = 128  # rows
+    FEW = 256  # rows
 
     words: Tensor
     grid: Tensor
     order: Tensor | None
 
-    def __init__(self, weight: Grouped, bias: Tensor | None, inputs: int) -> None:
+    def __init__(self, weight: Grouped, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> None:
+        """`dtype`: of what it is multiplied with."""
         super().__init__()
+        self.outputs, width = weight.numbers.shape
         self.inputs = inputs
-        width = weight.numbers.shape[1]
-        more = rounded_up(width, nibbles.WIDTH) - width
+        self.kind = torch.bfloat16 if dtype is torch.bfloat16 else torch.float16
+        more = rounded_up(width, nibbles.UNIT) - width
         numbers = F.pad(weight.numbers, (0, more))
-        # What fills up is whole groups, of the largest size that goes into a turn where theirs does not.
-        group = weight.group if more % weight.group == 0 else math.gcd(weight.group, nibbles.WIDTH)
+        # What fills up is whole groups, of the largest size that goes into a unit where theirs does not.
+        group = weight.group if more % weight.group == 0 else math.gcd(weight.group, nibbles.UNIT)
         scale, zero = (
             F.pad(each.repeat_interleave(weight.group // group, 1), (0, more // group))
             for each in (weight.scale, weight.zero)
         )
         self.register_buffer("words", nibbles.packed(numbers), persistent=False)
-        self.register_buffer("grid", nibbles.grid(scale, zero), persistent=False)
+        self.register_buffer("grid", nibbles.grid(scale, zero, self.kind), persistent=False)
         self.register_buffer("order", weight.order, persistent=False)
         self.bias = bias
 
@@ -105,31 +111,27 @@ class NibbleProduct(OnGpu):
     def fused(self) -> bool:
         return self.bias is None and self.order is None
 
-    def vector(self, x: Tensor, **around: Any) -> Tensor:
-        return nibbles.vector(x, self.words, self.grid, **around)
-
     def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
         if self.order is not None:
             x = x[:, self.order]
-        if len(x) == 1:
-            return self.vector(x, early=early).unsqueeze(0)
-        if len(x) <= self.FEW and x.itemsize == 2:
-            cut = nibbles.for_narrow(len(x), self.words)
-            return nibbles.narrow(x, self.words, self.grid, cut, early=early)
-        return F.linear(x, spread_nibbles(self.words, self.grid, self.inputs, x.dtype)).unsqueeze(0)
+        if len(x) <= self.FEW and x.dtype is self.kind:
+            how = nibbles.for_narrow(len(x), self.words)
+            return nibbles.narrow(x, self.words, self.grid, self.outputs, how, early=early)
+        spread = spread_nibbles(self.words, self.grid, self.kind, self.outputs, self.inputs, x.dtype)
+        return F.linear(x, spread).unsqueeze(0)
 
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
-        scale, zero = self.grid.view(torch.float16).unflatten(1, (-1, 2)).float().unbind(2)
+        scale, offset = self.grid.view(self.kind).unflatten(1, (-1, 2)).float().permute(2, 1, 0)
         numbers = nibbles.unpacked(self.words).unflatten(1, (scale.shape[1], -1)).float()
-        weight = ((numbers - zero[..., None]) * scale[..., None]).flatten(1)
+        weight = ((numbers - 8) * scale[..., None] + offset[..., None]).flatten(1)[: self.outputs]
         return in_place(weight, self.order)[:, : self.inputs]
 
 
-class ScaledProduct(ScaledFp8, OnGpu):
+class ScaledProduct(ScaledFp8, WithVector):
     """fp8: rows are rounded in the kernel of one row, and by a kernel before those of more."""
 
-    FEW = 32  # rows up to which our product is ahead of torch's
+    FEW = 64  # rows up to which our product is ahead of torch's
 
     @property
     def fused(self) -> bool:

@@ -1,6 +1,7 @@
 """One interpreter for all kernels: it takes seconds to start."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
 from importlib import import_module
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.cache.store import KVLayer
 from tests.kernels.interpreted import Interpreted, interpreter
 
 
@@ -33,6 +35,11 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 def moved(each: Any, device: str) -> Any:
+    """Tensors, and what holds some."""
+    from engine.kernels.norm import Normed
+
     if isinstance(each, tuple):
         return tuple(moved(one, device) for one in each)
+    if isinstance(each, KVLayer | Normed):
+        return replace(each, **{of.name: moved(getattr(each, of.name), device) for of in fields(each)})
     return each.to(device) if isinstance(each, Tensor) else each

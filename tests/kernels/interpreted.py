@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tests.attention.cases import Case
+from tests.kernels import ptx
 
 
 class Interpreted:
@@ -79,6 +80,38 @@ def _begin() -> None:
         return numbers.view(getattr(torch, f"uint{wanted.primitive_bitwidth}")).numpy()
 
     interpreter._convert_float = by_torch
+    interpreter.InterpreterBuilder.create_inline_asm = _assembly
+
+
+def _assembly(
+    builder: Any, text: str, constraints: str, given: Any, kinds: Any, pure: bool, pack: int
+) -> "Outputs":
+    """A piece of assembly is run for every `pack` numbers beside each other, as many in a register as fit."""
+    from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+
+    shape = given[0].data.shape
+    registers = [
+        register
+        for each in given
+        for register in np.ascontiguousarray(each.data).reshape(-1, pack).view(np.uint32).T
+    ]
+    kinds = [kind.scalar for kind in kinds]
+    widths = [kind.primitive_bitwidth * pack // 32 for kind in kinds]
+    found, made = ptx.run(text, registers, sum(widths)), []
+    for kind, width in zip(kinds, widths, strict=True):
+        piece, found = np.stack(found[:width], -1), found[width:]
+        made.append(TensorHandle(piece.view(_get_np_dtype(kind)).reshape(shape), kind))
+    return Outputs(made)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Of a piece of assembly, as Triton's builder hands them out."""
+
+    made: list[Any]
+
+    def get_result(self, nth: int) -> Any:
+        return self.made[nth]
 
 
 def _call(sent: bytes) -> bytes:

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.cuda
 GPU = torch.device("cuda")
 OURS = ("int8", "int4", "int4-32", "int4-128", "fp8")
 THEIRS = ("bnb-int8", "bnb-nf4", "bnb-fp4")
-ROWS = (1, 2, 16, 33, 65, 129, 300)  # on both sides of where kernels change
+ROWS = (1, 2, 9, 17, 33, 65, 129, 300)  # on both sides of where kernels change
 
 
 def multiplied(name: str, x: Tensor) -> Tensor:
@@ -60,6 +60,15 @@ def test_is_the_product_with_what_was_kept(name: str, dtype: torch.dtype) -> Non
                 assert found.dtype is dtype and found.shape == expected.shape and found.is_contiguous()
                 assert off(found, expected) < limit, (shape, count)
                 assert off(made(x.T.contiguous().T), found) < limit
+
+
+@pytest.mark.parametrize("name", ["int4", "int4-32"])
+@torch.inference_mode()
+def test_company_of_seven_changes_no_bit_of_four(name: str) -> None:
+    made = named(name).make(weight_of((512, 1024), torch.bfloat16).to(GPU), None)
+    x = rows_of(8, 1024, torch.bfloat16).to(GPU)
+    whole = made(x)
+    assert all(torch.equal(made(x[:count]), whole[:count]) for count in range(1, 8))
 
 
 @pytest.mark.parametrize(

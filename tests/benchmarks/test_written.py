@@ -1,0 +1,38 @@
+"""The checkpoint of random weights that a benchmark writes is one that the engine loads."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.gpu import COMMON, SHAPES
+from benchmarks.written import write
+from engine.config import EngineConfig
+from engine.start import start
+from tests.runner.small import GREEDY, ask, drain
+
+SMALL = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 5,
+    "head_dim": 32,
+}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_written_checkpoint_is_loaded_and_read_again(shape: str, tmp_path: Path) -> None:
+    write(tmp_path, COMMON | SHAPES[shape] | SMALL | HEADS)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 3
+    engine = start(
+        EngineConfig(model=str(tmp_path), device="cpu", blocks=16, max_context=64, prefix_cache=False)
+    )
+    said = []
+    for scheme in ("none", "int8", "none"):
+        engine.set_quantization(scheme)
+        drain(engine)
+        assert engine.snapshot().quantization == scheme
+        heard = ask(engine, [1, 2, 3], GREEDY)[1]
+        drain(engine)
+        said.append(heard.tokens)
+    assert said[0] == said[2] != []
