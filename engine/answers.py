@@ -98,10 +98,8 @@ class Answers:
         """One new token for one request."""
         if token == BAD:
             request = self._scheduler.requests.get(row.request)
-            if request is not None:
-                why = request.guide.error if request.guide else ""
-                why = why or "the model gave no number (NaN) for the next token"
-                self.end(request, Finish.FAILED, why)
+            if request is not None and not self._end_by_grammar(request):
+                self.end(request, Finish.FAILED, "the model gave no number (NaN) for the next token")
             return
         request = self._scheduler.commit(row, token)
         if request is None:
@@ -118,10 +116,18 @@ class Answers:
         )
         if finish:
             self._forget(request, finish)
-        elif request.guide and request.guide.error:
-            self.end(request, Finish.FAILED, request.guide.error)
+        elif self._end_by_grammar(request):
+            return
         elif request.awaits and not request.pending:
             self._search(request)
+
+    def _end_by_grammar(self, request: Request) -> bool:
+        """Where nothing can follow by what was asked for, which is nobody else's fault."""
+        if (guide := request.guide) is None or not guide.error:
+            return False
+        self._replies[request.id].end(request, Finish.FAILED, guide.error, guide.fault)
+        self._forget(request, Finish.FAILED, guide.error)
+        return True
 
     def _take_likeliest(self, step: int, row: Row, token: int, likeliest: Likeliest, now: float) -> None:
         """What one hypothesis of a search could go on with; when all are there, the search does."""

@@ -115,8 +115,8 @@ class Engine:
         if len(request.tokens) >= max_len:
             room = max_len - len(prompt)
             raise RequestTooLong(f"{len(said)} tokens of the reply are there; it may have {room}")
-        if params.grammar and said and self.grammars:
-            self.grammars.check_said(params.grammar, said)
+        if params.grammar and self.grammars:
+            self.grammars.check_start(params, said)
         written = Written(self.tokenizer, self.limits.stop_ids, params, prompt if continues else ())
         written.skip(said)
         self.answers.open(request, written, sink)

@@ -38,6 +38,7 @@ class Delta(NamedTuple):
     left: int = 0  # with a finish: replies of the request that are still to end
     tail: str = ""
     score: float | None = None  # with a finish, of beams and of the best of several: what they were ranked by
+    fault: str = ""  # with an error: the sampling parameter that is to blame, if it is the request's own
 
     @property
     def last(self) -> bool:

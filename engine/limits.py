@@ -28,6 +28,8 @@ class Limits:
         for token in itertools.chain(tokens, params.stop_ids, biased):
             if not 0 <= token < self.vocab:
                 raise BadInput(f"token id {token} is out of range: {model} knows 0 to {self.vocab - 1}")
+        if params.min_tokens and len(params.enders(self.stop_ids)) >= self.vocab:
+            raise BadParams("stop_ids", f"no token is left for the {params.min_tokens} of min_tokens")
         if params.beams > rows:
             raise BadParams("beams", f"{params.beams} want as many rows, but this engine runs {rows} at once")
 

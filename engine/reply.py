@@ -108,6 +108,7 @@ class Reply:
         self.sink(Delta(request.id, (token,), text, logprobs, finish))
         return finish
 
-    def end(self, request: Request, finish: Finish, error: str = "") -> None:
+    def end(self, request: Request, finish: Finish, error: str = "", fault: str = "") -> None:
         """Ends it from outside. What was held back is shown, unless something broke: it may be the text."""
-        self.sink(Delta(request.id, (), "" if error else self.written.flush(), (), finish, error))
+        text = "" if error else self.written.flush()
+        self.sink(Delta(request.id, (), text, (), finish, error, fault=fault))

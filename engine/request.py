@@ -30,6 +30,7 @@ class Guide(Protocol):
     """Follows a reply through the grammar of its parameters."""
 
     error: str  # why nothing can come any more, if so
+    fault: str  # which parameter is to blame then
 
     @property
     def over(self) -> bool:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar
 
 from textual.actions import ActionParseResult
@@ -21,7 +22,7 @@ from textual.command import CommandPalette, Provider
 from textual.dom import DOMNode
 from textual.events import Event as TextualEvent
 from textual.events import Key, Paste
-from textual.scrollbar import ScrollBar
+from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.theme import Theme
 from textual.widgets import Input, TextArea
 
@@ -50,7 +51,7 @@ from minichat.screens.guide import Guide
 from minichat.screens.main import MainScreen
 from minichat.settings import Loaded
 from minichat.settings.keymap import keymap
-from minichat.settings.presets import PresetError, load_presets, save_preset
+from minichat.settings.presets import PresetError, delete_preset, load_presets, save_preset
 from minichat.terminal import Terminal
 from minichat.themes import Themes, Watch, load_themes, shipped_themes
 from minichat.widgets.marks import PlainBars
@@ -124,14 +125,12 @@ class MinichatApp(App[object], inherit_bindings=False):
         return self.main
 
     def on_mount(self) -> None:
-        if self.start.ascii:
-            self.add_class("-ascii")
-            ScrollBar.renderer = PlainBars
+        self.set_class(self.start.ascii, "-ascii")
+        ScrollBar.renderer = PlainBars if self.start.ascii else ScrollBarRender
         self.set_keymap(self.keymap)
         self.theme_changed_signal.subscribe(self, self._theme_chosen)
         self._read_presets()
-        for problem in [*self.start.loaded.problems, *self._themes.problems][:_PROBLEMS]:
-            self.complain(str(problem))
+        self._complain_of([*self.start.loaded.problems, *self._themes.problems])
         self._tell_notices()
         self._loop_of_signals = asyncio.get_running_loop()
         for number in _ENDING:  # the loop's own handlers wait for a loop that may be stuck
@@ -201,6 +200,13 @@ class MinichatApp(App[object], inherit_bindings=False):
     def complain(self, sentence: str) -> None:
         self.notify(one_line(sentence), severity="error", timeout=8, markup=False)
 
+    def _complain_of(self, problems: Sequence[object]) -> None:
+        """The first ones; each may take a quarter of a small screen."""
+        for problem in problems[:_PROBLEMS]:
+            self.complain(str(problem))
+        if (rest := len(problems) - _PROBLEMS) > 0:
+            self.complain(f"and {rest} more like these, which are told when these are mended")
+
     @contextmanager
     def complaining(self) -> Iterator[None]:
         """What the disk refuses is said, and the screen goes on."""
@@ -257,8 +263,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         if self._theme_files.changed():
             self._themes = self._read_themes(self.theme)
             self.refresh_css(animate=False)
-            for problem in self._themes.problems[:_PROBLEMS]:
-                self.complain(str(problem))
+            self._complain_of(self._themes.problems)
 
     def owner_colours(self, index: int) -> str:
         """The letter of a chat: its colour as the ground, and what can be read on it."""
@@ -270,16 +275,21 @@ class MinichatApp(App[object], inherit_bindings=False):
     def _read_presets(self) -> None:
         presets = load_presets(self.paths.presets)
         self.presets = tuple(Preset.of(*each) for each in presets.all.items())
-        for problem in presets.problems[:_PROBLEMS]:
-            self.complain(str(problem))
+        self._complain_of(presets.problems)
 
     def save_preset(self, name: str, params: SamplingParams) -> None:
+        self._change_presets(partial(save_preset, self.paths.presets, name, params), "saved as", name)
+
+    def delete_preset(self, name: str) -> None:
+        self._change_presets(partial(delete_preset, self.paths.presets, name), "deleted", name)
+
+    def _change_presets(self, change: Callable[[], None], done: str, name: str) -> None:
         try:
-            save_preset(self.paths.presets, name, params)
+            change()
         except PresetError as error:
             self.complain(str(error))
         else:
-            self.notify(f"saved as the preset {name}")
+            self.notify(f"{done} the preset {name}")
             self._read_presets()
             self.main.decoding.turn()
 

@@ -1,6 +1,7 @@
 """The command line. Nothing heavy is imported here: `--help` must be there at once."""
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -183,6 +184,9 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-per-key", type=int, default=512, metavar="N", help="of them by a key (default: 512)"
     )
+    group.add_argument(
+        "--max-body", type=int, default=8, metavar="MIB", help="how long a request may be (default: 8 MiB)"
+    )
     group = command.add_argument_group("how it serves")
     group.add_argument("--served-name", metavar="NAME", help="what clients call the model (default: --model)")
     group.add_argument(
@@ -303,6 +307,7 @@ _ADD = {
 
 
 _HELP = ("-h", "--help", "--version")
+_NOWHERE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # where nothing more can be written
 
 
 def _is_for_chat(word: str) -> bool:
@@ -321,6 +326,8 @@ def _no_command(word: str) -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0 ok, 1 failed, 2 bad usage."""
+    if sys.stdout is None:  # it was closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the program runs)
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or _is_for_chat(words[0]):
         words.insert(0, "chat")
@@ -336,6 +343,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno not in _NOWHERE or error.filename is not None:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left has nowhere to go
+        if error.errno != errno.EPIPE:  # who closes a pipe knows
+            print(f"minichat: cannot write: {error.strerror}", file=sys.stderr)
         return 1

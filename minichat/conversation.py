@@ -344,7 +344,9 @@ class Conversation:
         if run.trace is not None:
             run.trace.begins, run.trace.shown = run.parts.begins, len(run.parts.text)
         stats = run.stats(self.desk.clock(), self.chat.params)
-        message = replace(self._written(run), state=STATES[finish], error=error or run.reason, stats=stats)
+        message = replace(
+            self._written(run), state=STATES[finish], error=error or run.why(finish), stats=stats
+        )
         self.run = None
         compared, self.compared = self.compared, None
         self._save(message)

@@ -48,6 +48,7 @@ COMMANDS = (
     Command("chat.system", "Chats", "System prompt of this chat", "ask('instruct')", "alt+s"),
     Command("chat.close", "Chats", "Close this chat", "chat('close')", "alt+w"),
     Command("chat.reopen", "Chats", "Bring back the chat closed last", "chat('reopen')", "alt+z"),
+    Command("chat.delete", "Chats", "Delete this chat for good", "ask('delete_chat')", "alt+d"),
     Command("chat.next", "Chats", "Next chat", "go_by(1)", "ctrl+pagedown,alt+l"),
     Command("chat.previous", "Chats", "Previous chat", "go_by(-1)", "ctrl+pageup,alt+h"),
     Command("chat.jump", "Chats", "Go to a chat, or search in all", "ask('jump')", "ctrl+o", "jump"),
@@ -67,6 +68,8 @@ COMMANDS = (
         "alt+m",
     ),
     Command("view.decoding", "View", "Decoding of this chat", "beside('decoding')", "f3", "decoding"),
+    Command("decoding.save", "View", "Save this decoding as a preset", "ask('save_preset')"),
+    Command("decoding.delete", "View", "Delete a saved preset", "ask('delete_preset')"),
     Command(
         "view.quantization", "View", "Quantization and memory of the engine", "beside('quantization')", "f4"
     ),
@@ -96,11 +99,14 @@ COMMANDS = (
 )
 
 
+_NO_KEY = "no_key"  # which no terminal sends
+
+
 def bindings(room: str) -> list[Binding]:
     """The bindings of one place: app, or screen."""
     return [
         Binding(
-            each.keys,
+            each.keys or _NO_KEY,  # so that the settings can give it one
             each.action.removeprefix(f"{room}."),
             each.title,
             id=each.id,
@@ -108,7 +114,7 @@ def bindings(room: str) -> list[Binding]:
             priority=each.priority,
         )
         for each in COMMANDS
-        if each.keys and _room(each) == room
+        if _room(each) == room
     ]
 
 
@@ -120,11 +126,11 @@ def keys_of(id: str, keymap: Mapping[str, str]) -> str:
 def bound() -> Iterator[Bound]:
     """Every binding that the settings may remap, here and in the widgets that have their own."""
     for command in COMMANDS:
-        yield Bound(command.id, tuple(filter(None, command.keys.split(","))))
+        yield Bound(command.id, tuple(filter(None, command.keys.split(","))), title=command.title)
     for place, widget in (("transcript", Transcript), ("monitor", MonitorPanel), ("monitor", KVMap)):
         for binding in widget.BINDINGS:
             if isinstance(binding, Binding) and binding.id:
-                yield Bound(binding.id, tuple(binding.key.split(",")), place)
+                yield Bound(binding.id, tuple(binding.key.split(",")), place, binding.description)
 
 
 _SIGNS = {"slash": "/", "plus": "+", "minus": "-", "left_curly_bracket": "{", "right_curly_bracket": "}"}

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from engine.params import SamplingParams
-from minichat.chats.errors import StoreError
+from minichat.chats.errors import ChatGone, StoreError
 from minichat.chats.model import Chat, Message
 from minichat.conversation import Conversation
 from minichat.desk import Desk
@@ -80,16 +80,23 @@ class OpenChats:
         chat = self.desk.store.reopen_chat(chat_id)
         return self._add(chat, len(self._all)) if chat else None
 
-    async def close(self, conversation: Conversation) -> None:
-        """It leaves the screen; the store keeps it. The last one gives way to a new one."""
+    async def close(self, conversation: Conversation) -> bool:
+        """It leaves the screen; the store keeps it, unless another screen has deleted it, which is told."""
         await conversation.put_away()
-        self.desk.store.close_chat(conversation.chat.id)
-        index = self._all.index(conversation)
-        self._all.remove(conversation)
-        if not self._all:
-            self._all.append(Conversation(self._made(conversation.chat), self.desk))
-        if self.active is conversation:
-            self.active = self._all[min(index, len(self._all) - 1)]
+        try:
+            self.desk.store.close_chat(conversation.chat.id)
+        except ChatGone:
+            kept = False
+        else:
+            kept = True
+        self._take_away(conversation)
+        return kept
+
+    async def delete(self, conversation: Conversation) -> None:
+        """It leaves the screen and the store."""
+        await conversation.put_away()
+        self.desk.store.delete_chat(conversation.chat.id)
+        self._take_away(conversation)
 
     async def resume(self) -> None:
         """What earlier screens began is read on, where the engine has outlived them."""
@@ -101,6 +108,15 @@ class OpenChats:
         for each in self._all:
             with suppress(StoreError):  # nobody is left to be told
                 self.desk.store.change_chat(each.chat.id, draft=each.chat.draft)
+
+    def _take_away(self, conversation: Conversation) -> None:
+        """The last one gives way to a new one."""
+        index = self._all.index(conversation)
+        self._all.remove(conversation)
+        if not self._all:
+            self._all.append(Conversation(self._made(conversation.chat), self.desk))
+        if self.active is conversation:
+            self.active = self._all[min(index, len(self._all) - 1)]
 
     def _made(self, like: Chat | None = None) -> Chat:
         params = like.params if like else self.defaults

@@ -15,7 +15,7 @@ from minichat.traces import Trace
 
 STATES: dict[Finish, State] = {
     Finish.STOP: "done",
-    Finish.LENGTH: "done",
+    Finish.LENGTH: "stopped",
     Finish.ABORTED: "stopped",
     Finish.FAILED: "failed",
 }
@@ -93,8 +93,16 @@ class Run:
                 each.parts.flush()
                 stats = message.stats and replace(message.stats, tokens=each.tokens)
                 other = replace(message, text=each.parts.text, reasoning=each.parts.reasoning)
-                found.append(replace(other, state=STATES[each.finish], stats=stats, error=each.error))
+                error = each.error or self.why(each.finish)
+                found.append(replace(other, state=STATES[each.finish], stats=stats, error=error))
         return found
+
+    def why(self, finish: Finish) -> str:
+        """What stopped it, if neither a person nor the model did."""
+        if finish is not Finish.LENGTH:
+            return self.reason
+        most = self.told.max_tokens
+        return "the context is full" if most is None else f"max tokens ({most}) are reached"
 
     def go_on(self, past: Past, now: float) -> None:
         """With what a screen that is gone has begun."""

@@ -12,7 +12,7 @@ from engine.errors import BadParams
 from engine.grammar.guide import Guide, reason
 from engine.grammar.source import source
 from engine.grammar.vocabulary import readable
-from engine.params import Grammar
+from engine.params import Grammar, SamplingParams
 from engine.request import Request
 from engine.text.tokenizer import Tokenizer
 
@@ -36,12 +36,16 @@ class Grammars:
         """Compiles it, if nobody has yet. Raises BadParams where it cannot be, or takes too long."""
         self._compiled(grammar, seconds)
 
-    def check_said(self, grammar: Grammar, tokens: Sequence[int]) -> None:
-        """Raises BadParams where no reply that keeps to it begins with these tokens."""
-        guide = self._compiled(grammar, SECONDS).starting(0)
-        guide.read(tokens)
+    def check_start(self, params: SamplingParams, said: Sequence[int]) -> None:
+        """Raises BadParams where no reply by these, its first tokens given, has another one to draw."""
+        assert params.grammar is not None
+        guide = self._compiled(params.grammar, SECONDS).starting(0)
+        guide.read(said)
         if guide.error:
             raise BadParams("said", "does not keep to the grammar")
+        guide.allowed(params.enders(self._stop_ids), early=len(said) < params.min_tokens)
+        if guide.error:
+            raise BadParams(guide.fault, guide.error)
 
     def warm(self) -> None:
         """Reads the vocabulary beside the steps, so that the first grammar need not wait for it."""

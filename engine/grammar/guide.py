@@ -18,13 +18,14 @@ class Guide:
         self._read = start  # of the request's tokens
         self.may_end = False
         self.error = ""  # why nothing can come any more, if so
+        self.fault = "grammar"  # which parameter is to blame then
         self._look()
 
     def starting(self, start: int) -> Self:
         """Another one that has read nothing, for a request whose reply begins there."""
         twin = object.__new__(type(self))
         twin._matcher, twin._vocab, twin._bits = self._matcher.deep_copy(), self._vocab, self._bits
-        twin._read, twin.may_end, twin.error = start, self.may_end, self.error
+        twin._read, twin.may_end, twin.error, twin.fault = start, self.may_end, self.error, self.fault
         return twin
 
     @property
@@ -53,7 +54,11 @@ class Guide:
             byte, bit = divmod(token, 8)
             bits[byte] = bits[byte] | 1 << bit if ends else bits[byte] & (0xFF ^ 1 << bit)
         if not self.error and not bits.any():
-            self.error = "no token that the model may say goes on with the grammar"
+            if self._bits.any():
+                self.error = "no token is left: each that the grammar goes on with would end the reply"
+                self.fault = "stop_ids"
+            else:
+                self.error = "no token that the model may say goes on with the grammar"
         return bits
 
     def _look(self) -> None:

@@ -27,12 +27,13 @@ class Kept:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
     error: str = ""
+    fault: str = ""
 
     def add(self, delta: Delta) -> None:
         self.tokens += delta.tokens
         self.text += delta.text
         self.logprobs += delta.logprobs
-        self.finish, self.error = delta.finish, delta.error
+        self.finish, self.error, self.fault = delta.finish, delta.error, delta.fault
 
     @property
     def mean(self) -> float:
@@ -106,4 +107,5 @@ class SampleGroup:
         for at, each in enumerate(given):
             logprobs = () if self._params.logprobs is None else tuple(each.logprobs)
             whole = Delta(self.id, tuple(each.tokens), each.text, logprobs, each.finish, each.error)
-            self._sink(whole._replace(choice=at, left=len(given) - 1 - at, score=each.mean))
+            left = len(given) - 1 - at
+            self._sink(whole._replace(choice=at, left=left, score=each.mean, fault=each.fault))

@@ -11,8 +11,8 @@ from pydantic import Field
 from engine.events import Delta
 from engine.host.prompts import Prompt
 from engine.params import SamplingParams
+from engine.server.bodies import beside, read_as
 from engine.server.connection import key_of, state_of
-from engine.server.limits import read_json
 from engine.server.openai.errors import ApiError
 from engine.server.openai.schema import (
     MAX_SAID,
@@ -22,7 +22,6 @@ from engine.server.openai.schema import (
     TokenIds,
     openapi_answers,
     openapi_body,
-    parsed,
 )
 from engine.server.replies import KeptReply
 from engine.server.sse import PULSE, EventStream, event
@@ -53,16 +52,17 @@ class ReplyRequest(ForkRequest):
 @router.post("/engine/replies", status_code=201, openapi_extra=openapi_body(ReplyRequest))
 async def begin(request: Request) -> Response:
     """Hands a prompt in; the reply runs whether it is read or not, for as long as `grace` or `keep` say."""
-    asked = parsed(ReplyRequest, await read_json(request))
-    return await _begun(request, asked, asked.prompt, params_from_json(asked.params), said=asked.said)
+    asked = await read_as(request, ReplyRequest)
+    params = await beside(request, lambda: params_from_json(asked.params))
+    return await _begun(request, asked, asked.prompt, params, said=asked.said)
 
 
 @router.post("/engine/replies/{id}/fork", status_code=201, openapi_extra=openapi_body(ForkRequest))
 async def fork(request: Request, id: str) -> Response:
     """A reply that goes on by itself from where a running one is; all before it counts as its prompt."""
     parent = state_of(request).replies.find(id, key_of(request))
-    asked = parsed(ForkRequest, await read_json(request))
-    params = params_from_json(asked.params, parent.params)
+    asked = await read_as(request, ForkRequest)
+    params = await beside(request, lambda: params_from_json(asked.params, parent.params))
     return await _begun(request, asked, parent.prompt, params, parent=parent)
 
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 
 MAX_CHOICES = 64
-MAX_BODY = 32 * 2**20  # bytes
+MAX_BODY = 8 * 2**20  # bytes: a million tokens, as text or as ids
 MAX_DEPTH = 64  # of JSON
 MAX_MEMBERS = 10_000  # of one of its objects
+MAX_PARTS = 200_000  # of its lists and objects, all together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class ServerConfig:
     any_host: bool = False  # without a key, requests by any name of this machine are answered
     in_flight: int = 1024  # choices that may run and wait at once, over all clients
     per_key: int = 512  # of them for one key
+    max_body: int = MAX_BODY  # bytes that a request may have
     grace: float = 60.0  # seconds for which a reply of /engine/replies runs on without a reader
     drain: float = 30.0  # seconds that replies have left when the server is told to end
     log_prompts: bool = False

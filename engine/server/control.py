@@ -8,10 +8,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from engine.server.bodies import beside, read_as
 from engine.server.connection import state_of
-from engine.server.limits import read_json
 from engine.server.metrics import MEDIA_TYPE
-from engine.server.openai.schema import Strict, TokenIds, openapi_answers, openapi_body, parsed
+from engine.server.openai.schema import Strict, TokenIds, openapi_answers, openapi_body
 from engine.wire import VERSION, changes_from_json
 
 router = APIRouter()
@@ -95,7 +95,8 @@ async def snapshot(request: Request) -> Response:
 async def update(request: Request, id: int) -> Response:
     """Other sampling parameters for a running request, from its next step on."""
     state = state_of(request)
-    changes = changes_from_json(parsed(Changes, await read_json(request)).changes)
+    asked = await read_as(request, Changes)
+    changes = await beside(request, lambda: changes_from_json(asked.changes))
     await state.desk.call(lambda: state.host.update(id, **changes))
     return Response(status_code=204)
 
@@ -120,7 +121,7 @@ async def preempt(request: Request, id: int) -> Response:
 async def quantize(request: Request) -> Response:
     """Begins to keep the weights in another scheme; the snapshot's `change` tells how it goes on."""
     state = state_of(request)
-    scheme = parsed(Quantization, await read_json(request)).scheme
+    scheme = (await read_as(request, Quantization)).scheme
     await state.desk.call(lambda: state.host.set_quantization(scheme))
     return Response(status_code=202)
 
@@ -137,7 +138,7 @@ async def cancel_quantization(request: Request) -> Response:
 async def recache(request: Request) -> Response:
     """Keeps keys and values in another form, while no request is alive; what was cached is forgotten."""
     state = state_of(request)
-    scheme = parsed(KvScheme, await read_json(request)).scheme
+    scheme = (await read_as(request, KvScheme)).scheme
     await state.desk.call(lambda: state.host.set_kv_scheme(scheme))
     return Response(status_code=204)
 
@@ -145,6 +146,6 @@ async def recache(request: Request) -> Response:
 @router.post("/engine/words", openapi_extra=openapi_body(Tokens))
 async def words(request: Request) -> dict[str, Any]:
     """Each token as text of its own."""
-    tokens = parsed(Tokens, await read_json(request)).tokens
+    tokens = (await read_as(request, Tokens)).tokens
     pieces = state_of(request).host.pieces(tokens)
     return {"v": VERSION, "words": [piece.decode(errors="replace") for piece in pieces]}

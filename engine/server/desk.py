@@ -1,6 +1,7 @@
 """The engine as the event loop sees it: nothing here blocks the loop."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +33,7 @@ class Desk:
         self._loop = asyncio.get_running_loop()
         self._submitters = ThreadPoolExecutor(_SUBMITTERS, "minichat-submit")  # and for templates and texts
         self._callers = ThreadPoolExecutor(4, "minichat-call")  # not behind those who wait with a prompt
+        self._reader = ThreadPoolExecutor(1, "minichat-read")  # two would only share the interpreter
         self._doomed: list[int] = []
         self._shot: asyncio.Future[Snapshot] | None = None
         self._picture: asyncio.Future[bytes] | None = None
@@ -76,6 +78,18 @@ class Desk:
         """Something that may take a while; who looks at the engine does not wait behind it."""
         return await self._loop.run_in_executor(self._submitters, work)
 
+    async def read(self, work: Callable[[], T]) -> T:
+        """What it takes to understand a long request; one after the other."""
+
+        def read() -> T:
+            gc.disable()  # each collection would walk over all that was read so far, while nobody else runs
+            try:
+                return work()
+            finally:
+                gc.enable()
+
+        return await self._loop.run_in_executor(self._reader, read)
+
     async def snapshot(self) -> Snapshot:
         """All who ask while one is made get the same."""
         if self._shot is None or self._shot.done():
@@ -92,7 +106,7 @@ class Desk:
 
     def close(self) -> None:
         self._unsubscribe()
-        for pool in (self._submitters, self._callers):
+        for pool in (self._submitters, self._callers, self._reader):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _note(self, event: Event) -> None:

@@ -24,7 +24,7 @@ from engine.models.find import find_model
 from engine.observe import Facts
 from engine.params import SamplingParams
 from engine.request import Request
-from engine.runner.protocol import Fit, Likeliest, Outcome
+from engine.runner.protocol import BAD, Fit, Likeliest, Outcome
 from engine.scheduling.plan import Drafts, Plan
 from engine.scheduling.policy import choose
 from engine.scheduling.scheduler import Rules, Scheduler
@@ -107,8 +107,8 @@ class DryRunner:
     def _kept(self, request: Request, scripted: Sequence[int]) -> int:
         """The scripted token where the grammar allows it, else one that brings its end near."""
         bits = np.unpackbits(self._grammars.allowed(request), bitorder="little")
-        likely = (*scripted, *self._quick)
-        return next((token for token in likely if bits[token]), int(bits.argmax()))
+        likely = (*scripted, *self._quick, *bits.nonzero()[0][:1].tolist())
+        return next((token for token in likely if bits[token]), BAD)
 
     def _run(self, request: Request, drafts: Drafts | None) -> list[int]:
         """The next token; with drafts as many as they have guessed, and one more."""

@@ -18,7 +18,7 @@ import uvicorn
 from engine.errors import BadInput, EngineError
 from engine.host.protocol import EngineHost
 from engine.server.app import application
-from engine.server.config import MAX_BODY, ServerConfig
+from engine.server.config import ServerConfig
 from engine.server.drain import Drain
 from engine.server.protocol import GuardedProtocol, PatientWebSocket
 
@@ -36,7 +36,9 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
     except (OSError, OverflowError) as error:
-        raise BadInput(f"cannot listen on {host} port {port}: {error}; --port names another") from None
+        raise BadInput(
+            f"cannot listen on {host} port {port}: {error}; --host and --port name others"
+        ) from None
     return bound
 
 
@@ -140,7 +142,7 @@ def server(
     options: dict[str, Any] = {
         "http": GuardedProtocol,
         "ws": PatientWebSocket,
-        "ws_max_size": MAX_BODY,
+        "ws_max_size": config.max_body,
         "ws_per_message_deflate": False,  # tokens are small, and the processor is the engine's
         "lifespan": "on",
         "log_config": None,

@@ -8,9 +8,9 @@ from pydantic import Field
 
 from engine.codec import codec
 from engine.layout import Layout
+from engine.server.bodies import read_as
 from engine.server.connection import state_of
-from engine.server.limits import read_json
-from engine.server.openai.schema import Messages, Strict, TokenIds, openapi_body, parsed
+from engine.server.openai.schema import Messages, Strict, TokenIds, openapi_body
 from engine.snapshot import Speeds
 from engine.wire import VERSION
 
@@ -38,7 +38,7 @@ class Switch(Strict):
 @router.post("/engine/layout", openapi_extra=openapi_body(Laid))
 async def layout(request: Request) -> dict[str, Any]:
     """Which characters of the prompt's text or messages its tokens stand for."""
-    state, asked = state_of(request), parsed(Laid, await read_json(request))
+    state, asked = state_of(request), await read_as(request, Laid)
     found = await state.desk.work(lambda: state.host.layout(asked.prompt))
     return {"v": VERSION, **codec(Layout).write(found)}
 
@@ -46,7 +46,7 @@ async def layout(request: Request) -> dict[str, Any]:
 @router.post("/engine/texts", openapi_extra=openapi_body(Said))
 async def texts(request: Request) -> dict[str, Any]:
     """What each token adds to a reply's text."""
-    state, asked = state_of(request), parsed(Said, await read_json(request))
+    state, asked = state_of(request), await read_as(request, Said)
     found = await state.desk.work(lambda: state.host.texts(asked.tokens, asked.after))
     return {"v": VERSION, "texts": found}
 
@@ -54,7 +54,7 @@ async def texts(request: Request) -> dict[str, Any]:
 @router.post("/engine/switches/{name}", status_code=204, openapi_extra=openapi_body(Switch))
 async def switch(request: Request, name: str) -> Response:
     """Turns one of the snapshot's switches off or on, between two steps."""
-    state, asked = state_of(request), parsed(Switch, await read_json(request))
+    state, asked = state_of(request), await read_as(request, Switch)
     await state.desk.call(lambda: state.host.set_switch(name, asked.on))
     return Response(status_code=204)
 

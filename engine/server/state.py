@@ -3,7 +3,7 @@
 import logging
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -28,6 +28,11 @@ from engine.text.reasoning import OPEN
 log = logging.getLogger("minichat.server")
 
 _MODES = 64  # ways to call a template that are remembered
+
+
+def mode_of(options: Mapping[str, Any]) -> bytes:
+    """Names a way to call a template, of which nothing is kept: it may be long."""
+    return sha256(repr(sorted(options.items())).encode(errors="replace")).digest()
 
 
 @dataclass(eq=False)
@@ -80,9 +85,8 @@ class State:
             parent=parent,
         )
 
-    async def opens_thinking(self, options: dict[str, Any]) -> bool:
+    async def opens_thinking(self, mode: bytes, options: Mapping[str, Any]) -> bool:
         """Whether the prompt itself ends in <think>, so that a reply begins inside its reasoning."""
-        mode = sha256(repr(sorted(options.items())).encode(errors="replace")).digest()  # they may be long
         if mode not in self._opens:
             if len(self._opens) >= _MODES:
                 self._opens.clear()

@@ -1,15 +1,16 @@
 """/ws: generation token by token, with changes and cancels while it runs. docs/server.md has the messages."""
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import Field
 
 from engine.errors import EngineError
+from engine.server.bodies import beside, parse_json
 from engine.server.config import MAX_CHOICES
 from engine.server.connection import key_of, state_of
-from engine.server.limits import parse_json
 from engine.server.openai.answer import usage_record
 from engine.server.openai.errors import ApiError, from_engine
 from engine.server.openai.schema import MAX_SAID, AnyPrompt, Strict, TokenIds, parsed
@@ -68,7 +69,8 @@ class Talk:
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
             name = None
             try:
-                value = parse_json(message.get("text") or "")
+                text = message.get("text") or ""
+                value = await beside(self._socket, partial(parse_json, text), len(text))
                 if isinstance(value, dict) and isinstance(value.get("id"), str):
                     name = value["id"][:64]
                 await self._obey(value)
@@ -93,13 +95,13 @@ class Talk:
         kind = value.get("type") if isinstance(value, dict) else None
         if not isinstance(kind, str) or kind not in _KINDS:
             raise ApiError(400, f"type must be one of {', '.join(_KINDS)}, not {kind!r:.80}", param="type")
-        asked = parsed(_KINDS[kind], value)
+        asked = await beside(self._socket, lambda: parsed(_KINDS[kind], value))
         state = self._state
         match asked:
             case Generate():
                 await self._generate(asked)
             case Update():
-                changes = changes_from_json(asked.changes)
+                changes = await beside(self._socket, lambda: changes_from_json(asked.changes))
                 request = self._running(asked.id)
                 await state.desk.call(lambda: state.host.update(request, **changes))
                 await self._send("updated", asked.id, changes=sorted(changes))
@@ -113,7 +115,7 @@ class Talk:
             raise ApiError(
                 429, f"{MAX_CHOICES} replies run on this socket already", code="rate_limit_exceeded"
             )
-        params = params_from_json(asked.params)
+        params = await beside(self._socket, lambda: params_from_json(asked.params))
         run = self._state.run(
             key_of(self._socket), [asked.prompt], params, priority=asked.priority, said=asked.said
         )

@@ -1,6 +1,6 @@
 """Text into tokens and back, by the checkpoint's own tokenizer."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +16,10 @@ from engine.text.pieces import PieceTable, byte_rule, token_name
 # models and only a part of it for others, so those are left to the checkpoint's generation config.
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eot|>", "<end_of_turn>", "<|end_of_turn|>", "<turn|>")
 TOKEN_FLAGS = ("special", "single_word", "lstrip", "rstrip", "normalized")
+
+# From so many characters on, which take about 10 ms, a text goes in as a batch of one: the library holds the
+# interpreter while it works on a single text, and lets others run meanwhile only in a batch.
+_LONG = 10_000
 
 
 class Tokenizer:
@@ -47,13 +51,18 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The text's tokens and no others. Special tokens that are written out in it are taken as such."""
-        encoding = self._tokenizer.encode(checked_text(text, "the text"), add_special_tokens=False)
-        return list(encoding.ids)
+        ids: list[int] = self._encoding(text, self._tokenizer.encode_batch_fast).ids
+        return ids
 
     def encode_placed(self, text: str) -> list[tuple[int, int, int]]:
         """The tokens of `encode`, each with the characters that it stands for: from, to."""
-        encoding = self._tokenizer.encode(checked_text(text, "the text"), add_special_tokens=False)
+        encoding = self._encoding(text, self._tokenizer.encode_batch)
         return [(token, *span) for token, span in zip(encoding.ids, encoding.offsets, strict=True)]
+
+    def _encoding(self, text: str, batch: Callable[..., list[Any]]) -> Any:
+        if len(checked_text(text, "the text")) < _LONG:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        return batch([text], add_special_tokens=False)[0]
 
     def encode_raw(self, text: str) -> list[int]:
         """A prompt without a template: the start tokens that the tokenizer puts before a text, then the text.

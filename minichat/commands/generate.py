@@ -32,12 +32,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _prompt(options: argparse.Namespace) -> str:
-    if options.text is not None:
-        return str(options.text)
-    if sys.stdin is None or sys.stdin.isatty():
-        if options.raw:
-            return ""  # the start token alone
+    """An empty one is the start token alone, which no message begins with."""
+    text = _piped() if options.text is None else str(options.text)
+    if not options.raw and not text.strip():
         raise BadInput("there is no text: give it as an argument or on standard input")
+    return text
+
+
+def _piped() -> str:
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
     try:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:

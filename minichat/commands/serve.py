@@ -28,6 +28,7 @@ _CLOSE_WITHIN = 5.0  # seconds; a step that takes longer is left behind
 _SHORTEST_KEY = 16
 _FILES = 16_384  # that may be open at once, sockets among them
 _LONGEST_DRAIN = 3600.0  # seconds
+_LARGEST_BODY = 1024  # MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ def check(options: argparse.Namespace) -> None:
     for name in ("max_in_flight", "max_per_key"):
         if (count := getattr(options, name)) < 1:
             raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {count}")
+    if not 1 <= options.max_body <= _LARGEST_BODY:
+        raise BadInput(f"--max-body must be from 1 to {_LARGEST_BODY} MiB, not {options.max_body}")
     if not 0 <= options.drain <= _LONGEST_DRAIN:
         raise BadInput(f"--drain must be from 0 to {_LONGEST_DRAIN:g} seconds, not {options.drain:g}")
     if options.rate is not None and not options.dry_run:
@@ -150,6 +153,7 @@ def listen(
         in_flight=options.max_in_flight,
         per_key=min(options.max_per_key, options.max_in_flight),
         log_prompts=options.log_prompts,
+        max_body=options.max_body * 2**20,
         drain=options.drain,
     )
     _log(options)

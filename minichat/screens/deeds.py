@@ -83,11 +83,22 @@ def pick(screen: MainScreen) -> None:
 async def close(screen: MainScreen) -> None:
     conversation = screen.chats.active
     conversation.chat.draft = screen.prompt.text
-    await screen.chats.close(conversation)
+    kept = await screen.chats.close(conversation)
     screen.take_away(conversation)
     screen.prompt.focus()
     undo = key_name(keys_of("chat.reopen", screen.program.keymap))
-    screen.notify(f"closed; {undo} brings it back")
+    screen.notify(f"closed; {undo} brings it back" if kept else "closed; another window had deleted it")
+
+
+async def delete(screen: MainScreen, chat_id: int) -> None:
+    """For good, whether it is open or was closed."""
+    screen.chats.active.chat.draft = screen.prompt.text
+    if (conversation := screen.chats.of(chat_id)) is None:
+        screen.chats.desk.store.delete_chat(chat_id)
+    else:
+        await screen.chats.delete(conversation)
+        screen.take_away(conversation)
+    screen.notify("deleted")
 
 
 async def reopen(screen: MainScreen, chat_id: int | None = None) -> None:

@@ -10,22 +10,21 @@ from textual.content import Content
 from engine.errors import EngineError
 from minichat.catalogue import Model
 from minichat.chats.model import Message
-from minichat.decoding import grammar_of
+from minichat.decoding import Preset, grammar_of, preset_of
 from minichat.paths import private_folder
 from minichat.screens import deeds
 from minichat.screens.ask import AskScreen
 from minichat.screens.help import HelpScreen
+from minichat.screens.jump import delete_chat as delete_chat
+from minichat.screens.jump import jump as jump
 from minichat.screens.models import ModelScreen
 from minichat.screens.pick import Choice, PickScreen
 from minichat.screens.switches import switches as switches
 from minichat.screens.why import why as why
-from minichat.widgets.tabs import titled
-from minichat.widgets.transcript.glyphs import one_line
+from minichat.settings.presets import load_presets
 
 if TYPE_CHECKING:
     from minichat.screens.main import MainScreen
-
-_FOUND = 50
 
 
 def help(screen: MainScreen) -> None:
@@ -78,10 +77,14 @@ def export(screen: MainScreen) -> None:
         store = screen.chats.desk.store
         with screen.program.complaining():
             text = store.export_json(chat.id) if file.suffix == ".json" else store.export_markdown(chat.id)
-            if file.parent == paths.exports:
-                private_folder(file.parent)
-            file.write_text(text, encoding="utf-8")
-            screen.notify(f"exported to {file}")
+            try:
+                if file.parent == paths.exports:
+                    private_folder(file.parent)
+                file.write_text(text, encoding="utf-8")
+            except OSError as error:  # of a full disk it does not know the file
+                screen.program.complain(f"cannot write {file}: {error.strerror}")
+            else:
+                screen.notify(f"exported to {file}")
 
     screen.app.push_screen(
         AskScreen("export to a file: .md or .json", str(paths.exports / f"{name}.md")), take
@@ -118,43 +121,22 @@ def grammar(screen: MainScreen) -> None:
     )
 
 
-def jump(screen: MainScreen) -> None:
-    """Open chats first; what is typed is looked for in everything that was ever said."""
-    store = screen.chats.desk.store
+def delete_preset(screen: MainScreen) -> None:
+    """One of the person's own; the one that is in use stands first."""
+    program, params = screen.program, screen.chats.active.chat.params
+    own = [Preset.of(*each) for each in load_presets(program.paths.presets).own.items()]
+    if not own:
+        screen.notify("there is no preset of yours; those that are shipped stay", severity="warning")
+        return
+    used = preset_of(params, own)
+    ordered = sorted(own, key=lambda each: each is not used)
+    choices = [Choice(Content.assemble(" ", each.name), each.name) for each in ordered]
 
-    def line(letter: str, title: str, note: str, style: str) -> Content:
-        return Content.assemble(
-            (f" {letter.upper():2} ", style), f" {titled(title)}  ", (one_line(note), "$text-muted")
-        )
+    def take(name: str | None) -> None:
+        if name is not None:
+            program.delete_preset(name)
 
-    def find(query: str) -> list[Choice[int]]:
-        if not query.strip():
-            return [
-                Choice(
-                    line(
-                        each.letter,
-                        each.title,
-                        "closed" if each.closed_at else f"{each.messages} messages",
-                        "bold",
-                    ),
-                    each.id,
-                )
-                for each in sorted(store.listing(), key=lambda each: each.closed_at is not None)
-            ]
-        return [
-            Choice(line("", hit.title, hit.snippet if hit.message else "", "bold"), hit.chat)
-            for hit in store.search(query, _FOUND)
-        ]
-
-    async def take(chat_id: int | None) -> None:
-        if chat_id is None:
-            return
-        if conversation := screen.chats.of(chat_id):
-            screen.go_to(conversation)
-        else:
-            await deeds.reopen(screen, chat_id)
-
-    screen.app.push_screen(PickScreen("go to a chat", find, "a word that was said, in any chat"), take)
+    screen.app.push_screen(PickScreen("delete a preset for good", lambda _: choices), take)
 
 
 def message_menu(screen: MainScreen, message_id: int) -> None:

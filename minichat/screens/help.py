@@ -53,7 +53,7 @@ _ELSEWHERE = (
             ("Up Down", "another field"),
             ("Left Right", "turn it; with Shift, tenfold"),
             ("0-9", "type a value"),
-            ("Delete", "as the engine has it by itself"),
+            ("Delete", "as the engine has it by itself; on presets, deletes one"),
             ("Enter", "grammar: a JSON schema's file, or /an expression/"),
             ("Ctrl+S", "save it all as a preset"),
         ),
@@ -92,9 +92,9 @@ class HelpScreen(ModalScreen[None]):
         lines: list[Content] = []
         for group, commands in groupby(COMMANDS, key=lambda command: command.group):
             rows = [
-                (" ".join(key_name(key) for key in keys_of(each.id, self._keymap).split(",")), each.title)
+                (" ".join(key_name(key) for key in keys.split(",")), each.title)
                 for each in commands
-                if each.keys and not each.id[-1].isdigit()
+                if (keys := keys_of(each.id, self._keymap)) and not each.id[-1].isdigit()
             ]
             if group == "Chats":
                 rows.append(("Alt+1 ... Alt+9", "Go to a chat"))

@@ -26,6 +26,7 @@ class Bound:
     id: str
     keys: tuple[str, ...]
     place: str = ""  # empty: everywhere
+    title: str = ""
 
 
 def keymap(loaded: Loaded, bindings: Iterable[Bound]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from minichat.widgets.marks import UNICODE, Marks
 _LABEL = 13  # cells
 _NOTE = 2  # lines at the end: a hint, or what is wrong
 _STRATEGY, _PRESET = "strategy", "preset"
+_HINTS = {_STRATEGY: "left and right choose", _PRESET: "left and right choose, Delete deletes yours"}
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Knobs(Widget, can_focus=True):
             self.params = params
 
     class Asked(Message):
-        """A dialog is wanted: what is set becomes a preset, or replies get a grammar."""
+        """A dialog is wanted: what is set becomes a preset, one goes, or replies get a grammar."""
 
         def __init__(self, dialog: str) -> None:
             super().__init__()
@@ -90,7 +91,7 @@ class Knobs(Widget, can_focus=True):
 
     def render(self) -> Content:
         chosen = self.rows[min(self.row, len(self.rows) - 1)]
-        hint = chosen.hint if isinstance(chosen, Knob) else "left and right choose"
+        hint = chosen.hint if isinstance(chosen, Knob) else _HINTS[chosen]
         note, style = (self.trouble, "$text-error") if self.trouble else (hint, "$text-muted")
         blank = [Content("")] * (_NOTE - -(-len(note) // max(self.size.width, 1)))
         lines = [self._line(place, self.rows[place]) for place in self._shown()]
@@ -171,10 +172,12 @@ class Knobs(Widget, can_focus=True):
             self._type(self._typing.text[:-1])
 
     def action_reset(self) -> None:
-        """The field as the engine has it by itself."""
+        """The field as the engine has it by itself; or a preset that is not wanted any more."""
         self._typing, row = None, self.rows[self.row]
         if isinstance(row, Knob):
             self._set(row, getattr(PLAIN, row.field))
+        elif row == _PRESET:
+            self.post_message(self.Asked("delete_preset"))
 
     def action_save(self) -> None:
         self.post_message(self.Asked("save_preset"))

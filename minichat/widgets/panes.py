@@ -34,7 +34,7 @@ class Panes(Horizontal):
             pane = self._panes.pop(each.chat.id) if known else self._mounted(each, order)
             self._panes[each.chat.id] = pane
         for chat_id in list(self._panes)[:-_KEPT]:
-            self._panes.pop(chat_id).remove()
+            self._forget(chat_id)
         for pane in self.all:
             pane.display = pane.conversation in shown
             pane.set_class(pane.conversation is not shown[-1], "-divided")
@@ -42,7 +42,13 @@ class Panes(Horizontal):
     def drop(self, conversation: Conversation) -> None:
         """Of a chat that is closed."""
         if conversation.chat.id in self._panes:
-            self._panes.pop(conversation.chat.id).remove()
+            self._forget(conversation.chat.id)
+
+    def _forget(self, chat_id: int) -> None:
+        """It goes once no layout has it: a dialog draws what is behind it by the last one."""
+        pane = self._panes.pop(chat_id)
+        pane.display = False
+        self.call_after_refresh(pane.remove)
 
     def _mounted(self, conversation: Conversation, order: Sequence[Conversation]) -> ChatPane:
         pane, after = ChatPane(conversation, self._glyphs), order[order.index(conversation) + 1 :]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineDead
+from engine.params import SamplingParams
 from engine.request import Finish
 from minichat.chats.errors import StoreBusy
 from minichat.screens import deeds
@@ -25,6 +26,21 @@ async def test_a_reply_streams_to_the_screen(bench: Callable[..., Any]) -> None:
         assert it.texts() == [("user", "hello", "done"), ("assistant", "**good** day", "done")]
         assert it.app.chats.active.chat.messages[-1].stats.tokens == 2
         assert it.app.chats.active.chat.title == "hello"
+
+
+@run
+@pytest.mark.parametrize(
+    ("most", "why"), [(9, "stopped: max tokens (9) are reached"), (None, "stopped: the context is full")]
+)
+async def test_a_reply_that_was_cut_says_by_what(
+    bench: Callable[..., Any], most: int | None, why: str
+) -> None:
+    async with bench(params=SamplingParams(max_tokens=most)) as it:
+        reply = await it.say("hello")
+        reply.say("There once was a peacock called")
+        reply.end(Finish.LENGTH)
+        await it.until(lambda: why in it.screen_text())
+        assert it.texts()[-1][1:] == ("There once was a peacock called", "stopped")
 
 
 @run

@@ -9,6 +9,7 @@ import pytest
 from engine.events import Admitted
 from engine.request import Finish
 from minichat.backends.fake import FakeBackend
+from minichat.screens import dialogs
 from minichat.settings.presets import load_presets
 from tests.app.conftest import run, snapshot
 
@@ -111,6 +112,68 @@ async def test_a_preset_is_saved_and_chosen(bench: Callable[..., Any]) -> None:
         await it.until(lambda: it.app.chats.active.chat.params.greedy)
         await it.pilot.press("left")
         await it.until(lambda: it.app.chats.active.chat.params.temperature == 0.7)
+
+
+@run
+async def test_a_command_without_a_key_can_be_given_one(bench: Callable[..., Any], tmp_path: Path) -> None:
+    settings = tmp_path / ".config" / "minichat" / "config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('[keys]\n"reply.stop_all" = "f11"\n"chat.export" = "f9"\n"view.theme" = "f10"\n')
+    async with bench() as it:
+        await it.pilot.press("f9")
+        await it.until(lambda: "export to a file" in it.screen_text())
+        await it.pilot.press("escape", "f10")
+        await it.until(lambda: "minichat-light" in it.screen_text())
+        await it.pilot.press("escape", "f1")
+        await it.until(lambda: "F11 " in it.screen_text())
+
+
+@run
+async def test_of_many_mistakes_in_the_settings_it_is_said_how_many(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    settings = tmp_path / ".config" / "minichat" / "config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("[screen]\n" + "".join(f"wrong{n} = 1\n" for n in range(7)))
+    async with bench((120, 40)) as it:
+        await it.until(lambda: any("and 3 more like these" in each for each in it.notices()))
+        assert sum("is not known here" in each for each in it.notices()) == 4
+
+
+@run
+async def test_an_export_that_the_disk_refuses_names_its_file(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        dialogs.export(it.main)
+        await it.until(lambda: "export to a file" in it.screen_text())
+        await it.pilot.press("ctrl+u", "ctrl+k", *"/dev/full", "enter")
+        await it.until(lambda: "cannot write /dev/full: No space left on device" in it.notices())
+
+
+@run
+async def test_a_saved_preset_is_deleted(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        own = load_presets(it.app.paths.presets).own
+        await it.pilot.press("f3", "delete")
+        await it.until(lambda: any("no preset of yours" in each for each in it.notices()))
+        for name in ("mine", "other"):
+            await it.pilot.press("ctrl+s", *name, "enter")
+            await it.until(lambda name=name: name in load_presets(it.app.paths.presets).own)
+        await it.pilot.press("delete")
+        await it.until(lambda: "delete a preset for good" in it.screen_text())
+        assert "greedy" not in it.screen_text().split("delete a preset for good")[1].split("Enter take")[0]
+        await it.pilot.press("escape")
+        await it.until(lambda: it.app.focused is it.main.drawer.knobs)
+        assert list(load_presets(it.app.paths.presets).own) == ["mine", "other"]
+        await it.pilot.press("delete", "down", "enter")
+        await it.until(lambda: list(load_presets(it.app.paths.presets).own) == ["mine"])
+        assert [each.name for each in it.app.presets][:2] == ["mine", "greedy"] and not own
+        await it.pilot.press("escape", "ctrl+p", *"delete a saved", "down", "enter")
+        await it.until(lambda: "delete a preset for good" in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: load_presets(it.app.paths.presets).own == {})
 
 
 @run

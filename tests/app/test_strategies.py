@@ -288,7 +288,7 @@ async def test_several_replies_stand_side_by_side_in_forks(bench: Callable[..., 
         assert it.app.chats.active is first and not first.streaming
         said = [each.chat.messages[-1] for each in it.app.chats]
         assert [each.text for each in said] == ["one", "two and a half", "three"]
-        assert [each.state for each in said] == ["done", "done", "failed"]
+        assert [each.state for each in said] == ["done", "stopped", "failed"]
         assert said[2].reasoning == "hm" and said[2].error == "no number"
         await it.until(lambda: "two and a half" in it.screen_text())
         assert {each.role for each in it.app.store.chat(list(it.app.chats)[1].chat.id).messages} == {

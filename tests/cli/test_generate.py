@@ -111,6 +111,12 @@ class TestReply:
         assert "there is no text" in one_sentence(ran)
         assert run("generate", "--model", model, "--raw", "--max-tokens", 2).code == 0
 
+    @pytest.mark.parametrize("text", ["", " \n"])
+    def test_an_empty_message_is_none_and_no_model_is_loaded_for_it(self, run: Run, text: str) -> None:
+        ran = run("generate", "--model", "/nowhere", text)
+        assert ran.code == 2
+        assert "there is no text" in one_sentence(ran)
+
     def test_a_seed_repeats_and_zero_is_greedy(self, run: Run, model: Path) -> None:
         def reply(*words: object) -> str:
             return run("generate", "--model", model, "--raw", "--max-tokens", 12, *words, "the").out

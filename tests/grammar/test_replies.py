@@ -110,7 +110,7 @@ class TestHowItEnds:
     def test_where_no_token_goes_on_it_fails_with_the_reason(self, llama: Path) -> None:
         engine = engine_on(llama)
         heard = said(engine, replace(WARM, grammar=Grammar("regex", "ab"), stop_ids=(B,)))
-        assert (heard.text, heard.finish) == ("a", Finish.FAILED)
+        assert (heard.text, heard.finish, heard.fault) == ("a", Finish.FAILED, "stop_ids")
         assert "no token" in heard.error
         assert said(engine, replace(WARM, grammar=Grammar("regex", "ab"))).text == "ab"
 
@@ -225,6 +225,15 @@ class TestRefusals:
             engine.fork(id, Heard(), replace(PLAIN, grammar=bad))
         drain(engine)
         assert heard.reply == alone(llama, PROMPT, PLAIN).reply
+
+    def test_where_its_first_token_is_none_that_may_be_said_it_never_begins(self, llama: Path) -> None:
+        engine, word, ends = engine_on(llama), Grammar("regex", "ab"), Grammar("regex", "a?b")
+        with pytest.raises(BadParams, match=r"^stop_ids: no token is left"):
+            engine.submit(PROMPT, replace(WARM, grammar=word, stop_ids=(A,)), Heard())
+        with pytest.raises(BadParams, match=r"^stop_ids: no token is left"):
+            engine.submit(PROMPT, replace(WARM, grammar=word, stop_ids=(B,)), Heard(), said=[A])
+        assert said(engine, replace(WARM, grammar=ends, stop_ids=(A,))).text == "b"
+        assert not engine.busy
 
     def test_not_while_a_search_runs(self, llama: Path) -> None:
         engine = engine_on(llama)

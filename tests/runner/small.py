@@ -45,13 +45,14 @@ class Heard:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: Finish | None = None
     error: str = ""
+    fault: str = ""
 
     def __call__(self, delta: Delta) -> None:
         assert self.finish is None, "a delta after the last one"
         self.tokens += delta.tokens
         self.text += delta.text
         self.logprobs += delta.logprobs
-        self.finish, self.error = delta.finish, delta.error
+        self.finish, self.error, self.fault = delta.finish, delta.error, delta.fault
 
     @property
     def reply(self) -> tuple[list[int], str, Finish | None]:

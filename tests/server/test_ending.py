@@ -196,6 +196,7 @@ class TestCommand:
             (["--rate", "5"], "--dry-run"),
             (["--max-in-flight", "0"], "at least 1"),
             (["--max-per-key", "-3"], "at least 1"),
+            (["--max-body", "0"], "from 1 to 1024 MiB"),
             (["--drain", "nan"], "from 0 to 3600"),
             (["--drain", "-1"], "from 0 to 3600"),
             (["--dry-run", "--rate", "-5"], "above 0"),

@@ -7,8 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
+from engine.errors import BadParams
+from engine.limits import Limits
+from engine.params import SamplingParams
+from engine.server.bodies import parse_json
 from engine.server.config import MAX_BODY, MAX_CHOICES, MAX_DEPTH
-from engine.server.limits import parse_json
 from engine.server.openai.errors import ApiError
 from engine.server.openai.schema import CompletionRequest, parsed
 from tests.server.conftest import KEY, Served, raw, user
@@ -111,6 +114,14 @@ def test_a_near_miss_is_guessed(client: httpx.Client) -> None:
 def test_tokens_beyond_the_vocabulary_are_refused(client: httpx.Client) -> None:
     for fields in ({"prompt": [10**6]}, {"logit_bias": {"1000000": 1}}, {"stop_token_ids": [10**6]}):
         assert "out of range" in refused(client.post(TEXT, json={"prompt": "hi", **fields}))["message"]
+
+
+def test_end_tokens_that_leave_none_for_min_tokens_are_refused() -> None:
+    limits = Limits(context=8, vocab=4, waiting=1, stop_ids=frozenset({3}))
+    with pytest.raises(BadParams, match=r"^stop_ids: no token is left for the 2 of min_tokens"):
+        limits.check("tiny", 1, SamplingParams(stop_ids=(0, 1, 2), min_tokens=2))
+    limits.check("tiny", 1, SamplingParams(stop_ids=(0, 1, 2)))
+    limits.check("tiny", 1, SamplingParams(stop_ids=(0, 1, 2), min_tokens=2, ignore_eos=True))
 
 
 @pytest.mark.parametrize(

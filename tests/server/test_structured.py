@@ -103,6 +103,42 @@ def test_one_that_is_cut_says_length(client: httpx.Client) -> None:
     assert cut["choices"][0]["finish_reason"] == "length"
 
 
+def ids_of(served: Served, text: str) -> list[int]:
+    """Every token that stands for the beginning of a text."""
+    vocab = range(served.engine.limits.vocab)
+    pieces = zip(vocab, served.state.host.pieces(vocab), strict=True)
+    return [token for token, piece in pieces if piece and text.startswith(piece.decode(errors="replace"))]
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+@pytest.mark.parametrize("stream", [False, True])
+def test_end_tokens_that_leave_it_none_to_begin_with_are_refused(
+    served: Served, client: httpx.Client, route: str, stream: bool
+) -> None:
+    start = {"messages": user("hi")} if route == CHAT else {"prompt": "hi"}
+    body = {**start, "guided_regex": "xyz", "stop_token_ids": ids_of(served, "xyz"), "stream": stream}
+    error = refused(client.post(route, json=body))
+    assert error["param"] == "stop_token_ids" and "no token is left" in error["message"]
+
+
+@pytest.mark.parametrize("route", [CHAT, TEXT])
+def test_and_a_reply_that_they_leave_none_to_go_on_with_is_the_clients_fault(
+    served: Served, client: httpx.Client, route: str
+) -> None:
+    start = {"messages": user("hi")} if route == CHAT else {"prompt": "hi"}
+    body = {**start, "guided_regex": "x~~y", "stop_token_ids": ids_of(served, "~~y")}
+    error = refused(client.post(route, json=body))
+    assert (error["type"], error["param"]) == ("invalid_request_error", "stop_token_ids")
+    assert "no token is left" in error["message"]
+
+    told = client.post(route, json=body | {"stream": True})
+    lines = told.text.split("\n\n")
+    assert told.status_code == 200 and lines[-2:] == ["data: [DONE]", ""]
+    assert json.loads(lines[-3].removeprefix("data: ")) == {"error": error}
+    assert '"x"' in lines[0], "what was said before is there"
+    assert served.becomes_idle()
+
+
 PLACE = "response_format.json_schema.schema"
 
 

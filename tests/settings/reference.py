@@ -5,6 +5,7 @@ from dataclasses import fields
 
 from engine.errors import BadParams
 from engine.params import FIELDS, SamplingParams
+from minichat.keys import bound
 from minichat.settings.sampling import MEANINGS
 from minichat.settings.schema import SAMPLING, Chat, Engine, Rates, Screen
 from minichat.settings.toml import literal
@@ -19,6 +20,12 @@ def rows() -> Iterator[str]:
             yield row(f"{section}.{each.name}", rule.wanted, each.default, rule.meaning)
     for name in FIELDS:
         yield row(f"sampling.{name}", wanted(name), getattr(SAMPLING, name), MEANINGS.get(name, "?"))
+
+
+def key_rows() -> Iterator[str]:
+    for each in bound():
+        keys = " ".join(f"`{key}`" for key in each.keys) or "none"
+        yield f"| `{each.id}` | {keys} | {each.title} |"
 
 
 def row(key: str, wanted: str, default: object, meaning: str) -> str:

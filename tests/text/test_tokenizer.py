@@ -3,7 +3,9 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,22 @@ def test_text_and_back(small: dict[str, Tokenizer]) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert b"".join(map(tokenizer.piece, tokenizer.encode(text))) == text.encode()
     assert tokenizer.encode("") == []
+
+
+def test_a_long_text_is_read_as_a_short_one_is_while_others_run(small: dict[str, Tokenizer]) -> None:
+    tokenizer = small["byte_level"]
+    word, long = "Hello wörld ", "Hello wörld " * 20_000
+    with ThreadPoolExecutor(1) as other:
+        for read in (tokenizer.encode, tokenizer.encode_placed):
+            turns, reading = 0, other.submit(read, long)
+            while not reading.done():
+                turns += 1
+                time.sleep(0)
+            assert turns > 100, "the interpreter was held all the time"
+    assert tokenizer.encode(long) == tokenizer.encode(word) * 20_000
+    far = len(long) - len(word)
+    moved = [(token, start + far, end + far) for token, start, end in tokenizer.encode_placed(word)]
+    assert tokenizer.encode_placed(long)[-len(moved) :] == moved
 
 
 def test_special_tokens_are_taken_as_such_and_hidden(small: dict[str, Tokenizer]) -> None:

@@ -12,10 +12,10 @@ from engine.errors import BadParams
 from engine.events import Delta
 from engine.host.prompts import Prompt
 from engine.request import Finish
+from engine.server.bodies import GONE, read_as
 from engine.server.connection import key_of, state_of
-from engine.server.limits import GONE, read_json
 from engine.server.openai.errors import ApiError
-from engine.server.openai.schema import Asked, parsed
+from engine.server.openai.schema import Asked
 from engine.server.openai.structured import Wanted, refusal
 from engine.server.run import Batch, Run, Usage
 from engine.server.sse import DONE, EventStream, encoded, unless_gone
@@ -73,7 +73,7 @@ class Frame:
 
 async def asked_of(request: Request, kind: type[A]) -> tuple[State, A]:
     """What the client wants, of the model that is here."""
-    state, asked = state_of(request), parsed(kind, await read_json(request))
+    state, asked = state_of(request), await read_as(request, kind)
     if asked.model is not None and asked.model != state.config.name:
         raise ApiError(
             404,
@@ -93,15 +93,17 @@ async def answer(
     **more: Any,
 ) -> Response:
     """`wanted`: the form of each reply; `more`: sampling parameters that the routes name differently."""
-    state = state_of(request)
+    state, place = state_of(request), wanted.place if wanted else ""
     begun = _begun(state, key_of(request), asked, prompts, wanted, more)
     if (run := await unless_gone(request.receive, begun)) is None:
         return Response(status_code=GONE)
     frame = Frame(form, state.config.name, asked)
     if asked.stream:
-        return EventStream(_events(run, form, frame), run.close)
+        return EventStream(_events(run, form, frame, place), run.close)
     try:
         whole = await unless_gone(request.receive, _gathered(run, form, frame))
+    except BadParams as error:
+        raise refusal(error, place) from None
     finally:
         run.close()
     if whole is None:
@@ -127,14 +129,17 @@ async def _begun(
         raise refusal(error, wanted.place if wanted else "") from None
 
 
-async def _events(run: Run, form: Form, frame: Frame) -> AsyncIterator[bytes]:
+async def _events(run: Run, form: Form, frame: Frame, place: str) -> AsyncIterator[bytes]:
     try:
         async for batch in run:
             entries = [form.chunk(choice, deltas) for choice, deltas in _spoken(run, batch)]
             if chunk := b"".join([frame.chunk(entry) for entry in entries if entry]):
                 yield chunk
+            _raise_failed(batch)
         if frame.with_usage:
             yield frame.usage_chunk(run.usage)
+    except BadParams as error:
+        yield b"data: " + refusal(error, place).body() + b"\n\n"
     except ApiError as error:
         yield b"data: " + error.body() + b"\n\n"
     yield DONE
@@ -144,6 +149,7 @@ async def _gathered(run: Run, form: Form, frame: Frame) -> dict[str, Any]:
     async for batch in run:
         for choice, deltas in _spoken(run, batch):
             form.take(choice, deltas)
+        _raise_failed(batch)
     return frame.record(run.usage)
 
 
@@ -159,10 +165,16 @@ def _spoken(run: Run, batch: Batch) -> Iterator[tuple[int, list[Delta]]]:
 
 
 def finish_of(delta: Delta) -> str | None:
-    """The reason in OpenAI's words; a reply that failed is an error."""
-    if delta.finish is Finish.FAILED:
+    """The reason in OpenAI's words; of a reply that failed there is none, since that is an error."""
+    return FINISH.get(delta.finish) if delta.finish else None
+
+
+def _raise_failed(batch: Batch) -> None:
+    """A reply that could not go on is an error: the client's, where what it asked for leaves no way."""
+    for delta in (delta for _, deltas in batch for delta in deltas if delta.finish is Finish.FAILED):
+        if delta.fault:
+            raise BadParams(delta.fault, delta.error)
         raise ApiError(500, delta.error or "the reply failed", code="reply_failed")
-    return FINISH[delta.finish] if delta.finish else None
 
 
 def usage_record(usage: Usage) -> dict[str, Any]:

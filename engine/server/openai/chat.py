@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from engine.events import Delta, TokenLogprob
 from engine.host.prompts import Conversation
+from engine.server.bodies import beside
 from engine.server.openai.answer import answer, asked_of, finish_of
 from engine.server.openai.errors import ApiError
 from engine.server.openai.logprobs import Pieces, chat_logprobs
@@ -19,6 +20,7 @@ from engine.server.openai.structured import Wanted
 from engine.server.openai.tooling import calls_of, definitions
 from engine.server.shape import Calls, shape
 from engine.server.sse import encoded, quoted
+from engine.server.state import State, mode_of
 from engine.server.tools import READERS, Call, CallReader
 from engine.text.reasoning import Thoughts
 
@@ -37,26 +39,41 @@ async def chat(request: Request) -> Response:
     logprobs = _logprobs(asked)
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
         raise ApiError(400, "give max_completion_tokens or max_tokens, not both", param="max_tokens")
-    tools, options = definitions(asked, state.tool_style), template_options(asked.chat_template_kwargs)
-    conversation = Conversation(shaped(asked.messages, state.host.templates), tools, options)
-    if not state.host.has_template:
-        raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
-    opened, calls = await state.opens_thinking(options), calls_of(asked, tools, state.tool_style)
-    said = b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
-
-    def voice() -> _Voice:
-        return _Voice(Thoughts(opened=opened), READERS[calls.style]() if calls else None, said)
-
-    form = _ChatForm(voice, state.host.pieces if logprobs is not None else None)
+    conversation, mode = await beside(request, lambda: _conversation(state, asked))
+    opened = await state.opens_thinking(mode, conversation.options)
+    form, wanted = await beside(request, lambda: _form(state, asked, conversation, opened))
     return await answer(
         request,
         asked,
         [conversation],
         form,
-        _wanted(asked, calls, opened),
+        wanted,
         logprobs=logprobs,
         max_tokens=asked.max_completion_tokens or asked.max_tokens,
     )
+
+
+def _conversation(state: State, asked: ChatRequest) -> tuple[Conversation, bytes]:
+    """What the template is told, and the way in which it is called."""
+    tools, options = definitions(asked, state.tool_style), template_options(asked.chat_template_kwargs)
+    conversation = Conversation(shaped(asked.messages, state.host.templates), tools, options)
+    if not state.host.has_template:
+        raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
+    return conversation, mode_of(options)
+
+
+def _form(
+    state: State, asked: ChatRequest, conversation: Conversation, opened: bool
+) -> tuple["_ChatForm", Wanted | None]:
+    """How the reply is told, and what it must keep to."""
+    calls = calls_of(asked, conversation.tools, state.tool_style)
+    said = b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
+
+    def voice() -> _Voice:
+        return _Voice(Thoughts(opened=opened), READERS[calls.style]() if calls else None, said)
+
+    form = _ChatForm(voice, state.host.pieces if asked.logprobs else None)
+    return form, _wanted(asked, calls, opened)
 
 
 def _logprobs(asked: ChatRequest) -> int | None:

@@ -10,6 +10,7 @@ from fastapi.responses import Response
 
 from engine.events import Delta, TokenLogprob
 from engine.host.prompts import Prompt
+from engine.server.bodies import beside
 from engine.server.openai.answer import answer, asked_of, finish_of
 from engine.server.openai.logprobs import CompletionLogprobs, Pieces
 from engine.server.openai.schema import STREAM, CompletionRequest, openapi_answers, openapi_body
@@ -35,7 +36,7 @@ async def complete(request: Request) -> Response:
         asked,
         _prompts(asked.prompt),
         form,
-        asked.grammar(),
+        await beside(request, asked.grammar),
         logprobs=asked.logprobs,
         max_tokens=asked.max_tokens or _USUAL_TOKENS,
     )

@@ -1,7 +1,7 @@
 """Tools as a client hands them in: checked, and what the reply may call of them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.server.openai.errors import ApiError
@@ -23,7 +23,7 @@ def definitions(asked: ChatRequest, style: Style | None) -> Sequence[dict[str, A
     return () if asked.tool_choice == "none" else asked.tools or ()
 
 
-def calls_of(asked: ChatRequest, tools: Sequence[dict[str, Any]], style: Style | None) -> Calls | None:
+def calls_of(asked: ChatRequest, tools: Sequence[Mapping[str, Any]], style: Style | None) -> Calls | None:
     """What the reply may, or must, call."""
     choice = asked.tool_choice
     must = choice == "required" or isinstance(choice, NamedTool)

@@ -1,0 +1,103 @@
+"""Long requests: they are refused, or read where nobody has to wait for it."""
+
+import gc
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from engine.server import bodies
+from engine.server.config import MAX_PARTS
+from tests.server.conftest import KEY, Served, dry, serving, user
+from tests.server.test_fields import CHAT, TEXT, refused
+
+LONG = " ".join(["word"] * 20_000)
+
+
+@contextmanager
+def reading_stands_still(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Who reads long JSON waits meanwhile; the event says that somebody does."""
+    real, begun, go = bodies.parse_json, threading.Event(), threading.Event()
+
+    def parse(text: str) -> Any:
+        if len(text) > len(LONG):
+            assert not gc.isenabled(), "a collection would hold everybody up"
+            begun.set()
+            assert go.wait(20)
+        return real(text)
+
+    monkeypatch.setattr(bodies, "parse_json", parse)
+    monkeypatch.setattr("engine.server.ws.parse_json", parse)
+    try:
+        yield begun
+    finally:
+        go.set()
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        (TEXT, {"prompt": LONG, "max_tokens": 1}),
+        (CHAT, {"messages": user(LONG), "max_tokens": 1}),
+        ("/engine/replies", {"prompt": LONG, "params": {"max_tokens": 1}}),
+    ],
+)
+def test_others_are_answered_while_one_is_read(
+    route: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        serving(dry(max_context=2**16)) as served,
+        served.client(timeout=15) as client,
+        ThreadPoolExecutor(1) as other,
+    ):
+        with reading_stands_still(monkeypatch) as begun:
+            answer: Future[httpx.Response] = other.submit(client.post, route, json=body)
+            assert begun.wait(15)
+            assert client.get("/health").status_code == 200
+            assert client.post(TEXT, json={"prompt": "hi", "max_tokens": 1}).status_code == 200
+            assert not answer.done()
+        assert answer.result(20).status_code in (200, 201)
+        assert gc.isenabled()
+
+
+def test_and_while_one_comes_by_websocket(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(dry(max_context=2**16)) as served, served.client(timeout=15) as client:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        with connect(f"ws://127.0.0.1:{served.port}/ws", additional_headers=headers) as socket:
+            with reading_stands_still(monkeypatch) as begun:
+                params = {"max_tokens": 1}
+                socket.send(json.dumps({"type": "generate", "id": "a", "prompt": LONG, "params": params}))
+                assert begun.wait(15)
+                assert client.get("/health").status_code == 200
+            kinds = [json.loads(socket.recv(15))["type"] for _ in range(2)]
+            assert kinds == ["started", "deltas"]
+
+
+def test_what_is_wrong_with_a_long_one_is_said(served: Served) -> None:
+    with served.client() as client:
+        error = refused(client.post(CHAT, json={"messages": user(LONG), "temperature": "warm"}))
+        assert error["param"] == "temperature"
+        error = refused(client.post(CHAT, json={"messages": [*user(LONG), {"role": "x", "content": ""}]}))
+        assert error["param"] == "messages[1].role"
+        error = refused(client.post(CHAT, json={"messages": user(LONG), "model": "another"}), 404)
+        assert error["code"] == "model_not_found"
+    assert gc.isenabled()
+
+
+def test_json_of_a_million_parts_is_refused_without_a_look_at_each(served: Served) -> None:
+    many = {"messages": [*user("hi")], "chat_template_kwargs": {"x": [[]] * MAX_PARTS}}
+    with served.client() as client:
+        assert "200000 lists and objects" in refused(client.post(CHAT, json=many))["message"]
+
+
+def test_how_long_one_may_be_is_a_choice(served: Served) -> None:
+    with serving(dry(max_context=2**16), max_body=len(LONG)) as small, small.client() as client:
+        error = refused(client.post(TEXT, json={"prompt": LONG}), 413)
+        assert f"more than {len(LONG)} bytes; --max-body" in error["message"]
+        assert client.post(TEXT, json={"prompt": LONG[: 2**16], "max_tokens": 1}).status_code == 200
