@@ -48,26 +48,27 @@ def grid(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
     return F.pad(both.view(torch.int32).squeeze(2).T, (0, -len(scale) % TILE)).contiguous()
 
 
-def _floats(kind: str, power: str, eight: str) -> str:
+def _floats(kind: str, power: str, one: str, less: str) -> str:
     """$0 to $3: the four numbers of each half of the word $4, scaled by $5, $9, ... with $7, $11, ... added.
 
-    `power`: twice the float to whose fraction a number is added; `eight`: that and 8.
+    `power`: twice the float to whose fraction a number is added; `less`: that and 8, below zero. What takes
+    it away is a product with one, as GPUs before Hopper have no sums of short floats of the other kind.
     """
     each = """
         shr.u32 n, $4, {bits};
         lop3.b32 n, n, 0x000f000f, {power}, 0xea;
-        sub.rn.{kind} n, n, eight;
+        fma.rn.{kind} n, n, one, less;
         fma.rn.{kind} ${nth}, n, ${scale}, ${offset};"""
     lines = (
         each.format(bits=4 * nth, power=power, kind=kind, nth=nth, scale=5 + 4 * nth, offset=7 + 4 * nth)
         for nth in range(4)
     )
-    return "{ .reg .b32 n, eight; mov.b32 eight, " + eight + ";" + "".join(lines) + "}"
+    return f"{{ .reg .b32 n, one, less; mov.b32 one, {one}; mov.b32 less, {less};" + "".join(lines) + "}"
 
 
 FLOATS = {
-    torch.bfloat16: _floats("bf16x2", "0x43004300", "0x43084308"),  # 128
-    torch.float16: _floats("f16x2", "0x64006400", "0x64086408"),  # 1024
+    torch.bfloat16: _floats("bf16x2", "0x43004300", "0x3f803f80", "0xc308c308"),  # 128
+    torch.float16: _floats("f16x2", "0x64006400", "0x3c003c00", "0xe408e408"),  # 1024
 }
 _FLOATS_OPERANDS = tl.constexpr(",".join(["=r"] * 4 + ["r"] * 17))
 _TWICE = tl.constexpr("{ prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232; }")

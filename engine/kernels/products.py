@@ -47,7 +47,8 @@ def as_float(number):
 
 
 # $0 and $1 are the four bytes of $2 as short floats. A float of 16 bits that is 1024 more holds a byte in its
-# fraction; one of the other kind holds seven bits, 128 more, and what the eighth says is taken from it.
+# fraction; one of the other kind holds seven bits, 128 more, and what the eighth says is taken from it, by a
+# product with minus one: GPUs before Hopper have no sums of such floats.
 SHORT = {
     torch.float16: """{
         .reg .b32 n, less;
@@ -58,15 +59,16 @@ SHORT = {
         sub.rn.f16x2 $1, n, less;
     }""",
     torch.bfloat16: """{
-        .reg .b32 n, low, less;
+        .reg .b32 n, low, less, minus;
+        mov.b32 minus, 0xbf80bf80;
         prmt.b32 n, $2, 0, 0x4140;
         lop3.b32 low, n, 0x007f007f, 0x43004300, 0xea;
         lop3.b32 less, n, 0x00800080, 0x43804380, 0x6a;
-        sub.rn.bf16x2 $0, low, less;
+        fma.rn.bf16x2 $0, less, minus, low;
         prmt.b32 n, $2, 0, 0x4342;
         lop3.b32 low, n, 0x007f007f, 0x43004300, 0xea;
         lop3.b32 less, n, 0x00800080, 0x43804380, 0x6a;
-        sub.rn.bf16x2 $1, low, less;
+        fma.rn.bf16x2 $1, less, minus, low;
     }""",
 }
 

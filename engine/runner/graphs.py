@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import chain
+from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -235,16 +236,19 @@ def biases_of(wanted: Wanted) -> tuple[np.ndarray, np.ndarray]:
 
 
 @cache
-def recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for good: cuBLAS keeps a workspace of 32 MB for every stream that it has seen."""
-    return torch.cuda.Stream(device)
+def recording_stream(device: torch.device) -> tuple[torch.cuda.Stream, Lock]:
+    """One for good: cuBLAS keeps a workspace of 32 MB for every stream that it has seen.
+
+    Engines on several threads take turns: what one launches there while another records would be recorded.
+    """
+    return torch.cuda.Stream(device), Lock()
 
 
 class Recorder:
     """Where graphs are recorded, and the memory that they share: they never run at the same time."""
 
     def __init__(self, device: torch.device) -> None:
-        self.stream = recording_stream(device)
+        self.stream, self.alone = recording_stream(device)
         self.pool = torch.cuda.graph_pool_handle()
         self.full = False  # no memory was left for another one
 
@@ -273,19 +277,22 @@ class Recording:
     def _aside(self, recorder: Recorder) -> tuple[Tensor, ...]:
         """Runs on the stream of recordings, whose workspaces are made on the way."""
         now = torch.cuda.current_stream()
-        recorder.stream.wait_stream(now)
-        with torch.cuda.stream(recorder.stream):
-            result = self._launches()
-        now.wait_stream(recorder.stream)
+        with recorder.alone:
+            recorder.stream.wait_stream(now)
+            try:
+                with torch.cuda.stream(recorder.stream):
+                    result = self._launches()
+            finally:  # a step that fails has launched something
+                now.wait_stream(recorder.stream)
         for each in result:
             each.record_stream(now)
         return result
 
     def _record(self, recorder: Recorder) -> None:
-        graph = torch.cuda.CUDAGraph()
-        recorder.stream.wait_stream(torch.cuda.current_stream())
+        graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         try:
-            with torch.cuda.stream(recorder.stream):
+            with recorder.alone, torch.cuda.stream(recorder.stream):
+                recorder.stream.wait_stream(now)
                 graph.capture_begin(pool=recorder.pool, capture_error_mode="thread_local")
                 try:
                     self._result = self._launches()

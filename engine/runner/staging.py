@@ -55,7 +55,8 @@ class Form:
             }
 
         self._pieces = torch.zeros(BEHIND, size, dtype=torch.uint8, pin_memory=self._on_gpu)
-        self._there = torch.zeros(size, dtype=torch.uint8, device=device)
+        # This copy tells torch which stream reads and writes the pieces: it keeps them for what is launched.
+        self._there = self._pieces[0].to(device, non_blocking=True, copy=True)
         self._hosts = [views(piece) for piece in self._pieces]
         self._blanks = [{name: view.numpy() for name, view in each.items()} for each in self._hosts]
         self.on_device = views(self._there)

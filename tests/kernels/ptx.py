@@ -1,7 +1,7 @@
 """What a few instructions of NVIDIA's machines do, for kernels that hold some under Triton's interpreter.
 
 Registers are arrays of 32 bits, one number for each time the piece of assembly runs. Only what the kernels
-use is known; anything else is an error.
+use is known; anything else is an error. Of whole kernels, only what they read is found out.
 """
 
 import re
@@ -38,6 +38,24 @@ def run(text: str, given: Sequence[Register], results: int) -> list[Register]:
         else:
             raise NotImplementedError(f"the instruction {found['name']} is not known here")
     return [held[f"${n}"] for n in range(results)]
+
+
+def reached_before(text: str, mark: str) -> set[int]:
+    """By place, the parameters of a kernel that it reads or writes through before `mark`."""
+    before, found, _ = text.partition(mark)
+    assert found, f"there is no {mark}"
+    made_of: dict[str, list[str]] = {}
+    for to, given in re.findall(r"^\s*(?:@\S+\s+)?[a-z][\w.]*\s+(%rd\d+), ([^;]*);", before, re.MULTILINE):
+        made_of.setdefault(to, []).append(given)
+    places, known = set(), set()
+    left = re.findall(r"(?:(?:ld|st|atom|red)\.global|cp\.async)[^;]*;", before)
+    while left:
+        given = left.pop()
+        places |= {int(place) for place in re.findall(r"_param_(\d+)", given)}
+        for register in set(re.findall(r"%rd\d+", given)) - known:
+            known.add(register)
+            left += made_of.get(register, [])
+    return places
 
 
 def _names(braces: str) -> list[str]:
@@ -96,7 +114,6 @@ _OPERATIONS: dict[str, Operation] = {
     "sub.rn.f16x2": _pairs(lambda a, b: a - b, torch.float16),
     "mul.rn.f16x2": _pairs(lambda a, b: a * b, torch.float16),
     "fma.rn.f16x2": _pairs(lambda a, b, c: a * b + c, torch.float16),
-    "sub.rn.bf16x2": _pairs(lambda a, b: a - b, torch.bfloat16),
     "fma.rn.bf16x2": _pairs(lambda a, b, c: a * b + c, torch.bfloat16),
     "cvt.f32.f16": lambda a: a.astype(np.uint16).view(np.float16).astype(np.float32).view(np.uint32),
     "cvt.rn.f16x2.e4m3x2": _from_eight_bits,

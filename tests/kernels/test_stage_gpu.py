@@ -17,6 +17,7 @@ from engine.events import Delta
 from engine.models.decoder import Decoder
 from engine.models.loader import random_weights
 from engine.params import SamplingParams
+from engine.runner.staging import Form
 from engine.start import start
 from tests.kernels import oracles
 from tests.kernels.cases import make_long_case
@@ -195,3 +196,15 @@ def test_no_memory_for_a_graph_is_no_trouble(
     monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_begin", full)
     assert replies(start(config), 1, lambda _: params) == wanted
     assert sum("no memory for another CUDA graph" in line for line in caplog.messages) == 1
+
+
+def test_pinned_memory_is_nobody_elses_while_a_step_may_read_it() -> None:
+    """A form can be dropped while its step is on the way: when an engine is closed."""
+    form = Form({}, 4, torch.zeros(4, 4, dtype=torch.int32, device=GPU))
+    pieces, shape = form._pieces.data_ptr(), form._pieces.shape
+    form.fetch()  # compiled
+    torch.cuda._sleep(10**9)
+    form.fetch()
+    del form
+    assert torch.empty(shape, dtype=torch.uint8, pin_memory=True).data_ptr() != pieces
+    torch.cuda.synchronize()

@@ -71,6 +71,30 @@ def test_the_last_step_of_a_norm_is_left_to_the_product(call: Call, gated: bool)
     torch.testing.assert_close(got[0].float(), plain.float(), rtol=6e-3, atol=6e-3)
 
 
+def test_a_broken_row_stays_alone(call: Call) -> None:
+    """Padding's rows hold anything, and one may be so large that its squares have no sum."""
+    from engine.kernels.norm import Normed
+    from engine.kernels.tiled import Tiling
+
+    rows, width = 21, 128
+    stream, x = (numbers(rows, width, seed=at, dtype=torch.float16) for at in range(2))
+    weight = (numbers(width, width, seed=2, dtype=torch.float32) / width**0.5).half()
+    scale, how = numbers(width, seed=3, dtype=torch.float16), Tiling(16, 32, 64, warps=4, stages=2)
+
+    def both(stream: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        half, (changed, *_) = call("joined", "joined", stream.clone(), x, weight, scale, 1e-5, how)
+        squares = torch.where(torch.arange(rows) == 7, torch.inf, half.squares)
+        out, _ = call("tiled", "tiled", Normed(half.values, squares, 1e-5), weight, how, gated=True)
+        return changed, half.values, out[0]
+
+    wanted = both(stream, x)
+    stream[5], x[11], x[20] = torch.nan, torch.nan, torch.inf
+    sound = [row for row in range(rows) if row not in (5, 7, 11, 20)]
+    for found, expected in zip(both(stream, x), wanted, strict=True):
+        assert torch.equal(found[sound], expected[sound])
+        assert not found[[5, 11, 20]].isfinite().all(1).any()
+
+
 @pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 28672, 151936])
 def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:

@@ -4,6 +4,7 @@ Models in float32, so that rounding moves a token as good as never; graphs, over
 random workloads of this folder draw them.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,17 @@ def test_graphs_may_be_turned_off_and_on(llama: Path) -> None:
         engine.set_switch("graphs", turns // 7 % 2 == 0)
         turn(engine)
     assert heard.reply == alone(llama, PROMPT, params).reply
+
+
+def test_engines_on_two_threads_record_each_its_own(llama: Path) -> None:
+    prompts = [[1, *range(60, 70 + more)] for more in range(8)]
+
+    def said(depth: int) -> list[list[int]]:
+        engine = engine_on(llama, device="cuda", depth=depth)
+        heard = [ask(engine, prompt)[1] for prompt in prompts]
+        drain(engine)
+        return [each.reply for each in heard]
+
+    with ThreadPoolExecutor(2) as pool:
+        for replies in pool.map(said, (0, 1)):
+            assert replies == [alone(llama, prompt).reply for prompt in prompts]

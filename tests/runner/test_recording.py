@@ -1,0 +1,91 @@
+"""Who may launch while a step is recorded, and what waits for one that failed; no GPU is needed."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from threading import Event, Thread
+
+import pytest
+import torch
+
+from engine.runner.graphs import Recorder, Recording, recording_stream
+
+DEVICE = torch.device("cuda", 0)
+
+
+@dataclass(eq=False)
+class Stream:
+    waited: list["Stream"] = field(default_factory=list)
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.waited.append(other)
+
+
+class Graph:
+    open = 0  # recordings under way
+
+    def capture_begin(self, **how: object) -> None:
+        Graph.open += 1
+
+    def capture_end(self) -> None:
+        Graph.open -= 1
+
+    def replay(self) -> None:
+        pass
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
+    """The stream that everybody is on."""
+    stream = Stream()
+    for name, stands_in in {
+        "CUDAGraph": Graph,
+        "Stream": lambda device: Stream(),
+        "current_stream": lambda: stream,
+        "stream": lambda stream: nullcontext(),
+        "graph_pool_handle": object,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stands_in)
+    recording_stream.cache_clear()
+    yield stream
+    recording_stream.cache_clear()
+
+
+def test_what_one_engine_launches_is_in_no_graph_of_another(now: Stream) -> None:
+    inside, launched = Event(), Event()
+
+    def recorded() -> tuple[()]:
+        if Graph.open:
+            inside.set()
+            assert not launched.wait(0.2)
+        return ()
+
+    def beside() -> tuple[()]:
+        launched.set()
+        return ()
+
+    one, other = (Recording(Recorder(DEVICE), launches) for launches in (recorded, beside))
+    one.run()  # not recorded before it has run
+
+    def go_on() -> None:
+        inside.wait()
+        other.run()
+
+    thread = Thread(target=go_on, daemon=True)
+    thread.start()
+    one.run()
+    thread.join()
+    assert inside.is_set()
+    assert launched.is_set()
+
+
+def test_what_comes_next_waits_for_a_step_that_failed(now: Stream) -> None:
+    recorder = Recorder(DEVICE)
+
+    def launches() -> tuple[()]:
+        raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Recording(recorder, launches).run()
+    assert recorder.stream.waited == [now]
+    assert now.waited == [recorder.stream]
