@@ -93,7 +93,8 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """Made empty, on the current default device; `load_weights` or `random_weights` fills it.
 
-    A hollow one has shapes alone where its layers will be: LayerSource makes them one after another.
+    A hollow one has shapes alone where its layers will be, and its head unless that is the embedding's table:
+    a source makes them one after another.
     """
 
     sinks: Mapping[int, Tensor] = {}
@@ -106,8 +107,9 @@ class Decoder(nn.Module):
         self.embed = parameter(config.vocab, config.hidden, dtype=dtype)
         with torch.device("meta") if hollow else nullcontext():
             self.layers = nn.ModuleList(Layer(i, config, dtype) for i in range(len(config.layers)))
+            own = None if config.tied else parameter(config.vocab, config.hidden, dtype=dtype)
         self.norm = Norm(config.hidden, eps=config.norm_eps, dtype=dtype)
-        self.head = Linear(self.embed if config.tied else parameter(config.vocab, config.hidden, dtype=dtype))
+        self.head: nn.Module = Linear(self.embed if own is None else own)
         table = rope_table(config.rope, config.layers[0].key_dim, config.max_context, dtype)
         self.register_buffer("rope", table, persistent=False)
 

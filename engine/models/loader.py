@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from engine.errors import BadCheckpoint
 from engine.models.checkpoint import FLOATS, Header, check, headers, opened
-from engine.models.decoder import Decoder, Layer
+from engine.models.decoder import Decoder, Layer, Linear
 from engine.models.packing import Packing
 from engine.quant.formats import Stored, stored
 
@@ -65,8 +65,9 @@ class Checkpoint:
             view = slots[name].view
             view.copy_(weight if isinstance(weight, Tensor) else weight.dequantized()[:, : view.shape[1]])
 
-    def fill(self, layer: Layer) -> None:
-        self.read(named_slots(layer))
+    def fill(self, part: Layer | Linear) -> None:
+        """A layer, or the head."""
+        self.read(named_slots(part) if isinstance(part, Layer) else head_slots(part))
 
     def weights(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor | Stored]]:
         """What these slots are filled from, as it is stored; file by file."""
@@ -139,6 +140,8 @@ def load_weights(model: Decoder, folder: Path, progress: Progress | None = None)
 def decoder_slots(model: Decoder) -> dict[str, Slot]:
     """Every tensor that a checkpoint of the Llama family has, by its name there."""
     slots = outer_slots(model)
+    if not model.config.tied:
+        slots |= head_slots(model.head)
     for layer in model.layers:
         assert isinstance(layer, Layer)
         slots |= named_slots(layer)
@@ -150,11 +153,13 @@ def named_slots(layer: Layer) -> dict[str, Slot]:
 
 
 def outer_slots(model: Decoder) -> dict[str, Slot]:
-    """Those that are of no layer."""
-    slots = {EMBEDDING: whole(model.embed), "model.norm.weight": whole(model.norm.weight)}
-    if not model.config.tied:
-        slots["lm_head.weight"] = whole(model.head.weight)
-    return slots
+    """Those that no scheme touches."""
+    return {EMBEDDING: whole(model.embed), "model.norm.weight": whole(model.norm.weight)}
+
+
+def head_slots(head: nn.Module) -> dict[str, Slot]:
+    assert isinstance(head, Linear), "it has been quantized"
+    return {"lm_head.weight": whole(head.weight)}
 
 
 def layer_slots(layer: Layer) -> Iterator[tuple[str, Slot]]:
@@ -188,7 +193,7 @@ def whole(view: Tensor) -> Slot:
 
 
 def random_weights(module: nn.Module, seed: int, prefix: str = "") -> None:
-    """Fills a model as if untrained, or one layer of it (`prefix`: its name in it).
+    """Fills a model as if untrained, or one part of it (`prefix`: its name in it).
 
     Each tensor has its own seed, so the shape of others changes nothing.
     """

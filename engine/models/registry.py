@@ -9,12 +9,12 @@ from engine.config import DTypeName, ModelConfig, ModelPlace
 from engine.errors import BadInput
 from engine.models.base import LanguageModel
 from engine.models.config_json import read_config
-from engine.models.decoder import Decoder, Layer
+from engine.models.decoder import Decoder, Layer, Linear
 from engine.models.families import FAMILIES
 from engine.models.fields import Fields
 from engine.models.loader import Checkpoint, Progress, outer_slots, random_weights
 from engine.models.packing import packing
-from engine.models.source import LayerSource, settle
+from engine.models.source import PlainSource, settle
 from engine.models.stored import StoredSource
 from engine.quant.registry import named
 
@@ -70,13 +70,14 @@ def native(order: Order) -> LanguageModel:
     packed = packing(Fields.read(order.place.folder / "config.json"))
     checkpoint = None if order.dummy else Checkpoint(model, order.place.folder, order.progress, packed)
 
-    def fill(layer: Layer) -> None:
-        if checkpoint is None:
-            random_weights(layer, order.seed, f"layers.{layer.index}")
+    def fill(part: Layer | Linear) -> None:
+        if checkpoint is not None:
+            checkpoint.fill(part)
         else:
-            checkpoint.fill(layer)
+            name = f"layers.{part.index}" if isinstance(part, Layer) else "head"
+            random_weights(part, order.seed, name)
 
-    model.source = LayerSource(config, dtype, order.device, fill)
+    model.source = PlainSource(config, dtype, order.device, fill)
     if packed is not None and checkpoint is not None and checkpoint.quantized:
         model.source = StoredSource(model.source, checkpoint, packed)
     scheme = model.source.scheme(order.quantization)
@@ -84,9 +85,11 @@ def native(order: Order) -> LanguageModel:
         random_weights(model, order.seed)
     else:
         checkpoint.read(outer_slots(model))
+    if not config.tied:
+        model.head = model.source.head(scheme)
     for index in range(len(config.layers)):
         model.layers[index] = model.source.layer(index, scheme)
-    settle(model, named("none"))  # what is of no layer stays in the checkpoint's type
+    settle(model, named("none"))  # what no scheme touches stays in the checkpoint's type
     return model
 
 

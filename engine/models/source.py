@@ -1,5 +1,5 @@
-"""Where a decoder's layers come from, as often as they are asked for: when it is loaded, and when the scheme
-in which weights are kept changes."""
+"""Where a decoder's layers and its head come from, as often as they are asked for: when it is loaded, and
+when the scheme in which weights are kept changes."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -12,11 +12,11 @@ from engine.errors import BadInput
 from engine.kernels.mirrored import MirroredNorm
 from engine.models.decoder import Layer, Linear, Norm
 from engine.quant.base import Scheme
-from engine.quant.registry import choose
+from engine.quant.registry import choose, of_head
 
 
 class Source(Protocol):
-    """Makes layers from the exact weights, whatever the present ones are kept as."""
+    """Makes layers and the head from the exact weights, whatever the present ones are kept as."""
 
     device: torch.device
     dtype: torch.dtype
@@ -26,13 +26,24 @@ class Source(Protocol):
 
     def layer(self, index: int, scheme: Scheme) -> Layer: ...
 
+    def of_head(self, scheme: Scheme) -> Scheme:
+        """What `head` keeps it in, beside layers of that scheme."""
 
-class LayerSource:
-    """From weights of plain numbers. No more than one layer is there unconverted."""
+    def head(self, scheme: Scheme) -> nn.Module:
+        """Of a model whose head is not the embedding's table."""
+
+
+class PlainSource:
+    """From weights of plain numbers. No more than one part is there unconverted."""
 
     def __init__(
-        self, config: DecoderConfig, dtype: torch.dtype, device: torch.device, fill: Callable[[Layer], None]
+        self,
+        config: DecoderConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        fill: Callable[[Layer | Linear], None],
     ) -> None:
+        """`fill`: a layer, or the head."""
         self.config, self.dtype, self.device = config, dtype, device
         self._fill = fill
 
@@ -45,6 +56,15 @@ class LayerSource:
         settle(layer, scheme)
         return layer
 
+    def of_head(self, scheme: Scheme) -> Scheme:
+        return of_head(scheme)
+
+    @torch.no_grad()
+    def head(self, scheme: Scheme) -> nn.Module:
+        head = empty_head(self.config, self.dtype, self.device)
+        self._fill(head)
+        return self.of_head(scheme).make(head.weight, head.bias)
+
 
 def empty_layer(index: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Layer:
     try:
@@ -52,6 +72,14 @@ def empty_layer(index: int, config: DecoderConfig, dtype: torch.dtype, device: t
             return Layer(index, config, dtype).eval()
     except RuntimeError as error:
         raise BadInput(f"layer {index} does not fit on {device}: {error}") from error
+
+
+def empty_head(config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Linear:
+    try:
+        with device:
+            return Linear.empty(config.hidden, config.vocab, bias=False, dtype=dtype)
+    except RuntimeError as error:
+        raise BadInput(f"the head does not fit on {device}: {error}") from error
 
 
 @torch.no_grad()

@@ -1,14 +1,14 @@
-"""Layers from weights that a checkpoint has quantized already."""
+"""Layers and a head from weights that a checkpoint has quantized already."""
 
 from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engine.models.decoder import Layer, Linear
 from engine.models.loader import Checkpoint, named_slots, products_of
 from engine.models.packing import Packing
-from engine.models.source import LayerSource, empty_layer, settle
+from engine.models.source import PlainSource, empty_layer, settle
 from engine.quant.base import Scheme
 from engine.quant.formats import Stored, own, product
 from engine.quant.registry import choose, named
@@ -20,7 +20,7 @@ class StoredSource:
     Every other form is made from what its numbers stand for.
     """
 
-    def __init__(self, plain: LayerSource, checkpoint: Checkpoint, packing: Packing) -> None:
+    def __init__(self, plain: PlainSource, checkpoint: Checkpoint, packing: Packing) -> None:
         self._plain, self._checkpoint = plain, checkpoint
         self.device, self.dtype = plain.device, plain.dtype
         self._own, self._names = own(packing), packing.names
@@ -33,6 +33,13 @@ class StoredSource:
 
     def layer(self, index: int, scheme: Scheme) -> Layer:
         return self._as_stored(index) if scheme is self._own else self._plain.layer(index, scheme)
+
+    def of_head(self, scheme: Scheme) -> Scheme:
+        return named("none") if scheme is self._own else self._plain.of_head(scheme)
+
+    def head(self, scheme: Scheme) -> nn.Module:
+        """Beside the checkpoint's own form as the file has it: those who wrote it have left it plain."""
+        return self._plain.head(named("none") if scheme is self._own else scheme)
 
     @torch.no_grad()
     def _as_stored(self, index: int) -> Layer:

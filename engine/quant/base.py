@@ -24,6 +24,12 @@ class Scheme(Protocol):
     def graphs(self) -> bool:
         """Whether its kernels can be recorded into a CUDA graph: none of them asks the device anything."""
 
+    @property
+    def head(self) -> str:
+        """The name of the scheme that keeps the head, where that is not the embedding's table. A scheme that
+        lacks this leaves it to `none`.
+        """
+
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """None: it runs there, for a model that computes in `dtype`; else the sentence that says why not."""
 
@@ -37,6 +43,11 @@ class Scheme(Protocol):
 def trimmed(out: Tensor, outputs: int) -> Tensor:
     """The first columns, which others will want to see as heads."""
     return out if out.shape[1] == outputs else out[:, :outputs].contiguous()
+
+
+def side_by_side(outs: list[Tensor]) -> Tensor:
+    """Of products that were taken piece by piece: [rows, outputs]. A single one is not copied."""
+    return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
 
 
 def rounded_up(number: int, multiple: int) -> int:

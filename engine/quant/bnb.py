@@ -161,6 +161,7 @@ class BnbInt8:
     name: str = "bnb-int8"
     rounds_activations: bool = True
     graphs: bool = False  # where outliers are is asked of the device
+    head: str = "none"  # as the library has it
     kernels: str = "bitsandbytes: products of int8, and plain ones of outliers"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -178,6 +179,7 @@ class BnbFourBits:
     kind: str
     rounds_activations: bool = False
     graphs: bool = True
+    head: str = "none"
     kernels: str = "bitsandbytes: products of four bits for few rows, plain ones of a dequantized weight"
 
     @property

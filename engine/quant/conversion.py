@@ -1,4 +1,4 @@
-"""From one scheme to another, a layer at a time."""
+"""From one scheme to another, a layer at a time; last comes the head, where it goes along."""
 
 import logging
 
@@ -19,7 +19,9 @@ class Conversion:
         assert model.source is not None
         self._model, self._source = model, model.source
         self.old, self.new = old, new
-        self.done, self.total = 0, len(model.layers)
+        heads = [self._source.of_head(scheme) for scheme in (old, new)]
+        moved = not model.config.tied and heads[0] is not heads[1]
+        self.done, self.total = 0, len(model.layers) + moved
         self.error = ""  # why it goes back, or has gone back
 
     @property
@@ -38,13 +40,19 @@ class Conversion:
         try:
             self._replace(self.done, self.new)
         except Exception as error:  # whatever it is: a broken file, no memory, a library of somebody else's
-            logger.warning("quantization %s failed at layer %d", self.new.name, self.done, exc_info=error)
+            at = (self.new.name, self.done, self.total)
+            logger.warning("quantization %s failed at layer %d of %d", *at, exc_info=error)
             self.error = _in_words(error)
         self.done += 1
 
     def _replace(self, index: int, scheme: Scheme) -> None:
-        self._model.layers[index] = None  # type: ignore[assignment]
-        self._model.layers[index] = self._source.layer(index, scheme)
+        model = self._model
+        if index == len(model.layers):
+            model.head = None  # type: ignore[assignment]
+            model.head = self._source.head(scheme)
+        else:
+            model.layers[index] = None  # type: ignore[assignment]
+            model.layers[index] = self._source.layer(index, scheme)
 
 
 def _in_words(error: Exception) -> str:

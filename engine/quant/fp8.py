@@ -112,6 +112,7 @@ class Fp8:
     name: str = "fp8"
     rounds_activations: bool = True
     graphs: bool = True
+    head: str = "int8"
     kernels: str = "Triton for few rows, torch's scaled product for many"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -154,6 +154,7 @@ class Int4:
     group: int
     rounds_activations: bool = False
     graphs: bool = True
+    head: str = "int8"  # four bits would be felt there most
     kernels: str = "packed int4 or sums of a table on a CPU, Triton on CUDA; many rows dequantized"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -6,11 +6,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from engine.quant.base import rounded_up
+from engine.quant.base import rounded_up, side_by_side
 from engine.quant.registry import register
 
 FEW = 8  # rows up to which a CPU sums the rows of the table; more are worth spreading the numbers out
-WIDTH = 256  # outputs of a block of the table: so many sums stay in a CPU's registers
+WIDTH = 256  # outputs of a block of the table at most: so many sums stay in a CPU's registers
+TOGETHER = 128  # blocks that are summed in one call, so that the walk over a head's is not kept as a whole
+PIECE = 2**25  # numbers of a weight that are rounded at a time: they are floats of 32 bits meanwhile
 _TAIL = (1.0, -128.0)  # a row of the table ends in what its numbers are multiplied with, and what is added
 
 _ops = torch.ops.quantized
@@ -18,8 +20,13 @@ _ops = torch.ops.quantized
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     """[outputs, inputs] as int8 in -127 to 127, and the scales [outputs] in float32."""
-    scale = weight.abs().amax(1).float().div_(127).clamp_(min=1e-20)
-    return torch.round(weight.float() / scale[:, None]).to(torch.int8), scale
+    numbers = torch.empty_like(weight, dtype=torch.int8)
+    scale = torch.empty(len(weight), device=weight.device)
+    rows = max(1, PIECE // weight.shape[1])
+    for part, into, step in zip(weight.split(rows), numbers.split(rows), scale.split(rows), strict=True):
+        step.copy_(part.abs().amax(1)).div_(127).clamp_(min=1e-20)
+        into.copy_(torch.round(part.float() / step[:, None]))
+    return numbers, scale
 
 
 class Int8Table(nn.Module):
@@ -36,14 +43,16 @@ class Int8Table(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         outputs, inputs = weight.shape
-        numbers, scale = quantized(weight)
         self.outputs, self.inputs = outputs, inputs
-        self.width = min(WIDTH, rounded_up(outputs, 32))
-        self.blocks = -(-outputs // self.width)
+        self.blocks = -(-outputs // WIDTH)
+        self.width = rounded_up(-(-outputs // self.blocks), 32)
         table = torch.full((self.blocks, inputs, self.width + 8), 128, dtype=torch.uint8)
         table[..., self.width :] = torch.tensor(_TAIL).view(torch.uint8)
-        for at, part in enumerate(numbers.split(self.width)):
-            table[at, :, : len(part)] = (part.to(torch.int16) + 128).to(torch.uint8).T
+        scale = torch.empty(outputs)
+        for at in range(self.blocks):
+            here = slice(at * self.width, (at + 1) * self.width)
+            numbers, scale[here] = quantized(weight[here])
+            table[at, :, : len(numbers)] = (numbers.view(torch.uint8) ^ 128).T  # 128 more
         self.register_buffer("table", table, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
         self.bias = bias
@@ -54,12 +63,15 @@ class Int8Table(nn.Module):
         return out if self.bias is None else out.add_(self.bias)
 
     def _few(self, x: Tensor) -> Tensor:
-        rows, blocks, inputs = len(x), self.blocks, self.inputs
+        return side_by_side([self._summed(x, tables) for tables in self.table.split(TOGETHER)])
+
+    def _summed(self, x: Tensor, tables: Tensor) -> Tensor:
+        """[rows, outputs] of these blocks, before they are scaled."""
+        (blocks, inputs), rows = tables.shape[:2], len(x)
         indices, borders = walk(blocks, rows, inputs, inputs)
         weights = x.float().expand(blocks, rows, inputs).reshape(-1)
-        table = self.table.view(blocks * inputs, -1)
         sums: Tensor = _ops.embedding_bag_byte_rowwise_offsets(
-            table, indices, borders, False, 0, False, weights, None, True
+            tables.view(blocks * inputs, -1), indices, borders, False, 0, False, weights, None, True
         )
         return sums.view(blocks, rows, self.width).transpose(0, 1).reshape(rows, -1)
 
@@ -95,6 +107,7 @@ class Int8:
     name: str = "int8"
     rounds_activations: bool = False
     graphs: bool = True
+    head: str = "int8"
     kernels: str = "sums of a byte table on a CPU, Triton on CUDA; many rows are multiplied dequantized"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from engine.kernels import nibbles, products
 from engine.kernels.rounded import rounded
 from engine.kernels.spread import spread_bytes, spread_nibbles
-from engine.quant.base import rounded_up
+from engine.quant.base import rounded_up, side_by_side
 from engine.quant.fp8 import ScaledFp8
 from engine.quant.int4 import Grouped, in_place
+
+SPREAD = 2**27  # numbers of a weight that are spread out at a time: more than a layer's, less than a head's
 
 
 class OnGpu(nn.Module, ABC):
@@ -62,6 +64,7 @@ class ByteProduct(WithVector):
         super().__init__()
         self.register_buffer("numbers", numbers.view(torch.uint8) ^ 128, persistent=False)  # 128 more
         self.register_buffer("scale", scale, persistent=False)
+        self.rows = max(1, SPREAD // numbers.shape[1])
         self.bias = bias
 
     def vector(self, x: Tensor, **around: Any) -> Tensor:
@@ -72,7 +75,8 @@ class ByteProduct(WithVector):
             return self.vector(x, early=early).unsqueeze(0)
         if len(x) <= self.FEW and (cut := products.for_bytes(len(x), self.numbers)):
             return products.narrow(x, self.numbers, cut, self.scale, early=early)
-        return F.linear(x, spread_bytes(self.numbers, self.scale, x.dtype)).unsqueeze(0)
+        pieces = zip(self.numbers.split(self.rows), self.scale.split(self.rows), strict=True)
+        return side_by_side([F.linear(x, spread_bytes(*piece, x.dtype)) for piece in pieces]).unsqueeze(0)
 
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""

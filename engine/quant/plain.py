@@ -46,6 +46,10 @@ class Plain:
         return self.dtype in (torch.bfloat16, torch.float16)
 
     @property
+    def head(self) -> str:
+        return self.name
+
+    @property
     def kernels(self) -> str:
         return "plain products, over packed weights on a CPU"
 

@@ -35,6 +35,11 @@ def named(name: str) -> Scheme:
     return SCHEMES[name]
 
 
+def of_head(scheme: Scheme) -> Scheme:
+    """What keeps the head where layers are of that scheme. Schemes of others need not say it."""
+    return named(getattr(scheme, "head", "none"))
+
+
 def choose(name: str, device: torch.device, dtype: torch.dtype) -> Scheme:
     """The scheme of that name, if it runs there."""
     scheme = named(name)

@@ -82,18 +82,20 @@ _FOREIGN = "this model is run by transformers, whose weights stay as they are"
 
 def nbytes(model: LanguageModel, scheme: Scheme) -> int:
     """What the weights would take under a scheme, nearly."""
-    assert isinstance(model, Decoder)
-    outer = {id(each): each.nbytes for each in _outside(model)}
+    assert isinstance(model, Decoder) and model.source is not None
+    config, dtype = model.config, model.embed.dtype
+    total = sum({id(each): each.nbytes for each in _outside(model)}.values())
+    if not config.tied:
+        total += model.source.of_head(scheme).nbytes(config.vocab, config.hidden, dtype)
     with torch.device("meta"):
-        layers = [Layer(index, model.config, model.embed.dtype) for index in range(len(model.config.layers))]
-    products = [each for layer in layers for each in layer.modules() if isinstance(each, Linear)]
-    return sum(outer.values()) + sum(
-        scheme.nbytes(each.weight.shape[0], each.weight.shape[1], model.embed.dtype) for each in products
-    )
+        layers = [Layer(index, config, dtype) for index in range(len(config.layers))]
+    shapes = [part.weight.shape for layer in layers for part in layer.modules() if isinstance(part, Linear)]
+    return total + sum(scheme.nbytes(outputs, inputs, dtype) for outputs, inputs in shapes)
 
 
 def _outside(model: Decoder) -> chain[torch.Tensor]:
-    """The tensors that are of no layer: they stay."""
-    parts: list[nn.Module] = [each for name, each in model.named_children() if name != "layers"]
+    """The tensors that no scheme touches."""
+    touched = {"layers"} if model.config.tied else {"layers", "head"}
+    parts: list[nn.Module] = [each for name, each in model.named_children() if name not in touched]
     inner = (chain(part.parameters(), part.buffers()) for part in parts)
     return chain(model.parameters(recurse=False), model.buffers(recurse=False), *inner)

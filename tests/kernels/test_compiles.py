@@ -15,13 +15,14 @@ from engine.cache.store import KVStore
 from engine.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
 from engine.models.decoder import Decoder
 from engine.models.source import settle
-from engine.quant.registry import named
+from engine.quant.registry import named, of_head
 from engine.sampling.rows import COLUMNS
 from tests.attention.cases import make_batch
+from tests.kernels import ptx
 
 pytest.importorskip("triton", reason="no Triton here")
 
-ROOM = 227 * 2**10  # bytes of shared memory that a program may take there
+ROOM = {80: 163, 90: 227, 100: 227, 120: 99}  # KB of shared memory that a program may take, by capability
 META = torch.device("meta")
 GIVEN = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)
 SMALL = DecoderConfig(
@@ -31,24 +32,40 @@ SMALL = DecoderConfig(
 LARGE = replace(SMALL, hidden=4096, layers=(replace(GIVEN, heads=32),), mlp=14336, qk_norm=False, tied=False)
 
 
-class Hopper:
+# What kernels that start early read while the one before them, or the one before that, still runs: weights,
+# and what a step's form has brought. Others read nothing.
+BEFORE = {
+    "_vector": {"weight", "by", "scale"}, "_norm": {"weight"}, "_joined": {"scale"}, "_attend": {"items"},
+    "_turn": {"weight", "rope", "positions", "places"}, "_turned": {"rope", "positions", "places"},
+    "_merge": {"merges"}, "_scan": {"columns"}, "_search": {"columns"}, "_total": {"columns"},
+    "_weigh": {"columns"}, "_pick": {"columns", "slots"},
+}  # fmt: skip
+
+
+class Absent:
     """What Triton asks of a driver before it launches anything."""
+
+    def __init__(self, capability: int) -> None:
+        self._capability = capability
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
-        return 0
+        return self._capability  # it keeps what it has compiled by this number
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
 @pytest.fixture
-def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """By kernel, the shared memory that its programs take; filled as kernels would be launched."""
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
+    """By kernel, the shared memory that its programs take; filled as kernels would be launched.
+
+    On a Hopper, or a GPU of the capability that is asked for.
+    """
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
@@ -57,20 +74,35 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
     from engine.models import fused
 
     found: dict[str, int] = {}
+    capability = getattr(request, "param", 90)
+    room = ROOM[capability] * 2**10
     run: Callable[..., Any] = JITFunction.run
 
     def compile_only(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> None:
         made = run(kernel, *given, grid=grid, warmup=True, **named)
         name = kernel.fn.__name__
         found[name] = max(found.get(name, 0), made.metadata.shared)
+        if made.metadata.launch_pdl:
+            assert read_early(made) <= BEFORE.get(name, set()), name
 
-    monkeypatch.setattr(driver, "_active", Hopper())
+    monkeypatch.setattr(driver, "_active", Absent(capability))
     monkeypatch.setattr(JITFunction, "run", compile_only)
     for module in (triton_backend, fused):
-        monkeypatch.setattr(module, "gpu", lambda device: Gpu(ROOM, overlaps=True))
+        monkeypatch.setattr(module, "gpu", lambda device: Gpu(room, overlaps=capability >= 90))
     yield found
     assert found
-    assert max(found.values()) <= ROOM, found
+    assert max(found.values()) <= room, found
+
+
+def read_early(made: Any) -> set[str]:
+    """The arguments of a kernel that it reads, or writes to, before it waits for the one before it."""
+    names = [
+        name
+        for name, kind in made.src.signature.items()
+        if kind != "constexpr"
+        for _ in range(5 if kind.startswith("tensordesc") else 1)  # and two sizes, and two strides
+    ]
+    return {names[at] for at in ptx.reached_before(made.asm["ptx"], "griddepcontrol.wait")}
 
 
 def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
@@ -81,6 +113,8 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
     for layer in model.layers:
         if scheme != "none":
             settle(layer, named(scheme))
+    if not config.tied:
+        model.head = of_head(named(scheme)).make(model.head.weight, None)  # type: ignore[arg-type]
     room: dict[str, Any] = {"blocks": 64, "block_size": 16, "host_blocks": 0, "dtype": torch.bfloat16}
     store = KVStore(config.layers, device=META, scheme=kv, **room)
     return GpuStage(model, store, TritonAttention())
@@ -93,11 +127,27 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
         (SMALL, 128, "none", "none"), (LARGE, 1, "none", "none"), (LARGE, 32, "none", "none"),
         (SMALL, 1, "int8", "int8"), (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"),
         (SMALL, 4, "int4", "fp8"), (SMALL, 64, "int4-128", "none"), (SMALL, 1, "fp8", "none"),
+        (LARGE, 1, "int8", "none"),
     ],
 )  # fmt: skip
 def test_steps_that_decode(
     compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName
 ) -> None:
+    decode(config, rows, scheme, kv)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "config", "rows", "scheme"),
+    [
+        (80, SMALL, 4, "int8"), (80, SMALL, 4, "int4"), (100, SMALL, 128, "none"), (120, SMALL, 4, "fp8"),
+    ],
+    indirect=["compiled"],
+)  # fmt: skip
+def test_on_other_gpus(compiled: dict[str, int], config: DecoderConfig, rows: int, scheme: str) -> None:
+    decode(config, rows, scheme, "none")
+
+
+def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> None:
     from engine.runner.graphs import Draws
 
     with META, torch.inference_mode():

@@ -15,6 +15,7 @@ from engine.attention.packing import pack
 from engine.cache.store import PACKED, KVLayer
 from engine.models.decoder import Decoder
 from engine.models.source import settle
+from engine.quant import on_gpu
 from engine.quant.fp8 import quantized as to_fp8
 from engine.quant.registry import named
 from engine.request import Finish
@@ -116,6 +117,25 @@ def test_the_fused_forward_is_the_decoders(rows: int, kv: Any, scheme: str) -> N
     error = apart(got, wanted)
     assert error.max() < limit, f"{error.max():.1e} at {error.argmax()}"
     assert len(error) == 1 or (error < 2e-2).float().mean() > 0.8
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@torch.inference_mode()
+def test_a_head_in_bytes_is_the_product_with_what_was_kept(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many rows have it spread out piece by piece."""
+    from engine.attention.triton_backend import TritonAttention
+    from engine.models.fused import FusedDecoder
+
+    monkeypatch.setattr(on_gpu, "SPREAD", 1024 * 1900)
+    model = decoder(torch.bfloat16, tied=False)
+    head = named("int8").make(model.head.weight, None)  # type: ignore[arg-type]
+    model.head, x = head, rows_of(rows, 1024, torch.bfloat16).to(GPU)
+    expected = x.double() @ head.dequantized().double().T  # type: ignore[operator]
+    for found in (FusedDecoder(model, [], TritonAttention()).logits(x), model.logits(x)):
+        assert found.shape == expected.shape and found.is_contiguous()
+        assert off(found, expected) < CLOSE[torch.bfloat16]
 
 
 def apart(one: Tensor, other: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import BadInput, EngineDead
 from engine.models.decoder import Decoder
-from engine.models.source import LayerSource
+from engine.models.source import PlainSource
 from engine.params import SamplingParams
 from engine.quant import int8
 from engine.request import Finish
@@ -161,19 +161,26 @@ NO_MEMORY = "CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total 
 
 
 def failing_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception) -> None:
-    """The next change fails at that layer, once."""
-    whole, failed = LayerSource.layer, []
+    """The next change fails at that layer, once; 2 is the head."""
+    whole, head, failed = PlainSource.layer, PlainSource.head, list[int]()
 
-    def layer_or_not(self: LayerSource, index: int, scheme: Any) -> Any:
+    def layer_or_not(self: PlainSource, index: int, scheme: Any) -> Any:
         if index == layer and not failed:
             failed.append(index)
             raise error
         return whole(self, index, scheme)
 
-    monkeypatch.setattr(LayerSource, "layer", layer_or_not)
+    def head_or_not(self: PlainSource, scheme: Any) -> Any:
+        if layer == 2 and not failed:
+            failed.append(layer)
+            raise error
+        return head(self, scheme)
+
+    monkeypatch.setattr(PlainSource, "layer", layer_or_not)
+    monkeypatch.setattr(PlainSource, "head", head_or_not)
 
 
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("layer", [0, 1, 2])
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -211,10 +218,10 @@ def test_where_the_way_back_fails_too_the_engine_says_so(
 ) -> None:
     engine = engine_on(folder)
 
-    def gone(self: LayerSource, index: int, scheme: Any) -> Any:
+    def gone(self: PlainSource, index: int, scheme: Any) -> Any:
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr(LayerSource, "layer", gone)
+    monkeypatch.setattr(PlainSource, "layer", gone)
     engine.set_quantization("int8")
     with pytest.raises(EngineDead, match=r"weights of none cannot be read again: OSError: the disk is gone"):
         finish_change(engine)
