@@ -10,11 +10,14 @@ import pytest
 import engine.assembly
 from tests.runner.small import make
 
+_loaded = cache(engine.assembly.load_model)
 
-@pytest.fixture(scope="session", autouse=True)
+
+@pytest.fixture(scope="module", autouse=True)
 def models_are_loaded_once() -> Iterator[None]:
+    """In these files alone: others test that a model goes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.assembly, "load_model", cache(engine.assembly.load_model))
+        patch.setattr(engine.assembly, "load_model", _loaded)
         yield
 
 
