@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from engine import events
 from engine.answers import Answers
 from engine.config import KV_SCHEMES
-from engine.errors import BadInput, BadParams, EngineDead, NoMemory, QueueFull, RequestTooLong
+from engine.errors import BadInput, BadParams, EngineDead, NoMemory, QueueFull, RequestTooLong, place
 from engine.events import Bus, log
 from engine.grammar.grammars import Grammars
 from engine.limits import Limits, check_order
@@ -326,7 +326,7 @@ class Engine:
 
     def _step_failed(self, plan: Plan, error: Exception) -> None:
         """The requests of the step end with the reason; the engine goes on, if the device still answers."""
-        reason = f"the step failed: {type(error).__name__}: {error}"
+        reason = f"the step failed: {type(error).__name__}: {error} ({place(error)})"
         log.error("step %d failed", plan.step, exc_info=error)
         self.bus.emit(
             events.StepBroke(plan.step, self.clock(), reason, tuple(row.request for row in plan.rows))

@@ -1,5 +1,8 @@
 """What can go wrong, by name. Every message says the thing, the value, and what to do."""
 
+import os
+import traceback
+
 
 class EngineError(Exception):
     """The root of all errors the engine raises on purpose."""
@@ -55,3 +58,9 @@ class NoMemory(EngineError):
 
 class EngineDead(EngineError):
     """The engine has stopped for good and takes nothing more."""
+
+
+def place(error: Exception) -> str:
+    """Where it was raised, for whoever wrote that: `back_end.py:31, in attend`."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{os.path.basename(frame.filename)}:{frame.lineno}, in {frame.name}"

@@ -51,6 +51,7 @@ from minichat.screens.guide import Guide
 from minichat.screens.main import MainScreen
 from minichat.settings import Loaded
 from minichat.settings.keymap import keymap
+from minichat.settings.nearest import unknown
 from minichat.settings.presets import PresetError, delete_preset, load_presets, save_preset
 from minichat.terminal import Terminal
 from minichat.themes import Themes, Watch, load_themes, shipped_themes
@@ -131,6 +132,8 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.theme_changed_signal.subscribe(self, self._theme_chosen)
         self._read_presets()
         self._complain_of([*self.start.loaded.problems, *self._themes.problems])
+        if (wanted := self.settings.screen.theme) not in self._themes.palettes:
+            self.complain(f"screen.theme: {wanted!r} {unknown(wanted, self._themes.palettes)}")
         self._tell_notices()
         self._loop_of_signals = asyncio.get_running_loop()
         for number in _ENDING:  # the loop's own handlers wait for a loop that may be stuck

@@ -56,6 +56,12 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     group.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     group.add_argument("--attention", default="auto", metavar="NAME", help="attention back end (see doctor)")
     group.add_argument(
+        "--policy",
+        default="fcfs",
+        metavar="NAME",
+        help="who goes first: fcfs, priority, latency, or one of a package (see doctor; default: fcfs)",
+    )
+    group.add_argument(
         "--blocks", type=int, metavar="N", help="blocks in the KV cache (default: from free memory)"
     )
     group.add_argument("--max-context", type=int, metavar="N", help="most tokens of one request")
@@ -287,7 +293,7 @@ def _add_locate(command: argparse.ArgumentParser) -> None:
 
 
 # What the settings say where the command line says nothing.
-_IN_SETTINGS = ("model", "device", "dtype", "attention", "quantization", "kv", "kv_sinks")
+_IN_SETTINGS = ("model", "device", "dtype", "attention", "policy", "quantization", "kv", "kv_sinks")
 # Whose file is called otherwise: chat has a screen, and a plain form behind it.
 _FILES = {"chat": "tui"}
 _ADD = {

@@ -63,7 +63,7 @@ class Paths:
 
     def named(self) -> dict[str, Path]:
         """Every path by its name, in the order in which a person wants to read them."""
-        files = "settings presets themes chats remembered exports clipboard log engine_log engines"
+        files = "settings presets themes chats remembered exports clipboard log engine_log engines server_key"
         names = [*files.split(), "config", "state", "cache"]
         return {name: getattr(self, name) for name in names}
 

@@ -11,6 +11,7 @@ import torch
 from engine.attention.base import AttentionBackend
 from engine.config import KvSchemeName, LayerSpec
 from engine.errors import BadInput
+from engine.outside import lacking
 
 GROUP = "minichat.attention"  # entry points of packages that bring a back end of their own
 BUILT_IN = {  # imported when they are first asked for
@@ -103,8 +104,10 @@ def _load(name: str) -> str | None:
             import_module(BUILT_IN[name])
             return None
         for point in entry_points(group=GROUP, name=name):
-            BACKENDS[name] = point.load()
-            return None
+            found = point.load()
+            if (problem := lacking(found, "name", "why_not", "prepare", "attend")) is None:
+                BACKENDS[name] = found
+            return problem
     except (ImportError, AttributeError) as error:
         return f"it cannot be imported ({error})"
     return "there is none of that name"

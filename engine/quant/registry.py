@@ -6,6 +6,7 @@ from importlib.metadata import entry_points
 import torch
 
 from engine.errors import BadInput
+from engine.outside import lacking
 from engine.quant.base import Scheme
 
 GROUP = "minichat.quantization"  # entry points of packages that bring a scheme of their own
@@ -17,6 +18,7 @@ BUILT_IN = {  # imported when they are first asked for
     **dict.fromkeys(("bnb-int8", "bnb-nf4", "bnb-fp4"), "engine.quant.bnb"),
 }
 SCHEMES: dict[str, Scheme] = {}
+ASKED = ("name", "kernels", "rounds_activations", "graphs", "why_not", "nbytes", "make")
 
 
 def register(scheme: Scheme) -> None:
@@ -63,7 +65,10 @@ def _load(name: str) -> str | None:
             importlib.import_module(BUILT_IN[name])
             return None
         for point in entry_points(group=GROUP, name=name):
-            register(point.load()())
+            found = point.load()()
+            if (problem := lacking(found, *ASKED)) is not None:
+                return problem
+            register(found)
             return None if name in SCHEMES else f"its package calls it by another name than {name!r}"
     except (ImportError, AttributeError) as error:
         return f"it cannot be imported ({error})"

@@ -5,6 +5,7 @@ from importlib.metadata import entry_points
 from typing import ClassVar, Protocol, TypeVar
 
 from engine.errors import BadInput
+from engine.outside import lacking
 from engine.request import Request
 from engine.scheduling.costs import Costs
 from engine.scheduling.queue import Rank
@@ -50,15 +51,22 @@ def choose(name: str) -> Policy:
     return POLICIES[name]()
 
 
+def names() -> list[str]:
+    """All that can be asked for, those of installed packages too."""
+    return sorted({*POLICIES, *(point.name for point in entry_points(group=GROUP))})
+
+
 def _from_outside(name: str) -> type[Policy]:
     outside = {point.name: point for point in entry_points(group=GROUP)}  # takes milliseconds
     if name not in outside:
-        known = ", ".join(sorted({*POLICIES, *outside}))
-        raise BadInput(f"there is no scheduling policy {name!r}; there are {known}")
+        raise BadInput(f"there is no scheduling policy {name!r}; there are {', '.join(names())}")
     try:
-        return outside[name].load()
+        found = outside[name].load()
     except (ImportError, AttributeError) as error:
         raise BadInput(f"scheduling policy {name!r} cannot be loaded: {error}") from error
+    if problem := lacking(found, "name", "rank", "hold"):
+        raise BadInput(f"scheduling policy {name!r} cannot be taken: {problem}")
+    return found
 
 
 @register

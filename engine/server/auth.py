@@ -54,7 +54,10 @@ class Door:
         if kind.lower() == b"bearer" and found:
             return found[0]
         problem = "this key opens nothing here" if given else "a key is missing"
-        raise ApiError(401, f"{problem}; send it as 'Authorization: Bearer KEY'", code="invalid_api_key")
+        where = "whoever started the server was told then where it is kept"
+        raise ApiError(
+            401, f"{problem}; send it as 'Authorization: Bearer KEY' ({where})", code="invalid_api_key"
+        )
 
     def _no_strangers(self, headers: Mapping[bytes, bytes]) -> None:
         """Without a key, pages in this machine's browser must not reach the engine, by whatever name."""

@@ -17,6 +17,7 @@ from engine.devices import free_host_memory, host_memory
 from engine.errors import EngineError
 from engine.models.find import find_model
 from engine.quant import registry as schemes
+from engine.scheduling import policy
 from minichat import __version__
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx")
@@ -52,6 +53,7 @@ def examine() -> dict[str, Any]:
         "attention": {str(device): _attention(device) for device in devices},
         "quantization": {str(device): _quantization(device) for device in devices},
         "kv": {str(device): _kv(device) for device in devices},
+        "policies": policy.names(),
         "built_in_model": _built_in(),
         "terminal": {
             "term": os.environ.get("TERM"),
@@ -92,6 +94,7 @@ def report(found: dict[str, Any]) -> str:
     for device, forms in found["kv"].items():
         lines += ["", f"Forms of the cache on {device} (--kv)"]
         lines += [f"  {name:18s} {_served(able)}" for name, able in forms.items()]
+    lines += ["", "Who goes first (--policy)", f"  {', '.join(found['policies'])}"]
     lines += ["", f"Built-in model: {found['built_in_model']}"]
     return "\n".join(lines)
 

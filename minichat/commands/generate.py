@@ -57,8 +57,10 @@ def _grammar(options: argparse.Namespace) -> Grammar | None:
         return None
     try:
         return Grammar("json", Path(options.json_schema).read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--json-schema {options.json_schema} cannot be read: {error}") from None
+    except OSError as error:
+        raise BadInput(f"--json-schema {options.json_schema} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"--json-schema {options.json_schema} is not UTF-8 text: {error}") from None
 
 
 def _messages(options: argparse.Namespace, text: str) -> list[dict[str, str]]:

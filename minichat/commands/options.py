@@ -44,6 +44,7 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         device=options.device,
         dtype=options.dtype,
         attention=options.attention,
+        policy=options.policy,
         quantization=options.quantization,
         blocks=options.blocks,
         max_context=options.max_context,

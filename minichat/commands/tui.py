@@ -15,7 +15,7 @@ from minichat.paths import locate
 from minichat.settings import Settings, load
 
 _ENGINE = (
-    *("model", "device", "dtype", "attention", "runs_in", "blocks", "max_context"),
+    *("model", "device", "dtype", "attention", "policy", "runs_in", "blocks", "max_context"),
     *("quantization", "kv", "kv_window", "kv_sinks"),
 )
 

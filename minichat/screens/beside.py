@@ -38,13 +38,29 @@ def to_monitor(screen: MainScreen) -> None:
     screen.monitor.focus_first()
 
 
+def leave(screen: MainScreen) -> None:
+    """Back to the prompt. On a small screen to the chat, too: what stands in its place goes."""
+    screen.prompt.focus()
+    if screen.query_one("#panes").display:
+        return
+    if screen.drawer.display or screen.quantization.display:
+        _show(screen, None)
+    else:
+        screen.monitor_wanted = False
+        screen.lay_out()
+
+
 def _turn(screen: MainScreen, wanted: Widget, field: Widget) -> None:
-    """Opens the drawer and goes there; where it is open, closes it."""
-    opening = not wanted.display
+    """Goes to the drawer, and opens it first; from within, closes it."""
+    opening = not (wanted.display and wanted.has_focus_within)
+    _show(screen, wanted if opening else None)
+    (field if opening else screen.prompt).focus()
+
+
+def _show(screen: MainScreen, wanted: Widget | None) -> None:
     for each in (screen.drawer, screen.quantization):
-        each.display = opening and each is wanted
+        each.display = each is wanted
     if not screen.quantization.display and screen.quantization in screen.onlookers:
         screen.onlookers.remove(screen.quantization)
     screen.decoding.turn()
     screen.lay_out()
-    (field if opening else screen.prompt).focus()

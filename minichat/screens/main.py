@@ -351,7 +351,7 @@ class MainScreen(FrameScreen[None]):
     @on(FindBar.Left)
     @on(MonitorPanel.Left)
     def _left(self) -> None:
-        self.prompt.focus()
+        beside.leave(self)
 
     # Actions
 

@@ -88,6 +88,7 @@ class Engine:
         "auto", one_of("auto", "float32", "bfloat16", "float16"), "The weights' type; auto: the checkpoint's."
     )
     attention: str = setting("auto", NAME, "The attention back end; `minichat doctor` lists them.")
+    policy: str = setting("fcfs", NAME, "Who goes first in the engine's line; `minichat doctor` lists them.")
     runs_in: str = setting(
         "thread",
         one_of("thread", "process"),

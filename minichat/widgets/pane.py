@@ -23,6 +23,7 @@ from minichat.widgets.transcript import Glyphs, Transcript
 
 _PAGE = 50  # older messages at a time
 _FIGURES_EVERY = 0.5  # seconds
+_TELLING = 0.2  # seconds after the first token: before, a rate says how tokens were bundled on their way
 
 
 class PaneHead(Widget):
@@ -158,11 +159,9 @@ class ChatPane(Vertical):
         if run.first is None:
             return "waiting"
         stats = run.stats(self.conversation.desk.clock(), chat.params)
-        return (
-            f"{stats.rate:.0f} tok/s  {stats.tokens} tok"
-            if self.size.width >= 40
-            else f"{stats.rate:.0f} tok/s"
-        )
+        rate = f"{stats.rate:.0f} tok/s" if stats.seconds - stats.ttft >= _TELLING else ""
+        count = f"{stats.tokens} tok" if self.size.width >= 40 or not rate else ""
+        return "  ".join(filter(None, (rate, count)))
 
     def say_parting(self, sentence: Content | None) -> None:
         """Where this reply goes another way than those beside it; none takes it away."""

@@ -64,11 +64,13 @@ class Schemes(OptionList):
             return
         at, self._shown = self.highlighted, shown
         self.clear_options()
-        for each in schemes:
+        for above, each in zip((None, *schemes), schemes, strict=False):
             mark = marks.bar if each.name == present else " "
             line = f"{mark} {each.name:{_LABEL - 2}}", "$text-muted" if each.why_not else "$text"
             room = f"  {each.blocks:,} blocks" if each.blocks else ""
-            rest = each.why_not or f"{size(each.nbytes):>7}{room}"
+            again = above is not None and above.why_not == each.why_not
+            why_not = "as above" if again else each.why_not
+            rest = why_not if each.why_not else f"{size(each.nbytes):>7}{room}"
             self.add_option(Option(Content.assemble(line, (rest, "$text-muted")), id=each.name))
         place = next((place for place, each in enumerate(schemes) if each.name == present), None)
         self.highlighted = place if at is None else at

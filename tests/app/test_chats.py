@@ -294,6 +294,20 @@ async def test_each_chat_has_its_own_decoding(bench: Callable[..., Any]) -> None
 
 
 @run
+async def test_a_rate_is_told_once_it_can_be_known(bench: Callable[..., Any]) -> None:
+    async with bench((100, 30)) as it:
+        reply = await it.say("hello")
+        reply.say("two tokens")
+        await it.until(lambda: it.app.chats.active.run.first is not None)
+        run = it.app.chats.active.run
+        run.tokens, run.first = 3, it.app.chats.active.desk.clock()
+        assert it.main.pane._figures() == "3 tok"
+        run.first -= 60
+        run.began = run.first
+        assert it.main.pane._figures() == "0 tok/s  3 tok"
+
+
+@run
 async def test_a_long_title_leaves_room_before_the_figures(bench: Callable[..., Any]) -> None:
     async with bench((200, 50)) as it:
         await it.pilot.press("ctrl+n")

@@ -228,6 +228,16 @@ async def test_a_theme_that_is_edited_is_read_again(
 
 
 @run
+async def test_a_theme_that_does_not_exist_is_named(bench: Callable[..., Any], tmp_path: Path) -> None:
+    settings = tmp_path / ".config" / "minichat" / "config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('[screen]\ntheme = "mos"\n')
+    async with bench((100, 30)) as it:
+        await it.until(lambda: any("'mos' is not known here; did you mean moss?" in s for s in it.notices()))
+        assert it.app.theme == "minichat-dark"
+
+
+@run
 async def test_a_theme_chosen_on_the_screen_is_there_again(bench: Callable[..., Any], tmp_path: Path) -> None:
     async with bench((100, 40)) as it:
         await it.pilot.press("ctrl+p", *"choose a theme")

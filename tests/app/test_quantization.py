@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from engine.errors import BadInput
 from engine.snapshot import Change, SchemeView
 from minichat.backends.fake import FakeBackend
@@ -40,7 +42,7 @@ async def test_it_shows_schemes_memory_and_room_as_they_change(bench: Callable[.
         await it.say("hello")
         await it.until(lambda: "992 for new ones" in it.screen_text())
         assert it.main.quantization.display
-        await it.pilot.press("f4")
+        await it.pilot.press("f4", "f4")
         await it.until(lambda: not it.main.quantization.display)
         assert it.main.onlookers == []
 
@@ -54,6 +56,33 @@ async def test_only_one_drawer_is_open(bench: Callable[..., Any]) -> None:
         await it.pilot.press("f4")
         assert (it.main.quantization.display, it.main.drawer.display) == (True, False)
         assert it.app.focused is it.main.quantization.schemes
+
+
+@run
+async def test_its_key_goes_there_before_it_closes(bench: Callable[..., Any]) -> None:
+    async with bench((100, 30)) as it:
+        for key, drawer in (("f3", it.main.drawer), ("f4", it.main.quantization)):
+            await it.pilot.press(key, "escape")
+            assert drawer.display and it.app.focused is it.main.prompt
+            await it.pilot.press(key)
+            assert drawer.display and drawer.has_focus_within, "as for a change while a reply runs"
+            assert it.main.onlookers.count(drawer) <= 1
+            await it.pilot.press(key)
+            assert not drawer.display and it.app.focused is it.main.prompt
+
+
+@run
+@pytest.mark.parametrize("key", ["f2", "f3", "f4"])
+async def test_where_it_hides_the_chat_leaving_brings_the_chat_back(
+    bench: Callable[..., Any], key: str
+) -> None:
+    async with bench((60, 16)) as it:
+        chats = it.main.query_one("#panes")
+        await it.pilot.press(key)
+        assert not chats.display
+        await it.pilot.press("escape", "escape")
+        assert chats.display and it.app.focused is it.main.prompt
+        assert it.main.onlookers == []
 
 
 @run
@@ -94,6 +123,22 @@ async def test_a_scheme_is_chosen_watched_and_taken_back(bench: Callable[..., An
         await it.until(lambda: backend.quantized == ["int8", "", "fp8"])
         await it.pilot.press("escape")
         await it.until(lambda: it.app.focused is it.main.prompt)
+
+
+@run
+async def test_a_reason_that_many_have_is_said_once(bench: Callable[..., Any]) -> None:
+    missing = "the library is not installed"
+    schemes = (
+        SchemeView("none", "", 4_000_000_000),
+        SchemeView("fp8", "needs a GPU", 0),
+        *(SchemeView(name, missing, 0) for name in ("bnb-int8", "bnb-nf4", "bnb-fp4")),
+        SchemeView("own", "", 1_000_000_000),
+    )
+    async with bench((200, 40), backend=FakeBackend([replace(snapshot(), schemes=schemes)])) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "needs a GPU" in it.screen_text() and "1.00 GB" in it.screen_text())
+        assert it.screen_text().count("the library is not") == 1
+        assert it.screen_text().count("as above") == 2
 
 
 @run

@@ -27,6 +27,13 @@ class Narrow(TorchAttention):
         return None if spec.key_dim <= 8 else f"it serves heads of 8 at most, not {spec.key_dim}"
 
 
+class Half:
+    """Somebody's first try."""
+
+    name: ClassVar[str] = "half"
+    why_not = Narrow.why_not
+
+
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in registry.BUILT_IN:  # each registers itself once, when it is first imported
@@ -69,6 +76,12 @@ def test_a_name_is_taken_at_its_word() -> None:
         BadInput, match=r"'narrow': it serves heads of 8 at most, not 16; available here: .*torch"
     ):
         choose("narrow", CPU, wide, torch.float32)
+
+
+def test_what_a_class_of_a_package_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    brings(monkeypatch, half=f"{__name__}:Half")
+    with pytest.raises(BadInput, match="attention 'half': its class lacks prepare, attend; available here: "):
+        choose("half", CPU, SPECS, torch.float32)
 
 
 def test_a_back_end_may_want_blocks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ def test_it_tells_a_person(run: Run) -> None:
     assert "Built-in model: " in ran.out
     assert "  none, fp32, bf16, fp16, int8, int4, " in ran.out and "  fp8: products of eight bit" in ran.out
     assert "  int8               attention torch" in ran.out
+    assert "Who goes first (--policy)\n  fcfs, latency, priority" in ran.out
 
 
 def test_it_tells_a_program(run: Run) -> None:
@@ -30,6 +31,7 @@ def test_it_tells_a_program(run: Run) -> None:
     assert found["quantization"]["cpu"]["int8"] is None
     assert "need an NVIDIA GPU" in found["quantization"]["cpu"]["fp8"]
     assert found["kv"]["cpu"]["int8"] == ["torch"]
+    assert {"fcfs", "latency", "priority"} <= set(found["policies"])
     assert 0 < found["cpu"]["free"] <= found["cpu"]["memory"]
     assert found["cpu"]["cores"] >= 1
 

@@ -8,7 +8,9 @@ from minichat.commands.tui import settle
 from minichat.settings import Settings
 from minichat.settings.schema import Engine
 
-SAID = Settings(engine=Engine(quantization="int8", kv="fp8", kv_window=64, kv_sinks=0, blocks=70))
+SAID = Settings(
+    engine=Engine(quantization="int8", kv="fp8", kv_window=64, kv_sinks=0, blocks=70, policy="latency")
+)
 
 
 @pytest.mark.parametrize("command", ["chat", "up"])
@@ -22,3 +24,13 @@ def test_forms_of_weights_and_cache(command: str) -> None:
     assert asked() == ("int8", "fp8", 64, 0, 70)
     assert asked("--quantization", "none", "--kv", "none") == ("none", "none", 64, 0, 70)
     assert asked("--kv-window", "32", "--kv-sinks", "8", "--blocks", "9") == ("int8", "fp8", 32, 8, 9)
+
+
+@pytest.mark.parametrize("command", ["chat", "up"])
+def test_who_goes_first(command: str) -> None:
+    def asked(*words: str) -> str:
+        options = parser().parse_args([command, *words])
+        settle(options, SAID)
+        return engine_config(options).policy
+
+    assert (asked(), asked("--policy", "fcfs")) == ("latency", "fcfs")

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS: dict[str, int] = {
     **dict.fromkeys(("config", "params", "request", "events", "snapshot"), 0),
-    **dict.fromkeys(("errors", "layout", "codec", "wire"), 0),
+    **dict.fromkeys(("errors", "layout", "codec", "wire", "outside"), 0),
     **dict.fromkeys(("cache", "grammar", "scheduling", "speculation", "text"), 1),
     **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices"), 2),
     "runner": 3,

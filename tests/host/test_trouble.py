@@ -1,5 +1,6 @@
 """The engine on its thread when something breaks, or closes: everybody learns why, and nobody hangs."""
 
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ class TestWhenThingsBreak:
             with pytest.raises(ReplyFailed, match="the step failed: RuntimeError: told to fail"):
                 stream.result()
         assert len(broken) == 1
+        assert re.search(r" \(\w+\.py:\d+, in \w+\)$", broken[0].error), "whose line it was"
         assert list(host.submit([5], params(30)).result().tokens) == alone([5], 30)
         shot = host.snapshot()
         assert (shot.state, shot.blocks.in_use) == ("ready", 0)

@@ -22,6 +22,7 @@ def test_by_themselves_they_lie_in_the_home() -> None:
         "log": "/home/me/.local/state/minichat/minichat.log",
         "engine_log": "/home/me/.local/state/minichat/engine.log",
         "engines": "/home/me/.local/state/minichat/engines",
+        "server_key": "/home/me/.local/state/minichat/server.key",
         "config": "/home/me/.config/minichat",
         "state": "/home/me/.local/state/minichat",
         "cache": "/home/me/.cache/minichat",

@@ -1,0 +1,46 @@
+"""Schemes of packages outside the tree: what cannot be taken is said in a sentence, wherever they are listed."""
+
+from importlib.metadata import EntryPoint
+
+import pytest
+import torch
+
+from engine.errors import BadInput
+from engine.quant import registry
+from engine.quant.int8 import Int8
+
+CPU = torch.device("cpu")
+
+
+class Half:
+    """Somebody's first try."""
+
+    name = "half"
+
+    def make(self) -> None: ...
+
+
+class Other(Int8):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("half", "its class lacks kernels, rounds_activations, graphs, why_not, nbytes"),
+        ("other", "its package calls it by another name than 'other'"),
+        ("gone", "it cannot be imported"),
+    ],
+)
+def test_a_scheme_that_cannot_be_taken(monkeypatch: pytest.MonkeyPatch, name: str, problem: str) -> None:
+    classes = {"half": "Half", "other": "Other", "gone": "Gone"}
+    points = [EntryPoint(each, f"{__name__}:{of}", registry.GROUP) for each, of in classes.items()]
+    monkeypatch.setattr(
+        registry,
+        "entry_points",
+        lambda group, name=None: [each for each in points if name in (None, each.name)],
+    )
+    assert name in registry.names()
+    assert registry.why_not(name, CPU, torch.float32).startswith(problem)
+    with pytest.raises(BadInput, match=f"quantization '{name}': {problem}"):
+        registry.named(name)
