@@ -1,4 +1,4 @@
-"""Schemes of packages outside the tree: what cannot be taken is said in a sentence, wherever they are listed."""
+"""Schemes of packages outside the tree: what cannot be taken is said in a sentence, wherever it is listed."""
 
 from importlib.metadata import EntryPoint
 
