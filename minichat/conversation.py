@@ -199,6 +199,7 @@ class Conversation:
             await self.put_away()
             return
         run.left = True
+        await run.arrival(run.task, _FAREWELL)
         run.task.cancel()
         await asyncio.gather(run.task, return_exceptions=True)
 
@@ -285,6 +286,7 @@ class Conversation:
             await self.desk.ready.wait()
             run.told, asked = self._wanted(), self.chat.params
             run.reply = reply = await begin(run, run.told)
+            run.handed.set()
             self.desk.took(self, reply.id)
             self._catch_up(run, reply, asked)
             async for batch in reply.batches(self.desk.pacer.turn):

@@ -57,6 +57,7 @@ class Run:
     began: float
     parts: ReplyText = field(default_factory=ReplyText)
     reply: Reply | None = None
+    handed: asyncio.Event = field(default_factory=asyncio.Event)  # there is a reply
     first: float | None = None
     tokens: int = 0
     saved: float = 0.0
@@ -71,6 +72,12 @@ class Run:
     pieces: list[tuple[int, str]] = field(default_factory=list)  # tokens and text, as they came
     others: dict[int, Sample] = field(default_factory=dict)  # by choice
     told: SamplingParams = field(default_factory=SamplingParams)  # what the engine was asked for last
+
+    async def arrival(self, task: asyncio.Task[None], within: float) -> None:
+        """Waits for the engine to take it, since one that is cut off on its way never arrives."""
+        handed = asyncio.create_task(self.handed.wait())
+        await asyncio.wait({task, handed}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        handed.cancel()
 
     def retold(self, params: SamplingParams) -> dict[str, Any]:
         """What the engine has to be told so that the reply goes on by these."""

@@ -1,5 +1,6 @@
 """The screen on an engine that outlives it: a line that is cut, and replies that the next screen reads on."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -157,6 +158,27 @@ def test_the_next_screen_reads_on(bench: Callable[..., Any], how: Any) -> None:
             assert stats.seconds == pytest.approx(100, abs=5)
 
     test()
+
+
+@run
+async def test_one_on_its_way_there_is_handed_over_before_the_screen_goes(bench: Callable[..., Any]) -> None:
+    class Slow(FakeBackend):
+        async def submit(self, *given: Any, **more: Any) -> FakeReply:
+            asked.set()
+            await asyncio.sleep(0.1)
+            return await super().submit(*given, **more)
+
+    asked = asyncio.Event()
+    backend = Slow([snapshot()], elsewhere="box:8000")
+    async with bench(backend=backend) as it:
+        await it.until(lambda: it.app.keeper.alive)
+        it.main.prompt.put("hello")
+        await it.pilot.press("enter")
+        await it.until(asked.is_set)
+        await it.app.action_quit()
+        [reply] = backend.replies
+        assert not reply.finished
+        await it.until(lambda: it.app.return_code == 0)
 
 
 @run
