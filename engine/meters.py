@@ -8,6 +8,7 @@ from engine.scheduling.plan import Plan
 from engine.snapshot import Quantiles, Rates, StepTimes
 
 _WINDOW = 1.0  # seconds that a rate looks back
+_LEAST = 0.05  # seconds that it looks at: a single short step would promise too much
 _SAMPLES = 2048
 _NEWEST = 0.1  # the weight of the newest step in a running mean
 
@@ -19,9 +20,8 @@ class Meters:
         self.finished = 0
         self._ttft: deque[float] = deque(maxlen=_SAMPLES)
         self._itl: deque[float] = deque(maxlen=_SAMPLES)
-        self._steps: deque[tuple[float, int, int, int]] = deque(
-            maxlen=_SAMPLES
-        )  # when, rows, prefill, decode
+        # from when to when, rows, prefill, decode
+        self._steps: deque[tuple[float, float, int, int, int]] = deque(maxlen=_SAMPLES)
         self._means = [0.0, 0.0, 0.0, 0.0]
         self._evictions = (-_WINDOW, 0)  # when they were told last, and how many there had been
         self.first_token = self._ttft.append
@@ -29,7 +29,8 @@ class Meters:
 
     def step(self, at: float, plan: Plan, prefill: int, spent: tuple[float, float, float, float]) -> None:
         """One step is committed; `spent` are its seconds for plan, launch, wait and commit."""
-        self._steps.append((at, len(plan.rows), prefill, plan.tokens - prefill))
+        began = at - sum(spent[:3])  # what is committed behind it is the next one's
+        self._steps.append((began, at, len(plan.rows), prefill, plan.tokens - prefill))
         for i, seconds in enumerate(spent):
             old = self._means[i]
             self._means[i] = old + _NEWEST * (seconds - old) if old else seconds
@@ -46,15 +47,16 @@ class Meters:
         return StepTimes(*self._means)
 
     def rates(self, now: float) -> Rates:
-        recent = [each for each in self._steps if each[0] > now - _WINDOW]
+        """Since the first of the steps that ended within a second began, so that young work is not diluted."""
+        recent = [each for each in self._steps if each[1] > now - _WINDOW]
         if not recent:
             return Rates()
-        rows, prefill, decode = (sum(each[i] for each in recent) for i in (1, 2, 3))
-        count = len(recent)
+        rows, prefill, decode = (sum(each[i] for each in recent) for i in (2, 3, 4))
+        count, seconds = len(recent), max(now - recent[0][0], _LEAST)
         return Rates(
-            prefill=prefill / _WINDOW,
-            decode=decode / _WINDOW,
-            steps=count / _WINDOW,
+            prefill=prefill / seconds,
+            decode=decode / seconds,
+            steps=count / seconds,
             batch=rows / count,
             step_tokens=(prefill + decode) / count,
         )
