@@ -47,7 +47,7 @@ class Meters:
         return StepTimes(*self._means)
 
     def rates(self, now: float) -> Rates:
-        """Since the first of the steps that ended within a second began, so that young work is not diluted."""
+        """Since the first of the steps of the last second began: young work is not diluted."""
         recent = [each for each in self._steps if each[1] > now - _WINDOW]
         if not recent:
             return Rates()
