@@ -11,7 +11,9 @@ from torch import Tensor
 from engine.cache.store import KVLayer
 from engine.config import KvSchemeName, LayerSpec
 
-__all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer"]
+__all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer", "why_not_on"]
+
+OLDEST = (8, 0)  # compute capability: bf16 products and asynchronous copies begin there
 
 # What a model calls in each layer: (layer, queries [T, heads, key_dim], keys [T, kv_heads, key_dim],
 # values [T, kv_heads, value_dim]) -> [T, heads, value_dim]. Where the keys go is not its business.
@@ -51,3 +53,13 @@ class AttentionBackend(Protocol):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Any) -> Tensor:
         """Writes k and v to the batch's places, then attends; returns [tokens, heads, value_dim]."""
+
+
+def why_not_on(device: torch.device) -> str | None:
+    """The beginning of `why_not` of those whose kernels are for NVIDIA's GPUs."""
+    if device.type != "cuda":
+        return f"it needs an NVIDIA GPU, and the device is {device}"
+    if (found := torch.cuda.get_device_capability(device)) < OLDEST:
+        needed, has = (".".join(map(str, each)) for each in (OLDEST, found))
+        return f"it needs compute capability {needed}, and {device} has {has}"
+    return None

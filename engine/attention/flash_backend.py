@@ -7,13 +7,12 @@ import torch
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from torch import Tensor
 
-from engine.attention.base import Batch, KVLayer
+from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.registry import register
 from engine.config import KvSchemeName, LayerSpec
 from engine.kernels.attention.write import write
 
 WIDEST = 256  # of a head
-OLDEST = (8, 0)  # compute capability
 BLOCK = 256  # tokens: it reads pages of a multiple of these
 
 
@@ -38,10 +37,8 @@ class FlashAttention:
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
-        if device.type != "cuda":
-            return f"it needs an NVIDIA GPU, and the device is {device}"
-        if (capability := torch.cuda.get_device_capability(device)) < OLDEST:
-            return f"it needs compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
+        if (problem := why_not_on(device)) is not None:
+            return problem
         if dtype not in (torch.float16, torch.bfloat16):
             return f"it serves float16 and bfloat16, not {dtype}"
         if spec.key_dim != spec.value_dim or spec.key_dim > WIDEST:

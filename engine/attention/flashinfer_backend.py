@@ -16,7 +16,7 @@ from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPaged
 from flashinfer.jit import env
 from flashinfer.jit.cpp_ext import get_cuda_path
 
-from engine.attention.base import Batch, KVLayer
+from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.pages import Pages
 from engine.attention.registry import register
 from engine.config import KvSchemeName, LayerSpec
@@ -24,7 +24,6 @@ from engine.errors import EngineError
 from engine.kernels.attention.write import write
 
 HEADS = (64, 128)  # as wide; it has kernels for others, which have not been tried
-OLDEST = (8, 0)  # compute capability
 SHARED = 4  # heads on one key head, from which on tensor cores pay for a single token
 TILE = 128  # queries
 WORKSPACE = 128 * 2**20  # bytes, as its authors advise; partial results of contexts that it cuts
@@ -123,10 +122,8 @@ class FlashInfer:
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
-        if device.type != "cuda":
-            return f"it needs an NVIDIA GPU, and the device is {device}"
-        if (capability := torch.cuda.get_device_capability(device)) < OLDEST:
-            return f"it needs compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
+        if (problem := why_not_on(device)) is not None:
+            return problem
         if dtype not in (torch.float16, torch.bfloat16):
             return f"it serves float16 and bfloat16, not {dtype}"
         if spec.key_dim != spec.value_dim or spec.key_dim not in HEADS:

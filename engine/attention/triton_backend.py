@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from engine.attention.base import Batch, KVLayer
+from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.registry import register
 from engine.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.kernels.attention import tiles
@@ -19,7 +19,6 @@ from engine.kernels.attention.work import ITEM, MERGE, Chunks, Work, lay_out
 from engine.kernels.attention.write import write
 
 WIDEST = 256  # of a head; wider ones leave no room for keys beside the queries
-OLDEST = (8, 0)  # compute capability: bf16 products and asynchronous copies begin there
 
 
 @dataclass(slots=True)
@@ -57,10 +56,8 @@ class TritonAttention:
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
-        if device.type != "cuda":
-            return f"it needs an NVIDIA GPU, and the device is {device}"
-        if (capability := torch.cuda.get_device_capability(device)) < OLDEST:
-            return f"it needs compute capability 8.0, and {device} has {capability[0]}.{capability[1]}"
+        if (problem := why_not_on(device)) is not None:
+            return problem
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
             return f"it serves float16, bfloat16 and float32, not {dtype}"
         if (widest := max(spec.key_dim, spec.value_dim)) > WIDEST:
