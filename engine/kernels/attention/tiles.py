@@ -31,14 +31,15 @@ class Tile:
 
 # Rows of one token, by how many programs they make before any is cut: up to so many, then the tile's keys,
 # warps, stages, programs and early. Beyond 320 the GPU is full, and what counts is how many run side by side:
-# 528, 792, 396 and 1056 with the four tiles there. A last round of few leaves the memory idle.
+# 528, 792, 396 and 1056 with the four tiles there. A last round of few leaves the memory idle. Rows of many
+# lengths, which are the usual ones, end one by one, and want the taller tiles up to there.
 TOKENS = (
     (16, (16, 1, 6, 400, True)),
     (160, (32, 1, 6, 400, True)),
     (320, (64, 2, 5, 264, False)),
     (528, (64, 2, 3, 264, False)),
-    (800, (32, 1, 6, 264, False)),
-    (960, (64, 2, 5, 264, False)),
+    (840, (64, 2, 5, 264, False)),
+    (1016, (64, 2, 3, 264, False)),
     (1056, (32, 1, 4, 264, False)),
     (1200, (64, 2, 5, 264, False)),
     (1700, (32, 1, 6, 264, False)),
