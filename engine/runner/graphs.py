@@ -60,6 +60,9 @@ class Stage(Protocol):
 
     def work(self, rows: int) -> Work: ...
 
+    def rehearse(self, launches: Callable[[], object]) -> None:
+        """Calls them, so that the kernels they launch are compiled and none is launched."""
+
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
         """[rows, vocab] for the tokens of `ids`, or of `last_ids` at a row's slot where those are -1."""
 
@@ -129,7 +132,7 @@ class DecodeSteps:
         if key not in self._recordings:
             seen = None if wanted is None else wanted.seen
             launches = self._launches(form, work, draws, seen, cut)
-            self._recordings[key] = Recording(self._recorder, launches)
+            self._recordings[key] = Recording(self._recorder, launches, self._stage.rehearse)
         found = self._recordings[key].run()
         self._tables.written.clear()  # not before: a step without memory is launched again
         tokens = form.launched()
@@ -254,10 +257,16 @@ class Recorder:
 
 
 class Recording:
-    """Launches: one by one the first time, which compiles what they need, and as a graph from then on."""
+    """Launches: rehearsed, and then one by one, the first time; a graph from then on."""
 
-    def __init__(self, recorder: Recorder | None, launches: Callable[[], tuple[Tensor, ...]]) -> None:
-        self._recorder, self._launches = recorder, launches
+    def __init__(
+        self,
+        recorder: Recorder | None,
+        launches: Callable[[], tuple[Tensor, ...]],
+        rehearse: Callable[[Callable[[], object]], None],
+    ) -> None:
+        """`rehearse`: as a Stage's."""
+        self._recorder, self._launches, self._rehearse = recorder, launches, rehearse
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: tuple[Tensor, ...] | None = None
@@ -271,7 +280,6 @@ class Recording:
         if self._recorder is None:
             # What lies in a form, or is the model's, is overwritten before it is collected.
             return tuple(each.clone() for each in self._launches())
-        self._warm = True
         return self._aside(self._recorder)
 
     def _aside(self, recorder: Recorder) -> tuple[Tensor, ...]:
@@ -281,6 +289,9 @@ class Recording:
             recorder.stream.wait_stream(now)
             try:
                 with torch.cuda.stream(recorder.stream):
+                    if not self._warm:
+                        self._rehearse(self._launches)
+                        self._warm = True
                     result = self._launches()
             finally:  # a step that fails has launched something
                 now.wait_stream(recorder.stream)

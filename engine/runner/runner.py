@@ -1,7 +1,7 @@
 """Runs plans on a real model."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from engine.request import Request
 from engine.runner.batch import BatchBuilder
 from engine.runner.drafting import Drafter, SmallModel, drafts_of
 from engine.runner.drawing import Drawing, by_row
-from engine.runner.graphs import DecodeSteps
+from engine.runner.graphs import DecodeSteps, Draws
 from engine.runner.load import LoadMeter
 from engine.runner.memory import MemoryMeter
 from engine.runner.moves import Seconds, mover_on, timed
@@ -31,11 +31,14 @@ from engine.runner.room import Room
 from engine.runner.staging import upload
 from engine.runner.traffic import measure, weights_read
 from engine.runner.verification import ahead, rolled, unrolled
+from engine.sampling.rows import Wanted
 from engine.scheduling.plan import Drafts, Plan, Row
 from engine.snapshot import Load, Reads, SchemeView, Speeds
 
 if TYPE_CHECKING:
     from engine.runner.stage import GpuStage
+
+LARGE = 10  # from so many bits on, steps of all sizes take the same kernels
 
 
 @dataclass(slots=True)
@@ -90,6 +93,7 @@ class ModelRunner:
     def _on_store(self) -> None:
         """What depends on the form of the cache."""
         self._stage = self._stage_on(self.device)
+        self._rehearsed: set[object] = set()  # kinds of steps
         self._steps = None
         if self._stage is not None:
             self._steps = DecodeSteps(
@@ -110,6 +114,7 @@ class ModelRunner:
     def products_changed(self, *, recordable: bool) -> None:
         """Others stand in the model now. `recordable`: whether a graph may hold them."""
         self._recordable = recordable
+        self._rehearsed.clear()
         if self._steps is not None:
             self._steps.forget()
 
@@ -254,19 +259,42 @@ class ModelRunner:
         if steps is not None and not plan.drafts and steps.takes(plan):
             return self._decode(steps, rows)
         laid = self._batches.build(plan, self._drawing.last_ids)
-        hidden = self._forward(laid.batch)
+        stage, wanted = self._stage, None
+        if stage is not None and rows:
+            wanted = self._drawing.wanted(rows)
+            if wanted is not None and wanted.seen and plan.drafts:  # penalties have to see the drafts
+                wanted = None
+
+        def launches() -> Drawn | Tensor:
+            """Tokens, or what others draw them from."""
+            hidden = self._forward(laid.batch)
+            if laid.ends is not None:
+                hidden = hidden[laid.ends]
+            if stage is None or wanted is None:
+                return hidden
+            return self._drawing.by_stage(stage, stage.head(hidden), laid.slots, wanted)
+
+        if stage is not None:
+            self._rehearse(stage, plan, wanted, launches)
+        found = launches()
+        if isinstance(found, Drawn):
+            return found
         if not rows:
             return None
-        if laid.ends is not None:
-            hidden = hidden[laid.ends]
-        if (stage := self._stage) is not None:
-            wanted = self._drawing.wanted(rows)
-            if wanted is not None and not (wanted.seen and plan.drafts):  # penalties have to see the drafts
-                return self._drawing.by_stage(stage, stage.head(hidden), laid.slots, wanted)
         before = ahead(rows, plan.drafts) if plan.drafts else ()
-        drawn = self._drawing.by_sampler(self.model.logits(hidden), laid.slots, rows, ahead=before)
+        drawn = self._drawing.by_sampler(self.model.logits(found), laid.slots, rows, ahead=before)
         self._drawing.recount(row for row in rows if row.request in plan.drafts)
         return drawn
+
+    def _rehearse(
+        self, stage: "GpuStage", plan: Plan, wanted: Wanted | None, launches: Callable[[], object]
+    ) -> None:
+        """The first step of a kind. Which kernels it takes depends on its size, nearly by powers of two."""
+        size = min((plan.tokens - 1).bit_length(), LARGE)
+        kind = (size, plan.single > 0, wanted and Draws.of(wanted))
+        if kind not in self._rehearsed:
+            stage.rehearse(launches)
+            self._rehearsed.add(kind)
 
     def _with_drafts(self, plan: Plan) -> Plan:
         """The plan, with the drafts that models make in it."""

@@ -1,6 +1,6 @@
 """The device's part of a step on a GPU: the fused forward, and tokens drawn where the logits are."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.nn.functional as F
@@ -12,6 +12,7 @@ from engine.cache.store import KVStore
 from engine.kernels.draw import draw
 from engine.kernels.edits import edit, note
 from engine.kernels.likeliest import likeliest
+from engine.kernels.rehearsal import rehearse
 from engine.models.decoder import Decoder
 from engine.models.fused import FusedDecoder
 from engine.runner.graphs import Draws
@@ -28,6 +29,9 @@ class GpuStage:
 
     def work(self, rows: int) -> StandingWork:
         return StandingWork(self._specs, rows, self._dtype, self._device)
+
+    def rehearse(self, launches: Callable[[], object]) -> None:
+        rehearse(launches)
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
         x = self._decoder.embed(fields["ids"], fields["slots"], last_ids)

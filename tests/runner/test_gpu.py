@@ -4,8 +4,12 @@ Models in float32, so that rounding moves a token as good as never; graphs, over
 random workloads of this folder draw them.
 """
 
+import importlib
+import pkgutil
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -82,6 +86,38 @@ def test_graphs_may_be_turned_off_and_on(llama: Path) -> None:
         engine.set_switch("graphs", turns // 7 % 2 == 0)
         turn(engine)
     assert heard.reply == alone(llama, PROMPT, params).reply
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_no_kernel_is_missing_once_it_is_launched(
+    llama: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
+) -> None:
+    from triton import knobs
+    from triton.runtime.jit import JITFunction
+
+    from engine import kernels
+    from engine.kernels.rehearsal import _rehearsing
+
+    asked: dict[bool, list[str]] = {True: [], False: []}
+    monkeypatch.setattr(
+        knobs.runtime, "jit_cache_hook", lambda *, fn, **rest: asked[_rehearsing.get()].append(fn.name)
+    )
+    for found in pkgutil.walk_packages(kernels.__path__, "engine.kernels."):
+        for each in vars(importlib.import_module(found.name)).values():
+            if isinstance(each, JITFunction):  # nothing has been compiled yet
+                monkeypatch.setattr(each, "device_caches", defaultdict(each.create_binder))
+    engine = engine_on(llama, device="cuda", depth=1, prefix_cache=False)
+    engine.set_switch("graphs", graphs)
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=4, ignore_eos=True)
+    ways: tuple[dict[str, Any], ...] = (
+        {}, {"top_k": 5}, {"frequency_penalty": 0.5}, {"logit_bias": {41: 4.0}}, {"logprobs": 3}
+    )  # fmt: skip
+    for length, way in zip((3, 6, 12, 25, 50), ways, strict=True):
+        _, heard = ask(engine, [1, *range(40, 40 + length)], params.changed(**way))
+        drain(engine)
+        assert len(heard.tokens) == 4
+    assert len(set(asked[True])) > 5
+    assert asked[False] == []
 
 
 def test_engines_on_two_threads_record_each_its_own(llama: Path) -> None:

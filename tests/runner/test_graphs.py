@@ -53,6 +53,9 @@ class PlainStage:
     def work(self, rows: int) -> Lists:
         return Lists(rows)
 
+    def rehearse(self, launches: Callable[[], object]) -> None:
+        raise AssertionError("on a CPU nothing is compiled")
+
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
         contexts, mirror = prepared
         rows = int((contexts > 0).sum())

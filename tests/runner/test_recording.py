@@ -1,6 +1,6 @@
 """Who may launch while a step is recorded, and what waits for one that failed; no GPU is needed."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from threading import Event, Thread
@@ -64,7 +64,10 @@ def test_what_one_engine_launches_is_in_no_graph_of_another(now: Stream) -> None
         launched.set()
         return ()
 
-    one, other = (Recording(Recorder(DEVICE), launches) for launches in (recorded, beside))
+    def at_once(launches: Callable[[], object]) -> None:
+        launches()
+
+    one, other = (Recording(Recorder(DEVICE), launches, at_once) for launches in (recorded, beside))
     one.run()  # not recorded before it has run
 
     def go_on() -> None:
@@ -86,6 +89,35 @@ def test_what_comes_next_waits_for_a_step_that_failed(now: Stream) -> None:
         raise torch.OutOfMemoryError("no memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        Recording(recorder, launches).run()
+        Recording(recorder, launches, lambda launches: None).run()
     assert recorder.stream.waited == [now]
     assert now.waited == [recorder.stream]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_it_launches_is_compiled_once(now: Stream, full: bool) -> None:
+    seen: list[str] = []
+    recorder = Recorder(DEVICE)
+    recorder.full = full
+
+    def launches() -> tuple[()]:
+        seen.append("launched")
+        return ()
+
+    recording = Recording(recorder, launches, lambda launches: seen.append("compiled"))
+    for _ in range(4):
+        recording.run()
+    assert seen == ["compiled", *["launched"] * (4 if full else 2)]
+
+
+def test_what_did_not_compile_is_not_recorded(now: Stream) -> None:
+    def fails(launches: Callable[[], object]) -> None:
+        raise RuntimeError("it does not compile")
+
+    def launches() -> tuple[()]:
+        raise AssertionError("launched")
+
+    recording = Recording(Recorder(DEVICE), launches, fails)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="it does not compile"):
+            recording.run()

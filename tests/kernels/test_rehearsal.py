@@ -1,0 +1,156 @@
+"""Steps are rehearsed for a GPU that is not there: it notes what is loaded and launched."""
+
+import threading
+from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.test_compiles import META, SMALL, Absent, decode, prompts
+
+triton = pytest.importorskip("triton", reason="no Triton here")
+
+from engine.kernels.rehearsal import rehearse  # noqa: E402
+
+tl = triton.language
+NEW = count(1000)  # devices: Triton keeps what it has compiled for each
+
+
+class Noted(Absent):
+    """A GPU that notes what is loaded and launched."""
+
+    def __init__(self) -> None:
+        super().__init__(90)
+        self.device = next(NEW)
+        self.loaded: list[str] = []
+        self.launched: list[str] = []
+        self.missing: list[str] = []  # kernels that were asked for before they were compiled
+        self.utils = SimpleNamespace(
+            load_binary=self.load, get_device_properties=lambda device: {"max_shared_mem": 2**20}
+        )
+
+    def get_current_device(self) -> int:
+        return self.device
+
+    def load(self, name: str, *rest: object) -> tuple[object, object, int, int, int]:
+        self.loaded.append(name)
+        return object(), object(), 0, 0, 1024
+
+    def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
+        return lambda *given: self.launched.append(source.fn.__name__)
+
+    def miss(self, *, fn: Any, **rest: object) -> bool:
+        self.missing.append(fn.name)
+        return False
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    from triton import knobs
+    from triton.runtime.driver import driver
+
+    from engine.attention import triton_backend
+    from engine.kernels.attention.tiles import Gpu
+    from engine.models import fused
+
+    gpu = Noted()
+    monkeypatch.setattr(driver, "_active", gpu)
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", gpu.miss)
+    for module in (triton_backend, fused):
+        monkeypatch.setattr(module, "gpu", lambda device: Gpu(227 * 2**10, overlaps=True))
+    return gpu
+
+
+@triton.jit
+def _one(x):
+    tl.store(x, 1.0)
+
+
+@triton.jit
+def _two(x):
+    tl.store(x, 2.0)
+
+
+@triton.jit
+def _broken(x):
+    tl.store(x, tl.load(nowhere))  # noqa: F821
+
+
+def x() -> torch.Tensor:
+    return torch.empty(1, device=META)
+
+
+def both() -> None:
+    for kernel in (_one, _two):
+        kernel[(1,)](x())
+
+
+@pytest.mark.parametrize(
+    "step", [lambda: decode(SMALL, 1, "none", "none"), lambda: prompts("none")], ids=["decode", "prompts"]
+)
+def test_a_step_launches_what_was_compiled(gpu: Noted, step: Callable[[], None]) -> None:
+    rehearse(step)
+    compiled = set(gpu.missing)
+    assert not gpu.launched
+    assert len(gpu.loaded) >= len(compiled) > 4
+    gpu.missing.clear()
+    step()
+    assert not gpu.missing
+    assert set(gpu.launched) == compiled
+
+
+def test_side_by_side(gpu: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = threading.Barrier(2, timeout=30)
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **compiled: meeting.wait())
+    rehearse(both)
+    assert len(gpu.loaded) == 2
+
+
+def test_a_kernel_that_does_not_compile_is_told_as_ever(gpu: Noted) -> None:
+    def launches() -> None:
+        both()
+        _broken[(1,)](x())
+
+    with pytest.raises(triton.CompilationError, match="nowhere") as rehearsed:
+        rehearse(launches)
+    with pytest.raises(triton.CompilationError) as alone:
+        _broken[(1,)](x())
+    assert str(rehearsed.value) == str(alone.value)
+    both()  # launches again
+    assert gpu.launched == ["_one", "_two"]
+    rehearse(both)
+
+
+def test_what_fails_beside_kernels_fails(gpu: Noted) -> None:
+    def launches() -> None:
+        both()
+        raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        rehearse(launches)
+    both()
+    assert gpu.launched == ["_one", "_two"]
+
+
+def test_others_launch_meanwhile(gpu: Noted) -> None:
+    def launches() -> None:
+        other = threading.Thread(target=both, daemon=True)
+        other.start()
+        other.join()
+        assert gpu.launched == ["_one", "_two"]
+
+    rehearse(launches)
+
+
+def test_no_thread_is_started_where_nothing_is_missing(gpu: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    both()
+
+    def started(thread: threading.Thread) -> None:
+        raise AssertionError("a thread was started")
+
+    monkeypatch.setattr(threading.Thread, "start", started)
+    rehearse(both)

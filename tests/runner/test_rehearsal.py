@@ -1,0 +1,181 @@
+"""The first step of a kind is rehearsed; those outside of graphs, and no GPU is needed."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.attention.base import Batch
+from engine.attention.torch_backend import TorchAttention
+from engine.core import Engine
+from engine.runner.drawing import Drawing
+from engine.runner.results import Drawn
+from engine.runner.runner import ModelRunner
+from tests.groups.told import Told
+from tests.runner.small import GREEDY, alone, ask, drain, engine_on
+
+PROMPT = [1, *range(60, 100)]
+
+
+class Stage:
+    """The model's own forward, and greedy drawing. A rehearsal is like any other step here."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner, self.attention = runner, TorchAttention()
+        self.forwards: list[int] = []  # how many tokens each had
+        self.rehearsed: list[int] = []
+        self.problem = ""
+
+    def rehearse(self, launches: Callable[[], object]) -> None:
+        if self.problem:
+            raise RuntimeError(self.problem)
+        before = len(self.forwards)
+        launches()
+        self.rehearsed += self.forwards[before:]
+        del self.forwards[before:]
+
+    def forward(self, batch: Batch) -> Tensor:
+        self.forwards.append(len(batch.ids))
+        prepared, layers = self.attention.prepare(batch), self.runner.store.layers
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self.attention.attend(q, k, v, layers[layer], prepared)
+
+        return self.runner.model.forward(batch.ids, batch.positions, attend)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self.runner.model.logits(hidden)
+
+    def draw(
+        self, logits: Tensor, fields: Mapping[str, Tensor], last_ids: Tensor, *rest: object
+    ) -> tuple[Tensor, ...]:
+        fields["tokens"].copy_(logits.argmax(1))
+        last_ids[fields["slots"]] = fields["tokens"]
+        return ()
+
+
+@pytest.fixture
+def staged(llama: Path) -> tuple[Engine, Stage]:
+    return with_stage(engine_on(llama, prefix_cache=False))
+
+
+def with_stage(engine: Engine) -> tuple[Engine, Any]:
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    stage = Stage(runner)
+    runner._stage = stage  # type: ignore[assignment]
+    return engine, stage
+
+
+def test_before_the_first_step_of_a_kind(llama: Path, staged: tuple[Engine, Stage]) -> None:
+    engine, stage = staged
+    for length in (5, 7, 41):
+        _, heard = ask(engine, PROMPT[:length])
+        drain(engine)
+        assert heard.reply == alone(llama, PROMPT[:length]).reply
+    assert stage.rehearsed == [5, 1, 41]  # seven tokens are like five, by powers of two
+    assert stage.forwards.count(1) == 3 * (GREEDY.max_tokens - 1)
+    engine.runner.products_changed(recordable=True)
+    ask(engine, PROMPT[:5])
+    drain(engine)
+    assert stage.rehearsed == [5, 1, 41, 5, 1]
+
+
+def test_pieces_of_a_prompt_draw_nothing(llama: Path) -> None:
+    engine, stage = with_stage(engine_on(llama, prefix_cache=False, max_step_tokens=16))
+    _, heard = ask(engine, PROMPT)
+    drain(engine)
+    assert heard.reply == alone(llama, PROMPT).reply
+    assert stage.rehearsed == [16, 9, 1]
+
+
+def test_what_kernels_cannot_draw_is_drawn_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beams draw from the logits behind the kernels, and that is not rehearsed."""
+    params, drawn = replace(GREEDY, beams=3, n=3, max_tokens=8), Drawing.by_sampler
+    told: list[Told] = []
+    rows: list[list[int]] = []  # that each call of the sampler has drawn
+
+    def counted(drawing: Drawing, logits: Tensor, *given: Any, **named: Any) -> Drawn:
+        rows[-1].append(len(logits))
+        return drawn(drawing, logits, *given, **named)
+
+    monkeypatch.setattr(Drawing, "by_sampler", counted)
+    plain, (engine, stage) = engine_on(llama), with_stage(engine_on(llama))
+    for each in (plain, engine):
+        told.append(Told())
+        rows.append([])
+        each.submit(PROMPT, params, told[-1])
+        drain(each)
+    assert told[0].replies == told[1].replies
+    assert rows[0] == rows[1]
+    assert stage.rehearsed[0] == len(PROMPT)
+
+
+def test_a_kernel_that_does_not_compile_fails_the_step_alone(
+    llama: Path, staged: tuple[Engine, Stage]
+) -> None:
+    engine, stage = staged
+    stage.problem = "ptxas is not there"
+    _, heard = ask(engine, PROMPT)
+    drain(engine)
+    assert "ptxas is not there" in heard.error
+    assert stage.forwards == []
+    stage.problem = ""
+    _, heard = ask(engine, PROMPT)
+    drain(engine)
+    assert heard.reply == alone(llama, PROMPT).reply
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "_attend": {}, "_search": {"top_k": 5}, "_note": {"frequency_penalty": 0.5},
+    "_bias": {"logit_bias": {41: 4.0}}, "_of_row": {"logprobs": 3},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", WAYS)
+def test_a_rehearsal_leaves_all_as_it_was(llama: Path, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    """What a step changes for good is changed by kernels, and those are not launched."""
+    pytest.importorskip("triton", reason="no Triton here")
+    from triton.runtime.driver import driver
+
+    from engine.attention.triton_backend import TritonAttention
+    from engine.kernels import rehearsal
+    from engine.runner.stage import GpuStage
+    from tests.kernels.test_compiles import Absent
+
+    engine = engine_on(llama, prefix_cache=False)
+    runner = engine.runner
+    assert isinstance(runner, ModelRunner)
+    asked: list[str] = []
+
+    class Rehearsing(GpuStage):
+        def rehearse(self, launches: Callable[[], object]) -> None:
+            before = [each.clone() for each in state(runner)]
+            super().rehearse(launches)
+            assert all(map(torch.equal, before, state(runner)))
+            raise RuntimeError("nothing has changed")
+
+    def launched(kernel: Any, *given: Any, warmup: bool, **named: Any) -> None:
+        assert warmup
+        asked.append(kernel.fn.__name__)
+
+    monkeypatch.setattr(driver, "_active", Absent(90))
+    monkeypatch.setattr(rehearsal, "_launched", launched)
+    ask(engine, PROMPT[:7])
+    drain(engine)
+    runner._stage = Rehearsing(runner.model, runner.store, TritonAttention())  # type: ignore[arg-type]
+    _, heard = ask(engine, PROMPT, replace(GREEDY, **WAYS[kernel]))
+    drain(engine)
+    assert "nothing has changed" in heard.error
+    assert {"_turn", "_attend", "_pick", kernel} <= set(asked)
+
+
+def state(runner: ModelRunner) -> list[Tensor]:
+    """What outlives a step."""
+    seen = runner._drawing._sampling._seen
+    kept = [runner._drawing.last_ids, *(each for layer in runner.store.layers for each in layer.tensors())]
+    return kept if seen is None else [*kept, seen.prompt, seen.reply]
