@@ -15,7 +15,7 @@ from engine.attention.registry import register
 from engine.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.kernels.attention import tiles
 from engine.kernels.attention.paged import attend
-from engine.kernels.attention.work import ITEM, MERGE, Chunks, Work, lay_out
+from engine.kernels.attention.work import ITEM, MERGE, SPAN, Chunks, Spans, Work, lay_out, lay_spans
 from engine.kernels.attention.write import write
 
 WIDEST = 256  # of a head; wider ones leave no room for keys beside the queries
@@ -29,9 +29,9 @@ class Prepared:
     batch: Batch
     work: dict[LayerSpec, list[Work]] = field(default_factory=dict)
 
-    def launches(self, spec: LayerSpec, itemsize: int) -> list[Work]:
+    def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[Work]:
         if spec not in self.work:
-            self.work[spec] = plan(self.batch, spec, itemsize)
+            self.work[spec] = plan(self.batch, spec, itemsize, packed=packed)
         return self.work[spec]
 
 
@@ -42,7 +42,7 @@ class Standing:
     tables: Tensor  # a row a slot
     work: Mapping[LayerSpec, Work]
 
-    def launches(self, spec: LayerSpec, itemsize: int) -> list[Work]:
+    def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[Work]:
         return [self.work[spec]]
 
 
@@ -68,15 +68,16 @@ class TritonAttention:
         return Prepared(batch.tables, batch)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:
-        early = prepared.launches(layer.spec, q.dtype.itemsize)[0].tile.early
+        packed = layer.key_scales is not None
+        early = prepared.launches(layer.spec, q.dtype.itemsize, packed=packed)[0].tile.early
         write(layer, k, v, prepared.batch.places, early=early)
         return self.mix(q, layer, prepared)
 
     def mix(self, q: Tensor, layer: KVLayer, prepared: Prepared | Standing) -> Tensor:
         """Attends over what is written already."""
-        spec = layer.spec
+        spec, packed = layer.spec, layer.key_scales is not None
         out = torch.empty(len(q), spec.heads, spec.value_dim, dtype=q.dtype, device=q.device)
-        for work in prepared.launches(spec, q.dtype.itemsize):
+        for work in prepared.launches(spec, q.dtype.itemsize, packed=packed):
             attend(out, q, layer, prepared.tables, work)
         return out
 
@@ -130,8 +131,8 @@ class StandingWork:
         return Standing(tables, work)
 
 
-def plan(batch: Batch, spec: LayerSpec, itemsize: int) -> list[Work]:
-    """The launches of one step for layers of that kind."""
+def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[Work]:
+    """The launches of one step for layers of that kind, `packed`: over a compressed cache."""
     starts, contexts, single = batch.host_starts, batch.host_contexts, batch.single
     device = batch.tables.device
     launches = []
@@ -140,19 +141,44 @@ def plan(batch: Batch, spec: LayerSpec, itemsize: int) -> list[Work]:
         chunks = Chunks.of(0, starts[: single + 1], contexts[:single], 1)
         launches.append(upload(chunks, spec, tile, device))
     if single < len(contexts):
-        longest, mean = int(np.diff(starts[single:]).max()), float(contexts[single:].mean())
-        tile = tiles.for_chunks(spec, longest, min(mean, spec.window or mean), gpu(device), itemsize)
-        chunks = Chunks.of(single, starts[single:], contexts[single:], tile.queries)
-        launches.append(upload(chunks, spec, tile, device))
+        counts, contexts = np.diff(starts[single:]), contexts[single:]
+        gathered = None if packed else tiles.for_gathered(spec, counts, contexts, gpu(device), itemsize)
+        longest, mean = int(counts.max()), float(contexts.mean())
+        seen = min(mean, spec.window or mean)
+        tile = gathered or tiles.for_chunks(spec, longest, seen, gpu(device), itemsize, packed=packed)
+        chunks = Chunks.of(single, starts[single:], contexts, tile.queries)
+        launches.append(upload(chunks, spec, tile, device, contexts if gathered else None))
     return launches
 
 
-def upload(chunks: Chunks, spec: LayerSpec, tile: tiles.Tile, device: torch.device) -> Work:
-    """Cuts the work into programs and puts the list of them on the device, in one copy."""
+def upload(
+    chunks: Chunks,
+    spec: LayerSpec,
+    tile: tiles.Tile,
+    device: torch.device,
+    gathered: np.ndarray | None = None,
+) -> Work:
+    """Cuts the work into programs and puts the list of them on the device, in one copy.
+
+    `gathered`: the contexts of all rows, if those are to be gathered.
+    """
     items, merges, partials = lay_out(chunks, spec.window, spec.kv_heads, tile)
-    both = torch.from_numpy(np.concatenate((items.ravel(), merges.ravel()))).to(device, non_blocking=True)
-    on_device = both[: items.size].view(-1, ITEM), both[items.size :].view(-1, MERGE)
-    return Work(tile, *on_device, partials, most=int(merges[:, 3].max(initial=0)))
+    most = int(merges[:, 3].max(initial=0))
+    if gathered is None:
+        sent = sent_to(device, items, merges)
+        return Work(tile, sent[0].view(-1, ITEM), sent[1].view(-1, MERGE), partials, most)
+    first = int(chunks.rows[0])
+    table, longest, cells = lay_spans(first, gathered, tile.keys)
+    items[:, 7] = table[items[:, 0] - first, 2]
+    sent = sent_to(device, items, merges, table)
+    spans = Spans(sent[2].view(-1, SPAN), longest, cells)
+    return Work(tile, sent[0].view(-1, ITEM), sent[1].view(-1, MERGE), partials, most, spans)
+
+
+def sent_to(device: torch.device, *arrays: np.ndarray) -> Sequence[Tensor]:
+    """In one copy, flat."""
+    both = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
+    return both.to(device, non_blocking=True).split([array.size for array in arrays])
 
 
 @cache

@@ -28,9 +28,12 @@ class Interpreted:
     def __init__(self, pool: ProcessPoolExecutor) -> None:
         self._pool = pool
 
-    def attend(self, case: Case, **tile: int) -> tuple[Tensor, ...]:
-        """What comes out, and the cache's tensors after it; `tile` changes fields of every Tile."""
-        return unpickled(self._pool.submit(_attend, pickled((case, tile))).result())
+    def attend(self, case: Case, *, gathered: bool = False, **tile: int) -> tuple[Tensor, ...]:
+        """What comes out, and the cache's tensors after it; `tile` changes fields of every Tile.
+
+        `gathered`: contexts of several tokens are, whatever they are.
+        """
+        return unpickled(self._pool.submit(_attend, pickled((case, gathered, tile))).result())
 
     def standing(self, case: Case, rows: int) -> tuple[Tensor, bool]:
         """What comes of lists for so many rows that always lie in one place; whether any context was cut."""
@@ -125,15 +128,21 @@ def _attend(sent: bytes) -> bytes:
     from engine.attention.triton_backend import TritonAttention
     from engine.kernels.attention import tiles
 
-    case, changes = unpickled(sent)
+    case, gathered, changes = unpickled(sent)
+    for_chunks = tiles.for_chunks
 
     def changed(make: Any) -> Any:
-        return lambda *given: replace(make(*given), **changes)
+        return lambda *given, **named: replace(make(*given, **named), **changes)
+
+    def for_gathered(spec: Any, counts: Any, contexts: Any, gpu: Any, itemsize: int) -> Any:
+        tile = for_chunks(spec, int(counts.max()), 0.0, gpu, itemsize)
+        return replace(tile, **changes, ahead=True) if gathered else None
 
     backend = TritonAttention()
     with (
         patch.object(tiles, "for_tokens", changed(tiles.for_tokens)),
-        patch.object(tiles, "for_chunks", changed(tiles.for_chunks)),
+        patch.object(tiles, "for_chunks", changed(for_chunks)),
+        patch.object(tiles, "for_gathered", for_gathered),
         torch.inference_mode(),
     ):
         out = backend.attend(case.q, case.k, case.v, case.layer, backend.prepare(case.batch))

@@ -32,6 +32,13 @@ def test_bytes_become_short_floats(dtype: torch.dtype) -> None:
     assert torch.equal(found.transpose(0, 1).flatten(), torch.arange(256.0) - 128)
 
 
+def test_bytes_become_floats() -> None:
+    from engine.kernels.products import WIDE
+
+    found = ptx.run(WIDE.value, [np.arange(256, dtype=np.uint8).view(np.uint32)], 4)
+    assert np.array_equal(np.stack(found, 1).view(np.float32).ravel(), np.arange(256) - 128.0)
+
+
 @SHORT
 def test_nibbles_become_weights(dtype: torch.dtype) -> None:
     """Rounded once, from numbers that are exact."""

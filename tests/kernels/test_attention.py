@@ -52,6 +52,7 @@ def steps(draw: st.DrawFn) -> list[tuple[int, int]]:
     dtype=st.sampled_from(list(TOLERANCES)),
     keys=st.sampled_from((16, 32, 64)),
     programs=st.sampled_from((1, 8, 300)),
+    ahead=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_is_what_attention_means(
@@ -63,16 +64,37 @@ def test_is_what_attention_means(
     dtype: torch.dtype,
     keys: int,
     programs: int,
+    ahead: bool,
     seed: int,
 ) -> None:
     case = make_case(spec, rows, block_size=block_size, shuffled=True, sinks=sinks, dtype=dtype, seed=seed)
-    got, *cache = kernels.attend(case, keys=keys, programs=programs)
+    ahead = ahead and spec.window is None
+    got, *cache = kernels.attend(case, keys=keys, programs=programs, ahead=ahead)
     wanted = oracle.attend(case.q, case.k, case.v, case.layer, case.batch)  # writes the case's own cache
     assert got.dtype == dtype
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
     for mine, theirs in zip(cache, (case.layer.keys, case.layer.values), strict=True):
         assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_gathered_contexts_give_the_same(
+    kernels: Interpreted, block_size: int, softcap: float | None
+) -> None:
+    """Rows of which one is cut, behind others of one token; cells that no row has written hold NaN."""
+    spec = LayerSpec(heads=6, kv_heads=3, key_dim=64, value_dim=32, scale=0.125, softcap=softcap)
+    rows = [(1, 20), (9, 110), (35, 35), (2, 33)]
+    case = make_long_case(
+        spec, rows, block_size=block_size, dtype=torch.float16, device=CPU, sinks=softcap is None
+    )
+    wanted = oracle.attend(
+        *(each.clone() for each in (case.q, case.k, case.v)), case.copy().layer, case.batch
+    )
+    for keys, programs in ((16, 8), (64, 300)):
+        got = kernels.attend(case.copy(), gathered=True, keys=keys, programs=programs)[0]
+        torch.testing.assert_close(got.double(), wanted, rtol=2**-9, atol=2**-9)
 
 
 @pytest.mark.parametrize("rows", [[(1, 160), (1, 17), (1, 1)], [(1, 50), (3, 110), (11, 40)]])

@@ -74,6 +74,33 @@ def test_any_shape_is_right(dim: int, group: int) -> None:
             )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("dim", "group"), [(64, 2), (128, 1), (128, 2), (128, 4), (128, 7)])
+def test_prompts_are_right(dim: int, group: int, dtype: torch.dtype) -> None:
+    """Short and long ones, gathered and in blocks, whole and cut, behind a row of one token."""
+    from engine.attention.triton_backend import gpu
+    from engine.kernels.attention import tiles
+
+    draw, gathered = random.Random(f"{dim} {group}"), 0
+    spec = LayerSpec(heads=2 * group, kv_heads=2, key_dim=dim, value_dim=dim, scale=dim**-0.5)
+    prompts = (
+        [(300, 300), (77, 1000)],
+        [(513, 9001)],
+        [(4000, 4000)],
+        [(3000, 3100), (1700, 1700), (120, 500)],
+    )
+    for seed, chunks in enumerate(prompts):
+        capped = replace(spec, softcap=draw.choice((None, 20.0)))
+        counts, contexts = torch.tensor(chunks).numpy().T
+        gathered += tiles.for_gathered(capped, counts, contexts, gpu(torch.device("cuda", 0)), 2) is not None
+        case = make_long_case(
+            capped, [(1, 90), *chunks], block_size=draw.choice((16, 32, 64, 256)), dtype=dtype,
+            device=torch.device("cuda"), sinks=draw.random() < 0.5, seed=seed,
+        )  # fmt: skip
+        assert_right(case)
+    assert gathered >= (1 if torch.cuda.get_device_capability() >= (9, 0) else 0)
+
+
 @pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
 @pytest.mark.parametrize("window", [None, 100, 3000])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.cache.store import KVStore
+from engine.cache.store import KVLayer, KVStore
 from engine.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
 from engine.models.decoder import Decoder
 from engine.models.source import settle
@@ -56,6 +56,9 @@ class Absent:
     def get_current_device(self) -> int:
         return self._capability  # it keeps what it has compiled by this number
 
+    def set_current_device(self, device: int) -> None:
+        assert device == self.get_current_device()
+
     def get_current_stream(self, device: int) -> int:
         return 0
 
@@ -70,6 +73,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     from triton.runtime.jit import JITFunction
 
     from engine.attention import triton_backend
+    from engine.kernels import rehearsal  # noqa: F401  it replaces `run` itself, for good
     from engine.kernels.attention.tiles import Gpu
     from engine.models import fused
 
@@ -164,6 +168,10 @@ def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> N
 
 @pytest.mark.parametrize("kv", ["none", "int8"])
 def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
+    prompts(kv)
+
+
+def prompts(kv: KvSchemeName) -> None:
     rows = [(1, 400), (1, 30), (4, 90), (300, 300)]  # tokens, and the context that they end
     tables = [list(range(each * 8, each * 8 + 25)) for each in range(len(rows))]
     batch = make_batch(rows, tables, 16)
@@ -171,3 +179,22 @@ def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
         stage = stage_of(SMALL, "none", kv)
         on_device = {name: getattr(batch, name).to(META) for name in ("ids", "positions", "places", "tables")}
         stage.head(stage.forward(replace(batch, **on_device)))
+
+
+@pytest.mark.parametrize("compiled", [80, 90, 100, 120], indirect=True)
+@pytest.mark.parametrize(("tokens", "context"), [(3000, 3000), (300, 4000), (300, 300)])
+def test_prompts_on_every_gpu(compiled: dict[str, int], tokens: int, context: int) -> None:
+    """Gathered where that pays and the GPU can, else by tiles for long and for short contexts."""
+    from triton.runtime.driver import driver
+
+    from engine.attention.triton_backend import TritonAttention
+
+    backend = TritonAttention()
+    batch = make_batch([(tokens, context)], [list(range(context // 16 + 1))], 16)
+    with META, torch.inference_mode():
+        cells = torch.empty(context // 16 + 1, 16, GIVEN.kv_heads, GIVEN.key_dim, dtype=torch.bfloat16)
+        q = torch.empty(tokens, GIVEN.heads, GIVEN.key_dim, dtype=torch.bfloat16)
+        prepared = backend.prepare(replace(batch, tables=batch.tables.to(META)))
+        backend.mix(q, KVLayer(GIVEN, cells, cells), prepared)
+    capability = driver.active.get_current_target().arch
+    assert ("_gather" in compiled) == (tokens == 3000 and capability >= 90)

@@ -1,5 +1,6 @@
 """The list of what each program does: every key of every query in exactly one place."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from engine.config import LayerSpec
 from engine.kernels.attention import tiles
 from engine.kernels.attention.tiles import Tile
-from engine.kernels.attention.work import Chunks, lay_out
+from engine.kernels.attention.work import Chunks, lay_out, lay_spans
 
 
 @given(
@@ -77,10 +78,14 @@ def test_cuts_where_the_gpu_would_idle() -> None:
 @pytest.mark.parametrize("dim", [64, 80, 128, 256])
 @pytest.mark.parametrize("group", [1, 3, 7, 16])
 @pytest.mark.parametrize("itemsize", [2, 4])
-def test_tiles_fit(dim: int, group: int, itemsize: int) -> None:
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_tiles_fit(dim: int, group: int, itemsize: int, overlaps: bool) -> None:
     """Into the memory of a program, which on the smallest GPUs that we serve is 99 KiB."""
     spec = LayerSpec(heads=2 * group, kv_heads=2, key_dim=dim, value_dim=dim, scale=1.0)
-    gpu = tiles.Gpu(99 * 1024, overlaps=False)
+    gpu = tiles.Gpu(99 * 1024, overlaps)
+    long = np.array([9999])
+    gathered = tiles.for_gathered(spec, long, long, gpu, itemsize)
+    assert (gathered is not None) == (overlaps and itemsize == 2 and dim in (64, 128))
     for tile in (
         *(tiles.for_tokens(spec, rows, gpu, itemsize) for rows in (1, 40, 100, 300, 3000)),
         *(
@@ -88,13 +93,44 @@ def test_tiles_fit(dim: int, group: int, itemsize: int) -> None:
             for longest in (2, 9, 999)
             for mean in (9, 9999)
         ),
+        *([gathered] if gathered else []),
     ):
         height = tile.queries * tile.padded
         assert height >= 16
         assert tile.padded >= group
+        assert not tile.ahead or overlaps
         taken = tile.keys * tiles.row_bytes(spec, itemsize) * tile.stages
-        queries = height * tiles.dim_padded(dim) * itemsize if tile.queries > 1 else 0
-        assert taken + queries <= gpu.room
+        if tile.ahead:
+            taken += tile.keys * tiles.dim_padded(dim) * itemsize
+        in_registers = tile.queries == 1 or (tile.ahead and tile.keys >= 64)
+        taken += 0 if in_registers else height * tiles.dim_padded(dim) * itemsize
+        assert taken <= gpu.room
+
+
+@pytest.mark.parametrize(
+    ("rows", "group", "gathered"),
+    [
+        ([(8192, 8192)], 2, True),
+        ([(2048, 2048)] * 4, 2, True),
+        ([(1024, 1024)] * 8, 2, False),
+        ([(512, 32768)], 2, False),
+        ([(512, 32768)], 4, True),
+        ([(8192, 32769)], 2, False),  # 128 MiB, and a bit
+        ([(2, 9000), (4000, 4000)], 2, False),
+    ],
+)
+def test_gathers_what_many_queries_read(rows: list[tuple[int, int]], group: int, gathered: bool) -> None:
+    spec = LayerSpec(heads=8 * group, kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
+    counts, contexts = np.array(rows, np.int32).T
+    gpu = tiles.Gpu(227 * 1024, overlaps=True)
+    for spec_of, wanted in ((spec, gathered), (replace(spec, window=9000), False)):
+        assert (tiles.for_gathered(spec_of, counts, contexts, gpu, 2) is not None) == wanted
+
+
+def test_gathered_contexts_lie_one_after_another() -> None:
+    table, longest, cells = lay_spans(3, np.array([64, 1, 130], np.int32), 64)
+    assert table.tolist() == [[3, 64, 0, 0], [4, 1, 64, 0], [5, 130, 128, 0]]
+    assert (longest, cells) == (192, 320)
 
 
 @given(

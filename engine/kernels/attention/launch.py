@@ -1,10 +1,11 @@
 """How kernels follow each other."""
 
 
-def launch(early: bool) -> dict[str, bool]:
-    """The launch options of a kernel that may start while the one before it ends.
+def launch(early: bool, registers: int | None = None) -> dict[str, bool | int]:
+    """The launch options of a kernel that may start while the one before it ends, or have so many registers.
 
-    Such a kernel waits by itself for the other's results. The option is passed only where it is wanted: other
-    GPUs than NVIDIA's of capability 9.0 and up, and the interpreter, do not know it.
+    One that starts early waits by itself for the other's results. Options are passed only where they are
+    wanted: the interpreter knows neither, and GPUs before NVIDIA's of capability 9.0 not the early start.
     """
-    return {"launch_pdl": True} if early else {}
+    wanted: dict[str, bool | int] = {"launch_pdl": True} if early else {}
+    return wanted if registers is None else wanted | {"maxnreg": registers}

@@ -14,66 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.cache.store import KVLayer
+from engine.kernels.attention.ahead import fold_ahead
+from engine.kernels.attention.gather import gather
 from engine.kernels.attention.launch import launch
 from engine.kernels.attention.tiles import dim_padded, power
+from engine.kernels.attention.turns import fold
 from engine.kernels.attention.work import Work
 
 LOG2_E = math.log2(math.e)
 MERGED = 8192  # numbers of partial results that a merge holds at once
-
-
-@triton.jit
-def _fold(
-    best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head, begin, end, position,
-    scale,
-    KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
-    PACKED: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr, SOFTCAP: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Takes the keys of begin..end into the softmax; without MASKED, every query sees all of full turns."""
-    key_at = tl.arange(0, KEY_PAD)
-    value_at = tl.arange(0, VALUE_PAD)
-    for at in tl.range(begin, end, KEYS, num_stages=STAGES):
-        key = at + tl.arange(0, KEYS)
-        there = key < end
-        block = tl.load(table + key // BLOCK, mask=there, other=0).to(tl.int64)
-        cell = (block * BLOCK + key % BLOCK) * KV_HEADS + kv_head
-        key_mask = there[:, None]
-        value_mask = there[:, None]
-        if KEY_PAD != KEY_DIM:
-            key_mask = key_mask & (key_at < KEY_DIM)[None, :]
-        if VALUE_PAD != VALUE_DIM:
-            value_mask = value_mask & (value_at < VALUE_DIM)[None, :]
-        k = tl.load(keys + cell[:, None] * KEY_DIM + key_at[None, :], mask=key_mask, other=0.0)
-        v = tl.load(values + cell[:, None] * VALUE_DIM + value_at[None, :], mask=value_mask, other=0.0)
-        if PACKED:  # scales are of keys: they are multiplied with what belongs to a key alone
-            k_by = tl.load(key_scales + cell, mask=there, other=0.0).to(tl.float32)
-            v_by = tl.load(value_scales + cell, mask=there, other=0.0).to(tl.float32)
-            k = k.to(query.dtype)
-            v = v.to(query.dtype)
-            score = tl.dot(query, tl.trans(k), input_precision="ieee") * (k_by * scale)[None, :]
-        else:
-            score = tl.dot(query, tl.trans(k), input_precision="ieee") * scale
-        if SOFTCAP > 0:  # cap * tanh(score / cap); `scale` has 2 / cap in it
-            score = SOFTCAP - 2 * SOFTCAP / (1 + tl.exp2(score))
-        if MASKED:
-            seen = there[None, :]
-            if CAUSAL:
-                seen = seen & (key[None, :] <= position[:, None])
-                if WINDOW > 0:
-                    near = key[None, :] > position[:, None] - WINDOW
-                    seen = seen & (near | (key < KEPT)[None, :])
-            score = tl.where(seen, score, float("-inf"))
-        higher = tl.maximum(best, tl.max(score, 1))
-        weight = tl.exp2(score - higher[:, None])
-        fade = tl.exp2(best - higher)
-        total = total * fade + tl.sum(weight, 1)
-        if PACKED:
-            weight *= v_by[None, :]
-        mixed = tl.dot(weight.to(v.dtype), v, mixed * fade[:, None], input_precision="ieee")
-        best = higher
-    return best, total, mixed
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -85,6 +34,7 @@ def _attend(
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     QUERIES: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    AHEAD: tl.constexpr, GATHERED: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -112,6 +62,8 @@ def _attend(
         mask=real[:, None] & (key_at < KEY_DIM)[None, :],
         other=0.0,
     )
+    if AHEAD and KEYS >= 64:  # what comes of arithmetic stays in registers, where it costs the products less
+        query = tl.where(real[:, None], query, 0.0)
     # Finite, so that a line that sees no key of a turn has no -inf - -inf.
     best = tl.full([QUERIES * PADDED], -1e30, tl.float32)
     total = tl.zeros([QUERIES * PADDED], tl.float32)
@@ -126,27 +78,34 @@ def _attend(
     position = first + nth
     if KEPT > 0:  # the first tokens, where the first piece of a window begins behind them
         behind = tl.where(begin <= tl.maximum(0, first + 1 - WINDOW), tl.minimum(KEPT, begin), 0)
-        best, total, mixed = _fold(
+        best, total, mixed = fold(
             best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
             0, behind, position, scale,
             KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, False,
             KEYS, KEY_PAD, VALUE_PAD, STAGES,
         )  # fmt: skip
-    if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are seen by all of it
-        plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
-        best, total, mixed = _fold(
-            best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
-            begin, plain, position, scale,
-            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, False, True,
+    if AHEAD:
+        best, total, mixed = fold_ahead(
+            best, total, mixed, query, keys, values, table, tl.load(item + 7), kv_head, begin, end, first,
+            position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, SOFTCAP, GATHERED,
             KEYS, KEY_PAD, VALUE_PAD, STAGES,
         )  # fmt: skip
-        begin = plain
-    best, total, mixed = _fold(
-        best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
-        begin, end, position, scale,
-        KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, QUERIES > 1,
-        KEYS, KEY_PAD, VALUE_PAD, STAGES,
-    )  # fmt: skip
+    else:
+        if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are seen by all of it
+            plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
+            best, total, mixed = fold(
+                best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
+                begin, plain, position, scale,
+                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, False, True,
+                KEYS, KEY_PAD, VALUE_PAD, STAGES,
+            )  # fmt: skip
+            begin = plain
+        best, total, mixed = fold(
+            best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
+            begin, end, position, scale,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, QUERIES > 1,
+            KEYS, KEY_PAD, VALUE_PAD, STAGES,
+        )  # fmt: skip
 
     stored = real[:, None] & (value_at < VALUE_DIM)[None, :]
     if slot < 0:
@@ -212,8 +171,11 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Work) -
     mixes = torch.empty(*lines, spec.value_dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(*lines, 2, dtype=torch.float32, device=q.device)
     cap = spec.softcap or 0.0
+    keys, values = layer.keys, layer.values
+    if work.spans is not None:
+        keys, values = gather(layer, tables, work.spans, tile.keys)
     _attend[(spec.kv_heads, len(work.items))](
-        out, mixes, sums, q, layer.keys, layer.values, layer.key_scales, layer.value_scales, layer.sinks,
+        out, mixes, sums, q, keys, values, layer.key_scales, layer.value_scales, layer.sinks,
         tables, work.items,
         spec.scale * LOG2_E * (2 / cap if cap else 1), q.stride(0), q.stride(1), tables.stride(0),
         KV_HEADS=spec.kv_heads, GROUP=group, KEY_DIM=spec.key_dim, VALUE_DIM=spec.value_dim,
@@ -221,7 +183,8 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Work) -
         KEPT=spec.kept if spec.window else 0, SOFTCAP=cap * LOG2_E, SINKS=layer.sinks is not None,
         QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
         KEY_PAD=dim_padded(spec.key_dim), VALUE_PAD=value_pad, STAGES=tile.stages, EARLY=tile.early,
-        num_warps=tile.warps, **launch(tile.early),
+        AHEAD=tile.ahead, GATHERED=work.spans is not None,
+        num_warps=tile.warps, **launch(tile.early, tile.registers),
     )  # fmt: skip
     if work.partials:
         _merge[(spec.heads, tile.queries, len(work.merges))](

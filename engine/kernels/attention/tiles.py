@@ -2,12 +2,17 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.config import LayerSpec
 
 # Rows of the smallest product that the tensor cores do. Products of float32 get no more: the compiler writes
 # them out number by number, and takes up to a minute and a half for a larger tile.
 NARROW = 16
 LONG = 2048  # tokens of context from which a tall tile's wasted corner is small beside the rest
+# Contexts are gathered where a key meets so many queries, each of its heads counted as one, and where keys
+# and values take no more than so many bytes.
+GATHERED, MOST_GATHERED = 1536, 2**27
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +32,8 @@ class Tile:
     stages: int  # turns whose keys and values are on their way at once
     programs: int  # so many keep the GPU busy: where there are fewer tiles, contexts are cut
     early: bool  # starts while the kernel before it ends: wins where there is little to do, loses elsewhere
+    ahead: bool = False  # asks for the scores of a turn before it folds those of the one before (ahead.py)
+    registers: int | None = None  # the most that a thread may have: of 168, three programs of 4 warps fit
 
 
 # Rows of one token, by how many programs they make before any is cut: up to so many, then the tile's keys,
@@ -56,22 +63,48 @@ def for_tokens(spec: LayerSpec, rows: int, gpu: Gpu, itemsize: int) -> Tile:
     return Tile(1, padded, keys, warps, stages, programs, early and gpu.overlaps)
 
 
-def for_chunks(spec: LayerSpec, longest: int, mean: float, gpu: Gpu, itemsize: int) -> Tile:
+def for_chunks(
+    spec: LayerSpec, longest: int, mean: float, gpu: Gpu, itemsize: int, *, packed: bool = False
+) -> Tile:
     """For rows of several tokens: tall tiles, so that each key is read for many queries."""
     padded = power(spec.heads // spec.kv_heads)
     wide = row_bytes(spec, itemsize) > 512  # heads beyond 128 in 16 bits: half the rows fill the registers
     needed = max(NARROW, padded * power(longest))
+    ahead = gpu.overlaps and itemsize == 2 and not (packed or wide or spec.window) and needed > 2 * NARROW
+    registers = None
     if itemsize > 2:
         height, keys, warps, stages, programs = max(NARROW, padded), NARROW, 4, 2, 264
     elif needed <= 2 * NARROW:
         height, keys, warps, stages, programs = needed, 64, 2, 5, 264
     elif mean < LONG or wide or needed <= 64:
         height, keys, warps, stages, programs = 64, 32, 4, 3, 264
+        registers = 168 if ahead else None
+    elif ahead:
+        height, keys, warps, stages, programs = 64, 64, 4, 3, 264
     else:
         height, keys, warps, stages, programs = 128, 128, 8, 3, 132
     room = gpu.room - height * dim_padded(spec.key_dim) * itemsize
+    if ahead:  # values wait a turn longer than keys
+        room -= keys * dim_padded(spec.value_dim) * itemsize
     keys, stages = _within(room, row_bytes(spec, itemsize), keys, stages)
-    return Tile(height // padded, padded, keys, warps, stages, programs, early=False)
+    return Tile(height // padded, padded, keys, warps, stages, programs, False, ahead, registers)
+
+
+def for_gathered(
+    spec: LayerSpec, counts: np.ndarray, contexts: np.ndarray, gpu: Gpu, itemsize: int
+) -> Tile | None:
+    """For rows of several tokens whose contexts are worth gathering; None: they are not, or cannot be."""
+    group, key_bytes = spec.heads // spec.kv_heads, row_bytes(spec, itemsize)
+    if not gpu.overlaps or itemsize != 2 or spec.window or not {spec.key_dim, spec.value_dim} <= {64, 128}:
+        return None
+    pairs = (counts * (contexts - counts / 2)).sum() * group
+    taken = int(contexts.sum()) * spec.kv_heads * key_bytes
+    if pairs < GATHERED * contexts.sum() or taken > MOST_GATHERED:
+        return None
+    padded, keys, stages = power(group), 64, 3
+    room = gpu.room - keys * dim_padded(spec.value_dim) * itemsize
+    keys, stages = _within(room, key_bytes, keys, stages)
+    return Tile(64 // padded, padded, keys, 4, stages, 264, early=False, ahead=True)
 
 
 def row_bytes(spec: LayerSpec, itemsize: int) -> int:

@@ -8,10 +8,22 @@ from torch import Tensor
 from engine.kernels.attention.tiles import Tile
 
 # An item's columns: row of the block tables, first token in the batch, how many tokens, the position of the
-# first, the span of positions it attends to, where its partial result goes (-1: it has the whole result).
-ITEM = 8  # columns, the last one unused: an item lies within 32 bytes
+# first, the span of positions it attends to, where its partial result goes (-1: it has the whole result), and
+# where the row's context begins, if contexts are gathered.
+ITEM = 8  # columns: an item lies within 32 bytes
 # A merge's columns: first token in the batch, how many tokens, its first partial result, how many partials.
 MERGE = 4
+# A span's columns: row of the block tables, its context, where that begins among the gathered ones.
+SPAN = 4  # columns, the last one unused
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Contexts that are laid out in one piece before tiles of queries meet them (gather.py)."""
+
+    table: Tensor  # [rows, SPAN] int32
+    longest: int  # context, with what fills its last turn
+    cells: int  # of all
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +35,7 @@ class Work:
     merges: Tensor  # [tiles that were cut, MERGE] int32
     partials: int
     most: int  # partial results of one merge
+    spans: Spans | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +96,11 @@ def lay_out(
     merges = np.stack((chunks.tokens, chunks.queries, slots[firsts], pieces), axis=1)[cut].astype(np.int32)
     # The longest start first: none is still running when the others are done.
     return items[np.argsort(items[:, 4] - items[:, 5], kind="stable")], merges, int(cut[at].sum())
+
+
+def lay_spans(first: int, contexts: np.ndarray, keys: int) -> tuple[np.ndarray, int, int]:
+    """The spans of rows from `first` on, each of whole turns of so many keys; the longest, and their sum."""
+    taken = -(-contexts // keys) * keys
+    spans = np.zeros((len(contexts), SPAN), np.int32)
+    spans[:, 0], spans[:, 1], spans[:, 2] = first + np.arange(len(taken)), contexts, np.cumsum(taken) - taken
+    return spans, int(taken.max()), int(taken.sum())
