@@ -145,9 +145,18 @@ def apart(one: Tensor, other: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("llama")
+    return random_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its layers are so small that kernels of several find room beside each other."""
+    return random_llama(tmp_path_factory.mktemp("deep"), num_hidden_layers=32)
+
+
+def random_llama(made: Path, **changes: int) -> Path:
     byte_tokenizer().save(str(made / "tokenizer.json"))
-    reference("Llama", {"vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512}, made)
+    reference("Llama", {"vocab_size": VOCAB, "hidden_size": 256, "intermediate_size": 512} | changes, made)
     return made
 
 
@@ -184,6 +193,12 @@ def test_replies_in_graphs_are_those_launched_one_by_one(folder: Path, scheme: s
         engine.runner.graphs = graphs  # type: ignore[attr-defined]
         said.append([reply(engine) for _ in range(3)])
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("scheme", ["none", *OURS])
+def test_so_are_those_of_many_small_layers(deep: Path, scheme: str) -> None:
+    """Kernels that start early may be layers ahead of the one that they wait for."""
+    test_replies_in_graphs_are_those_launched_one_by_one(deep, scheme)
 
 
 @pytest.mark.parametrize("kv", [{"kv_scheme": "int8"}, {"kv_scheme": "fp8"}, {"kv_window": 32}], ids=str)
