@@ -40,6 +40,7 @@ from minichat.decoding import Preset
 from minichat.desk import Desk
 from minichat.first import First
 from minichat.keeper import Keeper
+from minichat.key_order import KeyOrder
 from minichat.keys import bindings, bound, key_name, keys_of
 from minichat.open_chats import OpenChats
 from minichat.pacer import Pacer
@@ -101,6 +102,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.keymap = keymap(start.loaded, bound())
         self.glyphs = glyphs.ASCII if start.ascii else glyphs.UNICODE
         self.keeper = Keeper(self, start.model)
+        self._key_order = KeyOrder(self)
         self._interrupted_at = 0.0
         self._mouse_is_ours = self.settings.screen.mouse
         remembered = Remembered.read(self.paths.remembered)
@@ -138,6 +140,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self._loop_of_signals = asyncio.get_running_loop()
         for number in _ENDING:  # the loop's own handlers wait for a loop that may be stuck
             signal.signal(number, self._told_to_end)
+        self._key_order.settle()
         self.call_after_refresh(lambda: self.run_worker(self.keeper.load()))
         if self.start.tour:
             self.chats.first_ever = False  # the panel says what there is
@@ -192,11 +195,16 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.run_worker(ask())
 
     async def on_event(self, event: TextualEvent) -> None:
-        if isinstance(event, Paste) and not event.is_forwarded:
-            event.text = enterable(event.text)  # for whichever field it goes to
-        elif isinstance(event, Key) and time.monotonic() - self._themes_seen > _AWAY:
-            self._reread_themes()  # tmux tells of no focus, unless it was told to
-        await super().on_event(event)
+        if not isinstance(event, Key | Paste) or event.is_forwarded:
+            await super().on_event(event)
+        elif not self._key_order.waits(event):
+            if isinstance(event, Paste):
+                event.text = enterable(event.text)  # for whichever field it goes to
+            elif time.monotonic() - self._themes_seen > _AWAY:
+                self._reread_themes()  # tmux tells of no focus, unless it was told to
+            path = self._key_order.path(event)
+            await super().on_event(event)
+            self._key_order.hold(path)
 
     # What goes wrong
 

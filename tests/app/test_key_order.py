@@ -1,0 +1,83 @@
+"""Keys that come faster than what they do: each acts where the ones before it have led."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from textual.events import Key, Paste
+from textual.keys import _character_to_key
+from textual.widgets import Input
+
+from minichat.app import MinichatApp
+from tests.app.conftest import Bench, run
+
+NAMED = ("enter", "escape")
+
+
+def typed(it: Bench, *keys: str) -> None:
+    """All at once, as a terminal hands over what was typed while nobody looked; words letter by letter."""
+    for key in keys:
+        for each in [key] if "+" in key or key in NAMED else key:
+            letter = each if len(each) == 1 else None
+            it.app.post_message(Key(_character_to_key(each) if letter else each, letter))
+
+
+@run
+async def test_what_follows_a_new_chat_is_said_there(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        typed(it, "for", "ctrl+n", "two", "ctrl+n", "three")
+        await it.until(lambda: it.main.prompt.text == "three")
+        assert [each.chat.draft for each in it.app.chats][:2] == ["for", "two"]
+
+
+@run
+async def test_what_follows_a_message_is_the_next_one(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        typed(it, "one", "enter", "ctrl+n", "two", "enter", "more")
+        await it.until(lambda: it.main.prompt.text == "more" and len(it.replies) == 2)
+        assert [each.prompt[-1]["content"] for each in it.replies] == ["one", "two"]
+
+
+@pytest.mark.parametrize("opens", ["ctrl+p", "ctrl+o", "alt+o", "alt+t"])
+@run
+async def test_what_follows_a_dialog_is_for_it(bench: Callable[..., Any], opens: str) -> None:
+    async with bench() as it:
+        typed(it, "left", opens, "right")
+        await it.until(lambda: isinstance(it.app.focused, Input) and "right" in it.app.focused.value)
+        assert it.main.prompt.text == "left"
+        typed(it, "escape", "!")
+        await it.until(lambda: it.main.prompt.text == "left!")
+
+
+@run
+async def test_what_is_pasted_waits_in_line_too(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        typed(it, "a", "ctrl+n")
+        it.app.post_message(Paste("b\x1b[0m\r\nc"))
+        typed(it, "d")
+        await it.until(lambda: it.main.prompt.text == "b␛[0m\ncd")
+        assert [each.chat.draft for each in it.app.chats] == ["a", ""]
+
+
+@run
+async def test_a_widget_that_goes_away_holds_up_nobody(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+        monkeypatch.setattr("minichat.key_order._PATIENCE", 0.05)
+        monkeypatch.setattr(it.app._key_order, "_pass", lambda *_: None)  # the word is lost
+        typed(it, "escape", "still", "escape", "here")
+        await it.until(lambda: it.main.prompt.text == "stillhere")
+
+
+@run
+async def test_what_is_typed_before_the_first_frame_is_there(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_load(app: MinichatApp) -> None:
+        for letter in "early":
+            app.post_message(Key(letter, letter))
+
+    monkeypatch.setattr(MinichatApp, "on_load", on_load, raising=False)
+    async with bench() as it:
+        await it.until(lambda: it.main.prompt.text == "early")
