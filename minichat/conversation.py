@@ -11,7 +11,7 @@ from engine.errors import EngineError
 from engine.events import Delta, TokenLogprob
 from engine.params import SamplingParams
 from engine.request import Finish
-from minichat.backends.protocol import Past, Prompt, Reply
+from minichat.backends.protocol import Past, Reply
 from minichat.chats.errors import StoreError
 from minichat.chats.letters import colour_index
 from minichat.chats.model import Attachment, Chat, Message, State, title_from
@@ -22,7 +22,7 @@ from minichat.parting import MOST, Comparison
 from minichat.resuming import tag_of, unfinished
 from minichat.run import STATES, Run, View
 from minichat.traces import Trace
-from minichat.turns import Parts, prompt_of
+from minichat.turns import Reading
 
 log = logging.getLogger("minichat.app")
 
@@ -39,7 +39,7 @@ class Conversation:
     """Everything a person does to one chat goes through here; the view only draws."""
 
     def __init__(self, chat: Chat, desk: Desk) -> None:
-        self.chat, self.desk = chat, desk
+        self.chat, self.desk, self.reading = chat, desk, Reading(chat, desk)
         self.view: View | None = None
         self.run: Run | None = None
         self.editing: int | None = None  # the message that the next send replaces
@@ -231,7 +231,7 @@ class Conversation:
     async def _read_on(self, past: Past, run: Run, params: SamplingParams) -> Reply:
         run.go_on(past, self.desk.clock())
         run.told = self.chat.params  # nobody looks at its likeliest tokens yet
-        prompt, parts = self._prompt()
+        prompt, parts = self.reading.prompt()
         self.trace(run, Trace(past.reply.id, prompt, parts, past.reply.prompt_tokens, run.message.id))
         return past.reply
 
@@ -273,9 +273,9 @@ class Conversation:
         self.desk.changed(self)
 
     async def _submit(self, run: Run, params: SamplingParams) -> Reply:
-        prompt, parts = self._prompt()
         run.stays = bool(self.desk.backend.elsewhere)
-        reply = await self.desk.backend.submit(prompt, params, tag=tag_of(run.message))
+        reply, prompt, parts = await self.reading.submit(params, tag_of(run.message))
+        run.left_out = self.reading.left_out
         self.trace(run, Trace(reply.id, prompt, parts, reply.prompt_tokens, run.message.id))
         return reply
 
@@ -350,6 +350,7 @@ class Conversation:
             self._written(run), state=STATES[finish], error=error or run.why(finish), stats=stats
         )
         self.run = None
+        self.reading.full = finish is Finish.LENGTH and run.told.max_tokens is None
         compared, self.compared = self.compared, None
         self._save(message)
         if self.view is not None:
@@ -380,9 +381,6 @@ class Conversation:
         run.trace = self.traces[trace.request] = trace
         while len(self.traces) > _TRACES:
             del self.traces[next(iter(self.traces))]
-
-    def _prompt(self) -> tuple[Prompt, Parts]:
-        return prompt_of(self.chat, self.desk.store, template=self.desk.backend.has_template)
 
     def _append(self, message: Message) -> None:
         self.chat.messages.append(message)

@@ -68,6 +68,7 @@ class Run:
     stale: bool = False  # what stands there is an older screen's, and comes again whole
     lasted: float | None = None  # seconds, of one that ended while no screen was there
     task: asyncio.Task[None] | None = None
+    left_out: int = 0  # messages at the chat's beginning that the model has not read
     trace: Trace | None = None
     pieces: list[tuple[int, str]] = field(default_factory=list)  # tokens and text, as they came
     others: dict[int, Sample] = field(default_factory=dict)  # by choice
@@ -124,4 +125,5 @@ class Run:
             ttft=(self.first or now) - self.began,
             prompt_tokens=self.reply.prompt_tokens if self.reply else 0,
             strategy=strategy(params),
+            left_out=self.left_out,
         )

@@ -104,7 +104,8 @@ async def _read_again(chat: Conversation, messages: tuple[Message, ...]) -> tupl
     if reply.reasoning or not reply.text:
         raise NoWay("the tokens of this reply are not known any more: draw it again")
     so_far = replace(chat.chat, messages=list(messages))
-    prompt, parts = prompt_of(so_far, chat.desk.store, template=backend.has_template)
+    left_out = reply.stats.left_out if reply.stats else 0
+    prompt, parts = prompt_of(so_far, chat.desk.store, template=backend.has_template, left_out=left_out)
     before = await backend.layout(prompt)
     if isinstance(prompt, str):
         layout = await backend.layout(prompt + reply.text)

@@ -12,6 +12,7 @@ State = Literal["done", "streaming", "stopped", "failed"]
 
 ROLES: tuple[Role, ...] = ("system", "user", "assistant")
 STATES: tuple[State, ...] = ("done", "streaming", "stopped", "failed")
+_FORK = re.compile(r"\(fork(?: (\d{1,9}))?\)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class ReplyStats:
     ttft: float  # seconds to the first token
     prompt_tokens: int
     strategy: str
+    left_out: int = 0  # messages at the chat's beginning that the model did not read
 
     @property
     def rate(self) -> float:
@@ -104,3 +106,10 @@ def title_from(text: str, width: int = 40) -> str:
         return line
     head, _, _ = line[: width - 1].rpartition(" ")
     return f"{head or line[: width - 1]}…"
+
+
+def fork_title(title: str) -> str:
+    """A fork's title; that of a fork of it is counted, not longer."""
+    if not (fork := _FORK.search(title)):
+        return f"{title} (fork)".lstrip()
+    return f"{title[: fork.start()]}(fork {int(fork[1] or 1) + 1})"

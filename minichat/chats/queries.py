@@ -7,7 +7,7 @@ from typing import Any
 
 from minichat.chats.errors import ChatGone, MessageGone
 from minichat.chats.letters import free_letter
-from minichat.chats.model import Chat, ChatLine, Message
+from minichat.chats.model import Chat, ChatLine, Message, fork_title
 from minichat.chats.rows import chat_from, message_from, packed, packed_attachments, storable
 from minichat.chats.search import Hit, snippet
 
@@ -82,7 +82,7 @@ def copy_chat(db: Db, chat_id: int, message_id: int, at: float) -> int:
     exists = "SELECT 1 FROM messages WHERE chat_id = ? AND id = ?"
     if not db.execute(exists, (chat_id, message_id)).fetchone():
         raise MessageGone(message_id, chat_id)
-    copy = insert_chat(db, f"{row['title']} (fork)".lstrip(), row["system"], row["params"], at)
+    copy = insert_chat(db, fork_title(row["title"]), row["system"], row["params"], at)
     db.execute(
         "INSERT INTO messages (chat_id, role, at, state, error, stats, params, text, reasoning, attachments)"
         " SELECT ?, role, at, CASE state WHEN 'streaming' THEN 'stopped' ELSE state END, error, stats,"

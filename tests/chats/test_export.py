@@ -21,6 +21,7 @@ stats = st.builds(
     ttft=seconds,
     prompt_tokens=st.integers(0),
     strategy=text,
+    left_out=st.integers(0),
 )
 messages = st.builds(
     Message,

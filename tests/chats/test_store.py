@@ -112,6 +112,9 @@ def test_a_fork_holds_what_was_said_up_to_the_message(store: Store) -> None:
         "b",
     )
     assert [message.text for message in fork.messages] == ["message 0", "message 1", "message 2"]
+    again = store.fork(fork.id, fork.messages[-1].id)
+    last = store.fork(again.id, again.messages[-1].id)
+    assert [again.title, last.title] == ["tale (fork 2)", "tale (fork 3)"]
     store.append(fork.id, "user", "another way")
     assert len(store.history(chat.id)) == 5
     whole = store.fork(chat.id, store.history(chat.id)[-1].id)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from engine.params import SamplingParams
-from minichat.chats.model import Message
+from minichat.chats.model import Message, fork_title
 from minichat.chats.store import Store
 
 texts = st.text(max_size=12)
@@ -120,7 +120,7 @@ class TwoScreens(RuleBasedStateMachine):
             return multiple()
         place, letter = data.draw(st.sampled_from(sorted(source.messages))), self.free_letter()
         fork = self.stores[screen].fork(chat, place)
-        known = Remembered(f"{source.title} (fork)".lstrip(), letter, source.params)
+        known = Remembered(fork_title(source.title), letter, source.params)
         copied = [message for id, message in sorted(source.messages.items()) if id <= place]
         ids = [message.id for message in self.stores[screen].history(fork.id)]
         for id, message in zip(ids, copied, strict=True):

@@ -1,0 +1,79 @@
+"""A chat that outgrows what its model can read goes on without its beginning, and says so."""
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.errors import RequestTooLong
+from engine.request import Finish
+from minichat.backends.fake import FakeBackend
+from tests.app.conftest import Bench, run, snapshot
+
+
+class Small(FakeBackend):
+    """Holds so many characters."""
+
+    most = 30
+
+    async def submit(self, prompt: Any, *more: Any, **named: Any) -> Any:
+        if sum(len(each["content"]) for each in prompt) > self.most:
+            raise RequestTooLong("it is too long")
+        return await super().submit(prompt, *more, **named)
+
+
+def read(it: Bench) -> list[str]:
+    return [each["content"] for each in it.replies[-1].prompt]
+
+
+@run
+async def test_the_older_half_is_left_out_and_then_the_same_for_many_turns(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40), backend=Small([snapshot()])) as it:
+        for turn in range(8):
+            await it.answered(await it.say(f"word{turn}"), "fine")
+            it.app.chats.active.instruct("Be")
+            assert read(it)[-1] == f"word{turn}"
+            beginning = {2: "word0", 3: "word2", 4: "word2", 5: "word4"}
+            if turn in beginning:
+                assert read(it)[:2] == ["Be", beginning[turn]]
+        assert "from message 5" in it.screen_text()
+        assert any("does not see the first 4 messages" in notice for notice in it.notices())
+
+
+@run
+async def test_a_message_that_is_too_long_alone_is_refused(bench: Callable[..., Any]) -> None:
+    async with bench(backend=Small([snapshot()])) as it:
+        await it.answered(await it.say("word"))
+        it.main.prompt.put("x" * 31)
+        await it.pilot.press("enter")
+        await it.until(lambda: it.texts()[-1][2] == "failed")
+        assert it.app.chats.active.reading.left_out == 0
+        it.app.chats.active.edit()
+        await it.answered(await it.say("better"))
+        assert read(it) == ["word", "fine", "better"]
+
+
+@run
+async def test_a_reply_that_filled_it_makes_room_for_the_next(bench: Callable[..., Any]) -> None:
+    async with bench(backend=FakeBackend([snapshot()])) as it:
+        reply = await it.say("one")
+        reply.say("long")
+        reply.end(Finish.LENGTH)
+        await it.until(lambda: not it.app.chats.active.streaming)
+        await it.answered(await it.say("two"))
+        assert read(it) == ["two"]
+        await it.answered(await it.say("three"))
+        assert read(it) == ["two", "fine", "three"]
+        await it.pilot.press("alt+r")
+        await it.until(lambda: len(it.replies) == 4)
+        assert read(it) == ["two", "fine", "three"]
+
+
+@run
+async def test_another_model_reads_all_of_it(bench: Callable[..., Any]) -> None:
+    async with bench(backend=Small([snapshot()])) as it:
+        for turn in range(4):
+            await it.answered(await it.say(f"words{turn}"))
+        assert it.app.chats.active.reading.left_out
+        it.backend.most = 1000
+        it.main.forget_requests()
+        await it.answered(await it.say("all"))
+        assert read(it)[0] == "words0"
