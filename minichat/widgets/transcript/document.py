@@ -19,10 +19,10 @@ def estimate(length: int, newlines: int, width: int) -> int:
 class Document:
     """Grows at its end only."""
 
-    def __init__(self, canvas: Canvas, base: Look = ()) -> None:
+    def __init__(self, canvas: Canvas, base: Look = (), *, plain: bool = False) -> None:
         self._canvas = canvas
         self._base = base
-        self._splitter = Splitter()
+        self._splitter = Splitter(plain=plain)
         self._heights = Heights()
         self._measured: list[bool] = []
         self._tail = ""
@@ -158,4 +158,6 @@ def _lines_of(leaf: Leaf, width: int) -> int:
         return rows + bool(leaf.info and not leaf.joined) + leaf.gap + (not leaf.text)
     if leaf.kind == "table":
         return rows + 1 + (not leaf.joined) + leaf.gap
+    if leaf.kind == "plain":
+        return estimate(len(leaf.text), rows, width)
     return 1 + len(leaf.text) // max(1, width - 2 * len(leaf.containers)) + leaf.gap

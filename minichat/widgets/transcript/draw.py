@@ -3,7 +3,7 @@
 from minichat.widgets.transcript import highlight
 from minichat.widgets.transcript.cells import Span, break_line, cell_width, clip, wrap
 from minichat.widgets.transcript.glyphs import Glyphs, drawable
-from minichat.widgets.transcript.inline import Run, parse
+from minichat.widgets.transcript.inline import Run, as_written, parse
 from minichat.widgets.transcript.leaves import Leaf
 from minichat.widgets.transcript.rows import Drawn, Fragment, Look, Row, fragments_of, links_in
 from minichat.widgets.transcript.table import draw_table
@@ -27,6 +27,8 @@ def draw(
             drawn = draw_table(leaf, room, glyphs, base)
         case "rule":
             drawn = Drawn("", (Row((Fragment(glyphs.rule * room, (*base, "mark")),)),))
+        case "plain":
+            drawn = _folded(as_written(leaf.text), room, base)
         case _:
             drawn = _text(leaf, room, base, tail)
     rows = [
@@ -69,6 +71,10 @@ def _text(leaf: Leaf, width: int, base: Look, tail: str) -> Drawn:
         base += ("heading", "title") if leaf.info == "1" else ("heading",)
     if tail:
         runs += (Run(drawable(tail.replace("\t", " ")), ("tail",)),)
+    return _folded(runs, width, base)
+
+
+def _folded(runs: tuple[Run, ...], width: int, base: Look) -> Drawn:
     plain = "".join(run.text for run in runs)
     lines = fragments_of(runs, wrap(plain, width), base)
     return Drawn(plain, tuple(Row(tuple(line)) for line in lines), links_in(runs))

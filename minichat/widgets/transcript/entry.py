@@ -78,7 +78,7 @@ class Entry:
     def open(self, enough: Enough) -> Document:
         """Its text, cut as far as there is time."""
         if self.body is None:
-            self.body = Document(self._canvas)
+            self.body = Document(self._canvas, plain=self.message.role == "user")
             self.body.feed(self.message.text, enough)
             self._think(self.message.reasoning)
         return self.body
@@ -260,6 +260,7 @@ class Entry:
         details = [time.strftime("%H:%M", time.localtime(message.at))] if message.at else []
         if (stats := message.stats) and stats.tokens:
             details += [
+                f"from message {stats.left_out + 1}" if stats.left_out else "",
                 one_line(stats.strategy),
                 f"{stats.rate:.0f} tok/s",
                 f"TTFT {stats.ttft * 1000:.0f} ms",

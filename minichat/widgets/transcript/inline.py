@@ -62,6 +62,11 @@ def parse(source: str) -> tuple[Run, ...]:
     return tuple(run for run in runs if run.text)
 
 
+def as_written(source: str) -> tuple[Run, ...]:
+    """The runs of text without marks: its lines and spaces stay, addresses are links."""
+    return tuple(_with_addresses(drawable(source.expandtabs(4)), (), None))
+
+
 def _unfold(source: str) -> str:
     """Plain lines as one; two spaces at an end keep the break."""
     lines = source.split("\n")

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Kind = Literal["text", "heading", "code", "table", "rule"]
+Kind = Literal["text", "heading", "code", "table", "rule", "plain"]  # plain: as it was written
 
 MAX_TEXT = 2000  # characters of a leaf; a longer paragraph goes on in the next one
 MAX_CODE = 1600  # characters; highlighting is the slowest thing done to a leaf

@@ -78,5 +78,7 @@ def _of_leaf(document: Document, index: int, head: int, tail: int | None, alone:
     if alone and _covers(document, index, head, tail):
         if leaf.kind == "code":
             return pasteable(leaf.text.removesuffix("\n"))
+        if leaf.kind == "plain":
+            return pasteable(leaf.text)
         return pasteable(dedent(document.text[leaf.start : leaf.end]).rstrip("\r\n"))
     return document.sheet(index).drawn.plain[max(0, head) : tail]

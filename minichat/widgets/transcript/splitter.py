@@ -57,10 +57,11 @@ def _title(text: str) -> str:
 
 
 class Splitter:
-    """The leaves of a text that may still grow."""
+    """The leaves of a text that may still grow. What a person wrote has no markup but the fences of code."""
 
-    def __init__(self, text: str = "") -> None:
+    def __init__(self, text: str = "", *, plain: bool = False) -> None:
         self.text = text
+        self.plain = plain
         self.leaves: list[Leaf] = []
         self._at = 0
         self._state = _State()
@@ -137,6 +138,9 @@ class Splitter:
         if state.midline:
             self._go_on(line, at, end, whole)
             return
+        if self.plain and state.fence is None:
+            self._as_written(line, at, end)
+            return
         raw = state.fence is not None and not state.containers
         if not raw and line.startswith(("\t", " ")) and "\t" in line:
             body = line.lstrip(" \t")
@@ -209,9 +213,7 @@ class Splitter:
             state.open = False
             self._nested(body[2:] if body.startswith("> ") else body[1:], at, end, whole)
         elif mark := _fence(body):
-            language, *_ = *body[len(mark) :].split(maxsplit=1), ""
-            state.fence = Fence(mark, len(rest) - len(body), language)
-            self._start("code", at, end, info=language)
+            self._open_fence(mark, rest, at, end)
         elif paragraph and _UNDERLINE.match(body):
             leaf = self.leaves[-1]
             leaf.kind, leaf.info, leaf.end = "heading", "1" if body[0] == "=" else "2", end
@@ -231,6 +233,22 @@ class Splitter:
             self._nested(body[item.end() :], at, end, whole)
         else:
             self._running(body, at, end)
+
+    def _open_fence(self, mark: str, line: str, at: int, end: int) -> None:
+        body = line.lstrip(" ")
+        language, *_ = *body[len(mark) :].split(maxsplit=1), ""
+        self._state.fence = Fence(mark, len(line) - len(body), language)
+        self._start("code", at, end, info=language)
+
+    def _as_written(self, line: str, at: int, end: int) -> None:
+        """Every line is a line, and its spaces stay: it may be code, or a log."""
+        if mark := _fence(line.lstrip(" ")):
+            self._open_fence(mark, line, at, end)
+        elif self._opens("plain") and len(self.leaves[-1].text) + len(line) <= MAX_TEXT:
+            self.leaves[-1].text += "\n" + line
+            self.leaves[-1].end = end
+        else:
+            self._start("plain", at, end, line, joined=self._opens("plain"))
 
     def _nested(self, rest: str, at: int, end: int, whole: bool) -> None:
         if rest.strip(" \t"):
@@ -316,7 +334,7 @@ class Splitter:
         if last is not None and last.kind == "code" and self._state.open:
             self._start("code", at, end, piece + "\n" * whole, last.info, joined=True)
         else:
-            self._start("text", at, end, piece, joined=True)
+            self._start("plain" if self.plain else "text", at, end, piece, joined=True)
 
     def _start(
         self, kind: Kind, at: int, end: int, text: str = "", info: str = "", joined: bool = False

@@ -1,5 +1,6 @@
 """Rows fit, show what they say they show, and never hold anything that a terminal would obey."""
 
+import re
 import unicodedata
 
 import pytest
@@ -30,8 +31,8 @@ def rows(text: str, width: int = 40) -> list[str]:
     return [row.text for leaf in leaves(text) for row in draw(leaf, width, UNICODE).rows]
 
 
-def document(width: int) -> Document:
-    return Document(Canvas(width, UNICODE, lambda look: Style()))
+def document(width: int, *, plain: bool = False) -> Document:
+    return Document(Canvas(width, UNICODE, lambda look: Style()), plain=plain)
 
 
 def drawn_lines(made: Document) -> list[str]:
@@ -92,6 +93,39 @@ def test_wrapped_lines_fit(text: str, width: int) -> None:
     lines = wrap(plain, width)
     assert all(cell_width(plain[start:end]) <= max(2, width) for start, end in lines)
     assert [start for start, _ in lines] == sorted(start for start, _ in lines)
+
+
+SAID = "a log:\n  * 2*3*4  \n\n\tif x:\n\t\treturn # Title\n1. https://example.org/a\n"
+SAID += "```py\ndef f(): pass\n```\n> so"
+
+
+def test_what_a_person_wrote_keeps_its_lines_and_its_marks() -> None:
+    made = document(40, plain=True)
+    made.feed(SAID, lambda: False)
+    assert drawn_lines(made) == [
+        "a log:",
+        "  * 2*3*4  ",
+        "",
+        "    if x:",
+        "        return # Title",
+        "1. https://example.org/a",
+        "│ py",
+        "│ def f(): pass",
+        "> so",
+    ]
+    assert "\n".join(made.text[leaf.start : leaf.end] for leaf in made.leaves) == SAID
+    assert [link.address for link in made.sheet(0).drawn.links] == ["https://example.org/a"]
+
+
+@given(texts, st.integers(4, 60))
+def test_all_that_a_person_wrote_is_seen(text: str, width: int) -> None:
+    text = re.sub("[`~]", "'", text[:1900])  # without a fence, and in one leaf
+    made = document(width, plain=True)
+    made.feed(text, lambda: False)
+    seen = [made.sheet(index).drawn for index in range(len(made.leaves))]
+    lines = text.replace("\r\n", "\n").removesuffix("\r").removesuffix("\n")
+    assert "\n".join(each.plain for each in seen) == drawable(lines.expandtabs(4))
+    assert all(row.width <= width and sendable(row.text) for each in seen for row in each.rows)
 
 
 def test_words_stay_whole_and_ideographs_part() -> None:

@@ -10,10 +10,10 @@ from minichat.widgets.transcript import UNICODE
 from minichat.widgets.transcript.canvas import Canvas
 from minichat.widgets.transcript.finding import Find
 from minichat.widgets.transcript.view import View
-from tests.widgets.transcript.reader import Reader, reading, scene, user
+from tests.widgets.transcript.reader import Reader, reading, reply, scene
 
 MESSAGES = [
-    user(f"Apple {number}\n\n" + "filler\n\n" * 12 + "pear **app**le", number) for number in range(10)
+    reply(f"Apple {number}\n\n" + "filler\n\n" * 12 + "pear **app**le", number) for number in range(10)
 ]
 
 
@@ -64,7 +64,7 @@ async def test_what_is_nowhere_is_not_found() -> None:
 @scene
 async def test_every_place_in_view_is_marked() -> None:
     async with reading() as reader:
-        reader.transcript.show([user("cat **cat** dog\n\ncat")], "a")
+        reader.transcript.show([reply("cat **cat** dog\n\ncat", 1)], "a")
         await reader.settled()
         reader.transcript.find("cat")
         await reader.settled()
@@ -77,7 +77,7 @@ async def test_every_place_in_view_is_marked() -> None:
 )
 def test_steps_visit_every_place_once(sources: list[str], wanted: str) -> None:
     view = View(Canvas(30, UNICODE, lambda look: Style()))
-    view.show([user(text, number) for number, text in enumerate(sources)], "a")
+    view.show([reply(text, number) for number, text in enumerate(sources)], "a")
     find = Find(view, wanted)
     plain = [
         (number, found.start())

@@ -20,7 +20,7 @@ LIST = "Take these:\n\n- **one** of a few words\n- two `code`\n\nand go"
 
 def view_of(*sources: str, width: int = 30) -> View:
     view = View(Canvas(width, UNICODE, lambda look: Style()))
-    view.show([user(text, number) for number, text in enumerate(sources)], "a")
+    view.show([reply(text, number) for number, text in enumerate(sources)], "a")
     return view
 
 
@@ -93,7 +93,7 @@ async def test_the_mouse_selects_across_folded_lines() -> None:
 @scene
 async def test_a_bullet_means_the_text_after_it() -> None:
     async with reading() as reader:
-        reader.transcript.show([user("- one two\n- three")], "a")
+        reader.transcript.show([reply("- one two\n- three", 1)], "a")
         await reader.settled()
         await reader.pilot.mouse_down(Transcript, offset=(0, 1))
         await reader.pilot.hover(Transcript, offset=(4, 1))
@@ -115,7 +115,7 @@ async def test_two_clicks_select_a_word_and_three_its_paragraph() -> None:
 @scene
 async def test_keys_select_and_copy() -> None:
     async with reading((40, 12)) as reader:
-        reader.transcript.show([user("first line  \nsecond line"), reply("the reply")], "a")
+        reader.transcript.show([reply("first line  \nsecond line", 1), reply("the reply")], "a")
         await reader.settled()
         await reader.press("shift+up", "y")
         await reader.press("shift+up")
@@ -150,7 +150,7 @@ async def test_selecting_by_keys_scrolls_along() -> None:
 async def test_what_is_selected_is_not_told_by_colour_alone() -> None:
     async with reading() as reader:
         reader.app.no_color = True
-        reader.transcript.show([user(EVERYTHING)], "a")
+        reader.transcript.show([reply(EVERYTHING, 1)], "a")
         await reader.settled()
         await reader.press("ctrl+a")
         strip = next(

@@ -62,7 +62,7 @@ async def test_scrolling_down_to_the_end_follows_again() -> None:
 async def test_scrolling_up_moves_the_text_by_what_was_asked_for() -> None:
     async with reading() as reader:
         reader.transcript.show(
-            [user("word " * 60 + "\n\n" + EVERYTHING, number) for number in range(30)], "a"
+            [reply("word " * 60 + "\n\n" + EVERYTHING, number) for number in range(30)], "a"
         )
         await reader.settled()
         before = reader.lines()
@@ -76,7 +76,7 @@ async def test_scrolling_up_moves_the_text_by_what_was_asked_for() -> None:
 @scene
 async def test_a_page_up_and_down_is_where_it_was() -> None:
     async with reading() as reader:
-        reader.transcript.show([user(EVERYTHING, number) for number in range(30)], "a")
+        reader.transcript.show([reply(EVERYTHING, number) for number in range(30)], "a")
         await reader.settled()
         await reader.press("pageup")
         before = reader.lines()
@@ -212,7 +212,7 @@ async def test_older_messages_come_in_above_what_is_read() -> None:
         await reader.settled()
         await reader.scroll(5)
         before = reader.lines()
-        reader.transcript.prepend([user(EVERYTHING, number) for number in range(9)])
+        reader.transcript.prepend([reply(EVERYTHING, number) for number in range(9)])
         await reader.settled()
         assert reader.lines() == before
         await reader.scroll(0)
