@@ -33,10 +33,13 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     top = _Parser(
-        prog="minichat", description="Chat with a language model, and watch the engine that runs it."
+        prog="minichat",
+        usage='minichat ["QUESTION"] [OPTIONS of chat]\n       minichat COMMAND ...',
+        description="Chat with a language model, and watch the engine that runs it.",
+        epilog="minichat COMMAND --help tells more, for chat as well.",
     )
     top.add_argument("--version", action="version", version=f"minichat {__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser, prog="minichat")
     for name, line in COMMANDS.items():
         _ADD[name](commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + "."))
     return top
@@ -53,7 +56,12 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: the best one)"
     )
-    group.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    group.add_argument(
+        "--dtype",
+        default="auto",
+        choices=["auto", "float32", "bfloat16", "float16"],
+        help="of the weights (default: the checkpoint's)",
+    )
     group.add_argument("--attention", default="auto", metavar="NAME", help="attention back end (see doctor)")
     group.add_argument(
         "--policy",
@@ -101,12 +109,14 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 def _add_sampling(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("decoding")
     group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0.7)")
-    group.add_argument("--top-p", type=float, metavar="P")
-    group.add_argument("--top-k", type=int, metavar="K")
-    group.add_argument("--min-p", type=float, metavar="P")
-    group.add_argument("--repetition-penalty", type=float, metavar="R")
+    group.add_argument("--top-p", type=float, metavar="P", help="among the likeliest that sum to P")
+    group.add_argument("--top-k", type=int, metavar="K", help="among the K likeliest")
+    group.add_argument("--min-p", type=float, metavar="P", help="none below this share of the likeliest")
+    group.add_argument(
+        "--repetition-penalty", type=float, metavar="R", help="above 1: what was said becomes less likely"
+    )
     group.add_argument("--seed", type=int, metavar="N", help="same seed, same reply")
-    group.add_argument("--max-tokens", type=int, metavar="N")
+    group.add_argument("--max-tokens", type=int, metavar="N", help="most of a reply (default: what fits)")
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="ends the reply; may be given several times"
     )
@@ -138,9 +148,19 @@ def _add_chat(command: argparse.ArgumentParser) -> None:
 
 
 def _add_generate(command: argparse.ArgumentParser) -> None:
-    command.add_argument("text", nargs="?", metavar="TEXT", help="the prompt (default: standard input)")
-    command.add_argument("--raw", action="store_true", help="complete the text, without a chat template")
+    command.add_argument(
+        "text",
+        nargs="*",
+        metavar="TEXT",
+        help="the prompt (default: standard input; a - among the words sends that along)",
+    )
+    command.add_argument(
+        "--raw",
+        action="store_true",
+        help="complete the text, without a chat template",
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
+    command.add_argument("--verbose", action="store_true", help="tokens, seconds and rates on standard error")
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json-schema", metavar="FILE", help="the reply is JSON that keeps to this schema")

@@ -42,9 +42,9 @@ def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model
 
     resident = waiting.resident
     if waiting.words is None and not resident.running():
-        raise BadInput(f"no engine called {resident.name} runs here; minichat up starts it")
+        raise BadInput(f"no engine called {resident.name} runs here; {resident.up} starts it")
     if waiting.words is None and (died := resident.died()):
-        raise EngineError(f"{died}; minichat up starts another one in its place")
+        raise EngineError(f"{died}; {resident.up} starts another one in its place")
     address = Address("http://localhost", uds=str(resident.socket), name=f"engine {resident.name}")
     return show(
         options,

@@ -3,8 +3,10 @@
 import argparse
 import sys
 import time
+from contextlib import suppress
+from importlib import import_module
 
-from engine.errors import EngineError
+from engine.errors import EngineError, RequestTooLong
 from engine.host.thread import EngineThread
 from engine.params import SamplingParams
 from engine.request import Finish
@@ -43,6 +45,8 @@ class Talk:
 
     def run(self) -> int:
         if sys.stdin.isatty():
+            with suppress(ImportError):  # not everywhere; then a line is what the terminal makes of it
+                import_module("readline")  # arrows, and the lines before
             shot = self.host.snapshot()
             print(
                 f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help lists commands"
@@ -88,7 +92,9 @@ class Talk:
             stream = self.host.submit(self.messages, self.params)
         except EngineError as error:
             self.messages.pop()
-            print(f"minichat: {error}")
+            grown = isinstance(error, RequestTooLong) and len(self.messages) > 1
+            ways = "; /new begins anew" if grown else ""
+            print(f"minichat: {error}{ways}")
             return
         try:
             for delta in stream:

@@ -19,6 +19,13 @@ from engine.models.find import find_model
 from engine.quant import registry as schemes
 from engine.scheduling import policy
 from minichat import __version__
+from minichat.keys import bound
+from minichat.paths import locate
+from minichat.settings import load
+from minichat.settings.keymap import keymap
+from minichat.settings.nearest import unknown
+from minichat.settings.presets import load_presets
+from minichat.themes import load_themes, shipped_themes
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx")
 OPTIONAL = ("triton", "bitsandbytes", "flash-attn", "flashinfer-python")
@@ -55,6 +62,7 @@ def examine() -> dict[str, Any]:
         "kv": {str(device): _kv(device) for device in devices},
         "policies": policy.names(),
         "built_in_model": _built_in(),
+        "settings": _settings(),
         "terminal": {
             "term": os.environ.get("TERM"),
             "colours": os.environ.get("COLORTERM"),
@@ -96,7 +104,26 @@ def report(found: dict[str, Any]) -> str:
         lines += [f"  {name:18s} {_served(able)}" for name, able in forms.items()]
     lines += ["", "Who goes first (--policy)", f"  {', '.join(found['policies'])}"]
     lines += ["", f"Built-in model: {found['built_in_model']}"]
+    settings = found["settings"]
+    lines += [
+        "",
+        f"Settings: {settings['file']}",
+        *(f"  {each}" for each in settings["faults"] or ["no fault"]),
+    ]
     return "\n".join(lines)
+
+
+def _settings() -> dict[str, Any]:
+    """What the screen would complain of, at leisure."""
+    paths = locate()
+    loaded = load(paths.settings)
+    keymap(loaded, bound())
+    themes = load_themes(shipped_themes(), paths.themes)
+    problems = [*loaded.problems, *load_presets(paths.presets).problems, *themes.problems]
+    faults = [str(each) for each in problems]
+    if (theme := loaded.settings.screen.theme) not in themes.palettes:
+        faults.append(f"screen.theme: {theme!r} {unknown(theme, themes.palettes)}")
+    return {"file": str(paths.settings), "faults": faults}
 
 
 def _served(able: list[str]) -> str:

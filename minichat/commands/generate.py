@@ -2,14 +2,22 @@
 
 import argparse
 import json
+import os
+import stat
 import sys
 import time
+from fcntl import ioctl
 from pathlib import Path
+from termios import FIONREAD
 
-from engine.errors import BadInput, EngineError
+from engine.errors import BadInput, BadParams, EngineError
 from engine.params import Grammar
 from engine.request import Finish
+from minichat.attachments import PIPED
+from minichat.chats.model import Attachment, Message
 from minichat.commands.options import engine_config, failed, running, sampling
+
+_STDIN = "-"  # among the words: what is piped in goes along
 
 
 def run(options: argparse.Namespace) -> int:
@@ -26,17 +34,39 @@ def run(options: argparse.Namespace) -> int:
                 )
                 raw = True
             answer = _reply if params.n == 1 else _replies
-            return answer(host, _messages(options, text) if not raw else text, params, options.json)
+            code = answer(host, _messages(options, text) if not raw else text, params, options)
+        if sys.stderr.isatty() and _unread():
+            print("minichat: what was piped in was not read; a - sends it along", file=sys.stderr)
+        return code
+    except BadParams as error:
+        if error.field == "grammar" and options.json_schema is not None:
+            return failed(BadInput(str(error).replace("grammar:", f"--json-schema {options.json_schema}", 1)))
+        return failed(error)
     except EngineError as error:
         return failed(error)
 
 
 def _prompt(options: argparse.Namespace) -> str:
     """An empty one is the start token alone, which no message begins with."""
-    text = _piped() if options.text is None else str(options.text)
+    words = [word for word in options.text if word != _STDIN]
+    piped = _piped() if words != options.text or not words else ""
+    text = " ".join(words)
+    if options.raw or not text.strip() or not piped.strip():
+        text += piped
+    else:  # as on the screen
+        text = Message(0, "user", f"{text} @{PIPED}", attachments=(Attachment(PIPED, piped),)).whole
     if not options.raw and not text.strip():
         raise BadInput("there is no text: give it as an argument or on standard input")
     return text
+
+
+def _unread() -> bool:
+    """Whether something was piped in that nobody has asked for; a script's own input may be."""
+    try:
+        waiting = ioctl(sys.stdin.fileno(), FIONREAD, bytes(4))
+    except (AttributeError, OSError, ValueError):  # there is none, or it is nothing that waits
+        return False
+    return stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode) and any(waiting)
 
 
 def _piped() -> str:
@@ -68,8 +98,8 @@ def _messages(options: argparse.Namespace, text: str) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": text}]
 
 
-def _reply(host, prompt, params, as_json: bool) -> int:  # type: ignore[no-untyped-def]
-    began = time.monotonic()
+def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]
+    as_json, began = options.json, time.monotonic()
     stream = host.submit(prompt, params)
     pieces, tokens, first = [], 0, None
     for delta in stream:
@@ -93,20 +123,27 @@ def _reply(host, prompt, params, as_json: bool) -> int:  # type: ignore[no-untyp
         print(json.dumps(record, ensure_ascii=False))
     elif sys.stdout.isatty():
         print()  # a pipe gets the reply alone
+    if options.verbose:
+        _tell_costs(stream.prompt_tokens, tokens, ended - began, (first or ended) - began)
     if delta.finish is Finish.FAILED:
         print(f"minichat: {delta.error}", file=sys.stderr)
         return 1
     if delta.finish is Finish.LENGTH and params.grammar:
         print(f"minichat: the reply was cut after {tokens} tokens and is not whole", file=sys.stderr)
         return 1
+    if delta.finish is Finish.LENGTH and params.max_tokens is None and not as_json:
+        print(f"minichat: the reply was cut after {tokens} tokens: the context is full", file=sys.stderr)
     return 0
 
 
-def _replies(host, prompt, params, as_json: bool) -> int:  # type: ignore[no-untyped-def]
+def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]
     """All at their end: they are told apart by number, or by their places in a list."""
+    began = time.monotonic()
     stream = host.submit(prompt, params)
     replies = stream.results()
-    if as_json:
+    if options.verbose:
+        _tell_costs(stream.prompt_tokens, sum(len(each.tokens) for each in replies), time.monotonic() - began)
+    if options.json:
         records = [
             {
                 "text": reply.text,
@@ -123,3 +160,12 @@ def _replies(host, prompt, params, as_json: bool) -> int:  # type: ignore[no-unt
         score = "" if reply.score is None else f" {reply.score:.3f}"
         print(f"[{number}]{score}\n{reply.text}" + "\n" * (number < len(replies)))
     return 0
+
+
+def _tell_costs(prompt: int, tokens: int, seconds: float, first: float | None = None) -> None:
+    """On standard error, so that the reply stays alone."""
+    came = "" if first is None else f"; the first after {first:.3f} s"
+    rest, after = (tokens, seconds) if first is None else (tokens - 1, seconds - first)
+    rate = f", {'then ' if came else ''}{rest / after:.1f} a second" if rest > 0 and after > 0 else ""
+    told = f"prompt {prompt} tokens, reply {tokens} tokens in {seconds:.3f} s{came}{rate}"
+    print(f"minichat: {told}", file=sys.stderr)

@@ -64,6 +64,8 @@ def check(options: argparse.Namespace) -> None:
             f"--no-key on {options.host} opens the engine to everybody who can reach this machine; "
             "leave it out, or add --insecure if that is what you want"
         )
+    if not 0 <= options.port <= 65535:
+        raise BadInput(f"--port must be from 0 to 65535, not {options.port}")
     for name in ("max_in_flight", "max_per_key"):
         if (count := getattr(options, name)) < 1:
             raise BadInput(f"--{name.replace('_', '-')} must be at least 1, not {count}")
@@ -83,8 +85,10 @@ def find_keys(file: str | None) -> tuple[str, ...]:
         return (own_key(locate().server_key),)
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--api-key-file {file} cannot be read: {error}") from None
+    except OSError as error:
+        raise BadInput(f"--api-key-file {file} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"--api-key-file {file} is not UTF-8 text") from None
     keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
     if not keys:
         raise BadInput(f"--api-key-file {file} has no key; write one a line")

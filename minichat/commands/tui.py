@@ -1,6 +1,7 @@
 """`minichat`: the screen. Nothing heavy is imported before its first frame."""
 
 import argparse
+import os
 import sys
 
 from engine.errors import BadInput, EngineError
@@ -51,15 +52,19 @@ def run(options: argparse.Namespace) -> int:
 
 def _on_screen(options: argparse.Namespace) -> bool:
     """Whether there is a terminal to draw on, and one that keys come from."""
-    if options.plain or not sys.stdout.isatty():
+    if _by_lines(options):
         return False
     return (sys.stdin is not None and sys.stdin.isatty()) or keys_from_terminal()
 
 
+def _by_lines(options: argparse.Namespace) -> bool:
+    """Whether nothing is drawn: there is no terminal, or one that can only write line after line."""
+    return options.plain or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
+
+
 def _first(options: argparse.Namespace) -> First | None:
     """What begins the chat; None where lines are to be answered one by one, without a screen."""
-    lines = options.plain or not sys.stdout.isatty()
-    if lines and not options.text:
+    if _by_lines(options) and not options.text:
         return None
     return first_message(options.text, read_pipe())
 
@@ -74,8 +79,8 @@ def _answered(options: argparse.Namespace, first: First) -> int:
         files = attach(first.text, first.piped)
     except CannotAttach as error:
         return failed(BadInput(str(error)))
-    options.text = Message(0, "user", first.text, attachments=files).whole
-    options.raw = options.json = False
+    options.text = [Message(0, "user", first.text, attachments=files).whole]
+    options.raw = options.json = options.verbose = False
     options.json_schema = options.regex = options.choice = None  # of its own, which are not asked for here
     return generate.run(options)
 

@@ -1,6 +1,8 @@
 """`minichat chat` with its lines piped in."""
 
 import io
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +83,8 @@ def test_what_is_set_holds_from_the_next_reply(talk: Talk) -> None:
 def test_a_conversation_that_grows_too_long_is_told_and_goes_on(talk: Talk) -> None:
     ran = talk("x" * 200, "a")
     assert ran.code == 0
-    assert "minichat: the prompt has" in ran.out and "shorten it" in ran.out
+    assert "minichat: the prompt has" in ran.out and "shorten it" in ran.out and "/new" not in ran.out
+    assert "; /new begins anew" in talk("x" * 60, "y" * 60).out
     assert talk("a").out == ran.out.split("\n", 1)[1]
 
 
@@ -93,3 +96,28 @@ def test_a_model_without_a_template_cannot_chat(run: Run, model: Path) -> None:
 
 def test_plain_minichat_is_a_chat(run: Run, model: Path) -> None:
     assert run("--model", model) == run("chat", "--model", model)
+
+
+def typed(root: Path, model: Path, lines: bytes, *words: str, term: str) -> bytes:
+    """What a terminal shows, on which these lines were typed."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "minichat", "--model", str(model), "--blocks", "50", *words]
+    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    os.write(ours, lines)
+    ran = subprocess.run(command, cwd=root, env=os.environ | {"TERM": term}, timeout=100, **ends)  # type: ignore[call-overload]
+    os.close(theirs)
+    said = os.read(ours, 10_000)
+    os.close(ours)
+    assert ran.returncode == 0
+    return said
+
+
+def test_a_terminal_that_cannot_draw_gets_lines(root: Path, chat_model: Path) -> None:
+    said = typed(root, chat_model, b"/quit\n", term="dumb")
+    assert b"/help lists commands" in said and b"\x1b" not in said
+
+
+def test_a_line_comes_again_by_an_arrow(root: Path, chat_model: Path) -> None:
+    pytest.importorskip("readline")
+    said = typed(root, chat_model, b"/stats\n\x1b[A\n/quit\n", "--plain", term="xterm")
+    assert said.count(b"prefix hits") == 2 and b"no such command" not in said

@@ -2,6 +2,7 @@
 
 import json
 from collections import namedtuple
+from pathlib import Path
 
 import pytest
 import torch
@@ -34,6 +35,24 @@ def test_it_tells_a_program(run: Run) -> None:
     assert {"fcfs", "latency", "priority"} <= set(found["policies"])
     assert 0 < found["cpu"]["free"] <= found["cpu"]["memory"]
     assert found["cpu"]["cores"] >= 1
+
+
+def test_faults_of_the_settings_can_be_read_at_leisure(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert f"Settings: {tmp_path / 'minichat' / 'config.toml'}\n  no fault\n" in run("doctor").out
+    (tmp_path / "minichat" / "themes").mkdir(parents=True)
+    (tmp_path / "minichat" / "config.toml").write_text(
+        '[screen]\ntheme = "dask"\n[sampling]\ntop_pp = 1\n[keys]\nchat.new = "f1"\n'
+    )
+    (tmp_path / "minichat" / "presets.toml").write_text("[mine]\ntop_p = 7\n")
+    (tmp_path / "minichat" / "themes" / "broken.toml").write_text("x = [")
+    faults = json.loads(run("doctor", "--json").out)["settings"]["faults"]
+    named = ("sampling.top_pp", "keys.chat.new", "presets.toml:2", "broken.toml:1", "did you mean dusk?")
+    assert len(faults) == len(named)
+    for fault, name in zip(faults, named, strict=True):
+        assert name in fault
 
 
 @pytest.mark.parametrize(("cuda", "said"), [(None, "built without CUDA"), ("13.0", "no NVIDIA GPU")])

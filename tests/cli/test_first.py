@@ -10,6 +10,7 @@ import pytest
 
 from minichat.cli import parser
 from minichat.commands.again import words_of
+from minichat.commands.generate import _unread
 from minichat.paths import locate
 from tests.cli.conftest import Run
 
@@ -30,6 +31,33 @@ def test_without_a_terminal_a_question_gets_its_reply_as_from_generate(
     plain = run("generate", whole, "--model", long_model, *OPTIONS)
     assert (asked.returncode, asked.stderr) == (0, b"")
     assert asked.stdout.decode() == plain.out != ""
+
+
+def test_a_dash_sends_what_is_piped_into_generate_along(run: Run, root: Path, long_model: Path) -> None:
+    words = ("--model", long_model, *OPTIONS)
+    asked = ask(root, "generate", "what is this?", "-", *words, stdin=b"+ a line\n")
+    assert (asked.returncode, asked.stderr) == (0, b"")
+    whole = "what is this? @stdin\n\nstdin:\n```\n+ a line\n```"
+    assert asked.stdout.decode() == run("generate", whole, *words).out != ""
+    plain = run("generate", "what is this?", *words).out
+    beside = ask(root, "generate", "what is this?", *words, stdin=b"a script's next line\n")
+    assert (beside.stdout.decode(), beside.stderr) == (plain, b"")
+    alone = ask(root, "generate", "-", *words, stdin=b"what is this?")
+    assert alone.stdout.decode() == plain
+
+
+def test_what_was_piped_in_and_not_read_is_told_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.pipe()
+    with open(ours) as end, open(theirs, "w") as other:
+        monkeypatch.setattr(sys, "stdin", end)
+        assert not _unread()
+        print("a diff", file=other, flush=True)
+        assert _unread()
+    assert not _unread()  # it is closed
+    with open(os.devnull) as nothing, open(__file__) as script:
+        for each in (nothing, script, None):
+            monkeypatch.setattr(sys, "stdin", each)
+            assert not _unread()
 
 
 @pytest.mark.parametrize(

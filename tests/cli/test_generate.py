@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -110,6 +111,28 @@ class TestReply:
         assert ran.code == 2
         assert "there is no text" in one_sentence(ran)
         assert run("generate", "--model", model, "--raw", "--max-tokens", 2).code == 0
+
+    def test_words_need_no_quotes(self, run: Run, model: Path) -> None:
+        words = ("generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 9)
+        assert run(*words, "the", "thin", "hat").out == run(*words, "the thin hat").out
+
+    def test_what_it_cost_is_told_beside_the_reply(self, run: Run, model: Path) -> None:
+        words = ("generate", "--model", model, "--raw", "--max-tokens", 5, "--seed", 3, "the")
+        plain, told = run(*words), run(*words, "--verbose")
+        assert told.out == plain.out
+        assert re.fullmatch(
+            r"minichat: prompt 1 tokens, reply 5 tokens in [\d.]+ s; the first after [\d.]+ s, "
+            r"then [\d.]+ a second\n",
+            told.err,
+        )
+        several = run(*words, "--verbose", "--n", 2)
+        assert re.match(
+            r"minichat: prompt 1 tokens, reply 10 tokens in [\d.]+ s, [\d.]+ a second", several.err
+        )
+
+    def test_a_reply_that_the_context_cuts_is_said_to_be(self, run: Run, model: Path) -> None:
+        ran = run("generate", "--model", model, "--raw", "--max-context", 8, "the")
+        assert (ran.code, ran.err) == (0, "minichat: the reply was cut after 7 tokens: the context is full\n")
 
     @pytest.mark.parametrize("text", ["", " \n"])
     def test_an_empty_message_is_none_and_no_model_is_loaded_for_it(self, run: Run, text: str) -> None:
@@ -305,3 +328,16 @@ class TestForm:
             ran = run("generate", "--model", model, "--raw", *words, "the")
             assert ran.code == 2
             one_sentence(ran)
+
+    @pytest.mark.parametrize(
+        ("schema", "said"),
+        [("no json", "is not a JSON schema"), ('{"type": "foo"}', "cannot be kept to")],
+    )
+    def test_a_bad_schema_is_named_by_its_file(
+        self, run: Run, model: Path, tmp_path: Path, schema: str, said: str
+    ) -> None:
+        file = tmp_path / "schema.json"
+        file.write_text(schema)
+        ran = run("generate", "--model", model, "--raw", "--json-schema", file, "the")
+        assert ran.code == 2
+        assert f"--json-schema {file} {said}: " in one_sentence(ran)
