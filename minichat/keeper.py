@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from minichat.app import MinichatApp
 
 
+_SURE_WITHIN = 4.0  # seconds, as long as the question is seen
+
+
 class Keeper:
     """One model runs, at most one is on its way. What happens is told in the banner."""
 
@@ -32,6 +36,7 @@ class Keeper:
         self.tell: Callable[[str], None] | None = None  # an open picker wants to know, too
         self._fetch = fetch
         self._tried_again = False
+        self._asked_at = -_SURE_WITHIN
 
     @property
     def alive(self) -> bool:
@@ -130,9 +135,21 @@ class Keeper:
             self.app.notify("it is tried again all the time")
             return True
         if not self.trouble or (self._tried_again and not self.app.backend.elsewhere):
-            return False
+            return self._asks_first()
         self._tried_again = True
         self.app.run_worker(self.switch(self.model), group="model", exclusive=True)
+        return True
+
+    def _asks_first(self) -> bool:
+        """Whether replies run that the end of the program ends too, which is told; once more means it."""
+        running, now = len(self.app.chats.streaming), time.monotonic()
+        if not running or self.app.backend.elsewhere or now - self._asked_at < _SURE_WITHIN:
+            return False
+        self._asked_at = now
+        key, what = key_name(keys_of("program.restart", self.app.keymap)), "a reply runs"
+        what = what if running == 1 else f"{running} replies run"
+        ways = f"{key} once more ends that, and starts the program again"
+        self.app.notify(f"{what}: {ways}", severity="warning")
         return True
 
     def lose(self, reason: str) -> None:

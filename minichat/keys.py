@@ -144,7 +144,8 @@ def key_name(keys: str) -> str:
         return sign
     parts = key.split("+")
     words = [
-        _NAMES.get(part, part.upper() if len(part) <= 3 and part != "alt" else part.title()) for part in parts
+        _NAMES.get(part, part.upper() if len(part) == 1 or part[1:].isdigit() else part.title())
+        for part in parts
     ]
     return "+".join(words).replace("^+", "^")
 

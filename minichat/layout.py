@@ -24,7 +24,7 @@ class Layout:
 def layout(width: int, *, monitor: bool | None, drawer: bool, side_by_side: bool) -> Layout:
     """`monitor` is what the person said; None leaves it to the room there is."""
     beside = width >= BESIDE
-    shown = beside if monitor is None else monitor
+    shown = (beside if monitor is None else monitor) and not (drawer and not beside)
     columns = (_WIDE_MONITOR if width >= SEVERAL else _MONITOR) if beside else 0
     narrow = width < 2 * _DRAWER - 4
     left = width - (columns if shown else 0) - (_DRAWER if drawer else 0)
@@ -32,7 +32,7 @@ def layout(width: int, *, monitor: bool | None, drawer: bool, side_by_side: bool
     return Layout(
         chats=beside or not (shown or (drawer and narrow)),
         panes=min(max(left // _PANE, 1), MOST_PANES) if several else 1,
-        monitor=shown and not (drawer and not beside),
+        monitor=shown,
         monitor_columns=columns,
         drawer_columns=0 if narrow else _DRAWER,
     )

@@ -76,6 +76,11 @@ class Resident:
             raise BadInput(f"an engine's name may have {allowed}: not {self.name!r}")
 
     @property
+    def up(self) -> str:
+        """The command that starts it."""
+        return "minichat up" + (f" --name {self.name}" if self.name != USUAL else "")
+
+    @property
     def lock(self) -> Path:
         return self.folder / f"{self.name}.lock"
 
@@ -195,7 +200,7 @@ class Waiting:
                 if ours:
                     raise EngineError(_why_ended(resident))
                 if self.words is None:
-                    raise EngineError(f"no engine called {resident.name} runs; minichat up starts it")
+                    raise EngineError(f"no engine called {resident.name} runs; {resident.up} starts it")
                 ours = resident.launch(self.words)
             record = resident.record
             if record is not None and record.state == "ready":
@@ -207,7 +212,7 @@ class Waiting:
     async def _bury(self, died: str) -> None:
         """Ends the server of an engine that is dead, so that another one can take its place."""
         if self.words is None:
-            raise EngineError(f"{died}; minichat up starts another one in its place")
+            raise EngineError(f"{died}; {self.resident.up} starts another one in its place")
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the second one ends it at once
             self.resident.tell(number)
             for _ in range(_LOOKS):

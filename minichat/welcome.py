@@ -9,10 +9,11 @@ _COLOURS = {"truecolor": "16 million colours", "256": "256 colours", "standard":
 
 def found_here(snapshot: Snapshot, terminal: Terminal, colours: str | None) -> str:
     """The device and its memory, what the terminal can do, and what the engine made of it."""
-    gpu = snapshot.device != "cpu"
     free = snapshot.memory.get("device_free", 0)
     parts = [
-        f"GPU {snapshot.device}" if gpu else "a CPU and no GPU",
+        {"cpu": "a CPU and no GPU", "none": "an engine that makes its replies up"}.get(
+            snapshot.device, f"GPU {snapshot.device}"
+        ),
         f"{size(free)} of memory free" if free else "",
         _COLOURS.get(colours or "", "no colours"),
         f"clipboard through {'tmux' if terminal.tmux else 'screen' if terminal.screen else 'the terminal'}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,9 @@ def export(screen: MainScreen) -> None:
         if not answer or not answer.strip():
             return
         file = Path(answer.strip()).expanduser()
+        if file.is_file():
+            screen.program.complain(f"{file} is there already: nothing was exported, take another name")
+            return
         store = screen.chats.desk.store
         with screen.program.complaining():
             text = store.export_json(chat.id) if file.suffix == ".json" else store.export_markdown(chat.id)
@@ -86,9 +90,9 @@ def export(screen: MainScreen) -> None:
             else:
                 screen.notify(f"exported to {file}")
 
-    screen.app.push_screen(
-        AskScreen("export to a file: .md or .json", str(paths.exports / f"{name}.md")), take
-    )
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    free = next(file for each in names if not (file := paths.exports / f"{each}.md").exists())
+    screen.app.push_screen(AskScreen("export to a file: .md or .json", str(free)), take)
 
 
 def save_preset(screen: MainScreen) -> None:

@@ -1,5 +1,6 @@
 """F1: every key, and what is where. Made of the same table as the keys themselves."""
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from textwrap import wrap
@@ -12,10 +13,11 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from minichat.keys import COMMANDS, key_name, keys_of
+from minichat.keys import COMMANDS, bound, key_name, keys_of
 
 _KEYS, _FEW_KEYS = 26, 13  # cells
 _NARROW = 50  # columns below which the keys have fewer
+_ID = re.compile(r"\{([\w.]+)\}")  # of a binding, in whose place its key is shown
 _ELSEWHERE = (
     (
         "In the prompt",
@@ -29,22 +31,36 @@ _ELSEWHERE = (
     (
         "In a chat (Tab goes there)",
         (
-            ("r", "draw a failed reply again"),
-            ("Enter", "what can be done with a message"),
+            ("{transcript.previous} {transcript.next}", "the message before, the one after"),
+            ("{transcript.menu}", "what can be done with it"),
+            ("{transcript.reasoning}", "show its reasoning, or hide it"),
+            ("{transcript.retry}", "draw a failed reply again"),
             ("Shift+arrows", "select: the blocks of the text glow on the map"),
+            ("{transcript.select_message} {transcript.select_all}", "select the message, or all"),
+            ("{transcript.copy}", "send what is selected to the clipboard, or the last reply"),
+            (
+                "{transcript.find_next} {transcript.find_previous}",
+                "the next place that was found, the one before",
+            ),
             ("Home End", "first, last"),
         ),
     ),
     (
-        "In the monitor (Alt+M goes there)",
+        "In the monitor ({view.to_monitor} goes there)",
         (
             ("1 ... 5", "one pane alone, or all"),
-            ("+ -  p", "look more often, or less; hold the picture"),
-            ("o  c  l", "the map: order, what colour means, letters"),
+            (
+                "{monitor.faster} {monitor.slower}  {monitor.pause}",
+                "look more often, or less; hold the picture",
+            ),
+            (
+                "{monitor.order}  {monitor.colour}  {monitor.letters}",
+                "the map: order, what colour means, letters",
+            ),
             ("Arrows", "the map: the text of these blocks lights up in its chats"),
-            ("Enter", "the map: which blocks, whose, and what they hold"),
-            ("x  P", "abort, or preempt, the selected request"),
-            ("/", "filter the events"),
+            ("{monitor.zoom}", "the map: which blocks, whose, and what they hold"),
+            ("{monitor.abort}  {monitor.preempt}", "abort, or preempt, the selected request"),
+            ("{monitor.filter}", "filter the events"),
         ),
     ),
     (
@@ -59,7 +75,7 @@ _ELSEWHERE = (
         ),
     ),
     (
-        "Along the tokens of a reply (Alt+C, or its menu)",
+        "Along the tokens of a reply ({reply.pick}, or its menu)",
         (
             ("Left Right", "another token; with Shift, ten further"),
             ("Home End", "first, last"),
@@ -78,6 +94,7 @@ class HelpScreen(ModalScreen[None]):
     def __init__(self, keymap: Mapping[str, str]) -> None:
         super().__init__()
         self._keymap = keymap
+        self._usual = {each.id: each.keys[0] for each in bound() if each.keys}
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="sheet -help") as sheet:
@@ -100,13 +117,19 @@ class HelpScreen(ModalScreen[None]):
                 rows.append(("Alt+1 ... Alt+9", "Go to a chat"))
             lines += self._section(group, rows, width)
         for title, pairs in _ELSEWHERE:
-            lines += self._section(title, pairs, width)
+            lines += self._section(
+                self._named(title), [(self._named(keys), what) for keys, what in pairs], width
+            )
         lines += [
             Content.styled(
                 "Terminals and tmux keep some keys to themselves: ^P has every command.", "$text-muted"
             )
         ]
         return Content("\n").join(lines)
+
+    def _named(self, text: str) -> str:
+        """With the keys that the person has, where bindings stand."""
+        return _ID.sub(lambda found: key_name(self._keymap.get(found[1], self._usual[found[1]])), text)
 
     def _section(self, title: str, rows: Iterable[tuple[str, str]], width: int) -> list[Content]:
         """What a key does goes on below where it began."""

@@ -186,7 +186,7 @@ class MainScreen(FrameScreen[None]):
         self.picking.end()
         self.latest = self.at_work = None
         for each in self.chats:
-            each.likely = None
+            each.likely, each.reading.left_out = None, 0  # another model may hold more
             each.traces.clear()
 
     def wake(self) -> None:

@@ -244,6 +244,26 @@ async def test_export(bench: Callable[..., Any], tmp_path: Any, ending: str) -> 
 
 
 @run
+async def test_an_export_takes_the_place_of_nothing(bench: Callable[..., Any], tmp_path: Any) -> None:
+    mine = tmp_path / "notes.md"
+    mine.write_text("mine")
+    async with bench() as it:
+        await it.answered(await it.say("hello"), "good day")
+        for offered in ("hello.md", "hello-2.md", "hello-3.md"):
+            it.main.action_ask("export")
+            await it.until(lambda: it.app.screen.query("Input"))
+            assert it.app.screen.query_one("Input").value == str(it.app.paths.exports / offered)
+            await it.pilot.press("enter")
+            await it.until((it.app.paths.exports / offered).exists)
+        it.main.action_ask("export")
+        await it.until(lambda: it.app.screen.query("Input"))
+        it.app.screen.query_one("Input").value = str(mine)
+        await it.pilot.press("enter")
+        await it.until(lambda: any("is there already" in said for said in it.notices()))
+        assert mine.read_text() == "mine"
+
+
+@run
 async def test_an_export_that_cannot_be_written_is_told(bench: Callable[..., Any], tmp_path: Any) -> None:
     async with bench() as it:
         it.main.action_ask("export")

@@ -282,6 +282,24 @@ async def test_without_colours_the_active_chat_is_still_told(
         assert "hello" not in bold
 
 
+@run
+async def test_help_has_the_keys_that_are_in_force(bench: Callable[..., Any], tmp_path: Path) -> None:
+    config = tmp_path / ".config" / "minichat" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[keys]\n"monitor.order" = "ctrl+t"\n"transcript.menu" = "f7"\n"reply.pick" = "f6"\n')
+    async with bench((100, 160)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "In a chat" in it.screen_text())
+        lines = [" ".join(line.strip(" │").split()) for line in it.screen_text().splitlines()]
+        for line in (
+            "F7 what can be done with it",
+            "^Up ^Down the message before, the one after",
+            "^T c l the map: order, what colour means,",
+            "Along the tokens of a reply (F6, or its menu)",
+        ):
+            assert line in lines
+
+
 def last_line(it: Any) -> str:
     return it.screen_text().splitlines()[-1]
 

@@ -28,6 +28,13 @@ def test_by_itself(width: int, monitor: bool, panes: int) -> None:
     assert (plan.monitor, plan.panes, plan.chats) == (monitor, panes, True)
 
 
+def test_a_drawer_takes_the_place_of_a_monitor_that_fills_the_screen() -> None:
+    """The reply that it changes is seen beside it."""
+    for width in (80, 119):
+        plan = layout(width, monitor=True, drawer=True, side_by_side=True)
+        assert (plan.monitor, plan.chats, plan.drawer_columns) == (False, True, 40)
+
+
 @given(st.integers(10, 400), st.sampled_from([None, True, False]), st.booleans(), st.booleans())
 def test_something_is_always_seen(width: int, monitor: bool | None, drawer: bool, side_by_side: bool) -> None:
     plan = layout(width, monitor=monitor, drawer=drawer, side_by_side=side_by_side)

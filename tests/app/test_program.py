@@ -8,6 +8,7 @@ import pytest
 
 from engine.errors import ModelNotFound
 from engine.events import Died
+from minichat.app import RESTART
 from minichat.backends.fake import FakeBackend
 from minichat.terminal import Terminal
 from minichat.welcome import found_here
@@ -56,6 +57,8 @@ def test_what_is_found_is_said_as_people_say_it(colours: str | None, said: str) 
     here = Terminal(ssh=False, tmux=False, unicode=True)
     found = found_here(snapshot(), here, colours)
     assert found.startswith(f"Found a CPU and no GPU, {said}, clipboard through the terminal.")
+    dry = found_here(snapshot(device="none"), here, colours)
+    assert dry.startswith(f"Found an engine that makes its replies up, {said}, ")
 
 
 @run
@@ -222,3 +225,16 @@ async def test_idle_it_has_no_timers(bench: Callable[..., Any], over: str) -> No
         for node in [it.app, *it.app.screen.walk_children(with_self=True)]:
             running = [timer for timer in node._timers if timer._active.is_set() and timer._repeat is None]
             assert running == [], node
+
+
+@run
+async def test_a_start_that_would_end_replies_has_to_be_meant(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        reply = await it.say("hello")
+        reply.say("half")
+        await it.pilot.press("f5")
+        assert it.notices() == ["a reply runs: F5 once more ends that, and starts the program again"]
+        assert it.app.is_running and it.app.chats.streaming
+        await it.pilot.press("f5")
+        await it.until(lambda: it.app.return_code == RESTART)
+        assert it.texts()[-1] == ("assistant", "half", "stopped")

@@ -140,6 +140,9 @@ def test_one_whose_engine_is_dead_is_replaced(user: User) -> None:
     waiting = Waiting(resident, None)  # of a screen that may not start one
     with pytest.raises(EngineError, match="main has died: the device coughed; minichat up starts another"):
         asyncio.run(waiting.ensure(lambda done, total: None))
+    other = Waiting(Resident(resident.folder, "other"), None)
+    with pytest.raises(EngineError, match="no engine called other runs; minichat up --name other starts it"):
+        asyncio.run(other.ensure(lambda done, total: None))
     code, _, err = user.say("up", "--no-screen", "--dry-run", "--model=pocket")
     assert (code, "has died: the device coughed; another one takes its place" in err) == (0, True)
     [line] = user.ps()

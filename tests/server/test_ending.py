@@ -195,6 +195,8 @@ class TestCommand:
             (["--api-key-file", str(tmp_path)], "cannot be read"),
             (["--rate", "5"], "--dry-run"),
             (["--max-in-flight", "0"], "at least 1"),
+            (["--port", "70000"], "--port must be from 0 to 65535, not 70000"),
+            (["--port", "-1"], "--port must be from 0 to 65535"),
             (["--max-per-key", "-3"], "at least 1"),
             (["--max-body", "0"], "from 1 to 1024 MiB"),
             (["--drain", "nan"], "from 0 to 3600"),
