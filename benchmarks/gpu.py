@@ -7,7 +7,9 @@ Before anything is timed, greedy replies are checked against transformers in flo
 """
 
 import json
+import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -103,35 +105,60 @@ def run(
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu needs an NVIDIA GPU, and torch {torch.__version__} sees none")
     parts = {each.__name__: each for each in (check, decode, anatomy, mixed, cuda_graphs, overlap, draws)}
-    if unknown := [name for name in only if name not in parts]:
-        raise SystemExit(f"gpu has no part {unknown[0]!r}, but {', '.join(parts)}")
+    if unknown := [name for name in only if name not in {*parts, "cold"}]:
+        raise SystemExit(f"gpu has no part {unknown[0]!r}, but {', '.join(parts)}, cold")
     for name in shape:
-        with started(bench, name) as engine:
-            for part in only:
-                parts[part](bench, name, engine, rows)
+        if "cold" in only:  # first, as there may be no room for two engines
+            cold(bench, name)
+        if wanted := [parts[part] for part in only if part != "cold"]:
+            with started(bench, name) as engine:
+                for part in wanted:
+                    part(bench, name, engine, rows)
+
+
+def cold(bench: Bench, name: str) -> None:
+    """From start to the first reply in processes of their own, for which Triton has compiled nothing."""
+    says = (
+        f"import tempfile; from benchmarks.gpu import opened; print(opened({name!r}, tempfile.mkdtemp())[1])"
+    )
+    for turn in ("first", "second"):  # what the first has read from disk, the second finds in memory
+        with tempfile.TemporaryDirectory() as cache:
+            told = subprocess.run(
+                [sys.executable, "-c", says],
+                env=os.environ | {"TRITON_CACHE_DIR": cache}, stdout=subprocess.PIPE, text=True, check=True,
+            )  # fmt: skip
+        bench.note(
+            f"{name}, from start to the first reply, compiling, {turn} process", float(told.stdout), "s"
+        )
 
 
 @contextmanager
 def started(bench: Bench, name: str) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
-        began = time.perf_counter()
-        engine = start(
-            EngineConfig(
-                model=folder,
-                dummy_weights=True,
-                max_context=CONTEXT,
-                prefix_cache=False,
-                blocks=BLOCKS,
-                host_blocks=0,
-                seed=0,
-            )
-        )
-        finish(engine, [[1, 2, 3]], [2])
-        bench.note(f"{name}, from start to the first reply", time.perf_counter() - began, "s")
+        engine, seconds = opened(name, folder)
+        bench.note(f"{name}, from start to the first reply", seconds, "s")
         yield engine
     del engine
     torch.cuda.empty_cache()
+
+
+def opened(name: str, folder: str) -> tuple[Engine, float]:
+    """An engine of that shape, and how many seconds it took to the first reply."""
+    (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
+    began = time.perf_counter()
+    engine = start(
+        EngineConfig(
+            model=folder,
+            dummy_weights=True,
+            max_context=CONTEXT,
+            prefix_cache=False,
+            blocks=BLOCKS,
+            host_blocks=0,
+            seed=0,
+        )
+    )
+    finish(engine, [[1, 2, 3]], [2])
+    return engine, time.perf_counter() - began
 
 
 def finish(
