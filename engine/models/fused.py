@@ -2,8 +2,8 @@
 
 Norms take the sum before them along, rotation writes the cache, and products of a few rows may leave their
 sums in parts for whoever reads them next. Where it wins, what stands behind a product is a part of it: the
-turn, the activation, the sum with half of a norm. Products with quantized weights leave parts, too
-(quant/on_gpu.py); what else has taken the place of a Linear is called as it is.
+turn, the activation, the sum with half of a norm. Products with quantized weights leave parts, too, or do the
+same (quant/on_gpu.py); what else has taken the place of a Linear is called as it is.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from engine.kernels.swiglu import swiglu
 from engine.kernels.tiled import ROOM, Tiling, for_gated, for_tiled, tiled
 from engine.kernels.turned import for_turned, turned
 from engine.models.decoder import Decoder, Layer, Linear, Norm
-from engine.quant.on_gpu import OnGpu, WithVector
+from engine.quant.on_gpu import NibbleProduct, OnGpu, WithVector
 
 EARLY = 32  # tokens up to which kernels start while the one before them ends, whoever does the products
 
@@ -49,10 +49,14 @@ class FusedDecoder:
         for layer, after in zip_longest(layers, layers[1:]):
             q = self._turned(layer, h, positions, places, early)
             mixed = self._attention.mix(q, self._layers[layer.index], prepared).flatten(1)
-            half = plain(layer.gate_up) and for_gated(len(x), layer.gate_up.weight) is not None
+            half = finishes(layer.gate_up, len(x)) or (
+                plain(layer.gate_up) and for_gated(len(x), layer.gate_up.weight) is not None
+            )
             h = summed(x, layer.out, mixed, layer.mlp_norm, half=half, early=early)
             act = activated(layer.gate_up, h, early=early)
-            half = after is not None and self._turning(after, len(x)) is not None
+            half = after is not None and (
+                finishes(after.qkv, len(x)) or self._turning(after, len(x)) is not None
+            )
             h = summed(x, layer.down, act, after.attn_norm if after else model.norm, half=half, early=early)
         return h.values
 
@@ -89,7 +93,10 @@ class FusedDecoder:
         around = self._turn_of(layer)
         if how := self._turning(layer, len(h.values)):
             return turned(h, layer.qkv.weight, *around, positions, places, how, early=early)
-        parts = product(layer.qkv, h.values, early=early)
+        if finishes(layer.qkv, len(h.values)):
+            parts = layer.qkv.row(h, early=early).unsqueeze(0)
+        else:
+            parts = product(layer.qkv, h.values, early=early)
         return turn(parts, *around, positions, places, dtype=h.values.dtype, early=early)
 
     def _turning(self, layer: Layer, rows: int) -> Tiling | None:
@@ -109,12 +116,16 @@ def summed(x: Tensor, linear: nn.Module, given: Tensor, after: Norm, *, half: bo
     """
     if half and plain(linear) and (how := for_joined(len(x), linear.weight)):
         return joined(x, given, linear.weight, after.weight, after.eps, how, early=early)
+    if half and finishes(linear, len(x)):
+        return linear.joined(x, given, after.weight, after.eps, early=early)
     parts = product(linear, given, early=early)
     return Normed(norm(x, parts, after.weight, after.eps, early=early))
 
 
 def activated(linear: nn.Module, h: Normed, *, early: bool) -> Tensor:
     """[tokens, width]: the MLP's activation of what the product gives."""
+    if finishes(linear, len(h.values)):
+        return linear.row(h, gated=True, early=early)
     if plain(linear) and (how := for_gated(len(h.values), linear.weight)):
         return tiled(h, linear.weight, how, gated=True, early=early)[0]
     return swiglu(product(linear, h.values, early=early), h.values.dtype, early=early)
@@ -147,6 +158,11 @@ def one(linear: nn.Module, x: Tensor, **around: Any) -> Tensor:
 def plain(linear: nn.Module) -> TypeGuard[Linear]:
     """A product with weights as they are, on a GPU whose programs have room for the tiles."""
     return type(linear) is Linear and linear.bias is None and gpu(linear.weight.device).room >= ROOM
+
+
+def finishes(linear: nn.Module, rows: int) -> TypeGuard[NibbleProduct]:
+    """A product with weights in four bits that does what stands around it, too."""
+    return isinstance(linear, NibbleProduct) and linear.finishes(rows)
 
 
 def fused(linear: nn.Module) -> bool:

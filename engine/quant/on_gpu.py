@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels import nibbles, products
+from engine.kernels import nibble_row, nibbles, products
+from engine.kernels.norm import Normed
 from engine.kernels.rounded import rounded
 from engine.kernels.spread import spread_bytes, spread_nibbles
 from engine.quant.base import rounded_up, side_by_side
@@ -21,6 +22,7 @@ from engine.quant.fp8 import ScaledFp8
 from engine.quant.int4 import Grouped, in_place
 
 SPREAD = 2**27  # numbers of a weight that are spread out at a time: more than a layer's, less than a head's
+ALONE = 2**23  # numbers of a weight in four bits from which a single row has a kernel of its own
 
 
 class OnGpu(nn.Module, ABC):
@@ -84,12 +86,13 @@ class ByteProduct(WithVector):
 
 
 class NibbleProduct(OnGpu):
-    """int4 in groups. One row is multiplied as a few are."""
+    """int4 in groups. With a large weight a single row takes along what stands before and behind it."""
 
     FEW = 256  # rows
 
     words: Tensor
     grid: Tensor
+    eye: Tensor
     order: Tensor | None
 
     def __init__(self, weight: Grouped, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> None:
@@ -108,6 +111,8 @@ class NibbleProduct(OnGpu):
         )
         self.register_buffer("words", nibbles.packed(numbers), persistent=False)
         self.register_buffer("grid", nibbles.grid(scale, zero, self.kind), persistent=False)
+        eye = nibble_row.ones_of(self.kind, self.words.device)  # not made while a graph is recorded
+        self.register_buffer("eye", eye, persistent=False)
         self.register_buffer("order", weight.order, persistent=False)
         self.bias = bias
 
@@ -115,9 +120,26 @@ class NibbleProduct(OnGpu):
     def fused(self) -> bool:
         return self.bias is None and self.order is None
 
+    @property
+    def _alone(self) -> bool:
+        return nibble_row.KNOWN and self.words.numel() * 4 >= ALONE
+
+    def finishes(self, rows: int) -> bool:
+        """Whether it takes a norm in two steps, which wants the range of bfloat16."""
+        return self.fused and rows == 1 and self.kind is torch.bfloat16 and self._alone
+
+    def row(self, x: Normed, *, gated: bool = False, early: bool = False) -> Tensor:
+        outputs = self.outputs // 2 if gated else self.outputs
+        return nibble_row.row(x, self.words, self.grid, self.eye, outputs, gated=gated, early=early)
+
+    def joined(self, stream: Tensor, x: Tensor, scale: Tensor, eps: float, *, early: bool = False) -> Normed:
+        return nibble_row.joined_row(stream, x, self.words, self.grid, self.eye, scale, eps, early=early)
+
     def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
         if self.order is not None:
             x = x[:, self.order]
+        if len(x) == 1 and x.dtype is self.kind and self._alone:
+            return self.row(Normed(x), early=early).unsqueeze(0)
         if len(x) <= self.FEW and x.dtype is self.kind:
             how = nibbles.for_narrow(len(x), self.words)
             return nibbles.narrow(x, self.words, self.grid, self.outputs, how, early=early)

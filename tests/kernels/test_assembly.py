@@ -1,5 +1,6 @@
 """Pieces of NVIDIA's assembly in kernels: what they give, and whether the compiler takes them."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,25 @@ def test_bytes_become_floats() -> None:
 
     found = ptx.run(WIDE.value, [np.arange(256, dtype=np.uint8).view(np.uint32)], 4)
     assert np.array_equal(np.stack(found, 1).view(np.float32).ravel(), np.arange(256) - 128.0)
+
+
+@SHORT
+def test_nibbles_become_numbers(dtype: torch.dtype) -> None:
+    """As they are, and a power of two; of x, what is another column's becomes zero."""
+    from engine.kernels.nibble_row import KINDS
+
+    whole, more, one, kept = KINDS[dtype]
+    words = torch.randint(0, 2**31, (512,), generator=torch.Generator().manual_seed(0))
+    found = halves(*ptx.run(whole, [words.numpy().astype(np.uint32)], 4), dtype=dtype)
+    for nth in range(4):
+        numbers = torch.stack((words >> 4 * nth & 15, words >> (16 + 4 * nth) & 15), 1)
+        assert torch.equal(found[nth], numbers.float() + more)
+    x = torch.randn(2, 512, generator=torch.Generator().manual_seed(0)).to(dtype)
+    owned = torch.arange(512) % 3 == 0
+    pairs = x.view(torch.int32).flatten().numpy().view(np.uint32)
+    ones = np.where(owned.numpy(), one, 0).astype(np.uint32)
+    (left,) = halves(*ptx.run(kept, [pairs, ones, ones], 1), dtype=dtype)
+    assert torch.equal(left, x.view(512, 2).float() * owned[:, None])
 
 
 @SHORT
@@ -97,3 +117,53 @@ def test_a_hopper_takes_it(kind: str, dtype: torch.dtype) -> None:
     assert "tt.dot" in loop and "ttg.async_copy_global_to_local" in loop
     assert "ttg.convert_layout" not in loop and "ttg.local_store" not in loop
     assert "mma.sync" in made.asm["ptx"]
+
+
+@SHORT
+@pytest.mark.parametrize("inputs", [4096, 14336])
+def test_words_of_a_row_come_as_they_are_multiplied(inputs: int, dtype: torch.dtype) -> None:
+    """In one turn and in several. They would be 32 KB a turn if they went through shared memory."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from engine.kernels import nibble_row
+
+    short = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    whole, more, _, kept = nibble_row.KINDS[dtype]
+    function = nibble_row._row
+    of: dict[str, Any] = dict.fromkeys(("out", "x", "stream", "scaled", "norm"), f"*{short}")
+    of |= {
+        "words": "*i16",
+        "grid": "*i32",
+        "eye": "*i32",
+        "squares": "*fp32",
+        "pieces": "*fp32",
+        "eps": "fp32",
+    }
+    shape: dict[str, Any] = {
+        "WIDTH": 512, "ALL": 512, "INPUTS": inputs, "UNITS": inputs // 128, "GROUP": 64, "OUTPUTS": 16,
+        "WARPS": 8, "PER": 2, "TURNS": -(-inputs // 4096), "WHOLE": whole, "MORE": more, "KEPT": kept,
+        "GATED": False, "JOINED": True, "PIECES": 0, "PADDED": 1, "EARLY": True,
+    }  # fmt: skip
+    names = function.arg_names
+    source = ASTSource(
+        fn=function,
+        signature={name: of.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in shape.items()},
+        attrs={
+            (at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if of.get(name, "")[:1] == "*"
+        },
+    )
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    text = made.asm["ttgir"]
+    assert made.metadata.shared <= 4096 and "ttg.local_alloc" not in text
+    assert "mma.sync" in made.asm["ptx"] and "v4.b32" in made.asm["ptx"]
+    # What is said of threads that are no neighbours must not make one read for another.
+    layouts = dict(re.findall(r"^(#\w+) = #ttg.blocked<{sizePerThread = \[([\d, ]+)\]", text, re.MULTILINE))
+    loads = re.findall(r"tt.load .*tensor<\d[\dx]*x!tt.ptr<(\w+)>, (#\w+)>", text)
+    assert {kind for kind, _ in loads} >= {"i16", "i32"}
+    for kind, layout in loads:
+        if kind in ("i16", "i32"):
+            *others, last = layouts[layout].split(", ")
+            assert set(others) == {"1"} and last == ("8" if kind == "i16" else "1")

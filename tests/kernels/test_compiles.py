@@ -35,7 +35,8 @@ LARGE = replace(SMALL, hidden=4096, layers=(replace(GIVEN, heads=32),), mlp=1433
 # What kernels that start early read while the one before them, or the one before that, still runs: weights,
 # and what a step's form has brought. Others read nothing.
 BEFORE = {
-    "_vector": {"weight", "by", "scale"}, "_norm": {"weight"}, "_joined": {"scale"}, "_attend": {"items"},
+    "_vector": {"weight", "by", "scale"}, "_row": {"words", "grid", "eye", "norm"}, "_norm": {"weight"},
+    "_joined": {"scale"}, "_attend": {"items"},
     "_turn": {"weight", "rope", "positions", "places"}, "_turned": {"rope", "positions", "places"},
     "_merge": {"merges"}, "_scan": {"columns"}, "_search": {"columns"}, "_total": {"columns"},
     "_weigh": {"columns"}, "_pick": {"columns", "slots"},
@@ -131,7 +132,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
         (SMALL, 128, "none", "none"), (LARGE, 1, "none", "none"), (LARGE, 32, "none", "none"),
         (SMALL, 1, "int8", "int8"), (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"),
         (SMALL, 4, "int4", "fp8"), (SMALL, 64, "int4-128", "none"), (SMALL, 1, "fp8", "none"),
-        (LARGE, 1, "int8", "none"),
+        (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"),
     ],
 )  # fmt: skip
 def test_steps_that_decode(
@@ -143,7 +144,8 @@ def test_steps_that_decode(
 @pytest.mark.parametrize(
     ("compiled", "config", "rows", "scheme"),
     [
-        (80, SMALL, 4, "int8"), (80, SMALL, 4, "int4"), (100, SMALL, 128, "none"), (120, SMALL, 4, "fp8"),
+        (80, SMALL, 4, "int8"), (80, SMALL, 4, "int4"), (80, LARGE, 1, "int4"),
+        (100, SMALL, 128, "none"), (120, SMALL, 4, "fp8"),
     ],
     indirect=["compiled"],
 )  # fmt: skip

@@ -119,6 +119,13 @@ def test_the_fused_forward_is_the_decoders(rows: int, kv: Any, scheme: str) -> N
     assert len(error) == 1 or (error < 2e-2).float().mean() > 0.8
 
 
+@pytest.mark.parametrize("scheme", ["int4", "int4-32", "int4-128"])
+def test_a_row_by_the_kernel_of_large_weights(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_gpu, "ALONE", 0)
+    test_is_the_product_with_what_was_kept(scheme, torch.bfloat16)
+    test_the_fused_forward_is_the_decoders(1, "none", scheme)
+
+
 @pytest.mark.parametrize("rows", ROWS)
 @torch.inference_mode()
 def test_a_head_in_bytes_is_the_product_with_what_was_kept(
