@@ -22,7 +22,7 @@ from engine.quant.fp8 import ScaledFp8
 from engine.quant.int4 import Grouped, in_place
 
 SPREAD = 2**27  # numbers of a weight that are spread out at a time: more than a layer's, less than a head's
-ALONE = 2**23  # numbers of a weight in four bits from which a single row has a kernel of its own
+ALONE = 2**24  # numbers of a weight in four bits from which a single row has a kernel of its own
 
 
 class OnGpu(nn.Module, ABC):

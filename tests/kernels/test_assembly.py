@@ -81,10 +81,6 @@ def test_nibbles_become_weights(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", ["nibbles", "bytes"])
 def test_a_hopper_takes_it(kind: str, dtype: torch.dtype) -> None:
     """The compiler needs no GPU. Weights go to the tensor cores' registers, and to no others between."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from engine.kernels import nibbles, products
 
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
@@ -100,18 +96,7 @@ def test_a_hopper_takes_it(kind: str, dtype: torch.dtype) -> None:
         of |= {"weight": "*u8", "by": "*fp32", "by_row": "*fp32"}
         shape |= {"COLUMNS": 64, "TURN": 128, "SCALED": True, "ROUNDED": False, "PARTS": 1}
         shape |= {"SHORT": products.SHORT[dtype]}
-    names = function.arg_names
-    source = ASTSource(
-        fn=function,
-        signature={name: of.get(name, "constexpr") for name in names},
-        constexprs={(names.index(name),): value for name, value in shape.items()},
-        attrs={
-            (at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if of.get(name, "")[:1] == "*"
-        },
-    )
-    made = triton.compile(
-        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1 + (kind == "bytes")}
-    )
+    made = for_a_hopper(function, of, shape, warps=1 + (kind == "bytes"))
     text = made.asm["ttgir"]
     loop = text[text.index("scf.for") : text.index("scf.yield")]
     assert "tt.dot" in loop and "ttg.async_copy_global_to_local" in loop
@@ -123,10 +108,6 @@ def test_a_hopper_takes_it(kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("inputs", [4096, 14336])
 def test_words_of_a_row_come_as_they_are_multiplied(inputs: int, dtype: torch.dtype) -> None:
     """In one turn and in several. They would be 32 KB a turn if they went through shared memory."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from engine.kernels import nibble_row
 
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
@@ -146,16 +127,7 @@ def test_words_of_a_row_come_as_they_are_multiplied(inputs: int, dtype: torch.dt
         "WARPS": 8, "PER": 2, "TURNS": -(-inputs // 4096), "WHOLE": whole, "MORE": more, "KEPT": kept,
         "GATED": False, "JOINED": True, "PIECES": 0, "PADDED": 1, "EARLY": True,
     }  # fmt: skip
-    names = function.arg_names
-    source = ASTSource(
-        fn=function,
-        signature={name: of.get(name, "constexpr") for name in names},
-        constexprs={(names.index(name),): value for name, value in shape.items()},
-        attrs={
-            (at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if of.get(name, "")[:1] == "*"
-        },
-    )
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 8})
+    made = for_a_hopper(function, of, shape, warps=8)
     text = made.asm["ttgir"]
     assert made.metadata.shared <= 4096 and "ttg.local_alloc" not in text
     assert "mma.sync" in made.asm["ptx"] and "v4.b32" in made.asm["ptx"]
@@ -167,3 +139,21 @@ def test_words_of_a_row_come_as_they_are_multiplied(inputs: int, dtype: torch.dt
         if kind in ("i16", "i32"):
             *others, last = layouts[layout].split(", ")
             assert set(others) == {"1"} and last == ("8" if kind == "i16" else "1")
+
+
+def for_a_hopper(function: Any, of: dict[str, str], shape: dict[str, Any], *, warps: int) -> Any:
+    """The kernel compiled, with arguments of the types `of` and the constants of `shape`."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = function.arg_names
+    source = ASTSource(
+        fn=function,
+        signature={name: of.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in shape.items()},
+        attrs={
+            (at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if of.get(name, "")[:1] == "*"
+        },
+    )
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})

@@ -30,6 +30,8 @@ SMALL = DecoderConfig(
     norm_eps=1e-6, rope=RopeSpec(theta=1e6), tied=True, qk_norm=True,
 )  # fmt: skip
 LARGE = replace(SMALL, hidden=4096, layers=(replace(GIVEN, heads=32),), mlp=14336, qk_norm=False, tied=False)
+# Of four bits, one row has a kernel for gate and up and for down, and none for the other two.
+BETWEEN = replace(LARGE, hidden=2048, layers=LARGE.layers * 2)
 
 
 # What kernels that start early read while the one before them, or the one before that, still runs: weights,
@@ -132,7 +134,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
         (SMALL, 128, "none", "none"), (LARGE, 1, "none", "none"), (LARGE, 32, "none", "none"),
         (SMALL, 1, "int8", "int8"), (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"),
         (SMALL, 4, "int4", "fp8"), (SMALL, 64, "int4-128", "none"), (SMALL, 1, "fp8", "none"),
-        (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"),
+        (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"), (BETWEEN, 1, "int4", "none"),
     ],
 )  # fmt: skip
 def test_steps_that_decode(

@@ -113,3 +113,21 @@ def test_no_more_warps_than_there_is_work_for(inputs: int, group: int) -> None:
         at_once = cut.warps * of_warp
         assert cut.warps == 1 or at_once < 2 * inputs
         assert cut.outputs == (16 if gated or at_once < inputs else 32)
+
+
+def test_who_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large weights, where the compiler is one whose threads it relies on."""
+    from engine.kernels import nibble_row
+    from engine.quant import on_gpu
+    from engine.quant.int4 import Grouped
+
+    def takes(outputs: int, *, rows: int = 1, dtype: torch.dtype = torch.bfloat16) -> bool:
+        numbers = torch.zeros(outputs, 128, dtype=torch.uint8)
+        grouped = Grouped(numbers, torch.ones(outputs, 2), torch.ones(outputs, 2))
+        return on_gpu.NibbleProduct(grouped, None, 128, dtype).finishes(rows)
+
+    monkeypatch.setattr(on_gpu, "ALONE", 256 * 128)
+    assert takes(256) and not takes(192)
+    assert not takes(256, rows=2) and not takes(256, dtype=torch.float16)
+    monkeypatch.setattr(nibble_row, "KNOWN", False)
+    assert not takes(256)
