@@ -22,7 +22,6 @@ from engine.quant.fp8 import ScaledFp8
 from engine.quant.int4 import Grouped, in_place
 
 SPREAD = 2**27  # numbers of a weight that are spread out at a time: more than a layer's, less than a head's
-ALONE = 2**24  # numbers of a weight in four bits from which a single row has a kernel of its own
 
 
 class OnGpu(nn.Module, ABC):
@@ -86,7 +85,7 @@ class ByteProduct(WithVector):
 
 
 class NibbleProduct(OnGpu):
-    """int4 in groups. With a large weight a single row takes along what stands before and behind it."""
+    """int4 in groups. A single row takes along what stands before and behind it."""
 
     FEW = 256  # rows
 
@@ -120,13 +119,9 @@ class NibbleProduct(OnGpu):
     def fused(self) -> bool:
         return self.bias is None and self.order is None
 
-    @property
-    def _alone(self) -> bool:
-        return nibble_row.KNOWN and self.words.numel() * 4 >= ALONE
-
     def finishes(self, rows: int) -> bool:
         """Whether it takes a norm in two steps, which wants the range of bfloat16."""
-        return self.fused and rows == 1 and self.kind is torch.bfloat16 and self._alone
+        return self.fused and rows == 1 and self.kind is torch.bfloat16 and nibble_row.KNOWN
 
     def row(self, x: Normed, *, gated: bool = False, early: bool = False) -> Tensor:
         outputs = self.outputs // 2 if gated else self.outputs
@@ -138,7 +133,7 @@ class NibbleProduct(OnGpu):
     def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
         if self.order is not None:
             x = x[:, self.order]
-        if len(x) == 1 and x.dtype is self.kind and self._alone:
+        if len(x) == 1 and x.dtype is self.kind and nibble_row.KNOWN:
             return self.row(Normed(x), early=early).unsqueeze(0)
         if len(x) <= self.FEW and x.dtype is self.kind:
             how = nibbles.for_narrow(len(x), self.words)

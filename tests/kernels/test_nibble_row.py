@@ -116,18 +116,16 @@ def test_no_more_warps_than_there_is_work_for(inputs: int, group: int) -> None:
 
 
 def test_who_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large weights, where the compiler is one whose threads it relies on."""
+    """A single row in bfloat16, where the compiler is one whose threads it relies on."""
     from engine.kernels import nibble_row
-    from engine.quant import on_gpu
     from engine.quant.int4 import Grouped
+    from engine.quant.on_gpu import NibbleProduct
 
-    def takes(outputs: int, *, rows: int = 1, dtype: torch.dtype = torch.bfloat16) -> bool:
-        numbers = torch.zeros(outputs, 128, dtype=torch.uint8)
-        grouped = Grouped(numbers, torch.ones(outputs, 2), torch.ones(outputs, 2))
-        return on_gpu.NibbleProduct(grouped, None, 128, dtype).finishes(rows)
+    def takes(*, rows: int = 1, dtype: torch.dtype = torch.bfloat16) -> bool:
+        grouped = Grouped(torch.zeros(64, 128, dtype=torch.uint8), torch.ones(64, 2), torch.ones(64, 2))
+        return NibbleProduct(grouped, None, 128, dtype).finishes(rows)
 
-    monkeypatch.setattr(on_gpu, "ALONE", 256 * 128)
-    assert takes(256) and not takes(192)
-    assert not takes(256, rows=2) and not takes(256, dtype=torch.float16)
+    assert takes()
+    assert not takes(rows=2) and not takes(dtype=torch.float16)
     monkeypatch.setattr(nibble_row, "KNOWN", False)
-    assert not takes(256)
+    assert not takes()
