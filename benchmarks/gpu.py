@@ -75,6 +75,8 @@ GAP = 0.1  # between the likeliest token's logit and the chosen one's, by transf
 PROFILED = 24  # steps
 DRAWS: dict[str, dict[str, Any]] = {
     "plain": {},
+    "top-k": {"top_k": 50},
+    "top-p": {"top_p": 0.9},
     "top-k and top-p": {"top_k": 50, "top_p": 0.9},
     "penalties": {"frequency_penalty": 0.5, "repetition_penalty": 1.1},
     "a bias": {"logit_bias": {5: 2.0}},

@@ -40,8 +40,8 @@ BEFORE = {
     "_vector": {"weight", "by", "scale"}, "_row": {"words", "grid", "eye", "norm"}, "_norm": {"weight"},
     "_joined": {"scale"}, "_attend": {"items"},
     "_turn": {"weight", "rope", "positions", "places"}, "_turned": {"rope", "positions", "places"},
-    "_merge": {"merges"}, "_scan": {"columns"}, "_search": {"columns"}, "_total": {"columns"},
-    "_weigh": {"columns"}, "_pick": {"columns", "slots"},
+    "_merge": {"merges"}, "_scan": {"columns"}, "_bound": {"columns"}, "_spread": {"columns"},
+    "_gather": {"columns"}, "_find": {"columns"}, "_weigh": {"columns"}, "_pick": {"columns", "slots"},
 }  # fmt: skip
 
 

@@ -13,13 +13,15 @@ VOCAB = 2500  # two chunks, the second not full
 WARM = {"temperature": 0.8}
 
 
-def drawn(kernels: Interpreted, logits: Tensor, rows: list[dict[str, float]]) -> tuple[list[int], list[int]]:
+def drawn(
+    kernels: Interpreted, logits: Tensor, rows: list[dict[str, float]], **room: int
+) -> tuple[list[int], list[int]]:
     """The tokens that the kernels draw, and those of the definition."""
     columns = oracles.settings(rows, logits.shape[1])
     filtered = any("top_k" in row or "top_p" in row for row in rows)
     slots = torch.arange(len(rows)).flip(0) + 1
     found = []
-    for call in (lambda *a, **k: kernels.call("draw", "draw", *a, **k)[1], in_place):
+    for call in (lambda *a, **k: kernels.call("draw", "draw", *a, **k, **room)[1], in_place):
         empty = torch.full((len(rows),), -7), torch.full((len(rows) + 2,), -7)
         out, last_ids, *_ = call(*empty, logits, columns, slots, filtered=filtered)
         assert last_ids[slots].tolist() == [max(0, token) for token in out.tolist()]
@@ -52,7 +54,9 @@ def test_plain_rows(kernels: Interpreted, dtype: torch.dtype) -> None:
     assert found == wanted
 
 
-def test_filters(kernels: Interpreted) -> None:
+@pytest.mark.parametrize("room", [16384, 64, 1])
+def test_filters(kernels: Interpreted, room: int) -> None:
+    """With room for all keys, for those of some rows, and for none."""
     rows: list[dict[str, float]] = [
         WARM | {"top_k": 3},
         WARM | {"top_p": 0.5},
@@ -66,7 +70,20 @@ def test_filters(kernels: Interpreted) -> None:
     draws = torch.rand(len(rows), generator=torch.Generator().manual_seed(1)).double()
     for row, uniform in zip(rows, draws.tolist(), strict=True):
         row["uniform"] = uniform
-    found, wanted = drawn(kernels, logits_of(len(rows), 1, torch.float16), rows)
+    found, wanted = drawn(kernels, logits_of(len(rows), 1, torch.float16), rows, room=room)
+    assert found == wanted
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.5, 4.0, 30.0])
+def test_filters_of_any_distribution(kernels: Interpreted, spread: float) -> None:
+    """From tokens that are equally likely to one that has it all; also the last that a filter keeps."""
+    kept: list[dict[str, float]] = [{"top_k": k} for k in (1, 2, 19, 20, 21, 400, VOCAB - 1)]
+    kept += [{"top_p": p} for p in (0.01, 0.5, 0.9, 0.999, 1 - 1e-7, 1 - 1e-12)]
+    kept += [{"top_k": k, "top_p": p} for k in (5, 700) for p in (0.3, 0.99)]
+    rows = [{"temperature": 1.0, "uniform": (0.31, 0.99)[n % 2]} | each for n, each in enumerate(kept)]
+    made = torch.Generator().manual_seed(int(spread))
+    logits = torch.randn(len(rows), VOCAB, generator=made) * spread
+    found, wanted = drawn(kernels, logits, rows)
     assert found == wanted
 
 
