@@ -35,9 +35,7 @@ from engine.kernels.chances import (
 GROUP = tl.constexpr(128)
 ROOM = 8192  # keys of a row that are put together at most
 WAYS, BITS = tl.constexpr(16), tl.constexpr(4)
-COARSE = tl.constexpr(
-    17
-)  # bits of a float that a code does not have: it tells 64 steps between powers of two
+COARSE = tl.constexpr(17)  # bits of a float that a code lacks: it has 64 steps between powers of two
 LAST = tl.constexpr(255)  # of the codes; all beyond it is of that code, too
 FINE = tl.constexpr(2.0**40)  # what the likeliest token's exponential is as a whole number
 TURN = 1024  # tokens that a program looks at together

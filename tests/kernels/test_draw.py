@@ -103,7 +103,7 @@ def test_rows_without_a_number_say_so(kernels: Interpreted) -> None:
     logits[1] = -torch.inf
     logits[2, 3] = torch.inf
     logits[3, 1200:] = -torch.inf  # sound: what is left can be drawn
-    for filters in ({}, {"top_k": 2}):
+    for filters in ({}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 900, "top_p": 0.5}):
         rows = [WARM | filters | {"uniform": 0.7}] * 3 + [WARM, {"temperature": 0.0}]
         found, wanted = drawn(kernels, logits, rows)
         assert found == wanted
