@@ -131,7 +131,7 @@ def test_a_kernel_that_does_not_compile_fails_the_step_alone(
 
 
 WAYS: dict[str, dict[str, Any]] = {
-    "_attend": {}, "_search": {"top_k": 5}, "_note": {"frequency_penalty": 0.5},
+    "_attend": {}, "_find": {"top_k": 5}, "_note": {"frequency_penalty": 0.5},
     "_bias": {"logit_bias": {41: 4.0}}, "_of_row": {"logprobs": 3},
 }  # fmt: skip
 
