@@ -3,7 +3,8 @@
 Two things are won, both measured in docs/cpu-products.md. The product is up to three times as fast as
 `F.linear` at the few rows of a decode step. And a row's result is the same to the last bit whatever rows
 stand beside it, as long as they are neither too few nor, in bfloat16 with AMX, too many: a single row is
-given company, many go in blocks, and so no request's tokens depend on its batch.
+given company, many go in blocks, and so no request's tokens depend on its batch. The numbers of rows are few
+(`rung`), since for each of them the library keeps a kernel.
 """
 
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from engine.quant.base import rung
 
 FEWEST = 4  # rows below which oneDNN takes a slower path, and for one row another order of adding
 # With AMX it also adds in another order beyond so many rows, unless there are few inputs.
@@ -48,12 +51,13 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = len(x)
-        if FEWEST <= rows <= self._most:
-            return _product(x, *self._rest)
         if rows > self._most:
             return torch.cat([self.forward(block) for block in x.split(self._most)])
+        wanted = max(FEWEST, rung(rows))
+        if wanted == rows:
+            return _product(x, *self._rest)
         # To repeat a lone row is cheaper than padding, which every step of a lone request would pay.
-        x = x.expand(FEWEST, -1) if rows == 1 else F.pad(x, (0, 0, 0, FEWEST - rows))
+        x = x.expand(FEWEST, -1) if rows == 1 else F.pad(x, (0, 0, 0, wanted - rows))
         return _product(x, *self._rest).narrow(0, 0, rows)
 
     __call__ = forward  # a step calls a hundred products, and none of them has hooks

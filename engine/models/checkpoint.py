@@ -70,6 +70,15 @@ def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
         raise BadCheckpoint(f"{file} is broken or cut short: {error}") from error
 
 
+def state(file: Path) -> tuple[int, int] | None:
+    """What tells a file from another that has taken its place; None: it is not there."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
 def headers(folder: Path) -> dict[str, Header]:
     """Of every tensor of a folder, by its name."""
     found: dict[str, Header] = {}

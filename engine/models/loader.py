@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engine.errors import BadCheckpoint
-from engine.models.checkpoint import FLOATS, Header, check, headers, opened
+from engine.errors import BadCheckpoint, BadInput
+from engine.models.checkpoint import FLOATS, Header, check, headers, opened, state
 from engine.models.decoder import Decoder, Layer, Linear
 from engine.models.packing import Packing
 from engine.quant.formats import Stored, stored
@@ -48,6 +48,7 @@ class Checkpoint:
             for name, header in headers(folder).items()
             if not HARMLESS.search(name) and not (model.config.tied and name.startswith("lm_head."))
         }
+        self._states = {header.file: state(header.file) for header in self._headers.values()}
         self._shapes = {name: slot.shape for name, slot in decoder_slots(model).items()}
         self._packed = dict(self._find_packed())  # by slot, the tensors that its weight is made of
         self._check(folder)
@@ -58,6 +59,14 @@ class Checkpoint:
     def quantized(self) -> bool:
         """Whether any weight is."""
         return bool(self._packed)
+
+    def check(self) -> None:
+        """Raises where a file is not the one that was loaded: half a model of other weights helps nobody."""
+        for file, before in self._states.items():
+            if state(file) != before:
+                raise BadInput(
+                    f"{file} is not there any more, or is another than was loaded; load the model again"
+                )
 
     def read(self, slots: dict[str, Slot]) -> None:
         """Fills these slots, file by file. What is quantized is dequantized."""

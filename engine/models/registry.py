@@ -77,7 +77,11 @@ def native(order: Order) -> LanguageModel:
             name = f"layers.{part.index}" if isinstance(part, Layer) else "head"
             random_weights(part, order.seed, name)
 
-    model.source = PlainSource(config, dtype, order.device, fill)
+    def check() -> None:
+        if checkpoint is not None:
+            checkpoint.check()
+
+    model.source = PlainSource(config, dtype, order.device, fill, check)
     if packed is not None and checkpoint is not None and checkpoint.quantized:
         model.source = StoredSource(model.source, checkpoint, packed)
     scheme = model.source.scheme(order.quantization)

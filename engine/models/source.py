@@ -24,6 +24,9 @@ class Source(Protocol):
     def scheme(self, name: str) -> Scheme:
         """The scheme of that name, if it runs here; `none` is what the checkpoint has."""
 
+    def check(self) -> None:
+        """Raises where the exact weights are no longer to be had."""
+
     def layer(self, index: int, scheme: Scheme) -> Layer: ...
 
     def of_head(self, scheme: Scheme) -> Scheme:
@@ -42,10 +45,11 @@ class PlainSource:
         dtype: torch.dtype,
         device: torch.device,
         fill: Callable[[Layer | Linear], None],
+        check: Callable[[], None],
     ) -> None:
-        """`fill`: a layer, or the head."""
+        """`fill`: a layer, or the head. `check`: that it still can."""
         self.config, self.dtype, self.device = config, dtype, device
-        self._fill = fill
+        self._fill, self.check = fill, check
 
     def scheme(self, name: str) -> Scheme:
         return choose(name, self.device, self.dtype)

@@ -22,7 +22,7 @@ class StoredSource:
 
     def __init__(self, plain: PlainSource, checkpoint: Checkpoint, packing: Packing) -> None:
         self._plain, self._checkpoint = plain, checkpoint
-        self.device, self.dtype = plain.device, plain.dtype
+        self.device, self.dtype, self.check = plain.device, plain.dtype, plain.check
         self._own, self._names = own(packing), packing.names
 
     def scheme(self, name: str) -> Scheme:

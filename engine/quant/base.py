@@ -3,6 +3,7 @@
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -52,3 +53,24 @@ def side_by_side(outs: list[Tensor]) -> Tensor:
 
 def rounded_up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
+
+
+def padded(grid: Tensor, right: int, below: int) -> Tensor:
+    """With zeros behind its columns and its rows. As it is where there are none: F.pad would copy it."""
+    return F.pad(grid, (0, right, 0, below)) if right or below else grid
+
+
+def rung(rows: int) -> int:
+    """The least of eight numbers an octave that is not below it.
+
+    oneDNN makes a kernel for each number of rows that it meets, which takes as long as a product, and keeps
+    half a megabyte and more for each; prompts are of any length.
+    """
+    return rounded_up(rows, max(1, 2 ** (rows - 1).bit_length() // 16))
+
+
+def on_a_rung(x: Tensor) -> Tensor:
+    """With rows of zeros below, where oneDNN multiplies: bfloat16 on a CPU."""
+    if x.dtype is not torch.bfloat16 or x.device.type != "cpu":
+        return x
+    return padded(x, 0, rung(len(x)) - len(x))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.errors import BadInput
-from engine.quant.base import rounded_up, trimmed
+from engine.quant.base import on_a_rung, rounded_up, trimmed
 from engine.quant.registry import register
 
 BLOCK = (
@@ -121,7 +121,7 @@ class FourBits(nn.Module):
                 else self._on_gpu(x)
             )
         else:
-            out = F.linear(x, self._plain(x.dtype))
+            out = F.linear(on_a_rung(x), self._plain(x.dtype))[: len(x)]
         out = trimmed(out, self.outputs)
         return out if self.bias is None else out + self.bias
 

@@ -2,6 +2,7 @@
 
 import logging
 
+from engine.devices import give_back
 from engine.errors import EngineError
 from engine.models.decoder import Decoder
 from engine.quant.base import Scheme
@@ -19,6 +20,8 @@ class Conversion:
         assert model.source is not None
         self._model, self._source = model, model.source
         self.old, self.new = old, new
+        if new is not old:
+            self._source.check()  # without them there is no way back either
         heads = [self._source.of_head(scheme) for scheme in (old, new)]
         moved = not model.config.tied and heads[0] is not heads[1]
         self.done, self.total = 0, len(model.layers) + moved
@@ -53,6 +56,8 @@ class Conversion:
         else:
             model.layers[index] = None  # type: ignore[assignment]
             model.layers[index] = self._source.layer(index, scheme)
+        if self._source.device.type == "cpu":
+            give_back()  # between what stays, holes are left that no tensor of the next layer may fit into
 
 
 def _in_words(error: Exception) -> str:

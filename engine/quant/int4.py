@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.quant.base import rounded_up, trimmed
+from engine.quant.base import on_a_rung, padded, rounded_up, trimmed
 from engine.quant.registry import register
 
 GROUPS = (32, 64, 128)  # inputs
 FEW = 64  # rows up to which torch's product over packed numbers is ahead of spreading them out
 TILE = 64  # outputs that lie together in the packed layout
 PIECE = 256  # outputs that are spread out at a time
+ROUNDED = 2**21  # numbers of a weight that are rounded at a time, in float32; 16 times as many on a GPU
 
 _pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
 _product = torch.ops.aten._weight_int4pack_mm_for_cpu
@@ -51,12 +51,20 @@ def in_place(weight: Tensor, order: Tensor | None) -> Tensor:
 def grouped(weight: Tensor, group: int) -> Grouped:
     """To the nearest of sixteen steps between the least and the greatest of each group, which may be 0."""
     outputs, inputs = weight.shape
-    weight = F.pad(weight.float(), (0, rounded_up(inputs, group) - inputs)).view(outputs, -1, group)
-    low, high = weight.amin(2).clamp_(max=0), weight.amax(2).clamp_(min=0)
-    scale = (high - low).div_(15).clamp_(min=1e-20)
-    zero = -low / scale
-    numbers = torch.round(weight / scale[..., None] + zero[..., None]).clamp_(0, 15).to(torch.uint8)
-    return Grouped(numbers.flatten(1), scale, zero)
+    width = rounded_up(inputs, group)
+    numbers = weight.new_empty(outputs, width, dtype=torch.uint8)
+    scale, zero = weight.new_empty(2, outputs, width // group, dtype=torch.float32)
+    rows = max(1, (ROUNDED if weight.device.type == "cpu" else 16 * ROUNDED) // width)
+    for part, into, step, off in zip(
+        *(each.split(rows) for each in (weight, numbers, scale, zero)), strict=True
+    ):
+        floats = padded(part.float(), width - inputs, 0).view(len(part), -1, group)
+        low, high = floats.amin(2).clamp_(max=0), floats.amax(2).clamp_(min=0)
+        step.copy_((high - low).div_(15).clamp_(min=1e-20))
+        off.copy_(-low / step)
+        whole = (floats / step[..., None]).add_(off[..., None]).round_().clamp_(0, 15)
+        into.copy_(whole.flatten(1))
+    return Grouped(numbers, scale, zero)
 
 
 class PackedInt4(nn.Module):
@@ -72,10 +80,8 @@ class PackedInt4(nn.Module):
         self.outputs, self.width = weight.numbers.shape
         self.inputs, self.group = inputs, weight.group
         more = rounded_up(self.outputs, TILE) - self.outputs
-        numbers, scale, zero = (
-            F.pad(each, (0, 0, 0, more)) for each in (weight.numbers, weight.scale, weight.zero)
-        )
-        self.register_buffer("packed", _pack(numbers.to(torch.int32), 1), persistent=False)
+        numbers, scale, zero = (padded(each, 0, more) for each in (weight.numbers, weight.scale, weight.zero))
+        self.register_buffer("packed", _packed(numbers), persistent=False)
         # The product is of (number - 8) * scale + offset.
         both = torch.stack((scale, (8 - zero) * scale), 2).transpose(0, 1).contiguous()
         self.register_buffer("scale", both.bfloat16(), persistent=False)  # [groups, outputs, 2]
@@ -84,8 +90,7 @@ class PackedInt4(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.contiguous() if self.order is None else x[:, self.order]
-        if self.width > x.shape[1]:
-            x = F.pad(x, (0, self.width - x.shape[1]))
+        x = padded(x, self.width - x.shape[1], 0)
         if x.dtype is torch.bfloat16 and (len(x) <= FEW or _tile() is None):
             out = _product(x, self.packed, self.group, self.scale)
         else:
@@ -94,8 +99,9 @@ class PackedInt4(nn.Module):
         return out if self.bias is None else out + self.bias
 
     def _many(self, x: Tensor) -> Tensor:
+        rows, x = len(x), on_a_rung(x)
         outs = [x @ self._piece(at, x.dtype) for at in range(0, self.scale.shape[1], PIECE)]
-        return torch.cat(outs, 1)
+        return torch.cat(outs, 1)[:rows]
 
     def _piece(self, at: int, dtype: torch.dtype) -> Tensor:
         """[inputs, outputs] of up to PIECE outputs, from the `at`th on."""
@@ -127,6 +133,12 @@ class PackedInt4(nn.Module):
         """[outputs, inputs] in float32: what the product is with."""
         pieces = [self._piece(at, torch.float32) for at in range(0, self.scale.shape[1], PIECE)]
         return in_place(torch.cat(pieces, 1).T[: self.outputs], self.order)[:, : self.inputs]
+
+
+def _packed(numbers: Tensor) -> Tensor:
+    """As the product wants them, which packs whole numbers of 32 bits: tiles lie one behind another."""
+    rows = max(1, ROUNDED // numbers.shape[1] // TILE) * TILE
+    return torch.cat([_pack(part.to(torch.int32), 1) for part in numbers.split(rows)])
 
 
 @cache

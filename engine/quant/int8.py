@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from engine.quant.base import rounded_up, side_by_side
+from engine.quant.base import on_a_rung, rounded_up, side_by_side
 from engine.quant.registry import register
 
 FEW = 8  # rows up to which a CPU sums the rows of the table; more are worth spreading the numbers out
@@ -59,7 +59,7 @@ class Int8Table(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         sums = self._few(x) if len(x) <= FEW else self._many(x)
-        out = (sums[:, : self.outputs] * self.scale).to(x.dtype)
+        out = (sums[: len(x), : self.outputs] * self.scale).to(x.dtype)
         return out if self.bias is None else out.add_(self.bias)
 
     def _few(self, x: Tensor) -> Tensor:
@@ -76,6 +76,8 @@ class Int8Table(nn.Module):
         return sums.view(blocks, rows, self.width).transpose(0, 1).reshape(rows, -1)
 
     def _many(self, x: Tensor) -> Tensor:
+        """As `_few`, and below that what zeros give."""
+        x = on_a_rung(x)
         if x.dtype is torch.float16:
             x = x.float()  # sums of numbers that are not scaled yet could pass what it holds
         out = x.new_empty(len(x), self.blocks * self.width)

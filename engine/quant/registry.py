@@ -1,13 +1,18 @@
-"""The schemes there are, by name."""
+"""The schemes there are, by name. What they are called is known without torch."""
+
+from __future__ import annotations
 
 import importlib
 from importlib.metadata import entry_points
-
-import torch
+from typing import TYPE_CHECKING
 
 from engine.errors import BadInput
 from engine.outside import lacking
-from engine.quant.base import Scheme
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.quant.base import Scheme
 
 GROUP = "minichat.quantization"  # entry points of packages that bring a scheme of their own
 BUILT_IN = {  # imported when they are first asked for

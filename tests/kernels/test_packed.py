@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.kernels import packed
 from engine.kernels.packed import PackedLinear, why_not
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -64,6 +65,25 @@ def test_a_long_prompt_changes_no_bit(inputs: int) -> None:
         for rows in (33, 36, 37, 64, 129, 400, 600):
             assert torch.equal(product(x[:rows]), fours[:rows]), f"{rows} rows"
             assert torch.equal(product(x[-rows:]), fours[-rows:]), f"the last {rows} rows"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prompts_of_any_length_are_products_of_few(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """oneDNN keeps half a megabyte and more for every number of rows that it has met."""
+    weight, _ = layer(64, 96, dtype, 0)
+    product, whole, heard = PackedLinear(weight, None), packed._product, set[int]()
+
+    def listening(x: torch.Tensor, *rest: object) -> torch.Tensor:
+        heard.add(len(x))
+        return whole(x, *rest)
+
+    monkeypatch.setattr(packed, "_product", listening)
+    x = torch.ones(512, 64, dtype=dtype)
+    with torch.inference_mode():
+        assert all(product(x[:rows]).shape == (rows, 96) for rows in range(1, 513))
+    assert len(heard) == 13 + 5 * 8
 
 
 def test_what_cannot_be_packed_says_why() -> None:

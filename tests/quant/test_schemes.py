@@ -2,13 +2,16 @@
 
 import importlib.util
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.errors import BadInput
 from engine.quant import int4
+from engine.quant.base import on_a_rung
 from engine.quant.fp8 import ScaledFp8
 from engine.quant.fp8 import quantized as to_fp8
 from engine.quant.int4 import PackedInt4, grouped
@@ -67,6 +70,40 @@ def test_company_moves_a_row_within_rounding(name: str) -> None:
         assert off(made(many[:count]), whole[:count]) < CLOSE[torch.bfloat16]
     few = 4  # the same kernel up to here: to the last bit
     assert all(torch.equal(made(many[:count]), made(many[:few])[:count]) for count in range(1, few))
+
+
+class Multiplied(TorchDispatchMode):
+    """Hears of how many rows products are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = set[int]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.matmul.default, torch.ops.aten.linear.default):
+            self.rows.add(len(args[0]))
+        return func(*args, **kwargs or {})
+
+
+def test_rungs_are_few_and_near() -> None:
+    found = {rows: len(on_a_rung(torch.empty(rows, 1, dtype=torch.bfloat16))) for rows in range(1, 2049)}
+    assert all(rows <= rung <= rows + rows // 8 for rows, rung in found.items())
+    assert len(set(found.values())) == 16 + 7 * 8
+    assert len(on_a_rung(torch.empty(1001, 1))) == 1001, "float32 has no need"
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "int4-32", "bnb-nf4"])
+@torch.inference_mode()
+def test_prompts_of_any_length_are_products_of_few(name: str) -> None:
+    """A CPU's library keeps half a megabyte for every number of rows that it has met."""
+    if name.startswith("bnb"):
+        skip_without_bitsandbytes()
+    made = named(name).make(weight_of((64, 128), torch.bfloat16), None)
+    x = rows_of(256, 128, torch.bfloat16)
+    with Multiplied() as heard:
+        for count in range(65, 257):
+            assert made(x[:count]).shape == (count, 64)
+    assert len(heard.rows) == 16
 
 
 @pytest.mark.parametrize(("name", "dtype"), product(("bnb-nf4", "bnb-fp4"), CLOSE))
@@ -134,6 +171,19 @@ def test_the_bytes_are_as_it_says(name: str) -> None:
         made = named(name).make(weight_of((512, 256), dtype), None)
         nbytes = sum(each.nbytes for each in (*made.parameters(), *made.buffers()))
         assert nbytes == pytest.approx(named(name).nbytes(512, 256, dtype), rel=0.04)
+
+
+@pytest.mark.parametrize("inputs", [130, 256])
+def test_int4_is_rounded_and_packed_piece_by_piece(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same bits: pieces are of outputs."""
+    weight = weight_of((300, inputs), torch.bfloat16)
+    whole = grouped(weight, 32)
+    packed = named("int4-32").make(weight, None)
+    monkeypatch.setattr(int4, "ROUNDED", 100 * 256)
+    cut = grouped(weight, 32)
+    for name in ("numbers", "scale", "zero"):
+        assert torch.equal(getattr(cut, name), getattr(whole, name)), name
+    assert torch.equal(named("int4-32").make(weight, None).packed, packed.packed)
 
 
 @torch.inference_mode()

@@ -1,0 +1,31 @@
+"""A change reads the weights anew: from the files that were loaded, or not at all."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.errors import BadInput
+from tests.models.tiny import checkpoint
+from tests.quant.packers import Gptq, write
+from tests.quant.test_stored_engine import SHAPE
+from tests.quant.test_switching import engine_on, reply
+from tests.runner.letters import byte_tokenizer
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("change", [Path.unlink, Path.touch, lambda file: file.write_bytes(b"another")])
+def test_without_them_nothing_is_touched(
+    tmp_path: Path, change: Callable[[Path], object], stored: bool
+) -> None:
+    """There would be no way back: the old form is read anew, too."""
+    written = write(checkpoint(tmp_path, **SHAPE), SHAPE, tmp_path, Gptq())
+    folder = written.quantized if stored else written.plain
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    engine = engine_on(folder)
+    before = reply(engine)
+    change(folder / "model.safetensors")
+    with pytest.raises(BadInput, match=r"model.safetensors is not there any more, or is another than was"):
+        engine.set_quantization("int8")
+    engine.set_quantization("none")  # it is that already
+    assert not engine.busy and reply(engine) == before
