@@ -20,6 +20,8 @@ def start(root: Path, words: Sequence[object]) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # What a shell starts in the background, such as a run of these tests, leaves Ctrl+C to others.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

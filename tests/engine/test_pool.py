@@ -48,7 +48,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(key=st.binary(min_size=1, max_size=1))
     def find_and_hold(self, key: bytes) -> None:
-        if (block := self.pool.find(key)) is not None:
+        block = self.pool.find(key)
+        if block is not None and self.pool.place[block] == 0:  # which it has in every table
             self.count += 1
             self.pool.share([block])
             self.tables[self.count] = [block]
