@@ -23,6 +23,7 @@ COMMANDS = {
     "ps": "list the engines that up started",
     "quality": "compare quantization schemes on a text: quality, size, speed",
     "doctor": "say what was found here: devices, memory, versions, back ends",
+    "completions": "print a script by which a shell completes this command line",
 }
 
 
@@ -97,7 +98,6 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--kv-sinks",
         type=int,
-        default=4,
         metavar="N",
         help="how many first ones, with --kv-window (default: 4)",
     )
@@ -312,8 +312,12 @@ def _add_locate(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="the same as JSON")
 
 
+def _add_completions(command: argparse.ArgumentParser) -> None:
+    command.add_argument("shell", choices=["bash", "zsh", "fish"], help="the script says how it is taken")
+
+
 # What the settings say where the command line says nothing.
-_IN_SETTINGS = ("model", "device", "dtype", "attention", "policy", "quantization", "kv", "kv_sinks")
+_IN_SETTINGS = ("model", "device", "dtype", "attention", "policy", "quantization", "kv")
 # Whose file is called otherwise: chat has a screen, and a plain form behind it.
 _FILES = {"chat": "tui"}
 _ADD = {
@@ -329,6 +333,7 @@ _ADD = {
     "ps": _add_ps,
     "quality": _add_quality,
     "doctor": _add_doctor,
+    "completions": _add_completions,
 }
 
 

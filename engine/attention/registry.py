@@ -1,17 +1,21 @@
-"""The attention back ends there are, and which one an engine takes."""
+"""The attention back ends there are, and which one an engine takes. Their names are known without torch."""
+
+from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import torch
-
-from engine.attention.base import AttentionBackend
 from engine.config import KvSchemeName, LayerSpec
 from engine.errors import BadInput
 from engine.outside import lacking
+
+if TYPE_CHECKING:
+    import torch
+
+    from engine.attention.base import AttentionBackend
 
 GROUP = "minichat.attention"  # entry points of packages that bring a back end of their own
 BUILT_IN = {  # imported when they are first asked for
@@ -25,7 +29,7 @@ PREFERRED = {"cuda": ("triton", "torch")}
 
 logger = logging.getLogger("minichat.engine")
 
-_B = TypeVar("_B", bound=type[AttentionBackend])
+_B = TypeVar("_B", bound="type[AttentionBackend]")
 BACKENDS: dict[str, type[AttentionBackend]] = {}
 
 

@@ -12,9 +12,10 @@ from engine.params import SamplingParams
 from engine.request import Finish
 from minichat.commands.options import engine_config, failed, running, sampling
 
-HELP = """\
+SET = "/set NAME VALUE change how replies are drawn: temperature, top_p, top_k, min_p, seed, max_tokens ..."
+HELP = f"""\
 /new            forget this conversation
-/set NAME VALUE change how replies are drawn: temperature, top_p, top_k, min_p, seed, max_tokens ...
+{SET}
 /stats          what the engine is doing
 /help           this list
 /quit           leave (Ctrl+D too); Ctrl+C stops a reply"""
@@ -78,6 +79,8 @@ class Talk:
                     self.params = self.params.changed(**{name: _value(value)})
                 except EngineError as error:
                     print(error)
+            case ["/set", *_]:
+                print(SET)
             case ["/stats"]:
                 self._stats()
             case ["/help"]:

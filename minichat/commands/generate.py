@@ -22,6 +22,8 @@ _STDIN = "-"  # among the words: what is piped in goes along
 
 def run(options: argparse.Namespace) -> int:
     try:
+        if options.draft is not None and options.speculate != "draft":
+            raise BadInput("--draft is for --speculate draft: nothing else asks the small model")
         params = sampling(options).changed(grammar=_grammar(options))
         text = _prompt(options)
         config = engine_config(options, max_running=max(8, params.beams, params.samples))

@@ -39,6 +39,10 @@ def sampling(options: argparse.Namespace) -> SamplingParams:
 
 
 def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
+    if options.kv_sinks is not None:
+        if options.kv_window is None:
+            raise BadInput("--kv-sinks is for --kv-window: without one a token sees all before it")
+        more["kv_sinks"] = options.kv_sinks
     return EngineConfig(
         model=options.model,
         device=options.device,
@@ -51,7 +55,6 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
         draft=options.draft,
         kv_scheme=options.kv,
         kv_window=options.kv_window,
-        kv_sinks=options.kv_sinks,
         dummy_weights=options.dummy_weights,
         **more,  # type: ignore[arg-type]
     )

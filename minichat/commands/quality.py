@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import BadInput, EngineError
-from minichat.charts import Chart, Point, drawn, svg
+from minichat.chart_picture import svg
+from minichat.charts import Chart, Point, drawn
 from minichat.commands.options import engine_config, failed
 
 if TYPE_CHECKING:
@@ -23,8 +24,9 @@ def run(options: argparse.Namespace) -> int:
         text = _text(options.text)
         if options.tokens < 2:
             raise BadInput(f"--tokens {options.tokens}: at least 2, and some hundred to say much")
-        if options.kv != "none":
-            raise BadInput(f"--kv {options.kv}: name it among the schemes instead, as kv-{options.kv}")
+        for flag, given, name in (("quantization", options.quantization, ""), ("kv", options.kv, "kv-")):
+            if given != "none":
+                raise BadInput(f"--{flag} {given}: name it among the schemes instead, as {name}{given}")
         config = engine_config(options)
         rows, left_out = _measured(options, config, text)
     except EngineError as error:

@@ -7,19 +7,35 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import EngineError
-from engine.params import FIELDS
+from engine.params import FIELDS, SamplingParams
 from minichat.commands.options import failed
 from minichat.first import First
 from minichat.interpreter import share
 from minichat.paths import Paths, private_folder
-from minichat.settings import Loaded
+from minichat.settings import Loaded, Settings
 from minichat.terminal import Terminal, calm, teach_alt_keys
 
 if TYPE_CHECKING:
     from minichat.backends.protocol import Backend
+
+
+class Drawn(NamedTuple):
+    """How a new chat is drawn."""
+
+    params: SamplingParams
+    system: str
+    named: bool  # by the command line, and not by the settings alone
+
+
+def drawn(options: argparse.Namespace, settings: Settings) -> Drawn:
+    """What the command line leaves open is as the settings say."""
+    given = {name: value for name in FIELDS if (value := getattr(options, name, None)) is not None}
+    system = settings.chat.system if options.system is None else options.system
+    named = bool(given) or system != settings.chat.system
+    return Drawn(settings.sampling.changed(**given), system, named)
 
 
 def show(
@@ -42,16 +58,16 @@ def show(
     teach_alt_keys()
     settings = loaded.settings
     try:
-        given = {name: value for name in FIELDS if (value := getattr(options, name, None)) is not None}
-        params = settings.sampling.changed(**given)
+        asked = drawn(options, settings)
     except EngineError as error:
         return failed(error)
     start = Start(
         model=model,
         paths=paths,
         terminal=terminal,
-        params=params,
-        system=settings.chat.system if options.system is None else options.system,
+        params=asked.params,
+        system=asked.system,
+        named=asked.named,
         ascii=options.ascii or settings.screen.ascii or not terminal.unicode,
         loaded=loaded,
         first=first or First(),

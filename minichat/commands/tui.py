@@ -17,7 +17,7 @@ from minichat.settings import Settings, load
 
 _ENGINE = (
     *("model", "device", "dtype", "attention", "policy", "runs_in", "blocks", "max_context"),
-    *("quantization", "kv", "kv_window", "kv_sinks"),
+    *("quantization", "kv", "kv_window"),
 )
 
 
@@ -90,5 +90,7 @@ def settle(options: argparse.Namespace, settings: Settings) -> None:
     for name in _ENGINE:
         if getattr(options, name, "") is None:  # not every command has them all
             setattr(options, name, getattr(settings.engine, name))
+    if options.kv_window is not None and options.kv_sinks is None:  # without a window they mean nothing
+        options.kv_sinks = settings.engine.kv_sinks
     if options.system is None:
         options.system = settings.chat.system  # also for where there is no screen

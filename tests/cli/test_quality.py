@@ -6,7 +6,6 @@ from xml.etree import ElementTree
 
 import pytest
 
-from minichat.charts import Chart, Point, drawn, svg
 from tests.cli.conftest import Run
 
 KEYS = {"scheme", "perplexity", "kl", "top1", "bytes", "tok_s"}
@@ -50,6 +49,7 @@ def test_a_table_with_plots_and_a_picture(run: Run, model: Path, tmp_path: Path)
         (["--plot", "out.png"], "its name ends in .svg"),
         (["--plot", "no/such/out.svg"], "there is no folder"),
         (["--kv", "int8"], "among the schemes instead, as kv-int8"),
+        (["--quantization", "int4"], "among the schemes instead, as int4"),
     ],
 )
 def test_refused_with_a_sentence(run: Run, model: Path, words: list[str], problem: str) -> None:
@@ -57,15 +57,3 @@ def test_refused_with_a_sentence(run: Run, model: Path, words: list[str], proble
     assert ran.code == 2
     assert problem in ran.err
     assert ran.out == ""
-
-
-def test_points_stand_where_they_belong() -> None:
-    chart = Chart("t", "MB", "KL", (Point("one", 10, 0), Point("two & a half", 5, 2), Point("three", 10, 0)))
-    lines = drawn(chart).splitlines()
-    assert lines[1].startswith("2 |") and lines[1].index("b") == 3 + 28
-    assert lines[9].startswith("0 |") and lines[9][3 + 55] == "*"
-    assert lines[11].split() == ["0", "10", "MB"]
-    root = ElementTree.fromstring(svg([chart, chart]))
-    said = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert said.count("two & a half") == 2
-    assert drawn(Chart("empty", "x", "y", ()))

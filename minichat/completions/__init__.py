@@ -1,0 +1,1 @@
+"""Scripts that let a shell complete the command line of minichat."""

@@ -1,0 +1,172 @@
+"""What shells offer: the commands and options that there are, what stands behind them, and nothing else."""
+
+import argparse
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.quant.registry import names as schemes
+from minichat.cli import COMMANDS, parser
+from minichat.completions import bash, fish, zsh
+from minichat.completions.table import Option, Value, table
+from tests.cli.conftest import Run
+
+SCRIPTS = {"bash": bash.script, "zsh": zsh.script, "fish": fish.script}
+FREE = {  # what nobody but the person knows, by what the help calls it
+    *("N", "T", "P", "K", "R", "M", "S", "L", "W", "H", "MIB"),
+    *("TEXT", "PATTERN", "NAME", "URL"),
+}
+ASK = """
+ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _minichat; printf '%s\\t' "${COMPREPLY[@]}"; echo; }
+"""
+
+
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    return next(each.choices for each in parser()._actions if isinstance(each, argparse._SubParsersAction))
+
+
+def long_options(command: argparse.ArgumentParser) -> set[str]:
+    return {name for each in command._actions for name in each.option_strings if name.startswith("--")}
+
+
+def offered(*lines: list[str], folder: Path | None = None) -> list[set[str]]:
+    """What bash finds for the last word of each line, as it has taken it apart."""
+    asked = "".join(f"ask {shlex.join(['minichat', *line])}\n" for line in lines)
+    ran = subprocess.run(
+        ["bash", "--norc", "-c", f"{bash.script(table())}{ASK}{asked}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stderr == ""
+    return [set(line.split("\t")) - {""} for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_the_shell_takes_the_script(run: Run, shell: str, tmp_path: Path) -> None:
+    ran = run("completions", shell)
+    assert (ran.code, ran.err, ran.out) == (0, "", SCRIPTS[shell](table()))
+    assert re.search(r"@\w+@", ran.out) is None
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "script").write_text(ran.out)
+    read = subprocess.run([shell, "-n", tmp_path / "script"], capture_output=True, text=True)
+    assert (read.returncode, read.stderr) == (0, "")
+
+
+def test_only_these_shells_are_known(run: Run) -> None:
+    ran = run("completions", "csh")
+    assert (ran.code, ran.out) == (2, "")
+    assert "'csh' (choose from 'bash', 'zsh', 'fish')" in ran.err
+
+
+def test_bash_offers_the_commands_and_all_their_options() -> None:
+    first, dashes, *others = offered([""], ["--"], *([name, "--"] for name in COMMANDS))
+    assert first == set(COMMANDS)
+    assert dashes == long_options(parsers()["chat"]) | {"--version"}
+    assert others == [long_options(parsers()[name]) for name in COMMANDS]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("q", {"quality"}),
+        ("--dtype ", {"auto", "float32", "bfloat16", "float16"}),
+        ("generate --quantization bnb", {"bnb-int8", "bnb-nf4", "bnb-fp4"}),
+        ("generate --quantization ", set(schemes())),
+        ("--kv = i", {"int8"}),  # so bash takes --kv=i apart
+        ("--kv =", {"none", "int8", "fp8"}),
+        ("quality --schemes none,kv-", {"none,kv-int8", "none,kv-fp8"}),
+        ("quality --schemes fp8,fp8+kv-i", {"fp8,fp8+kv-int8"}),
+        ("chat --speculate s", {"suffix"}),
+        ("chat --engine ", {"thread", "process"}),
+        ("serve --policy ", {"fcfs", "latency", "priority"}),
+        ("serve --model ", {"pocket", "a folder"}),
+        ("serve --tls-cert ", {"a folder", "one file"}),
+        ("serve --tls-cert one", {"one file"}),
+        ("completions ", {"bash", "zsh", "fish"}),
+        ("tour ", {"--help", "--ascii"}),  # where there is nothing else to say
+        ("--seed ", set()),
+        ("generate --seed 3 --verb", {"--verbose"}),
+        ("ps --model", set()),
+        ("down --name --n", set()),
+    ],
+)
+def test_bash_offers_what_may_stand_there(line: str, found: set[str], tmp_path: Path) -> None:
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "one file").touch()
+    assert offered(line.split(" "), folder=tmp_path) == [found]
+
+
+def test_a_question_has_the_options_of_a_chat() -> None:
+    assert offered(["why is the sky blue?", "--ki"], ["why is the sky blue?", "--kv-s"]) == [
+        set(),
+        {"--kv-sinks"},
+    ]
+
+
+def options() -> list[tuple[str, Option]]:
+    return [(command.name, option) for command in table().commands for option in command.options]
+
+
+def test_what_has_names_is_offered_by_them() -> None:
+    """An option that is new says here what stands behind it, or that nobody knows."""
+    free = {option.called for _, option in options() if option.value == Value()}
+    free |= {each.called for each in table().commands if each.called and each.word == Value()}
+    assert free <= FREE
+    assert all(
+        re.fullmatch(r"[\w.-]+", word) for _, each in options() if each.value for word in each.value.words
+    )
+
+
+def test_zsh_is_told_of_every_option_of_every_command() -> None:
+    text = zsh.script(table()).partition("    case $command in\n")[2].partition("\n    esac")[0]
+    blocks = re.findall(r"\((\w+)\) _arguments(.*?);;", text, re.DOTALL)
+    assert [name for name, _ in blocks] == list(COMMANDS)
+    for name, block in blocks:
+        specs = shlex.split(block.replace("\\\n", " "))
+        told = {found[0] for spec in specs if (found := re.match(r"--[\w-]+", spec.lstrip("*")))}
+        assert told == long_options(parsers()[name])
+    assert "'--plot=[the plots as a picture as well]:FILE.svg:_files'" in text
+    assert "'--kv=[keep keys and values in a byte each\\: nearly" in text
+
+
+def test_fish_is_told_of_every_option_of_every_command() -> None:
+    lines = re.findall(r"__minichat_in ([\w ]+)' .*?-l ([\w-]+)", fish.script(table()))
+    assert len(lines) > 50
+    for name in COMMANDS:
+        told = {f"--{option}" for commands, option in lines if name in commands.split()}
+        assert told == long_options(parsers()[name])
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes(tmp_path: Path) -> None:
+    script = fish.script(table())
+    for line, found in (
+        ("minichat q", ["quality"]),
+        ("minichat --kv ", ["fp8", "int8", "none"]),
+        ("minichat quality --schemes none,kv-i", ["none,kv-int8"]),
+        ("minichat generate --dt", ["--dtype"]),
+        ("minichat ps --dt", []),
+    ):
+        asked = f"{script}complete -C '{line}'"
+        ran = subprocess.run(
+            ["fish", "--no-config", "-c", asked], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert [each.split("\t")[0] for each in ran.stdout.splitlines()] == found, ran.stderr
+
+
+def test_a_shell_that_starts_waits_for_no_torch() -> None:
+    program = """if True:
+        import sys
+        from minichat.cli import main
+        main(["completions", "bash"])
+        print("torch" in sys.modules)"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "False"
