@@ -62,6 +62,12 @@ class Answers:
         """Nobody is owed anything."""
         return not (self._replies or self._searches or self._samples)
 
+    @property
+    def alive(self) -> int:
+        """Requests as those who sent them count: however many rows answer one."""
+        rows = self._scheduler.requests.values()
+        return len({row.id if row.group < 0 else row.group for row in rows})
+
     def searches(self, id: int) -> bool:
         return id in self._searches
 

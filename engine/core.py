@@ -206,7 +206,7 @@ class Engine:
         self._admit_only_if_alive()
         self._refuse_while_changing()
         self._commit_what_is_ahead()  # of requests that have ended, there may be a step on its way
-        if alive := len(self.scheduler.requests):
+        if alive := self.answers.alive:
             wait = f"wait for {alive}, or end them"
             raise BadInput(f"the cache keeps its form while requests are alive: {wait}")
         if form == self.scheduler.holdings.kv_scheme:

@@ -39,6 +39,7 @@ class Delta(NamedTuple):
     tail: str = ""
     score: float | None = None  # with a finish, of beams and of the best of several: what they were ranked by
     fault: str = ""  # with an error: the sampling parameter that is to blame, if it is the request's own
+    blocks: int = 0  # with a finish: those of the cache that it held; of a search, all its hypotheses
 
     @property
     def last(self) -> bool:

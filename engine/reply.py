@@ -7,6 +7,7 @@ from typing import Self
 from engine.events import Delta, TokenLogprob
 from engine.params import SamplingParams
 from engine.request import Finish, Request
+from engine.scheduling.window import held
 from engine.text.stops import StopFinder
 from engine.text.tokenizer import Tokenizer
 
@@ -105,10 +106,12 @@ class Reply:
         text, finish = self.written.take(token, request.generated, full=full, over=over)
         if self._later:
             self.retune(self._later)
-        self.sink(Delta(request.id, (token,), text, logprobs, finish))
+        blocks = len(held(request.blocks)) if finish else 0
+        self.sink(Delta(request.id, (token,), text, logprobs, finish, blocks=blocks))
         return finish
 
     def end(self, request: Request, finish: Finish, error: str = "", fault: str = "") -> None:
         """Ends it from outside. What was held back is shown, unless something broke: it may be the text."""
         text = "" if error else self.written.flush()
-        self.sink(Delta(request.id, (), text, (), finish, error, fault=fault))
+        blocks = len(held(request.blocks))
+        self.sink(Delta(request.id, (), text, (), finish, error, fault=fault, blocks=blocks))

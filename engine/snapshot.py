@@ -1,7 +1,7 @@
 """The engine at one moment, between two steps. Immutable; made only when somebody asks."""
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -138,6 +138,18 @@ class BlockView:
     place: np.ndarray = field(default_factory=_nothing)  # which of its request's blocks it is, from 0
     left: np.ndarray = field(default_factory=_nothing)  # whether it left a window, and nobody took it since
 
+    def emptied(self) -> Self:
+        """The same blocks, all of them free."""
+        return replace(
+            self,
+            refs=np.zeros_like(self.refs),
+            owner=np.full_like(self.owner, -1),
+            filled=np.zeros_like(self.filled),
+            in_use=0,
+            cached=0,
+            left=np.zeros_like(self.left),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
@@ -216,3 +228,21 @@ class Snapshot:
     kv_scheme: str = "none"  # in which the cache keeps keys and values
     kv_schemes: tuple[SchemeView, ...] = ()
     load: Load | None = None  # of a GPU; None: nobody says it
+
+    def ended(self, why: str) -> Self:
+        """The same engine with nothing in it: the last that is known of one that answers no more."""
+        return replace(
+            self,
+            state="dead",
+            error=why,
+            blocks=self.blocks.emptied(),
+            host_in_use=0,
+            requests=(),
+            waiting=0,
+            running=0,
+            rates=Rates(),
+            memory={},
+            change=None,
+            beams=(),
+            load=None,
+        )

@@ -40,13 +40,14 @@ class Sample:
 
     parts: ReplyText = field(default_factory=ReplyText)
     tokens: int = 0
+    blocks: int = 0
     finish: Finish | None = None
     error: str = ""
 
     def take(self, delta: Delta) -> None:
         self.parts.push(delta.text)
         self.tokens += len(delta.tokens)
-        self.finish, self.error = delta.finish or self.finish, delta.error
+        self.finish, self.error, self.blocks = delta.finish or self.finish, delta.error, delta.blocks
 
 
 @dataclass(slots=True)
@@ -60,6 +61,7 @@ class Run:
     handed: asyncio.Event = field(default_factory=asyncio.Event)  # there is a reply
     first: float | None = None
     tokens: int = 0
+    blocks: int = 0  # that it holds, as far as has been seen
     saved: float = 0.0
     stopping: bool = False
     reason: str = ""  # why it was stopped, if not by a person
@@ -91,6 +93,8 @@ class Run:
         for delta in batch:
             if delta.choice:
                 self.others.setdefault(delta.choice, Sample()).take(delta)
+            elif delta.finish:
+                self.blocks = delta.blocks
         return [delta for delta in batch if not delta.choice]
 
     def beside(self, message: Message) -> list[Message]:
@@ -99,7 +103,7 @@ class Run:
         for _, each in sorted(self.others.items()):
             if each.finish is not None:
                 each.parts.flush()
-                stats = message.stats and replace(message.stats, tokens=each.tokens)
+                stats = message.stats and replace(message.stats, tokens=each.tokens, blocks=each.blocks)
                 other = replace(message, text=each.parts.text, reasoning=each.parts.reasoning)
                 error = each.error or self.why(each.finish)
                 found.append(replace(other, state=STATES[each.finish], stats=stats, error=error))
@@ -126,4 +130,5 @@ class Run:
             prompt_tokens=self.reply.prompt_tokens if self.reply else 0,
             strategy=strategy(params),
             left_out=self.left_out,
+            blocks=self.blocks,
         )

@@ -10,6 +10,7 @@ from engine.params import SamplingParams
 from engine.reply import Reply, Sink, Written
 from engine.request import Finish, Request
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.window import held
 from engine.snapshot import BeamsView, HypothesisView
 
 
@@ -80,7 +81,7 @@ class BeamGroup:
         """Ends it from outside, with what leads by now."""
         tokens = () if error else self._leader()[self._certain :]
         text = "" if error else self._text(self._written, tokens, self._certain) + self._written.flush()
-        self._sink(Delta(self.id, tokens, text, (), finish, error))
+        self._sink(Delta(self.id, tokens, text, (), finish, error, blocks=self._held))
 
     def view(self) -> BeamsView:
         """The live hypotheses behind what is certain, those that are done, and those dropped last."""
@@ -240,6 +241,11 @@ class BeamGroup:
         begin = self._said + at + 1
         return "".join([written.take(token, n, full=False)[0] for n, token in enumerate(tokens, begin)])
 
+    @property
+    def _held(self) -> int:
+        """Blocks of all members; most are shared."""
+        return len({block for each in self.members for block in held(each.blocks)})
+
     def _finish(self) -> Finish:
         """The best ones, whole. The first goes on from what was certain."""
         results = self._search.done[: self.params.n]
@@ -252,6 +258,6 @@ class BeamGroup:
             text = self._text(written, tokens[at:-1], at)
             more, finish = written.take(tokens[-1], self._said + len(tokens), full=True)
             finishes.append(finish or Finish.LENGTH)
-            left = len(results) - 1 - choice
-            self._sink(Delta(self.id, tokens[at:], text + more, (), finish, "", choice, left, score=score))
+            ended = Delta(self.id, tokens[at:], text + more, (), finish, blocks=self._held)
+            self._sink(ended._replace(choice=choice, left=len(results) - 1 - choice, score=score))
         return finishes[0]

@@ -28,12 +28,14 @@ class Kept:
     finish: Finish | None = None
     error: str = ""
     fault: str = ""
+    blocks: int = 0
 
     def add(self, delta: Delta) -> None:
         self.tokens += delta.tokens
         self.text += delta.text
         self.logprobs += delta.logprobs
         self.finish, self.error, self.fault = delta.finish, delta.error, delta.fault
+        self.blocks = delta.blocks
 
     @property
     def mean(self) -> float:
@@ -108,4 +110,5 @@ class SampleGroup:
             logprobs = () if self._params.logprobs is None else tuple(each.logprobs)
             whole = Delta(self.id, tuple(each.tokens), each.text, logprobs, each.finish, each.error)
             left = len(given) - 1 - at
-            self._sink(whole._replace(choice=at, left=left, score=each.mean, fault=each.fault))
+            whole = whole._replace(choice=at, left=left, score=each.mean)
+            self._sink(whole._replace(fault=each.fault, blocks=each.blocks))

@@ -13,11 +13,8 @@ from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, cast
-
-import numpy as np
 
 from engine import wire
 from engine.codec import codec
@@ -130,7 +127,7 @@ class EngineProcess(Words):
             if self._closing:
                 raise
         assert self._last is not None
-        return _dead(self._last, self._error) if self._error else self._last
+        return self._last.ended(self._error) if self._error else self._last
 
     def speeds(self) -> Speeds:
         return codec(Speeds).read(self._ask("speeds"))
@@ -267,27 +264,3 @@ def _ending(code: int | None) -> str:
         return f"ended with exit code {code}"
     name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
     return f"was ended by {name}" + (" (perhaps because memory ran out)" if code == -signal.SIGKILL else "")
-
-
-def _dead(last: Snapshot, reason: str) -> Snapshot:
-    """The same engine with nothing in it."""
-    blocks = last.blocks
-    nobody = replace(
-        blocks,
-        refs=np.zeros_like(blocks.refs),
-        owner=np.full_like(blocks.owner, -1),
-        filled=np.zeros_like(blocks.filled),
-        in_use=0,
-        cached=0,
-    )
-    return replace(
-        last,
-        state="dead",
-        error=reason,
-        blocks=nobody,
-        host_in_use=0,
-        requests=(),
-        waiting=0,
-        running=0,
-        memory={},
-    )

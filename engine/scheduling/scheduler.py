@@ -252,7 +252,8 @@ class Scheduler:
     def _start_running(self, request: Request) -> None:
         self.holdings.open(request)
         self.restamp(request)
-        request.phase, request.why = Phase.PREFILL, ""
+        goes_on = request.generated and request.known - request.launched == 1  # a fork, or back from a swap
+        request.phase, request.why = Phase.DECODE if goes_on else Phase.PREFILL, ""
         self.running.append(request)
 
     def _stop_running(self, request: Request) -> None:

@@ -127,8 +127,9 @@ def _stats(found: dict[str, Any] | None, place: str) -> ReplyStats | None:
     if found is None:
         return None
     kinds = {"tokens": int, "seconds": float, "ttft": float, "prompt_tokens": int, "strategy": str}
-    if "left_out" in found:  # not in what was exported before there was such a thing
-        kinds["left_out"] = int
+    for name in ("left_out", "blocks"):
+        if name in found:  # not in what was exported before there was such a thing
+            kinds[name] = int
     return ReplyStats(**{name: _get(found, name, place, kind) for name, kind in kinds.items()})
 
 

@@ -25,6 +25,7 @@ class ReplyStats:
     prompt_tokens: int
     strategy: str
     left_out: int = 0  # messages at the chat's beginning that the model did not read
+    blocks: int = 0  # of the cache, that it held as it ended; 0: not known
 
     @property
     def rate(self) -> float:

@@ -22,6 +22,7 @@ stats = st.builds(
     prompt_tokens=st.integers(0),
     strategy=text,
     left_out=st.integers(0),
+    blocks=st.integers(0),
 )
 messages = st.builds(
     Message,

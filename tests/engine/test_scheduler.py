@@ -153,6 +153,7 @@ def test_a_fork_shares_blocks_until_one_writes() -> None:
     engine.step()
     engine.step()
     child = engine.fork(id, branch := Reply(), SamplingParams(max_tokens=10, seed=5))
+    assert engine.scheduler.requests[child].phase is Phase.DECODE  # it has no prompt to read
     assert engine.scheduler.requests[child].blocks == engine.scheduler.requests[id].blocks
     assert engine.scheduler.pool.in_use == 3
     engine.step()

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from engine.core import Engine
+from engine.events import Delta
 from engine.params import SamplingParams
 from engine.request import Finish
 from tests.groups.told import Told
 from tests.runner.letters import EOS, byte_tokenizer
-from tests.runner.small import drain, engine_on
+from tests.runner.small import drain, engine_on, turn
 
 PROMPT = [1, *range(40, 77)]
 A, B = (byte_tokenizer().token_to_id(letter) for letter in "ab")
@@ -59,6 +60,18 @@ def generate(
     lengths = (found.beam_indices >= 0).sum(1).tolist()
     rows, scores = found.sequences[:, len(prompt) :].tolist(), found.sequences_scores.tolist()
     return [(row[:length], score) for row, length, score in zip(rows, lengths, scores, strict=True)]
+
+
+def test_a_hypothesis_goes_on_where_the_one_it_comes_from_was(engines: list[Engine]) -> None:
+    """So no fork of a search is told of as one that reads the prompt."""
+    for engine in engines:
+        told = Told()
+        engine.submit(PROMPT, SamplingParams(beams=4, max_tokens=24), told)
+        seen = []
+        while engine.busy:
+            turn(engine)
+            seen.append({request.phase for request in engine.snapshot().requests if request.generated})
+        assert set().union(*seen) == {"decode"}
 
 
 def search(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Told:
@@ -134,3 +147,18 @@ def test_stop_strings_end_a_hypothesis(checkpoint: Callable[[str], Model]) -> No
         ends += len(stopped)
         assert not any(text in one.text for one in told.choices.values() for text in stop)
     assert ends > 2
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_blocks_of_all_hypotheses_are_told_at_the_end(llama: Path, n: int) -> None:
+    engine = engine_on(llama)
+    ends: list[tuple[int, int]] = []
+
+    def heard(delta: Delta) -> None:
+        if delta.finish:
+            ends.append((delta.blocks, engine.scheduler.pool.in_use))
+
+    engine.submit(PROMPT, SamplingParams(temperature=0, beams=4, n=n, max_tokens=20), heard)
+    drain(engine)
+    assert len(ends) == n
+    assert all(blocks == in_use > 0 for blocks, in_use in ends)

@@ -32,6 +32,7 @@ from engine.host.stream import ReplyFailed, Stream
 from engine.host.thread import EngineThread
 from engine.params import Grammar, SamplingParams
 from engine.request import Finish
+from engine.snapshot import Rates
 from engine.start import start
 
 CONFIG = EngineConfig(
@@ -307,6 +308,7 @@ class TestWhenTheChildDies:
         snapshot = host.snapshot()
         assert (snapshot.state, snapshot.error, snapshot.requests) == ("dead", reason, ())
         assert snapshot.blocks.in_use == 0 and not snapshot.blocks.refs.any()
+        assert snapshot.rates == Rates()
         for ask in (lambda: host.submit([70], GREEDY), lambda: host.abort(0), lambda: host.speeds()):
             with pytest.raises(EngineDead, match="ended by SIGKILL"):
                 ask()

@@ -15,7 +15,9 @@ from engine.config import KV_SCHEMES, EngineConfig, KvSchemeName, LayerSpec
 from engine.core import Engine
 from engine.errors import BadInput
 from engine.events import Event, Recached
+from engine.params import SamplingParams
 from engine.start import start
+from tests.groups.told import Told
 from tests.runner.small import GREEDY, Heard, ask, drain, engine_on, turn
 
 PACKED = pytest.mark.parametrize("scheme", ["int8", "fp8"])
@@ -134,6 +136,18 @@ def test_not_while_requests_are_alive(llama: Path) -> None:
     assert heard.reply == reply(engine, PROMPT).reply
     with pytest.raises(BadInput, match="no KV scheme 'int3'; there are none, int8, fp8"):
         engine.set_kv_scheme("int3")
+
+
+@pytest.mark.parametrize("rows", [{"beams": 4}, {"n": 3, "temperature": 1.0}], ids=["beams", "samples"])
+def test_the_rows_that_answer_one_request_are_waited_for_as_one(llama: Path, rows: dict[str, Any]) -> None:
+    engine = engine_on(llama, depth=1)
+    for _ in range(2):
+        engine.submit(PROMPT, SamplingParams(max_tokens=9, **rows), Told())
+    turn(engine)
+    turn(engine)
+    assert len(engine.scheduler.requests) > 2
+    with pytest.raises(BadInput, match="wait for 2, or end them"):
+        engine.set_kv_scheme("int8")
 
 
 def test_as_soon_as_the_last_reply_has_ended(llama: Path) -> None:

@@ -1,0 +1,68 @@
+"""A reply that ends says how many blocks it held; what the pool counts is the oracle."""
+
+import pytest
+
+from engine.core import Engine
+from engine.events import Delta
+from engine.params import SamplingParams
+from engine.request import Finish
+from engine.scheduling.window import Window
+from tests.engine.ledger import drain, ledger_engine
+
+PROMPT = [n % 10 for n in range(100)]
+
+
+class Heard:
+    """The ends of replies, each with the blocks that were in use then."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.ends: list[Delta] = []
+        self.in_use: list[int] = []
+
+    def __call__(self, delta: Delta) -> None:
+        if delta.finish:
+            self.ends.append(delta)
+            self.in_use.append(self._engine.scheduler.pool.in_use)
+        else:
+            assert not delta.blocks
+
+    @property
+    def blocks(self) -> list[int]:
+        return [delta.blocks for delta in self.ends]
+
+
+@pytest.mark.parametrize(("depth", "window"), [(0, None), (1, None), (0, Window(32, 4, 16))])
+def test_alone_it_held_all_that_was_in_use(depth: int, window: Window | None) -> None:
+    engine = ledger_engine(depth=depth, window=window)
+    heard = Heard(engine)
+    engine.submit(PROMPT, SamplingParams(max_tokens=30, seed=1), heard)
+    drain(engine)
+    assert heard.blocks == heard.in_use
+    if window is None:
+        assert heard.blocks == [9]  # 129 tokens: the last one is never computed on
+    else:
+        assert 0 < heard.blocks[0] < 9
+
+
+@pytest.mark.parametrize("best", [None, 5])
+def test_samples_of_one_prompt_share_most_of_theirs(best: int | None) -> None:
+    engine = ledger_engine()
+    heard = Heard(engine)
+    engine.submit(PROMPT, SamplingParams(max_tokens=10, n=5, best_of=best, seed=0), heard)
+    drain(engine)
+    assert heard.blocks == [7] * 5
+    assert heard.in_use[0] < 5 * 7
+
+
+def test_what_never_ran_held_none_and_what_is_aborted_says_what_it_had() -> None:
+    engine = ledger_engine(slots=1)
+    heard = Heard(engine)
+    ids = [engine.submit(PROMPT, SamplingParams(max_tokens=30, seed=1), heard) for _ in range(2)]
+    for _ in range(4):
+        engine.step()
+    for id in reversed(ids):
+        engine.abort(id)
+    drain(engine)
+    assert [delta.finish for delta in heard.ends] == [Finish.ABORTED] * 2
+    assert heard.blocks == [0, 7]
