@@ -65,7 +65,7 @@ _TWICE = 1.0  # seconds between two Ctrl+C that quit
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _LEAVE_WITHIN = 2.0  # seconds after a signal
 _PROBLEMS = 4  # that are told at the start
-_AWAY = 2.0  # seconds without a look at the files of themes
+_AWAY = 2.0  # seconds without a look at what others may have written
 _THEME = "minichat-dark"
 
 
@@ -78,6 +78,7 @@ class Start:
     terminal: Terminal
     params: SamplingParams
     system: str = ""
+    named: bool = False  # the command line says how a chat is drawn, and gets one that is
     ascii: bool = False
     loaded: Loaded
     first: First = field(default_factory=First)
@@ -108,7 +109,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         remembered = Remembered.read(self.paths.remembered)
         self._themes = self._read_themes(remembered.theme_for(self.settings.screen.theme))
         self.presets: tuple[Preset, ...] = ()
-        self._theme_files, self._themes_seen = Watch(self.paths.themes), time.monotonic()
+        self._theme_files, self._looked_around = Watch(self.paths.themes), time.monotonic()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
         told = (self._took, self._changed, self._spread, self.complain)
@@ -182,6 +183,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         with self.complaining():
             self.chats.spread(conversation, others)
         self.main.lay_out()
+        self.chats.remember(self.paths.remembered)
 
     def ask(self, request: Coroutine[object, object, None]) -> None:
         """Something for the engine, for which nobody waits; what cannot be is told."""
@@ -200,8 +202,8 @@ class MinichatApp(App[object], inherit_bindings=False):
         elif not self._key_order.waits(event):
             if isinstance(event, Paste):
                 event.text = enterable(event.text)  # for whichever field it goes to
-            elif time.monotonic() - self._themes_seen > _AWAY:
-                self._reread_themes()  # tmux tells of no focus, unless it was told to
+            elif time.monotonic() - self._looked_around > _AWAY:
+                self.on_app_focus()  # tmux tells of no focus, unless it was told to
             path = self._key_order.path(event)
             await super().on_event(event)
             self._key_order.hold(path)
@@ -266,11 +268,10 @@ class MinichatApp(App[object], inherit_bindings=False):
             Remembered.read(file).themed(theme.name, self.settings.screen.theme).write(file)
 
     def on_app_focus(self) -> None:
-        """The person comes back from somewhere, perhaps from editing a theme."""
-        self._reread_themes()
-
-    def _reread_themes(self) -> None:
-        self._themes_seen = time.monotonic()
+        """The person comes back from somewhere, perhaps from another screen, or from editing a theme."""
+        self._looked_around = time.monotonic()
+        with self.complaining():
+            self.chats.catch_up()
         if self._theme_files.changed():
             self._themes = self._read_themes(self.theme)
             self.refresh_css(animate=False)
@@ -391,7 +392,6 @@ class MinichatApp(App[object], inherit_bindings=False):
         """Every reply is saved where it is, then the screen goes, then the engine."""
         self.chats.active.chat.draft = self.main.prompt.text
         await self.chats.put_away()
-        ids, file = [each.chat.id for each in self.chats], self.paths.remembered
-        Remembered.read(file).left(ids, self.chats.active.chat.id).write(file)
+        self.chats.remember(self.paths.remembered)
         self.pulse.rest()
         self.exit(return_code=code)

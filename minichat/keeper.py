@@ -170,6 +170,8 @@ class Keeper:
         """The screen stays as it is; what is asked from here on waits for the line."""
         if event.ended:
             self.lose(event.why)
+            if (last := self.app.main.latest) is not None:
+                self.app.main.show_snapshot(last.ended(event.why))
             self.ready.set()  # whoever waits learns that there is none
             return
         self.ready.clear()

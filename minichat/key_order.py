@@ -21,18 +21,22 @@ class KeyOrder:
 
     What is typed meanwhile would overtake it: into the chat that Ctrl+N leaves, past a dialog that opens, or
     into nothing before the first focus. Letters that a field takes hold nobody up.
+
+    Until the program takes the terminal over, that is one of lines, and makes Ctrl+J of Enter. So before the
+    first frame Ctrl+J is Enter, which people press blind, and not a new line, which they do not.
     """
 
     def __init__(self, app: App[object]) -> None:
         self._app = app
         self._waiting: deque[Key | Paste] = deque()
-        self._held = True  # until there is a screen to type on
+        self._held = self._blind = True  # until there is a screen to type on
         self._patience: asyncio.TimerHandle | None = None
 
     def waits(self, event: Key | Paste) -> bool:
         """Whether it comes later, by itself."""
         if self._held:
-            self._waiting.append(event)
+            enter = self._blind and isinstance(event, Key) and event.key == "ctrl+j"
+            self._waiting.append(Key("enter", "\r") if enter else event)
         return self._held
 
     def path(self, event: Key | Paste) -> Sequence[MessagePump]:
@@ -67,6 +71,6 @@ class KeyOrder:
     async def _release(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
-        self._held = False
+        self._held = self._blind = False
         while self._waiting and not self._held:
             await self._app.on_event(self._waiting.popleft())

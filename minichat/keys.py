@@ -1,12 +1,15 @@
 """Everything a person can do, once: the bindings, the palette and the help screen are made of this table."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from textual.binding import Binding
 
 from minichat.settings.keymap import Bound
+from minichat.widgets.knobs import Knobs
 from minichat.widgets.monitor import KVMap, MonitorPanel
+from minichat.widgets.picker import TokenPicker
+from minichat.widgets.quantization import Schemes
 from minichat.widgets.transcript import Transcript
 
 
@@ -123,11 +126,21 @@ def keys_of(id: str, keymap: Mapping[str, str]) -> str:
     return keymap.get(id, next(command.keys for command in COMMANDS if command.id == id))
 
 
+_PLACES = (  # with keys of their own; the lists of the monitor have those of its map
+    ("transcript", Transcript),
+    ("monitor", MonitorPanel),
+    ("monitor", KVMap),
+    ("decoding", Knobs),
+    ("quantization", Schemes),
+    ("tokens", TokenPicker),
+)
+
+
 def bound() -> Iterator[Bound]:
     """Every binding that the settings may remap, here and in the widgets that have their own."""
     for command in COMMANDS:
         yield Bound(command.id, tuple(filter(None, command.keys.split(","))), title=command.title)
-    for place, widget in (("transcript", Transcript), ("monitor", MonitorPanel), ("monitor", KVMap)):
+    for place, widget in _PLACES:
         for binding in widget.BINDINGS:
             if isinstance(binding, Binding) and binding.id:
                 yield Bound(binding.id, tuple(binding.key.split(",")), place, binding.description)
@@ -148,6 +161,13 @@ def key_name(keys: str) -> str:
         for part in parts
     ]
     return "+".join(words).replace("^+", "^")
+
+
+def names_of(ids: Iterable[str], keymap: Mapping[str, str]) -> str:
+    """The first keys of some bindings, as the person has them."""
+    usual = {each.id: each.keys for each in bound()}
+    names = " ".join(key_name(keymap.get(id, usual[id][0])) for id in ids)
+    return names.replace("Left Right Up Down", "Arrows")
 
 
 def _room(command: Command) -> str:

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from engine.params import SamplingParams
 from minichat.chats.errors import ChatGone, StoreError
 from minichat.chats.model import Chat, Message
+from minichat.chats.queries import PAGE
 from minichat.conversation import Conversation
 from minichat.desk import Desk
+from minichat.remembered import Remembered
 
 
 class OpenChats:
@@ -33,6 +36,7 @@ class OpenChats:
             self._all.append(Conversation(self._made(), desk))
         self.active = self.of(active) or self._all[-1]
         self._first = 0  # of those that are shown
+        self._behind: set[int] = set()  # chats in which another screen may have written
 
     def __iter__(self) -> Iterator[Conversation]:
         return iter(self._all)
@@ -58,8 +62,8 @@ class OpenChats:
         return next((each for each in self._all if each.chat.id == chat_id), None)
 
     def new(self) -> Conversation:
-        """A chat that nothing was said in, after all others, drawn as the active one is."""
-        return self._add(self._made(self.active.chat), len(self._all))
+        """A chat that nothing was said in, after all others."""
+        return self._add(self._made(), len(self._all))
 
     def fork(self, message_id: int) -> Conversation:
         """The active chat up to the message, beside it."""
@@ -98,6 +102,20 @@ class OpenChats:
         self.desk.store.delete_chat(conversation.chat.id)
         self._take_away(conversation)
 
+    def catch_up(self) -> None:
+        """Takes in what other screens have written; where a reply runs, once it has ended."""
+        if self.desk.store.changed():
+            self._behind = {each.chat.id for each in self._all}
+        for each in self._all:
+            if each.chat.id in self._behind and not each.streaming:
+                self._behind.remove(each.chat.id)
+                with suppress(ChatGone):  # which is told when something is to be written to it
+                    self._reread(each)
+
+    def remember(self, file: Path) -> None:
+        """How they stand, at once: a screen that is killed has no time for it."""
+        Remembered.read(file).left([each.chat.id for each in self._all], self.active.chat.id).write(file)
+
     async def resume(self) -> None:
         """What earlier screens began is read on, where the engine has outlived them."""
         await asyncio.gather(*(each.resume() for each in self._all))
@@ -109,18 +127,29 @@ class OpenChats:
             with suppress(StoreError):  # nobody is left to be told
                 self.desk.store.change_chat(each.chat.id, draft=each.chat.draft)
 
+    def _reread(self, conversation: Conversation) -> None:
+        chat = conversation.chat
+        now = self.desk.store.chat(chat.id, max(PAGE, len(chat.messages)))
+        heading = (now.title, now.system, now.params)
+        if heading != (chat.title, chat.system, chat.params):
+            chat.title, chat.system, chat.params = heading
+            self.desk.changed(conversation)
+        if now.messages != chat.messages:
+            chat.messages, chat.earlier = now.messages, now.earlier
+            if conversation.view is not None:
+                conversation.view.show_messages()
+
     def _take_away(self, conversation: Conversation) -> None:
         """The last one gives way to a new one."""
         index = self._all.index(conversation)
         self._all.remove(conversation)
         if not self._all:
-            self._all.append(Conversation(self._made(conversation.chat), self.desk))
+            self._all.append(Conversation(self._made(), self.desk))
         if self.active is conversation:
             self.active = self._all[min(index, len(self._all) - 1)]
 
-    def _made(self, like: Chat | None = None) -> Chat:
-        params = like.params if like else self.defaults
-        return self.desk.store.create_chat("", like.system if like else self.system, params)
+    def _made(self) -> Chat:
+        return self.desk.store.create_chat("", self.system, self.defaults)
 
     def _add(self, chat: Chat, index: int) -> Conversation:
         conversation = Conversation(chat, self.desk)

@@ -102,6 +102,8 @@ async def _read_again(chat: Conversation, messages: tuple[Message, ...]) -> tupl
     """The tokens that the text of a reply has, of which the engine knows nothing any more."""
     backend, reply = chat.desk.backend, messages[-1]
     if reply.reasoning or not reply.text:
+        if not reply.reasoning and reply.stats and not reply.stats.tokens:
+            raise NoWay("this reply ended before its first token: draw it again")
         raise NoWay("the tokens of this reply are not known any more: draw it again")
     so_far = replace(chat.chat, messages=list(messages))
     left_out = reply.stats.left_out if reply.stats else 0

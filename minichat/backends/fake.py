@@ -33,10 +33,10 @@ class FakeReply:
         self.tokens += tokens
         self._deltas.put_nowait(Delta(self.id, tuple(range(tokens)), text, tuple(logprobs)))
 
-    def end(self, finish: Finish = Finish.STOP, error: str = "") -> None:
+    def end(self, finish: Finish = Finish.STOP, error: str = "", blocks: int = 0) -> None:
         if not self.finished:
             self.finished = True
-            self._deltas.put_nowait(Delta(self.id, finish=finish, error=error))
+            self._deltas.put_nowait(Delta(self.id, finish=finish, error=error, blocks=blocks))
 
     def batches(self, turn: Turn) -> AsyncIterator[list[Delta]]:
         return gathered(self, turn)

@@ -55,9 +55,22 @@ def broadcast(screen: MainScreen) -> None:
     screen.label()
 
 
+def side_by_side(screen: MainScreen) -> None:
+    """Several chats, or one; what cannot be seen here is told instead."""
+    if (width := screen.size.width) < SEVERAL:
+        several = f"{SEVERAL} columns show several chats side by side"
+        screen.notify(f"{several}, and this terminal has {width}", severity="warning")
+        return
+    screen.side_by_side = not screen.side_by_side
+    screen.lay_out()
+    if len(screen.chats) == 1:
+        how = "several chats stand side by side" if screen.side_by_side else "one chat is seen at a time"
+        screen.notify(f"{how}: this is the only one")
+
+
 async def new(screen: MainScreen) -> None:
     screen.chats.active.chat.draft = screen.prompt.text
-    screen.add(screen.chats.new())
+    screen.speak_to(screen.chats.new())
     screen.prompt.focus()
 
 
@@ -70,7 +83,7 @@ async def fork(screen: MainScreen, message_id: int | None = None) -> None:
     source.chat.draft = screen.prompt.text
     running = source.streaming and message_id in (None, messages[-1].id)
     child = screen.chats.fork(message_id or messages[-1].id)
-    screen.add(child)
+    screen.speak_to(child)
     if running:  # else it has ended meanwhile
         join(child, source)
     screen.prompt.focus()
@@ -104,6 +117,6 @@ async def delete(screen: MainScreen, chat_id: int) -> None:
 async def reopen(screen: MainScreen, chat_id: int | None = None) -> None:
     screen.chats.active.chat.draft = screen.prompt.text
     if conversation := screen.chats.reopen(chat_id):
-        screen.add(conversation)
+        screen.speak_to(conversation)
     else:
         screen.notify("no chat is closed", severity="warning")

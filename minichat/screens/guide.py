@@ -57,6 +57,7 @@ class Guide:
             self._panel.marks = ASCII
         await main.mount(self._panel, before=main.prompt)
         main.onlookers.append(self)
+        main.chats.system = SYSTEM  # of those that the pages open
         main.chats.active.instruct(SYSTEM)
         self._show()
         self._panel.focus()

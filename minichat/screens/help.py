@@ -13,11 +13,11 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from minichat.keys import COMMANDS, bound, key_name, keys_of
+from minichat.keys import COMMANDS, key_name, keys_of, names_of
 
 _KEYS, _FEW_KEYS = 26, 13  # cells
 _NARROW = 50  # columns below which the keys have fewer
-_ID = re.compile(r"\{([\w.]+)\}")  # of a binding, in whose place its key is shown
+_IDS = re.compile(r"\{([\w. ]+)\}")  # of bindings, in whose place their keys are shown
 _ELSEWHERE = (
     (
         "In the prompt",
@@ -57,7 +57,11 @@ _ELSEWHERE = (
                 "{monitor.order}  {monitor.colour}  {monitor.letters}",
                 "the map: order, what colour means, letters",
             ),
-            ("Arrows", "the map: the text of these blocks lights up in its chats"),
+            (
+                "{monitor.left monitor.right monitor.up monitor.down}",
+                "the map: the text of these blocks lights up in its chats",
+            ),
+            ("{monitor.up monitor.down}", "the lists: another line"),
             ("{monitor.zoom}", "the map: which blocks, whose, and what they hold"),
             ("{monitor.abort}  {monitor.preempt}", "abort, or preempt, the selected request"),
             ("{monitor.filter}", "filter the events"),
@@ -66,8 +70,9 @@ _ELSEWHERE = (
     (
         "In the decoding drawer",
         (
-            ("Up Down", "another field"),
-            ("Left Right", "turn it; with Shift, tenfold"),
+            ("{decoding.up decoding.down}", "another field"),
+            ("{decoding.less decoding.more}", "turn it"),
+            ("{decoding.much_less decoding.much_more}", "turn it tenfold"),
             ("0-9", "type a value"),
             ("Delete", "as the engine has it by itself; on presets, deletes one"),
             ("Enter", "grammar: a JSON schema's file, or /an expression/"),
@@ -75,11 +80,20 @@ _ELSEWHERE = (
         ),
     ),
     (
+        "In the quantization drawer",
+        (
+            ("{quantization.up quantization.down}", "another scheme"),
+            ("Tab", "of the weights, or of the cache"),
+            ("Enter", "convert to it"),
+        ),
+    ),
+    (
         "Along the tokens of a reply ({reply.pick}, or its menu)",
         (
-            ("Left Right", "another token; with Shift, ten further"),
+            ("{tokens.left tokens.right}", "another token"),
+            ("{tokens.far_left tokens.far_right}", "ten further"),
             ("Home End", "first, last"),
-            ("Up Down", "what else was likely there"),
+            ("{tokens.up tokens.down}", "what else was likely there"),
             ("Enter", "a fork goes on with it from there"),
         ),
     ),
@@ -94,7 +108,6 @@ class HelpScreen(ModalScreen[None]):
     def __init__(self, keymap: Mapping[str, str]) -> None:
         super().__init__()
         self._keymap = keymap
-        self._usual = {each.id: each.keys[0] for each in bound() if each.keys}
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="sheet -help") as sheet:
@@ -129,7 +142,7 @@ class HelpScreen(ModalScreen[None]):
 
     def _named(self, text: str) -> str:
         """With the keys that the person has, where bindings stand."""
-        return _ID.sub(lambda found: key_name(self._keymap.get(found[1], self._usual[found[1]])), text)
+        return _IDS.sub(lambda found: names_of(found[1].split(), self._keymap), text)
 
     def _section(self, title: str, rows: Iterable[tuple[str, str]], width: int) -> list[Content]:
         """What a key does goes on below where it began."""

@@ -7,7 +7,7 @@ from textual.widget import Widget
 from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
 from minichat.decoding import strategy
-from minichat.keys import COMMANDS, bound, key_name, keys_of
+from minichat.keys import COMMANDS, bound, key_name, keys_of, names_of
 from minichat.widgets.keybar import Hinting, Key
 from minichat.widgets.tabs import Tab, titled
 
@@ -58,16 +58,17 @@ def hint(active: Conversation, keymap: Mapping[str, str]) -> str:
     return f"{send} send  {newline} newline"
 
 
-def greeting(keymap: Mapping[str, str], found: str) -> tuple[str, ...]:
+def greeting(keymap: Mapping[str, str], found: str, *, attached: bool) -> tuple[str, ...]:
     """What stands in a chat where nothing has been said: what was found here, and where to look."""
     ids = ("help", "monitor", "decoding", "quantization")
     help, monitor, decoding, quantization = (key_name(keys_of(f"view.{id}", keymap)) for id in ids)
     palette, model = (key_name(keys_of(id, keymap)) for id in ("program.palette", "model.pick"))
+    other = "" if attached else f"; {model} takes another model"  # an engine elsewhere keeps its own
     return (
         *filter(None, (found,)),
         f"{help} has the keys, {palette} every command. @ and a file's name sends the file along.",
         f"{monitor} shows the engine at work, {decoding} how replies are drawn, {quantization} how the "
-        f"weights are kept; {model} takes another model. `minichat tour` leads through it.",
+        f"weights are kept{other}. `minichat tour` leads through it.",
     )
 
 
@@ -90,9 +91,9 @@ def footer(active: Conversation, focused: Widget | None, keymap: Mapping[str, st
 
 
 def _hint(key: str, label: str, keymap: Mapping[str, str]) -> Key:
-    """A binding by its id, as the person has it; or keys in words, which cannot be clicked."""
-    usual = next((each.keys for each in bound() if each.id == key), None)
-    if usual is None:
+    """Bindings by their ids, as the person has them; or keys in words. One that is alone can be clicked."""
+    ids, usual = key.split(), {each.id: each.keys for each in bound()}
+    if not usual.keys() >= set(ids):
         return key, label, ""
-    pressed = keymap.get(key, usual[0]).split(",")[0]
-    return key_name(pressed), label, f"press({pressed!r})"
+    pressed = keymap.get(ids[0], usual[ids[0]][0]).split(",")[0]
+    return names_of(ids, keymap), label, f"press({pressed!r})" if len(ids) == 1 else ""

@@ -100,7 +100,8 @@ class MainScreen(FrameScreen[None]):
             for drawn in (self.tabs, self.banner, self.prompt.completion):
                 drawn.marks = ASCII
         self.prompt.obey(self.program.keymap)
-        self._speak_to(self.chats.active)
+        self.prompt.put(self.chats.active.chat.draft)
+        self.decoding.turn()
         self.lay_out()
         await sending.begin(self)
 
@@ -137,11 +138,12 @@ class MainScreen(FrameScreen[None]):
     def label(self) -> None:
         """Tabs, heads of panes, the prompt's border, the keys."""
         active, keymap = self.chats.active, self.program.keymap
+        greeting = labels.greeting(keymap, self.found, attached=bool(self.program.backend.elsewhere))
         for each in self._shown:
             each.unread = False
             pane = self._panes.of(each)
             pane.show_label(self._colours(each), active=each is active)
-            pane.transcript.greet(() if self.program.start.tour else labels.greeting(keymap, self.found))
+            pane.transcript.greet(() if self.program.start.tour else greeting)
         self.tabs.tabs = tuple(
             labels.tab(each, self._colours(each), active=each is active, shown=each in self._shown)
             for each in self.chats
@@ -201,6 +203,7 @@ class MainScreen(FrameScreen[None]):
         if snapshot.running and snapshot.rates.steps:
             self.at_work = snapshot
         self.decoding.see_snapshot(snapshot)
+        self._panes.see_snapshot(snapshot)
         for each in (self.links, *self.onlookers):
             each.see_snapshot(snapshot)
         self.monitor.update_from(snapshot, self.owners)  # a hidden one only remembers the rates
@@ -216,31 +219,27 @@ class MainScreen(FrameScreen[None]):
 
     # Chats come and go
 
-    def add(self, conversation: Conversation) -> None:
-        """A chat that has just been opened."""
-        self._speak_to(conversation)
-        self.lay_out()
-
     def take_away(self, conversation: Conversation) -> None:
         """A chat that has just been closed; there is always another one."""
         self._panes.drop(conversation)
-        self._speak_to(self.chats.active)
-        self.lay_out()
+        self.speak_to(self.chats.active)
 
     def go_to(self, conversation: Conversation) -> None:
-        """The prompt, the drawer and the marks are this chat's now."""
+        """Another chat that is open."""
         if conversation is not self.chats.active:
             before = self.chats.active
             before.chat.draft = "" if before.editing is not None else self.prompt.text
             before.editing = None
             self.chats.active = conversation
-            self._speak_to(conversation)
-            self.lay_out()
+            self.speak_to(conversation)
 
-    def _speak_to(self, conversation: Conversation) -> None:
+    def speak_to(self, conversation: Conversation) -> None:
+        """The prompt, the drawer and the marks are this chat's now; the next screen begins there, too."""
         self.picking.end()
         self.prompt.put(conversation.chat.draft)
         self.decoding.turn()
+        self.lay_out()
+        self.chats.remember(self.program.paths.remembered)
 
     @property
     def pane(self) -> ChatPane:
@@ -392,8 +391,7 @@ class MainScreen(FrameScreen[None]):
         self.pane.find()
 
     def action_panes(self) -> None:
-        self.side_by_side = not self.side_by_side
-        self.lay_out()
+        deeds.side_by_side(self)
 
     def action_follow(self) -> None:
         self.transcript.follow()

@@ -81,7 +81,7 @@ class Picking:
         source.chat.draft = main.prompt.text
         self.end()
         child = main.chats.fork(walk.message.id)
-        main.add(child)
+        main.speak_to(child)
         go_on_with(child, walk, token)
         main.prompt.focus()
 

@@ -43,10 +43,15 @@ def send(screen: MainScreen, text: str) -> None:
 
 async def begin(screen: MainScreen) -> None:
     """What the command line brought: in a chat where nothing was said or typed, or in a new one."""
-    first = screen.program.start.first
-    if first.text:
-        if screen.chats.active.chat.messages or screen.prompt.text:
+    start, active = screen.program.start, screen.chats.active
+    first, drawn_so = start.first, (active.chat.params, active.chat.system) == (start.params, start.system)
+    if active.chat.messages or screen.prompt.text:
+        if first.text or (start.named and not drawn_so):
             await deeds.new(screen)
+    elif start.named and not drawn_so:
+        active.tune(start.params)
+        active.instruct(start.system)
+    if first.text:
         screen.prompt.put(first.text)
     if first.send:
         screen.prompt.put("")

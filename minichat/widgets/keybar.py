@@ -10,7 +10,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 Key = tuple[str, str, str]  # as it is written, what it does, and the action of a click on it
-Hints = tuple[tuple[str, str], ...]  # the id of a binding, or keys in words; and what it does
+Hints = tuple[tuple[str, str], ...]  # ids of bindings, or keys in words; and what they do
 
 
 @runtime_checkable

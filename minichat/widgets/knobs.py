@@ -22,7 +22,7 @@ from minichat.widgets.marks import UNICODE, Marks
 _LABEL = 13  # cells
 _NOTE = 2  # lines at the end: a hint, or what is wrong
 _STRATEGY, _PRESET = "strategy", "preset"
-_HINTS = {_STRATEGY: "left and right choose", _PRESET: "left and right choose, Delete deletes yours"}
+_HINTS = {_STRATEGY: "turn it to choose", _PRESET: "turn it to choose; Delete deletes yours"}
 
 
 @dataclass(slots=True)
@@ -36,12 +36,12 @@ class Knobs(Widget, can_focus=True):
     """Shows only the fields that the strategy uses."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1)", show=False),
-        Binding("down", "move(1)", show=False),
-        Binding("left", "turn(-1)", show=False),
-        Binding("right", "turn(1)", show=False),
-        Binding("shift+left", "turn(-10)", show=False),
-        Binding("shift+right", "turn(10)", show=False),
+        Binding("up", "move(-1)", "The field above", id="decoding.up", show=False),
+        Binding("down", "move(1)", "The field below", id="decoding.down", show=False),
+        Binding("left", "turn(-1)", "Turn a field down", id="decoding.less", show=False),
+        Binding("right", "turn(1)", "Turn a field up", id="decoding.more", show=False),
+        Binding("shift+left", "turn(-10)", "Turn it down, tenfold", id="decoding.much_less", show=False),
+        Binding("shift+right", "turn(10)", "Turn it up, tenfold", id="decoding.much_more", show=False),
         Binding("enter", "type", show=False),
         Binding("backspace", "rub", show=False),
         Binding("delete", "reset", show=False),
@@ -49,8 +49,8 @@ class Knobs(Widget, can_focus=True):
     ]
 
     HINTS: ClassVar[Hints] = (
-        ("Up Down", "field"),
-        ("Left Right", "turn"),
+        ("decoding.up decoding.down", "field"),
+        ("decoding.less decoding.more", "turn"),
         ("0-9", "type"),
         ("^S", "save"),
         ("Esc", "back"),

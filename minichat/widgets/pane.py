@@ -5,17 +5,18 @@ from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
+from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.events import Click, DescendantFocus
 from textual.message import Message as TextualMessage
 from textual.reactive import reactive
 from textual.widget import Widget
-from textual.widgets import Input, Static
+from textual.widgets import Input, Label, Static
 
 from minichat.chats.model import Message
 from minichat.conversation import Conversation
 from minichat.decoding import strategy
+from minichat.widgets.keybar import Hints
 from minichat.widgets.marks import Marks
 from minichat.widgets.picker import TokenPicker
 from minichat.widgets.tabs import titled
@@ -32,6 +33,10 @@ class PaneHead(Widget):
     label: reactive[Content] = reactive(Content(""), layout=False)
     figures: reactive[str] = reactive("", layout=False)
 
+    def has_room(self, figures: str) -> bool:
+        """Beside the whole label."""
+        return self.label.cell_length + len(figures) + 3 <= self.size.width
+
     def render(self) -> Content:
         room = self.size.width - len(self.figures) - (3 if self.figures else 1)
         label = self.label.truncate(max(room, 0), ellipsis=True)
@@ -39,9 +44,10 @@ class PaneHead(Widget):
         return Content.assemble(label, gap, (self.figures, "$text-muted"), " ")
 
 
-class FindBar(Input):
+class FindBar(Horizontal):
     """What is looked for in the transcript above; Enter goes on, Escape ends it."""
 
+    HINTS: ClassVar[Hints] = (("Enter", "next"), ("Up", "previous"), ("Esc", "done"))
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", show=False),
         Binding("down", "step(1)", show=False),
@@ -59,8 +65,13 @@ class FindBar(Input):
             self.by = by
 
     def __init__(self) -> None:
-        super().__init__(placeholder="find  Enter next  Shift+Enter previous  Esc done", compact=True)
-        self.cursor_blink = False
+        super().__init__()
+        self.field = Input(placeholder="Enter next  Up previous  Esc done", compact=True)
+        self.field.cursor_blink = False
+
+    def compose(self) -> ComposeResult:
+        yield Label("find")
+        yield self.field
 
     def action_leave(self) -> None:
         self.post_message(self.Left())
@@ -151,7 +162,7 @@ class ChatPane(Vertical):
 
     def _figures(self) -> str:
         run, chat = self.conversation.run, self.conversation.chat
-        if self.finder.value:
+        if self.finder.field.value:
             place, total, whole = self.transcript.find_count
             return f"{place} of {total}{'' if whole else '+'}" if total else "found nowhere"
         if run is None:
@@ -161,7 +172,9 @@ class ChatPane(Vertical):
         stats = run.stats(self.conversation.desk.clock(), chat.params)
         rate = f"{stats.rate:.0f} tok/s" if stats.seconds - stats.ttft >= _TELLING else ""
         count = f"{stats.tokens} tok" if self.size.width >= 40 or not rate else ""
-        return "  ".join(filter(None, (rate, count)))
+        figures = "  ".join(filter(None, (rate, count)))
+        more = f"{figures}  {stats.blocks:,} blk"
+        return more if stats.blocks and self.head.has_room(more) else figures
 
     def say_parting(self, sentence: Content | None) -> None:
         """Where this reply goes another way than those beside it; none takes it away."""
@@ -189,7 +202,7 @@ class ChatPane(Vertical):
         self.read_older(self.conversation.chat.earlier)
         self.finder.display = True
         self.add_class("-finding")  # the head says which place this is, of how many
-        self.finder.focus()
+        self.finder.field.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
@@ -208,7 +221,7 @@ class ChatPane(Vertical):
     def on_find_bar_left(self) -> None:
         self.finder.display = False
         self.remove_class("-finding")
-        self.finder.value = ""
+        self.finder.field.value = ""
         self.transcript.clear_find()
         self.show_figures()
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from textual.containers import Horizontal
 
+from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
 from minichat.widgets.pane import ChatPane
 from minichat.widgets.transcript import Glyphs
@@ -38,6 +39,17 @@ class Panes(Horizontal):
         for pane in self.all:
             pane.display = pane.conversation in shown
             pane.set_class(pane.conversation is not shown[-1], "-divided")
+
+    def see_snapshot(self, snapshot: Snapshot) -> None:
+        """How many blocks each reply holds by now, with all that answer the same request."""
+        runs = [pane.conversation.run for pane in self.all]
+        held: dict[int, set[int]] = {run.reply.id: set() for run in runs if run and run.reply}
+        for view in snapshot.requests:
+            if (request := view.id if view.group < 0 else view.group) in held:
+                held[request].update(view.blocks)
+        for run in runs:
+            if run and run.reply:
+                run.blocks = len(held[run.reply.id])
 
     def drop(self, conversation: Conversation) -> None:
         """Of a chat that is closed."""

@@ -25,20 +25,20 @@ class TokenPicker(Widget, can_focus=True):
     """Knows texts and shares; whoever shows it knows what they are of."""
 
     HINTS: ClassVar[Hints] = (
-        ("Left Right", "token"),
-        ("Up Down", "candidate"),
+        ("tokens.left tokens.right", "token"),
+        ("tokens.up tokens.down", "candidate"),
         ("Enter", "go on with it"),
         ("Esc", "done"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(-1)", show=False),
-        Binding("right", "move(1)", show=False),
-        Binding("shift+left,pageup", "move(-10)", show=False),
-        Binding("shift+right,pagedown", "move(10)", show=False),
+        Binding("left", "move(-1)", "The token before", id="tokens.left", show=False),
+        Binding("right", "move(1)", "The next token", id="tokens.right", show=False),
+        Binding("shift+left,pageup", "move(-10)", "Ten tokens back", id="tokens.far_left", show=False),
+        Binding("shift+right,pagedown", "move(10)", "Ten tokens on", id="tokens.far_right", show=False),
         Binding("home", "move(-1000000)", show=False),
         Binding("end", "move(1000000)", show=False),
-        Binding("up", "choose(-1)", show=False),
-        Binding("down", "choose(1)", show=False),
+        Binding("up", "choose(-1)", "The likelier candidate", id="tokens.up", show=False),
+        Binding("down", "choose(1)", "The next candidate", id="tokens.down", show=False),
         Binding("enter", "take", show=False),
         Binding("escape", "leave", show=False),
     ]

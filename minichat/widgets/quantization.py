@@ -54,6 +54,11 @@ class Facts(Widget):
 class Schemes(OptionList):
     """What weights or cache can be kept as: the present one marked, and of what cannot be taken, why."""
 
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "cursor_up", "The scheme above", id="quantization.up", show=False),
+        Binding("down", "cursor_down", "The scheme below", id="quantization.down", show=False),
+    ]
+
     def __init__(self) -> None:
         super().__init__()
         self._shown: tuple[object, ...] = ()
@@ -81,7 +86,10 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
     HINTS: ClassVar[Hints] = (
-        *(("Up Down", "choose"), ("Tab", "weights, cache"), ("Enter", "convert"), ("Esc", "back")),
+        ("quantization.up quantization.down", "choose"),
+        ("Tab", "weights, cache"),
+        ("Enter", "convert"),
+        ("Esc", "back"),
     )
 
     class Left(Message):

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from minichat.backends.fake import FakeBackend
 from minichat.screens import deeds
-from tests.app.conftest import run
+from tests.app.conftest import run, snapshot
 
 
 def titles(it: Any) -> list[str]:
@@ -52,6 +54,9 @@ async def test_they_stand_where_they_stood(bench: Callable[..., Any]) -> None:
         it.app.store.create_chat("of another screen")
     async with bench() as it:
         assert titles(it)[-1] == "of another screen"
+        await it.pilot.press("alt+3")
+    async with bench() as it:  # the one before was killed
+        assert it.app.chats.active.chat.title == "second"
 
 
 @run
@@ -325,6 +330,28 @@ async def test_a_rate_is_told_once_it_can_be_known(bench: Callable[..., Any]) ->
         run.first -= 60
         run.began = run.first
         assert it.main.pane._figures() == "0 tok/s  3 tok"
+
+
+@run
+async def test_the_blocks_of_a_reply_are_told_while_it_runs_and_when_it_has_ended(
+    bench: Callable[..., Any],
+) -> None:
+    both = snapshot(1, running=(0, 1))
+    both = replace(both, requests=(both.requests[0], both.requests[1]._replace(group=0)))
+    async with bench((240, 40), backend=FakeBackend([snapshot(), both])) as it:
+        await it.pilot.press("ctrl+n")  # beside another one, where a head says how each is doing
+        reply = await it.say("hello")
+        await it.until(lambda: it.app.chats.active.run.blocks == 4)  # with those of its second sample
+        reply.say("some words")
+        await it.until(lambda: it.main.pane._figures() == "1 tok  4 blk")
+        it.app.chats.active.rename("a title for which there is room, but none for blocks beside it")
+        await it.until(lambda: it.main.pane._figures() == "1 tok")
+        reply.end(blocks=1_234)
+        await it.until(lambda: "1 tok  1,234 blk" in it.screen_text())
+    async with bench((100, 30)) as it:  # kept with it
+        assert "1 tok  1,234 blk" in it.screen_text()
+        await it.answered(await it.say("again"))  # by an engine that does not say it
+        assert it.screen_text().count("blk") == 1
 
 
 @run

@@ -16,10 +16,14 @@ NAMED = ("enter", "escape")
 
 def typed(it: Bench, *keys: str) -> None:
     """All at once, as a terminal hands over what was typed while nobody looked; words letter by letter."""
+    post(it.app, *keys)
+
+
+def post(app: MinichatApp, *keys: str) -> None:
     for key in keys:
         for each in [key] if "+" in key or key in NAMED else key:
             letter = each if len(each) == 1 else None
-            it.app.post_message(Key(_character_to_key(each) if letter else each, letter))
+            app.post_message(Key(_character_to_key(each) if letter else each, letter))
 
 
 @run
@@ -74,10 +78,21 @@ async def test_a_widget_that_goes_away_holds_up_nobody(
 async def test_what_is_typed_before_the_first_frame_is_there(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(MinichatApp, "on_load", lambda app: post(app, "early"), raising=False)
+    async with bench() as it:
+        await it.until(lambda: it.main.prompt.text == "early")
+
+
+@run
+async def test_enter_before_the_first_frame_sends_and_a_new_line_is_one_later(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def on_load(app: MinichatApp) -> None:
-        for letter in "early":
-            app.post_message(Key(letter, letter))
+        post(app, "early", "ctrl+j", "more")  # what a terminal of lines makes of Enter
 
     monkeypatch.setattr(MinichatApp, "on_load", on_load, raising=False)
     async with bench() as it:
-        await it.until(lambda: it.main.prompt.text == "early")
+        await it.until(lambda: it.main.prompt.text == "more" and it.replies)
+        assert it.replies[0].prompt[-1]["content"] == "early"
+        typed(it, "ctrl+j", "lines")
+        await it.until(lambda: it.main.prompt.text == "more\nlines")

@@ -8,10 +8,13 @@ import pytest
 
 from engine.events import Admitted
 from engine.request import Finish
+from engine.snapshot import SchemeView
 from minichat.backends.fake import FakeBackend
 from minichat.screens import dialogs
 from minichat.settings.presets import load_presets
 from tests.app.conftest import run, snapshot
+
+SCHEMES = tuple(SchemeView(name, "", 1000) for name in ("none", "int8", "int4", "fp8"))
 
 
 @run
@@ -222,7 +225,7 @@ async def test_a_theme_that_is_edited_is_read_again(
         await it.until(lambda: any("own.toml" in said for said in it.notices()))
         assert "own" not in it.app.available_themes
         (themes / "own.toml").write_text(text.replace('name = "minichat-dark"', 'name = "mine"'))
-        it.app._themes_seen -= 60
+        it.app._looked_around -= 60
         await it.pilot.press("a")  # where the terminal does not tell that it has the focus again
         assert "mine" in it.app.available_themes
 
@@ -298,6 +301,61 @@ async def test_help_has_the_keys_that_are_in_force(bench: Callable[..., Any], tm
             "Along the tokens of a reply (F6, or its menu)",
         ):
             assert line in lines
+
+
+@run
+async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
+    bench: Callable[..., Any], tmp_path: Path
+) -> None:
+    config = tmp_path / ".config" / "minichat" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(
+        '[keys]\n"decoding.up" = "k"\n"decoding.down" = ["j", "down"]\n"decoding.more" = "l"\n'
+        '"quantization.down" = "j"\n"monitor.down" = "j"\n"monitor.right" = "l"\n"tokens.right" = "f7"\n'
+    )
+    backend = FakeBackend([snapshot(schemes=SCHEMES), snapshot(1, running=(0, 1), schemes=SCHEMES)])
+    async with bench((120, 160), backend=backend) as it:
+        assert [said for said in it.notices() if "monitor.letters" in said]  # which has l there
+        await it.pilot.press("f3")
+        assert "k j field" in last_line(it) and "Left l turn" in last_line(it)
+        knobs = it.main.drawer.knobs
+        await it.pilot.press("j", "down", "k", "up")
+        assert knobs.row == 1
+        params = it.app.chats.active.chat.params
+        await it.pilot.press("right")
+        assert it.app.chats.active.chat.params is params
+        await it.pilot.press("l")
+        assert it.app.chats.active.chat.params is not params
+        await it.pilot.press("f4")
+        await it.until(lambda: it.main.quantization.schemes.option_count)
+        schemes = it.main.quantization.schemes
+        before = schemes.highlighted
+        await it.pilot.press("j", "down", "j")
+        assert schemes.highlighted == before + 2
+        await it.pilot.press("escape", "alt+m", "2")
+        assert "Up j choose" in last_line(it)
+        await it.pilot.press("f1")
+        await it.until(lambda: "In the decoding drawer" in it.screen_text())
+        lines = [" ".join(line.strip(" │").split()) for line in it.screen_text().splitlines()]
+        for line in (
+            "k j another field",
+            "Left l turn it",
+            "Shift+Left Shift+Right turn it tenfold",
+            "Up j another scheme",
+            "Up j the lists: another line",
+            "Left F7 another token",
+            "Shift+Left Shift+Right ten further",
+        ):
+            assert line in lines
+
+
+@run
+async def test_four_arrows_are_called_so(bench: Callable[..., Any]) -> None:
+    async with bench((120, 110)) as it:
+        await it.pilot.press("alt+m")
+        assert "Arrows point" in last_line(it)
+        await it.pilot.press("f1")
+        await it.until(lambda: "Arrows   " in it.screen_text())
 
 
 def last_line(it: Any) -> str:

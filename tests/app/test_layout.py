@@ -55,6 +55,26 @@ async def test_a_resize_while_it_streams(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_several_chats_or_one(bench: Callable[..., Any]) -> None:
+    async with bench((200, 50)) as it:
+        await it.pilot.press("alt+p", "alt+p")
+        assert "one chat is seen at a time" in it.notices()[0]
+        assert "side by side" in it.notices()[1]
+        await it.pilot.press("ctrl+n")
+        await it.until(lambda: len(it.main.shown) == 2)
+        await it.pilot.press("alt+p")
+        assert len(it.main.shown) == 1
+        await it.pilot.press("alt+p")
+        assert len(it.main.shown) == 2
+        await it.pilot.resize_terminal(120, 40)
+        await it.pilot.press("alt+p")
+        said = "180 columns show several chats side by side, and this terminal has 120"
+        assert it.notices()[2:] == [said]
+        await it.pilot.resize_terminal(200, 50)  # where nothing could be seen, nothing was changed
+        await it.until(lambda: len(it.main.shown) == 2)
+
+
+@run
 async def test_monitor_on_and_off(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         assert not it.main.monitor.display

@@ -212,6 +212,16 @@ async def test_a_fork_that_the_engine_refuses_keeps_its_text(bench: Callable[...
 
 
 @run
+async def test_a_reply_that_never_had_tokens_is_not_said_to_have_lost_them(bench: Callable[..., Any]) -> None:
+    async with bench(backend=opened()) as it:
+        reply = await it.say("go")
+        reply.end(Finish.FAILED, "no memory")
+        await it.until(lambda: it.texts()[-1][2] == "failed")
+        await it.pilot.press("alt+c")
+        await it.until(lambda: "this reply ended before its first token: draw it again" in it.notices())
+
+
+@run
 async def test_in_ascii_all_but_the_text_is_ascii(bench: Callable[..., Any]) -> None:
     async with bench((100, 40), backend=opened(), ascii=True) as it:
         await replied(it, "a b é", 0.5)

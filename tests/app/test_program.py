@@ -160,7 +160,7 @@ async def test_help_that_does_not_fit_goes_on_below_where_it_began(bench: Callab
 
 @run
 async def test_the_palette_has_everything(bench: Callable[..., Any]) -> None:
-    async with bench((100, 40)) as it:
+    async with bench((180, 40)) as it:
         await it.pilot.press("ctrl+p", *"several")
         await it.until(lambda: "Several chats side by side" in it.screen_text())
         await it.pilot.press("down", "enter")
@@ -207,6 +207,9 @@ async def test_ascii_draws_nothing_else(bench: Callable[..., Any], size: tuple[i
         await it.pilot.press("f3")
         assert it.screen_text().isascii()
         await it.pilot.press("f3", "f1")
+        assert it.screen_text().isascii()
+        await it.pilot.press("escape", "ctrl+p")
+        await it.until(lambda: "Draw the last reply again" in it.screen_text())
         assert it.screen_text().isascii()
         await it.pilot.press("escape")
         it.app.keeper.lose("the engine has stopped: " + "why " * 99)

@@ -161,6 +161,15 @@ def test_a_chat_with_the_built_in_model(terminal: Callable[..., Tmux]) -> None:
     assert tmux.messages()[-1].state == "done"
 
 
+def test_enter_sends_even_before_the_first_frame(terminal: Callable[..., Tmux]) -> None:
+    tmux = terminal("--temperature", "0")
+    tmux.type("Hello", "Enter")  # to a terminal of lines, as it is until the program takes it over
+    tmux.until(lambda screen: "TTFT" in screen)
+    tmux.type("C-q")
+    tmux.until(lambda screen: f"{ENDED} 0" in screen)
+    assert [message.text for message in tmux.messages()][:1] == ["Hello"]
+
+
 @pytest.fixture
 def endless(tmp_path: Path) -> None:
     """Replies that go on until the context is full: seconds, even on a quick machine."""

@@ -41,6 +41,15 @@ async def test_it_says_where_it_is(bench: Callable[..., Any]) -> None:
 
 
 @run
+@pytest.mark.parametrize("attached", [True, False])
+async def test_it_greets_with_what_can_be_done_here(bench: Callable[..., Any], attached: bool) -> None:
+    backend = elsewhere() if attached else FakeBackend([snapshot()])
+    async with bench((110, 30), backend=backend) as it:
+        await it.until(lambda: "minichat tour" in it.screen_text())
+        assert ("Alt+O takes another model" in " ".join(it.screen_text().split())) is not attached
+
+
+@run
 async def test_a_cut_is_told_and_what_is_sent_waits(bench: Callable[..., Any]) -> None:
     async with bench((140, 40), backend=elsewhere()) as it:
         running = await it.say("hello")
@@ -88,6 +97,21 @@ async def test_a_line_that_will_not_come_back_is_a_lost_engine(bench: Callable[.
         await it.until(lambda: it.app.keeper.alive)
         assert it.backend.switched == ["tiny"]
         await it.answered(await it.say("and now"))
+
+
+@run
+@pytest.mark.parametrize("size", [(100, 30), (120, 40)])
+async def test_what_a_lost_engine_did_last_is_not_shown_as_if_it_went_on(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    at_work = FakeBackend([snapshot(running=(1, 2))], elsewhere="box:8000")
+    async with bench(size, backend=at_work) as it:
+        await it.until(lambda: "80 tok/s" in it.screen_text())
+        it.backend.emit(lost("the engine has ended", ended=True))
+        await it.until(lambda: "80 tok/s" not in it.screen_text())
+        shown = it.screen_text()
+        assert "0 running" in shown or "no engine: the engine has ended" in shown
+        assert it.main.latest.state == "dead"
 
 
 @run

@@ -153,7 +153,8 @@ class TestReply:
     @pytest.mark.parametrize("kind", ["ngram", "suffix", "draft"])
     def test_guesses_change_nothing(self, run: Run, model: Path, kind: str) -> None:
         words = ("generate", "--model", model, "--raw", "--seed", 3, "--max-tokens", 30)
-        assert run(*words, "--draft", model, "--speculate", kind, "the").out == run(*words, "the").out
+        drafting = ("--draft", model) if kind == "draft" else ()
+        assert run(*words, *drafting, "--speculate", kind, "the").out == run(*words, "the").out
 
     def test_a_stop_is_not_shown(self, run: Run, model: Path) -> None:
         words = ("generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 20, "the")
@@ -184,6 +185,9 @@ USAGE = {
     "too-long": (["--max-context", "1"], "holds 1 here"),
     "speculate": (["--speculate", "magic"], "speculate: must be one of ngram, suffix, draft, exit"),
     "no-draft": (["--speculate", "draft"], "has no draft model here; start the engine with one"),
+    "draft-alone": (["--draft", "pocket"], "--draft is for --speculate draft"),
+    "draft-unasked": (["--draft", "pocket", "--speculate", "ngram"], "--draft is for --speculate draft"),
+    "sinks-alone": (["--kv-sinks", "8"], "--kv-sinks is for --kv-window"),
     "no-exit": (["--speculate", "exit"], "config.json names no early_exit_layers"),
     "too-many": (["--max-tokens", "500"], "asks for 500 more, but"),
 }

@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine.errors import BadInput
 from minichat.cli import parser
 from minichat.commands.options import engine_config
 from minichat.commands.tui import settle
@@ -24,6 +25,23 @@ def test_forms_of_weights_and_cache(command: str) -> None:
     assert asked() == ("int8", "fp8", 64, 0, 70)
     assert asked("--quantization", "none", "--kv", "none") == ("none", "none", 64, 0, 70)
     assert asked("--kv-window", "32", "--kv-sinks", "8", "--blocks", "9") == ("int8", "fp8", 32, 8, 9)
+
+
+@pytest.mark.parametrize("command", ["chat", "up", "generate", "serve"])
+def test_sinks_need_a_window(command: str) -> None:
+    """Those of the settings wait for one; those of the command line contradict that there is none."""
+
+    def asked(*words: str) -> int:
+        options = parser().parse_args([command, *words])
+        if command in ("chat", "up"):
+            settle(options, Settings(engine=Engine(kv_sinks=9)))
+        return engine_config(options).kv_sinks
+
+    assert asked() == 4
+    assert asked("--kv-window", "32", "--kv-sinks", "8") == 8
+    assert asked("--kv-window", "32") == (9 if command in ("chat", "up") else 4)
+    with pytest.raises(BadInput, match="--kv-sinks is for --kv-window"):
+        asked("--kv-sinks", "8")
 
 
 @pytest.mark.parametrize("command", ["chat", "up"])

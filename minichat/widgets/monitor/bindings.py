@@ -6,6 +6,16 @@ from minichat.widgets.monitor.arrange import PANES
 
 _NAMES = ("KV map", "queues", "rates", "latency", "events")
 
+
+def up(action: str) -> Binding:
+    """On the map and in the lists alike."""
+    return Binding("up", action, "Upwards, on the map or in a list", id="monitor.up", show=False)
+
+
+def down(action: str) -> Binding:
+    return Binding("down", action, "Downwards, on the map or in a list", id="monitor.down", show=False)
+
+
 KEYS: list[BindingType] = [
     *(
         Binding(

@@ -73,7 +73,7 @@ class EngineLine(Widget):
         if (facts := self.facts) is None:
             return Content("")
         if facts.error:
-            return Content.styled(f" engine dead: {self._signs.line(facts.error)}", "$text-error")
+            return Content.styled(f" no engine: {self._signs.line(facts.error)}", "$text-error")
         signs, width = self._signs, self.size.width
         share = facts.used / max(facts.size, 1)
         wide = width >= _WIDE

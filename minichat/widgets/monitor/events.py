@@ -12,6 +12,7 @@ from textual.events import MouseScrollDown, MouseScrollUp
 from textual.widgets import Input
 
 from engine.events import Event, Quantizing
+from minichat.widgets.monitor.bindings import down, up
 from minichat.widgets.monitor.pane import Pane, Row, Span, clip
 from minichat.widgets.monitor.words import look, said
 
@@ -42,10 +43,15 @@ class EventLog(Pane):
     }
     """
     number, title = 5, "events"
-    HINTS = (("Up Down", "scroll"), ("monitor.filter", "filter"), ("1-5", "pane"), ("Esc", "back"))
+    HINTS = (
+        ("monitor.up monitor.down", "scroll"),
+        ("monitor.filter", "filter"),
+        ("1-5", "pane"),
+        ("Esc", "back"),
+    )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "scroll_by(1)", show=False),
-        Binding("down", "scroll_by(-1)", show=False),
+        up("scroll_by(1)"),
+        down("scroll_by(-1)"),
         Binding("pageup", "scroll_by(10)", show=False),
         Binding("pagedown", "scroll_by(-10)", show=False),
         Binding("home", "scroll_by(100000)", show=False),

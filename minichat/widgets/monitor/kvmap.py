@@ -13,6 +13,7 @@ from textual.message import Message
 from textual.strip import Strip
 
 from engine.snapshot import Snapshot
+from minichat.widgets.monitor.bindings import down, up
 from minichat.widgets.monitor.cells import Grid, Order, State, Tint, aggregate, session_order, states
 from minichat.widgets.monitor.figures import plural
 from minichat.widgets.monitor.legend import legend, totals
@@ -30,7 +31,7 @@ class KVMap(Pane):
 
     number, title = 1, "KV map"
     HINTS = (
-        ("Arrows", "point"),
+        ("monitor.left monitor.right monitor.up monitor.down", "point"),
         ("monitor.zoom", "blocks"),
         ("monitor.order", "order"),
         ("monitor.colour", "colour"),
@@ -38,10 +39,10 @@ class KVMap(Pane):
         ("Esc", "back"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(-1, 0)", show=False),
-        Binding("right", "move(1, 0)", show=False),
-        Binding("up", "move(0, -1)", show=False),
-        Binding("down", "move(0, 1)", show=False),
+        Binding("left", "move(-1, 0)", "To the left on the map", id="monitor.left", show=False),
+        Binding("right", "move(1, 0)", "To the right on the map", id="monitor.right", show=False),
+        up("move(0, -1)"),
+        down("move(0, 1)"),
         Binding("enter", "zoom", "Which blocks these are, and who holds them", id="monitor.zoom", show=False),
         Binding("escape", "leave_zoom", show=False),
     ]

@@ -8,6 +8,7 @@ from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
 from engine.snapshot import RequestView, Snapshot
+from minichat.widgets.monitor.bindings import down, up
 from minichat.widgets.monitor.columns import Column, columns_of, fitted
 from minichat.widgets.monitor.owners import Owner
 from minichat.widgets.monitor.pane import Line, Pane, Row
@@ -22,15 +23,15 @@ class Queues(Pane):
 
     number, title = 2, "queues"
     HINTS = (
-        ("Up Down", "choose"),
+        ("monitor.up monitor.down", "choose"),
         ("monitor.abort", "abort"),
         ("monitor.preempt", "preempt"),
         ("1-5", "pane"),
         ("Esc", "back"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "select(-1)", show=False),
-        Binding("down", "select(1)", show=False),
+        up("select(-1)"),
+        down("select(1)"),
         Binding("pageup", "select(-10)", show=False),
         Binding("pagedown", "select(10)", show=False),
         Binding("home", "select(-100000)", show=False),

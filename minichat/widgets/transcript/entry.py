@@ -265,7 +265,7 @@ class Entry:
                 f"{stats.rate:.0f} tok/s",
                 f"TTFT {stats.ttft * 1000:.0f} ms",
             ]
-            details.append(f"{stats.tokens} tok")
+            details += [f"{stats.tokens} tok", f"{stats.blocks:,} blk" if stats.blocks else ""]
         elif message.state == "streaming":
             details.append("writing" if self.text else "thinking" if self._tail else "waiting")
         bar = ">" if self.marked else glyphs.bar

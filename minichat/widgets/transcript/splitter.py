@@ -28,7 +28,7 @@ _LINES_A_LOOK = 32  # lines between two looks at the clock
 class _State:
     containers: tuple[Container, ...] = ()
     shown: int = 0  # containers whose mark a leaf has shown
-    gap: bool = False
+    gap: int = 0  # empty lines behind the last leaf
     open: bool = False  # the last leaf may go on
     fence: Fence | None = None
     midline: bool = False  # the next piece goes on in a line that was too long
@@ -152,8 +152,9 @@ class Splitter:
                 return
             state.fence, state.open = None, False
         if not rest.strip(" \t"):
+            state.open = inside == len(state.containers) and self._outlasts_gaps()
             self._leave(inside)
-            state.open, state.gap = False, True
+            state.gap += 1
         elif inside < len(state.containers) and self._opens("text") and not self._begins(rest):
             self._text(rest.lstrip(" "), at, end)  # a paragraph may go on without its margin
         else:
@@ -178,18 +179,25 @@ class Splitter:
     def _opens(self, kind: Kind) -> bool:
         return self._state.open and self.leaves[-1].kind == kind
 
-    def _begins(self, rest: str) -> bool:
-        """Whether a block begins here even within a paragraph."""
+    def _outlasts_gaps(self) -> bool:
+        """Whether the last leaf is indented code, which may go on behind empty lines, with room for them."""
+        return self._opens("code") and len(self.leaves[-1].text) + self._state.gap < MAX_CODE
+
+    @staticmethod
+    def _begins(rest: str) -> bool:
+        """Whether a block begins on a line that has left what the paragraph is in.
+
+        Every item does, whatever its number: it is the list's next one, and not running text.
+        """
         body = rest.lstrip(" ")
         if len(rest) - len(body) > 3 or _PLAIN.match(body):
             return False
-        item = _ITEM.match(body)
         return bool(
             body.startswith(">")
             or _fence(body)
             or _HEADING.match(body)
             or _RULE.match(body)
-            or (item and self._interrupts(item, body))
+            or _ITEM.match(body)
         )
 
     @staticmethod
@@ -301,6 +309,8 @@ class Splitter:
 
     def _indented(self, code: str, at: int, end: int, whole: bool) -> None:
         if self._opens("code"):
+            self.leaves[-1].text += "\n" * self._state.gap  # what is between code is code, too
+            self._state.gap = 0
             self._add_code(code, at, end, whole)
         else:
             self._start("code", at, end, code + "\n" * whole)
@@ -341,6 +351,6 @@ class Splitter:
     ) -> None:
         state = self._state
         fresh = len(state.containers) - state.shown
-        gap = state.gap and bool(self.leaves) and not joined
+        gap = state.gap > 0 and bool(self.leaves) and not joined
         self.leaves.append(Leaf(kind, at, end, text, info, state.containers, fresh, gap, joined))
-        state.shown, state.open, state.gap, state.line_at = len(state.containers), True, False, 0
+        state.shown, state.open, state.gap, state.line_at = len(state.containers), True, 0, 0

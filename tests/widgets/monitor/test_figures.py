@@ -135,4 +135,4 @@ async def test_the_line_tells_of_a_dead_engine() -> None:
     line = EngineLine()
     async with staged(line, (80, 3)):
         line.update_from(snapshot(64, state="dead", error="out of\nmemory"), OWNERS)
-        assert words(line) == " engine dead: out of memory"
+        assert words(line) == " no engine: out of memory"

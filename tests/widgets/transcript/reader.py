@@ -103,7 +103,12 @@ def user(text: str, number: int = 1) -> Message:
 
 def reply(text: str, number: int = 2, reasoning: str = "") -> Message:
     return Message(
-        number, "assistant", text, reasoning, 43_260.0, stats=ReplyStats(214, 5.7, 0.092, 30, "top-p")
+        number,
+        "assistant",
+        text,
+        reasoning,
+        43_260.0,
+        stats=ReplyStats(214, 5.7, 0.092, 30, "top-p", blocks=14),
     )
 
 

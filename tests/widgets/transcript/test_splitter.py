@@ -4,6 +4,7 @@ from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from minichat.widgets.transcript.leaves import MAX_CODE, MAX_TEXT, Leaf
 from minichat.widgets.transcript.splitter import Splitter
@@ -109,6 +110,21 @@ def test_lists_nest_and_end() -> None:
 
 def test_a_number_in_running_text_is_no_list() -> None:
     assert kinds("It was in\n1986. A good year") == [("text", "It was in\n1986. A good year")]
+    assert kinds("> It was in\n> 1986. A good year") == [("text", "It was in\n1986. A good year")]
+    assert kinds("- It was in\n  1986. A good year") == [("text", "It was in\n1986. A good year")]
+
+
+def marks(text: str) -> list[tuple[str, str]]:
+    """What each leaf stands in, and its text."""
+    return [(" ".join(each.mark for each in leaf.containers), leaf.text) for leaf in leaves(text)]
+
+
+def test_each_number_of_a_list_is_an_item() -> None:
+    assert marks("1. a\n2. b\n3. c") == [("1.", "a"), ("2.", "b"), ("3.", "c")]
+    assert marks("7) a\n   more\n8) b\nlazy") == [("7)", "a\nmore"), ("8)", "b\nlazy")]
+    assert marks("1. a\n   - x\n   - y\n2. b") == [("1.", "a"), ("1. -", "x"), ("1. -", "y"), ("2.", "b")]
+    assert marks("- a\n  1. x\n  2. y\n- b") == [("-", "a"), ("- 1.", "x"), ("- 2.", "y"), ("-", "b")]
+    assert marks("1. a\n2.\n3. c") == [("1.", "a"), ("2.", ""), ("3.", "c")]
 
 
 def test_a_fence_in_an_item_ends_with_it() -> None:
@@ -123,3 +139,35 @@ def test_a_fence_in_an_item_ends_with_it() -> None:
 def test_depth_is_bounded() -> None:
     (leaf,) = leaves(">" * 1500)
     assert len(leaf.containers) == 8
+
+
+_LINES = (
+    *("1. a", "2. b", "10. c", "2) d", "- e", "* f", "  - g", "   1. h", "   2. i", "   - j", ""),
+    *("text", "   text", "# title", "```", "   ```", "> q", "> 1. r", "> 2. s", "| t | u |", "|---|---|"),
+)
+
+
+@given(st.lists(st.sampled_from(_LINES), max_size=8).map("\n".join))
+def test_items_and_paragraphs_are_those_of_a_whole_parser(text: str) -> None:
+    found, tokens = leaves(text), MarkdownIt("commonmark").enable("table").parse(text)
+    begun = [each for leaf in found for each in leaf.containers[len(leaf.containers) - leaf.fresh :]]
+    assert sum(not each.quotes for each in begun) == sum(token.type == "list_item_open" for token in tokens)
+    paragraphs = sum(token.type == "paragraph_open" for token in tokens)
+    assert sum(leaf.kind == "text" for leaf in found) == paragraphs
+
+
+def test_indented_code_goes_on_behind_empty_lines() -> None:
+    assert kinds("    a\n\n    b\n\n\n      c\n\ntext") == [("code", "a\n\nb\n\n\n  c\n"), ("text", "text")]
+    assert [leaf.gap for leaf in leaves("    a\n\n# b\n    c")] == [False, True, False]
+    assert kinds(">     a\n>\n>     b\n\n>     c") == [("code", "a\n\nb\n"), ("code", "c\n")]
+    found = leaves("    a\n" + "\n" * 2 * MAX_CODE + "    b")  # more of them than there is room for
+    assert [leaf.text for leaf in found] == ["a\n", "b\n"]
+
+
+_INDENTED = ("    a", "      b", "", "text", "# title", "> q", ">     r", "- i", "      j")
+
+
+@given(st.lists(st.sampled_from(_INDENTED), max_size=8).map("\n".join))
+def test_indented_code_is_that_of_a_whole_parser(text: str) -> None:
+    blocks = [token.content for token in MarkdownIt("commonmark").parse(text) if token.type == "code_block"]
+    assert [leaf.text for leaf in leaves(text) if leaf.kind == "code"] == blocks

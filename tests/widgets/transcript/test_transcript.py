@@ -20,7 +20,7 @@ async def test_messages_have_headers_with_role_time_and_cost() -> None:
             "▌ you  12:01",
             "Hello",
             "",
-            "▌ assistant b  12:01  top-p  38 tok/s  TTFT 92 ms  214 tok",
+            "▌ assistant b  12:01  top-p  38 tok/s  TTFT 92 ms  214 tok  14 blk",
             "Hi there",
         ]
 

@@ -1,0 +1,32 @@
+"""The line in which a text is looked for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.app.conftest import run
+
+KEYS = "Enter next  Up previous  Esc done"
+
+
+@run
+@pytest.mark.parametrize("size", [(80, 24), (80, 16)])  # in the low one there is no line of keys
+async def test_it_says_what_it_is_and_its_keys(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+    async with bench(size) as it:
+        await it.answered(await it.say("hello"), "needle " + "hay\n\n" * 60 + "needle")
+        high = it.main.keybar.display
+        assert KEYS not in it.screen_text()
+        await it.pilot.press("ctrl+f")
+        await it.until(lambda: f" find {KEYS}" in it.screen_text())
+        assert it.screen_text().count(KEYS) == 1 + high
+        await it.pilot.press(*"needle")
+        await it.until(lambda: " find needle" in it.screen_text() and " of 2" in it.screen_text())
+        assert it.screen_text().count(KEYS) == high
+        at = it.main.transcript.find_count[0]
+        await it.pilot.press("up")
+        await it.until(lambda: it.main.transcript.find_count[0] != at)
+        await it.pilot.press("down")
+        await it.until(lambda: it.main.transcript.find_count[0] == at)
+        await it.pilot.press("escape")
+        await it.until(lambda: it.app.focused is it.main.prompt and KEYS not in it.screen_text())

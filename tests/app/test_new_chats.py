@@ -1,0 +1,91 @@
+"""How new chats are drawn: as the command line says, else as the settings say."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.params import SamplingParams
+from minichat.commands.screen import drawn
+from minichat.first import First
+from minichat.settings import Settings
+from minichat.settings.schema import Chat
+from tests.app.conftest import run
+
+COLD = SamplingParams(temperature=0.0, seed=5)
+
+
+def drawings(it: Any) -> list[tuple[float, str]]:
+    return [(each.chat.params.temperature, each.chat.system) for each in it.app.chats]
+
+
+@run
+async def test_a_new_chat_is_not_drawn_as_the_one_before_it(bench: Callable[..., Any]) -> None:
+    async with bench(system="be brief") as it:
+        await it.answered(await it.say("before"))
+        it.app.chats.active.tune(COLD)
+        it.app.chats.active.instruct("rhyme")
+        await it.pilot.press("ctrl+n")
+        await it.until(lambda: len(it.app.chats) == 2)
+        assert drawings(it) == [(0.0, "rhyme"), (0.7, "be brief")]
+        await it.pilot.press("alt+w", "alt+w")  # the last one gives way to a new one
+        await it.until(lambda: drawings(it) == [(0.7, "be brief")])
+
+
+@run
+async def test_settings_hold_for_chats_that_are_new_later(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("before"))
+    async with bench(params=COLD, system="rhyme") as it:
+        assert drawings(it) == [(0.7, "")]
+        await it.pilot.press("ctrl+n")
+        await it.until(lambda: drawings(it) == [(0.7, ""), (0.0, "rhyme")])
+
+
+@run
+@pytest.mark.parametrize("text", ["", "hello"])
+async def test_what_the_command_line_names_gets_a_chat_of_its_own(
+    bench: Callable[..., Any], text: str
+) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("before"))
+    asked = {"params": COLD, "system": "rhyme", "named": True, "first": First(text, send=bool(text))}
+    async with bench(**asked) as it:
+        await it.until(lambda: len(it.replies) == bool(text))
+        assert drawings(it) == [(0.7, ""), (0.0, "rhyme")]
+        assert it.app.chats.index == 1
+        if text:
+            assert it.replies[0].prompt[0] == {"role": "system", "content": "rhyme"}
+            assert it.replies[0].params.seed == 5
+            await it.answered(it.replies[0])
+        else:
+            await it.answered(await it.say("so drawn"))
+    async with bench(**asked | {"first": First()}) as it:  # the program once more
+        assert drawings(it) == [(0.7, ""), (0.0, "rhyme")]
+
+
+@run
+async def test_a_chat_in_which_nothing_was_said_is_drawn_by_what_is_named(bench: Callable[..., Any]) -> None:
+    async with bench():
+        pass
+    async with bench(params=COLD, system="rhyme", named=True) as it:
+        assert drawings(it) == [(0.0, "rhyme")]
+    async with bench() as it:  # where nothing is named it stays as it was left
+        assert drawings(it) == [(0.0, "rhyme")]
+
+
+def test_what_the_command_line_leaves_open_is_as_the_settings_say() -> None:
+    settings = Settings(chat=Chat(system="be brief"), sampling=SamplingParams(temperature=0.5, top_k=3))
+
+    def given(**options: Any) -> tuple[float, int, str, bool]:
+        asked = drawn(
+            argparse.Namespace(**{"system": None, "temperature": None, "seed": None, **options}), settings
+        )
+        return asked.params.temperature, asked.params.top_k, asked.system, asked.named
+
+    assert given() == (0.5, 3, "be brief", False)
+    assert given(temperature=0.0) == (0.0, 3, "be brief", True)
+    assert given(system="rhyme") == (0.5, 3, "rhyme", True)
+    assert given(system="be brief") == (0.5, 3, "be brief", False)
+    assert given(system="") == (0.5, 3, "", True)
