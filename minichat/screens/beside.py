@@ -39,8 +39,13 @@ def to_monitor(screen: MainScreen) -> None:
 
 
 def leave(screen: MainScreen) -> None:
-    """Back to the prompt. On a small screen to the chat, too: what stands in its place goes."""
+    """Back to the prompt, and to the chat."""
     screen.prompt.focus()
+    uncover(screen)
+
+
+def uncover(screen: MainScreen) -> None:
+    """The chat is seen: what stands in its place on a small screen goes."""
     if screen.query_one("#panes").display:
         return
     if screen.drawer.display or screen.quantization.display:

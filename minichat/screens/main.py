@@ -388,6 +388,7 @@ class MainScreen(FrameScreen[None]):
         self.program.call_later(self.program.simulate_key, key)
 
     def action_find(self) -> None:
+        beside.uncover(self)
         self.pane.find()
 
     def action_panes(self) -> None:

@@ -11,6 +11,7 @@ from engine.errors import EngineError
 from engine.events import TokenLogprob
 from minichat.branching import go_on_with
 from minichat.chats.model import Message
+from minichat.screens import beside
 from minichat.walk import NoWay, Walk, walk_along
 from minichat.widgets.likely import likely_of
 from minichat.widgets.marks import ASCII, UNICODE
@@ -95,6 +96,7 @@ class Picking:
             return
         walk.at = _start(walk)
         self._walk = walk
+        beside.uncover(main)
         self._pane = main.pane
         self._pane.pick(ASCII if main.program.start.ascii else UNICODE)
         self._picker.focus()

@@ -30,3 +30,15 @@ async def test_it_says_what_it_is_and_its_keys(bench: Callable[..., Any], size: 
         await it.until(lambda: it.main.transcript.find_count[0] == at)
         await it.pilot.press("escape")
         await it.until(lambda: it.app.focused is it.main.prompt and KEYS not in it.screen_text())
+
+
+@run
+@pytest.mark.parametrize("opener", ["f2", "f3", "f4"])
+async def test_what_stands_in_the_chats_place_goes(bench: Callable[..., Any], opener: str) -> None:
+    """On a small screen, where it would be typed into what nobody sees."""
+    async with bench((70, 20)) as it:
+        await it.answered(await it.say("hello"), "a needle")
+        await it.pilot.press(opener)
+        await it.until(lambda: not it.main.query_one("#panes").display)
+        await it.pilot.press("ctrl+f", *"needle")
+        await it.until(lambda: " find needle" in it.screen_text() and "a needle" in it.screen_text())

@@ -246,3 +246,13 @@ async def test_the_next_screen_can_find_it(bench: Callable[..., Any]) -> None:
         assert backend.tags[tag_of(chat.messages[-1])] is it.replies[-1]
         kept = it.app.store.chat(chat.id).messages[-1]
         assert (kept.state, kept.id) == ("streaming", chat.messages[-1].id)
+
+
+@run
+async def test_on_a_small_screen_a_drawer_gives_way(bench: Callable[..., Any]) -> None:
+    async with bench((70, 20), backend=opened()) as it:
+        await replied(it, "xabc")
+        await it.pilot.press("f3")
+        await it.until(lambda: not it.main.query_one("#panes").display)
+        await it.pilot.press("alt+c")
+        await it.until(lambda: "token 1 of 4" in it.screen_text() and not it.main.drawer.display)
