@@ -54,7 +54,7 @@ from minichat.settings import Loaded
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
 from minichat.settings.presets import PresetError, delete_preset, load_presets, save_preset
-from minichat.terminal import Terminal
+from minichat.terminal import Terminal, when_gone
 from minichat.themes import Themes, Watch, load_themes, shipped_themes
 from minichat.widgets.marks import PlainBars
 from minichat.widgets.transcript import glyphs
@@ -141,6 +141,8 @@ class MinichatApp(App[object], inherit_bindings=False):
         self._loop_of_signals = asyncio.get_running_loop()
         for number in _ENDING:  # the loop's own handlers wait for a loop that may be stuck
             signal.signal(number, self._told_to_end)
+        if not self.is_headless:
+            when_gone(lambda: self._told_to_end(signal.SIGHUP, None))
         self._key_order.settle()
         self.call_after_refresh(lambda: self.run_worker(self.keeper.load()))
         if self.start.tour:

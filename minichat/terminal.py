@@ -1,7 +1,10 @@
 """What this terminal is, and what must be settled before textual is imported."""
 
 import os
+import select
 import sys
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +40,24 @@ def calm(terminal: Terminal) -> None:
     os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
     if terminal.ssh:
         os.environ.setdefault("TEXTUAL_FPS", "20")
+
+
+def when_gone(told: Callable[[], object]) -> None:
+    """Calls it once the terminal has hung up, from a thread.
+
+    Its signal goes to the first process of the session alone. Where that is another one and stays, such as
+    `make`, nobody tells this one, and it would go on for nobody.
+    """
+    if sys.__stdin__ is None or not sys.__stdin__.isatty():
+        return
+    hung_up = select.poll()
+    hung_up.register(sys.__stdin__, 0)  # of nothing else; a system that cannot say it gives another answer
+
+    def wait() -> None:
+        if any(events & select.POLLHUP for _, events in hung_up.poll()):
+            told()
+
+    threading.Thread(target=wait, name="terminal", daemon=True).start()
 
 
 def teach_alt_keys() -> None:

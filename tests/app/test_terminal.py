@@ -27,7 +27,13 @@ class Tmux:
     """One terminal, with a server of its own."""
 
     def __init__(
-        self, root: Path, home: Path, *words: str, size: tuple[int, int] = (100, 30), environment: str = ""
+        self,
+        root: Path,
+        home: Path,
+        *words: str,
+        size: tuple[int, int] = (100, 30),
+        environment: str = "",
+        before: str = "",
     ) -> None:
         self.home, self._socket = home, home / f"tmux{len(list(home.glob('tmux*')))}"
         given = environment
@@ -41,7 +47,7 @@ class Tmux:
         program = " ".join(["env -u COLORTERM -u NO_COLOR", given, sys.executable, "-m minichat", *words])
         # Whoever kills the tests leaves the server behind: it ends itself, then.
         lapse = f"(sleep 150; tmux -S {self._socket} kill-server) &"
-        script = f"{lapse} echo before; {program}; echo {ENDED} $?; stty -a; sleep 60"
+        script = f"{lapse} echo before; {before} {program}; echo {ENDED} $?; stty -a; sleep 60"
         columns, lines = size
         subprocess.run(
             [
@@ -178,9 +184,9 @@ def endless(tmp_path: Path) -> None:
     config.write_text("[sampling]\nignore_eos = true\n")
 
 
-def begin(terminal: Callable[..., Tmux]) -> Tmux:
+def begin(terminal: Callable[..., Tmux], **how: str) -> Tmux:
     """A terminal on which a reply streams, and has been saved once."""
-    tmux = terminal()
+    tmux = terminal(**how)
     tmux.until(lambda screen: "ready" in screen)
     tmux.type("Tell me a story.", "Enter")
     tmux.until(lambda _: any(message.text for message in tmux.messages()[1:]))
@@ -208,8 +214,12 @@ def test_what_streamed_is_there_again(terminal: Callable[..., Tmux], number: sig
 
 
 @pytest.mark.usefixtures("endless")
-def test_a_terminal_that_goes_away_takes_the_program_along(terminal: Callable[..., Tmux]) -> None:
-    tmux = begin(terminal)
+@pytest.mark.parametrize("before", ["", "trap : HUP;"])
+def test_a_terminal_that_goes_away_takes_the_program_along(
+    terminal: Callable[..., Tmux], before: str
+) -> None:
+    """Also where another process is told of it, as `make` is, and waits for the program to end."""
+    tmux = begin(terminal, before=before)
     process = tmux.program()
     tmux("kill-session")
     end = time.monotonic() + PATIENCE
