@@ -17,6 +17,8 @@ from tests.models.tiny import CONFIG, checkpoint
 from tests.quant.test_switching import anonymous
 
 SHAPE = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "vocab_size": 1000}
+CHANGES = ("none", "int8", "int4", "none", "fp32", "int8", "fp32", "none")
+LAYER = 2 * (4 * 512 * 512 + 3 * 512 * 1536)  # bytes in bfloat16
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 64, "tie_word_embeddings": True}
 
 
@@ -36,14 +38,18 @@ def test_what_layers_leave_is_given_back_between_them(folder: Path) -> None:
     """Else it stays with the process in holes that the next layer's tensors do not fit into."""
     model, _ = load_model(ModelPlace("it", folder), dtype="bfloat16")
     assert isinstance(model, Decoder)
-    layer, sizes = weights(model.layers[0]), []
-    for old, new in pairwise(("none", "int8", "int4", "none", "fp32", "int8", "fp32", "none")):
-        give_back()
-        before, had = anonymous(), weights(model)
-        conversion = Conversion(model, named(old), named(new))
-        most = 0
-        while not conversion.over:
-            conversion.advance()
-            most = max(most, anonymous() - before - max(weights(model) - had, 0))
-        sizes.append((old, new, most / layer))
+    for _ in range(2):  # in the first round, what libraries set up once is in it
+        sizes = [(old, new, most_beside(model, old, new)) for old, new in pairwise(CHANGES)]
     assert max(most for _, _, most in sizes) < 1, sizes
+
+
+def most_beside(model: Decoder, old: str, new: str) -> float:
+    """How much more than the larger of the two there is between two layers, in layers."""
+    give_back()
+    before, had = anonymous(), weights(model)
+    conversion = Conversion(model, named(old), named(new))
+    most = 0
+    while not conversion.over:
+        conversion.advance()
+        most = max(most, anonymous() - before - max(weights(model) - had, 0))
+    return most / LAYER
