@@ -17,6 +17,7 @@ from engine.kernels.attention import tiles
 from engine.kernels.attention.paged import attend
 from engine.kernels.attention.work import ITEM, MERGE, SPAN, Chunks, Spans, Work, lay_out, lay_spans
 from engine.kernels.attention.write import write
+from engine.kernels.room import with_room
 
 WIDEST = 256  # of a head; wider ones leave no room for keys beside the queries
 
@@ -76,7 +77,7 @@ class TritonAttention:
     def mix(self, q: Tensor, layer: KVLayer, prepared: Prepared | Standing) -> Tensor:
         """Attends over what is written already."""
         spec, packed = layer.spec, layer.key_scales is not None
-        out = torch.empty(len(q), spec.heads, spec.value_dim, dtype=q.dtype, device=q.device)
+        out = with_room(len(q), spec.heads, spec.value_dim, like=q)
         for work in prepared.launches(spec, q.dtype.itemsize, packed=packed):
             attend(out, q, layer, prepared.tables, work)
         return out

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.kernels.attention.launch import launch
 from engine.kernels.norm import Normed
+from engine.kernels.room import with_room
 from engine.kernels.tiled import MOST, SMALL, Tiling, descriptors, multiplied
 
 FEW, MANY = 16, 65  # rows up to which and from which it is ahead
@@ -56,7 +57,7 @@ def joined(
     """
     rows, width = stream.shape
     pieces = triton.cdiv(width, how.outputs)
-    scaled = torch.empty_like(stream)
+    scaled = with_room(rows, width, like=stream)
     squares = torch.empty(pieces, rows, dtype=torch.float32, device=stream.device)
     _joined[(pieces, triton.cdiv(rows, how.rows))](
         scaled, squares, stream, *descriptors(x, weight, how), scale, rows, x.shape[1],

@@ -9,13 +9,13 @@ A product may come in parts, [parts, tokens, width] in float32, where its sums w
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.attention.launch import launch
 from engine.kernels.attention.tiles import power
+from engine.kernels.room import with_room
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _norm(
 def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, early: bool = False) -> Tensor:
     """[tokens, width]. `parts` are added to x first, in place. `early` as in Tile."""
     tokens, width = x.shape
-    out = torch.empty_like(x)
+    out = with_room(tokens, width, like=x)
     padded = power(width)
     _norm[(tokens,)](
         out, x, x if parts is None else parts, weight, eps, 0 if parts is None else parts.stride(0),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.kernels.attention.launch import launch
 from engine.kernels.norm import add_up
+from engine.kernels.room import with_room
 
 TILE = 1024
 
@@ -34,7 +35,7 @@ def _swiglu(
 def swiglu(parts: Tensor, dtype: torch.dtype, *, early: bool = False) -> Tensor:
     """[parts, tokens, 2 * width], gates first -> [tokens, width]."""
     count, tokens, both = parts.shape
-    out = torch.empty(tokens, both // 2, dtype=dtype, device=parts.device)
+    out = with_room(tokens, both // 2, like=parts, dtype=dtype)
     _swiglu[(tokens, triton.cdiv(both // 2, TILE))](
         out, parts, parts.stride(0),
         WIDTH=both // 2, TILE=TILE, PARTS=count, EARLY=early, num_warps=4, **launch(early),

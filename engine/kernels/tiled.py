@@ -20,6 +20,7 @@ from engine.kernels.attention.launch import launch
 from engine.kernels.attention.tiles import power
 from engine.kernels.norm import Normed, length_of
 from engine.kernels.products import opened
+from engine.kernels.room import rows_there, with_room
 
 FEWEST, TALLEST = 33, 128  # rows with which it is ahead of products.narrow and of cuBLAS
 SMALL, SMALL_FEWEST = 2**23, 17  # with weights of so few numbers it is ahead from fewer rows on
@@ -94,8 +95,10 @@ def tiled(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, early:
     """
     rows, inputs = x.values.shape
     outputs = len(weight) // 2 if gated else len(weight)
-    kind = torch.float32 if how.parts > 1 else x.values.dtype
-    out = torch.empty(how.parts, rows, outputs, dtype=kind, device=weight.device)
+    if how.parts > 1:
+        out = torch.empty(how.parts, rows, outputs, dtype=torch.float32, device=weight.device)
+    else:
+        out = with_room(rows, outputs, like=x.values).unsqueeze(0)
     _tiled[(triton.cdiv(outputs, how.outputs), how.parts, triton.cdiv(rows, how.rows))](
         out, *descriptors(x.values, weight, how), x.squares, rows, outputs, inputs // how.parts, x.eps,
         COLUMNS=how.outputs, GATED=gated, EARLY=early, **constants(x, how),
@@ -105,9 +108,10 @@ def tiled(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, early:
 
 
 def descriptors(x: Tensor, weight: Tensor, how: Tiling) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """What the units that copy tiles know of both."""
+    """What the units that copy tiles know of both: of x whole tiles, where memory behind it has room."""
+    rows, width = rows_there(x, how.rows), x.shape[1]
     return (
-        TensorDescriptor.from_tensor(x, [how.rows, how.inputs]),
+        TensorDescriptor(x, [rows, width], list(x.stride()), [how.rows, how.inputs]),
         TensorDescriptor.from_tensor(weight, [how.outputs, how.inputs]),
     )
 

@@ -35,11 +35,13 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 def moved(each: Any, device: str) -> Any:
-    """Tensors, and what holds some."""
+    """Tensors, with the memory that they are a part of; and what holds some."""
     from engine.kernels.norm import Normed
 
     if isinstance(each, tuple):
         return tuple(moved(one, device) for one in each)
     if isinstance(each, KVLayer | Normed):
         return replace(each, **{of.name: moved(getattr(each, of.name), device) for of in fields(each)})
+    if isinstance(each, Tensor) and each._base is not None and each._base.is_contiguous():
+        return each._base.to(device).as_strided(each.shape, each.stride(), each.storage_offset())
     return each.to(device) if isinstance(each, Tensor) else each

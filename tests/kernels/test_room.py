@@ -1,0 +1,57 @@
+"""Tiles of rows that reach into the memory behind them, which may hold anything."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kernels.test_products import numbers
+
+pytest.importorskip("triton", reason="no Triton here")
+
+TILES = (16, 32, 64, 128)
+
+
+def test_there_is_room_for_whole_tiles() -> None:
+    from engine.kernels.room import MOST, rows_there, with_room
+
+    like = torch.empty(0, dtype=torch.float16)
+    for rows in range(1, MOST + 1):
+        found = with_room(rows, 2, 4, like=like)
+        assert found.shape == (rows, 2, 4) and found.is_contiguous() and found.dtype is torch.float16
+        for tile in TILES:
+            if tile < max(17, 2 * rows):  # no product is cut into larger ones
+                assert rows_there(found.flatten(1), tile) == -(-rows // tile) * tile, (rows, tile)
+    assert with_room(3, 8, like=like, dtype=torch.float32).dtype is torch.float32
+    assert with_room(MOST + 1, 8, like=like).untyped_storage().nbytes() == (MOST + 1) * 8 * 2
+
+
+def test_no_row_is_read_beyond_the_memory() -> None:
+    from engine.kernels.room import rows_there
+
+    memory = torch.empty(64, 8)
+    assert rows_there(memory[:33], 32) == 64
+    assert rows_there(memory[:33], 128) == 33
+    assert rows_there(memory[40:], 32) == 24
+    assert rows_there(memory[32:33], 32) == 32
+    assert rows_there(memory[33:34], 32) == 1
+    assert rows_there(memory[:33, 4:], 64) == 64
+    assert rows_there(memory[1:34, 4:], 64) == 33
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_what_lies_behind_the_rows_is_not_in_them(call: Callable[..., Any], gated: bool) -> None:
+    from engine.kernels.norm import Normed
+    from engine.kernels.tiled import Tiling
+
+    weight = numbers(144, 128, seed=1, dtype=torch.float16)
+    memory = numbers(64, 128, seed=0, dtype=torch.float16)
+    how = Tiling(32, 32, 64, warps=4, stages=2)
+    for squares in (None, torch.rand(2, 40)):
+        wanted, _ = call(
+            "tiled", "tiled", Normed(memory[:40].clone(), squares, 1e-5), weight, how, gated=gated
+        )
+        memory[40:] = torch.nan
+        found, _ = call("tiled", "tiled", Normed(memory[:40], squares, 1e-5), weight, how, gated=gated)
+        assert torch.equal(found, wanted) and found.isfinite().all()
