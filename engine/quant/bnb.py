@@ -4,6 +4,8 @@ import importlib
 import importlib.util
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -26,24 +28,45 @@ _COLUMNS = 32  # outputs that the CPU's 4 bit product takes at a time
 
 @cache
 def library() -> Any:
-    """bitsandbytes.functional. Where it finds the package `kernels`, it fetches some: it does not find it."""
-    logger, hidden = logging.getLogger("bitsandbytes"), sys.modules.get("kernels")
-    level, before = logger.level, "kernels" in sys.modules
-    logger.setLevel(logging.ERROR)  # it warns of that package
-    sys.modules["kernels"] = None  # type: ignore[assignment]
+    """bitsandbytes.functional, imported so that it fetches nothing and sets up no compiler.
+
+    Where it finds the package `kernels` it fetches some from a hub: it does not find it, and warns of that.
+    What it has no kernels for it would compile, and runs as it is where it cannot; and torch's compiler is to
+    leave its kernels alone. Either imports that compiler, which takes 6 seconds beside a GPU.
+    """
+    logger = logging.getLogger("bitsandbytes")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    for name in ("bitsandbytes.backends.cpu.ops", "bitsandbytes.nn.modules"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        for name in ("bitsandbytes.backends.cpu.ops", "bitsandbytes.nn.modules"):
-            logging.getLogger(name).setLevel(logging.ERROR)
-        return importlib.import_module("bitsandbytes.functional")
+        with (
+            _changed(sys.modules, kernels=None),
+            _changed(vars(torch), compile=_as_it_is, _disable_dynamo=_as_it_is),
+        ):
+            return importlib.import_module("bitsandbytes.functional")
     except Exception as error:  # its libraries may not fit this machine's in many ways
         problem = f"{type(error).__name__}: {error}"
         raise BadInput(f"the library bitsandbytes cannot be used here: {problem}") from error
     finally:
         logger.setLevel(level)
-        if before:
-            sys.modules["kernels"] = hidden  # type: ignore[assignment]
-        else:
-            del sys.modules["kernels"]
+
+
+@contextmanager
+def _changed(names: dict[str, Any], **changes: Any) -> Iterator[None]:
+    before = {name: names[name] for name in changes if name in names}
+    names.update(changes)
+    try:
+        yield
+    finally:
+        for name in changes:
+            names.pop(name, None)
+        names.update(before)
+
+
+def _as_it_is(function: Any = None, **_: Any) -> Any:
+    """A decorator, with options or without."""
+    return _as_it_is if function is None else function
 
 
 def missing() -> str | None:

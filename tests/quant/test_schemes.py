@@ -1,7 +1,9 @@
 """Each scheme's product beside the oracle: the same numbers, dequantized, and a plain product in float64."""
 
 import importlib.util
+import sys
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.errors import BadInput
-from engine.quant import int4
+from engine.quant import bnb, int4
 from engine.quant.base import on_a_rung
 from engine.quant.fp8 import ScaledFp8
 from engine.quant.fp8 import quantized as to_fp8
@@ -255,3 +257,29 @@ def test_names_and_reasons() -> None:
         BadInput, match=r"quantization 'int5': there is none of that name; there are none, fp32"
     ):
         choose("int5", CPU, torch.bfloat16)
+
+
+def test_the_library_finds_no_kernels_to_fetch_and_no_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "bitsandbytes"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "functional.py").write_text(
+        "import importlib.util, sys, torch\n"
+        "KERNELS = sys.modules.get('kernels', 'to be fetched')\n"
+        "@torch.compile\n@torch.compile(dynamic=False)\n@torch._disable_dynamo\ndef bare(): pass\n"
+        "WRAPPED = hasattr(bare, '__wrapped__')\n"
+    )
+    for name in [each for each in sys.modules if each.split(".")[0] in ("bitsandbytes", "kernels")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    compiler, leaves_alone = torch.compile, torch._disable_dynamo
+    try:
+        found = bnb.library.__wrapped__()
+    finally:
+        for name in ("bitsandbytes", "bitsandbytes.functional"):
+            sys.modules.pop(name, None)
+    assert found.KERNELS is None and not found.WRAPPED
+    assert "kernels" not in sys.modules
+    assert torch.compile is compiler and torch._disable_dynamo is leaves_alone
