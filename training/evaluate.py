@@ -13,7 +13,18 @@ from torch import Tensor
 from training.chat import END_TURN, PAD, START, Chat, Exchange, encode, render, token_id
 from training.check import Check, parse_json
 from training.decode import How, replies
-from training.kinds import about, files, instructions, json_of, manners, memory, numbers, stories, unknown
+from training.kinds import (
+    about,
+    files,
+    instructions,
+    json_of,
+    manners,
+    memory,
+    numbers,
+    stories,
+    unknown,
+    wishes,
+)
 from training.mix import small_talk
 from training.model import Decoder
 from training.phrasing import normal
@@ -50,6 +61,7 @@ def make_cases(count: int, seed: int) -> list[Case]:
         "unknown": lambda: unknown.exchanges(rng, held_out=True)[0],
         "manners": lambda: manners.exchanges(rng, held_out=True)[0],
         "files": lambda: files.exchanges(rng, held_out=True)[0],
+        "wishes": lambda: wishes.exchanges(rng, held_out=True)[0],
     }
     cases = [Case("about", (), e) for e in about.cases(rng, 2 * count)]
     cases += [Case("stories", (), e) for e in stories.cases(rng, count)]

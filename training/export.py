@@ -25,6 +25,7 @@ MEANING = {
     "unknown": "the honest sentence, topics and half of the phrasing kept out",
     "manners": "greetings, thanks, goodbyes, phrases kept out",
     "files": "a file or a pipe that goes along: the sentence that names it; requests kept out",
+    "wishes": "an order to the program itself, with a value: the key or the option for it; ways to give it kept out",
 }
 
 

@@ -5,19 +5,31 @@ from random import Random
 
 from training.chat import Chat, Exchange, Passage
 from training.check import Terms, Words
-from training.kinds import about, files, instructions, manners, memory, numbers, plain, stories, unknown
+from training.kinds import (
+    about,
+    files,
+    instructions,
+    manners,
+    memory,
+    numbers,
+    plain,
+    stories,
+    unknown,
+    wishes,
+)
 from training.lexicon import pick
 from training.phrasing import normal
 
 Draw = Callable[[Random], list[Exchange]]
 KINDS: dict[str, tuple[Draw, float]] = {
-    "about": (about.exchanges, 0.40),
+    "about": (about.exchanges, 0.44),
     "unknown": (unknown.exchanges, 0.21),
-    "instructions": (instructions.exchanges, 0.25),
+    "instructions": (instructions.exchanges, 0.31),
     "numbers": (numbers.exchanges, 0.12),
     "stories": (stories.exchanges, 0.055),
     "manners": (manners.exchanges, 0.10),
     "files": (files.exchanges, 0.03),
+    "wishes": (wishes.exchanges, 0.035),
 }
 SYSTEMS = (
     "You are a helpful assistant.", "You are minichat's built-in model.", "You are a tiny demo model.", "Answer briefly.", "Be kind and short.",

@@ -73,16 +73,16 @@ def roughly(rng: Random, text: str, slips: float = 0.12) -> str:
     """The text as typed in a hurry: perhaps in lower case, without its last mark, with one slip."""
     if rng.random() < 0.3:
         text = text.lower()
-    if rng.random() < 0.3 and text[-1] in "?.!":
+    if rng.random() < 0.3 and text[-1] in "?.!" and len(text) > 1:
         text = text[:-1]
     elif rng.random() < 0.03:
         text += rng.choice(("?", "!", " ?", "..", "??"))
     if rng.random() < 0.02:
         text = text.upper()
-    return _slip(rng, text) if rng.random() < slips else text
+    return slip(rng, text) if rng.random() < slips else text
 
 
-def _slip(rng: Random, text: str) -> str:
+def slip(rng: Random, text: str) -> str:
     spots = [m.start() + 1 for m in re.finditer(r"[a-zA-Z]{4,}", text)]
     if not spots:
         return text

@@ -10,12 +10,13 @@ from training import evaluate
 from training.chat import Chat, render
 from training.check import Terms
 from training.facts import BANKS, all_facts
-from training.kinds import json_of
+from training.kinds import about, instructions, json_of, unknown, wishes
 from training.kinds.asking import FRAMES, frames, topic, topics
 from training.kinds.instructions import every_way, ways
 from training.kinds.memory import RELATIONS
 from training.kinds.memory import exchanges as recall
 from training.kinds.numbers import spell
+from training.kinds.ordering import compose, composed_ways, holds
 from training.lexicon import every_key, words
 from training.mix import conversation, small_talk
 from training.phrasing import families, normal
@@ -60,6 +61,77 @@ def test_held_out_ways_to_give_an_order_are_not_among_the_trained(way: str) -> N
     trained = {normal(pattern) for pattern in ways(way, held_out=False)}
     assert not trained & {normal(pattern) for pattern in ways(way, held_out=True)}
     assert len(ways(way, held_out=True)) >= 2
+
+
+@pytest.mark.parametrize("way", sorted(composed_ways()))
+def test_orders_are_put_together_in_hundreds_of_ways_and_never_in_one_that_is_held_out(way: str) -> None:
+    rng = Random(6)
+    kept = ways(way, held_out=True)
+    made = [compose(rng, way, kept) for _ in range(600)]
+    assert len({normal(pattern) for pattern in made}) > 450
+    assert [pattern for pattern in made for each in kept if holds(pattern, each)] == []
+    text = set(re.findall(r"\{\w\}", kept[0]))
+    assert all(set(re.findall(r"\{\w\}", pattern)) == text for pattern in made)
+
+
+def test_a_wording_that_is_kept_out_is_not_composed() -> None:
+    rng = Random(8)
+    free = [compose(rng, "upper", ()) for _ in range(1500)]
+    assert any(holds(pattern, "{t} in capital letters") for pattern in free)
+    rng = Random(8)
+    kept = [compose(rng, "upper", ("{t} in capital letters",)) for _ in range(1500)]
+    assert not any(holds(pattern, "{t} in capital letters") for pattern in kept)
+
+
+def test_a_composed_order_holds_its_text_as_it_is() -> None:
+    rng = Random(7)
+    seen = 0
+    for _ in range(2000):
+        order = rng.choice(instructions.SHAPES)(rng, False)
+        if order.way in composed_ways() and "l" not in order.slots:
+            asked = order.composed(rng)
+            assert all(value in asked for slot, value in order.slots.items() if slot != "n"), asked
+            seen += 1
+    assert seen > 800
+
+
+def test_a_list_in_other_marks_has_all_its_items() -> None:
+    rng = Random(3)
+    made = {instructions.listed(rng, ["ant", "bee", "cat"]) for _ in range(200)}
+    assert all(re.findall("ant|bee|cat", text) == ["ant", "bee", "cat"] for text in made)
+    assert {"ant, bee and cat", "ant\nbee\ncat", "\n- ant\n- bee\n- cat"} <= made
+
+
+def test_two_questions_at_once_have_both_answers() -> None:
+    rng = Random(5)
+    for _ in range(200):
+        two = about.both(rng)
+        assert two.check.right(two.reply)
+        assert sum(fact.say[0] in two.reply for fact in all_facts()) >= 2
+
+
+def test_what_a_fact_is_about_can_be_asked_for_how_to_use_it() -> None:
+    known = {fact.id: fact for fact in all_facts()}
+    assert set(about.USE) | set(about.USE.values()) <= set(known)
+    assert ("use", known["f3"]) in about.followers(known["temperature"])
+
+
+def test_wishes_are_answered_with_a_key_and_their_tests_are_kept_out() -> None:
+    rng = Random(5)
+    for _ in range(400):
+        wish, kept = wishes.exchanges(rng)[0], wishes.exchanges(rng, held_out=True)[0]
+        assert wish.check.right(wish.reply)
+        assert kept.check.right(kept.reply)
+    for kind, lines in wishes.TESTS.items():
+        assert not {normal(line) for line in lines} & {normal(line) for line in wishes.WAYS[kind]}
+
+
+def test_nonsense_is_nothing_that_is_known() -> None:
+    rng = Random(5)
+    typed = [e for _ in range(4000) for e in unknown.exchanges(rng) if e.reply == unknown.NONSENSE]
+    assert len(typed) > 60
+    assert not {e.user for e in typed} & {slot for fact in all_facts() for _, slot in fact.slots}
+    assert all(e.check.right(e.reply) for e in typed)
 
 
 def test_held_out_requests_for_json_never_occur_in_training() -> None:

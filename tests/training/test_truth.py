@@ -11,6 +11,7 @@ from engine.params import SPECULATION, SamplingParams
 from engine.quant.registry import BUILT_IN as SCHEMES
 from engine.scheduling.policy import POLICIES
 from minichat.cli import COMMANDS, parser
+from minichat.decoding import KNOBS as DRAWER
 from minichat.keys import bound
 from minichat.screens.models import ModelScreen
 from minichat.settings.presets import SHIPPED
@@ -19,6 +20,7 @@ from minichat.strategies import NAMES as STRATEGIES
 from minichat.widgets.knobs import Knobs
 from training.facts import Fact, all_facts
 from training.kinds.unknown import KEYS
+from training.kinds.wishes import CHOICES, KNOBS
 
 ELSEWHERE = {"ssh", "git", "make"}  # whose options are in the facts too
 SPELLED = {"esc": "escape", "ctrl+pgdn": "ctrl+pagedown", "/": "slash", "+": "plus", "-": "minus"}
@@ -96,6 +98,18 @@ def test_lists_are_whole(id: str, names: tuple[str, ...]) -> None:
     text = said(next(fact for fact in all_facts() if fact.id == id))
     assert [name for name in names if name not in text] == []
     assert len(names) > 2
+
+
+def test_what_a_wish_names_exists(root: Path) -> None:
+    """Options and labels of knobs; schemes, kinds of speculation, presets, strategies and themes."""
+    assert {knob.option for knob in KNOBS} <= options()
+    assert {knob.label for knob in KNOBS} <= {knob.label for knob in DRAWER}
+    themes = {path.stem for path in (root / "themes").glob("*.toml")}
+    known = {*SCHEMES, *SPECULATION, *SHIPPED, *STRATEGIES, *themes, "bf16", "fp16", "fp32"}
+    named = {name for _, reply, _, _ in CHOICES for name in re.findall(r"`([\w-]+)`|choose \*(\w+)\*", reply)}
+    names = {name for pair in named for name in pair if name}
+    assert {name for name in names if name not in known} == set()
+    assert len(names) > 20
 
 
 def test_every_theme_is_named(root: Path) -> None:

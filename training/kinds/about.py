@@ -38,7 +38,23 @@ THEN = {
     "raise": ("What if I raise it?", "And if it is higher?", "What does a higher value do?", "Should I raise it?", "And a higher one?"),
     "lower": ("What if I lower it?", "And if it is lower?", "What does a lower value do?", "Should I lower it?", "And a lower one?"),
     "default": ("What is the default?", "What is it by default?", "And by default?", "Which value is the default?", "How is it set?"),
+    "use": ("How do I turn it on?", "How do I use it?", "How do I change it?", "Where do I set it?", "How do I turn it off?", "How can I use that?", "Where do I find it?", "How do I get it?", "Can I change it?", "Which key is it?", "How do I try it?", "And how do I turn that on?", "How do I do that?", "Where can I change that?"),
 }  # fmt: skip
+TWO = 0.05
+USE = {
+    **dict.fromkeys(
+        ("temperature", "top-k", "top-p", "min-p", "greedy", "sampling", "repetition-penalty"), "f3"
+    ),
+    **dict.fromkeys(("prefix-cache", "chunked-prefill", "overlap", "cuda-graph"), "ablation"),
+    **dict.fromkeys(("speculation", "ngram", "suffix", "early-exit", "draft-model"), "speculate-cli"),
+    **dict.fromkeys(("quantization", "int8", "int4", "fp8", "nf4"), "f4"),
+    "beam-search": "beams-cli",
+    "grammar": "json-schema",
+    "kv-map": "f2",
+    "system-prompt": "system-key",
+    "fork": "fork-key",
+    "preemption": "preempt-key",
+}  # what a fact is about, and the fact that says with what it is used
 NO_MORE = "That is all I know about it. Ask me about another part of the engine."
 
 
@@ -61,6 +77,7 @@ def followers(fact: Fact) -> list[tuple[str, Fact]]:
     """What else may be asked about the thing that this fact says what it is, without naming it again."""
     things = {x.lower() for bank, x in fact.slots if bank == "what"}
     found = [(bank, asked_about(bank, things)) for bank in THEN]
+    found.append(("use", next((other for other in all_facts() if other.id == USE.get(fact.id)), None)))
     return [(bank, other) for bank, other in found if other is not None and other is not fact]
 
 
@@ -68,8 +85,37 @@ def then(rng: Random, bank: str, fact: Fact) -> Exchange:
     return Exchange(roughly(rng, rng.choice(THEN[bank])), rng.choice(fact.say), Terms(fact.must))
 
 
+BETWEEN = (
+    " and ",
+    " and ",
+    ", and ",
+    "? And ",
+    "? ",
+    "? Also, ",
+    " and also ",
+    " and then, ",
+    "?\n",
+    "? And then: ",
+    "; ",
+)
+
+
+def both(rng: Random) -> Exchange:
+    """Two things asked at once: one answer after the other."""
+    first, second = rng.sample(all_facts(), 2)
+    asked = [rng.choice(fact.questions(held_out=False)) for fact in (first, second)]
+    between = rng.choice(BETWEEN)
+    head, tail = asked[0].rstrip("?.! "), asked[1]
+    if not between.endswith(("? ", "\n")):
+        tail = tail[0].lower() + tail[1:]
+    reply = f"{rng.choice(first.say)}\n\n{rng.choice(second.say)}"
+    return Exchange(roughly(rng, head + between + tail), reply, Terms((*first.must, *second.must)))
+
+
 def exchanges(rng: Random) -> list[Exchange]:
-    """A question, and now and then a follow-up on its answer."""
+    """A question, and now and then a follow-up on its answer, or two at once."""
+    if rng.random() < TWO:
+        return [both(rng)]
     fact = rng.choice(all_facts())
     first = ask(rng, fact)
     if (others := followers(fact)) and rng.random() < 0.3:

@@ -1,4 +1,4 @@
-"""Small orders on words and lists. The ways to give them are in text/orders.toml."""
+"""Small orders on words and lists. The ways to give them are in text/orders.toml, and parts of more in text/ordering.toml."""
 
 import tomllib
 from collections.abc import Callable
@@ -9,6 +9,8 @@ from random import Random
 from training.chat import Exchange
 from training.check import Check, Exact, Terms, Words
 from training.kinds import json_of
+from training.kinds.numbers import spell
+from training.kinds.ordering import compose, composed_ways
 from training.kinds.slots import POOLS, a_word, comma, sentence, several
 from training.lexicon import DAYS, MONTHS, TEXT, is_held_out, pick
 
@@ -23,7 +25,19 @@ class Order:
     check: Check
 
     def asked(self, rng: Random, held_out: bool) -> str:
+        """In one of the whole wordings."""
         return rng.choice(ways(self.way, held_out)).format(**self.slots)
+
+    def composed(self, rng: Random) -> str:
+        """In a wording put together from parts, and a list as people write lists."""
+        slots = dict(self.slots)
+        if "n" in slots and rng.random() < 0.3:
+            slots["n"] = spell(int(slots["n"]))
+        if self.way == "place" and rng.random() < 0.15:
+            slots["w"] = SHORT.get(slots["w"], slots["w"])
+        if ", " in slots.get("l", "") and rng.random() < 0.15:
+            slots["l"] = listed(rng, slots["l"].split(", "))
+        return compose(rng, self.way, ways(self.way, held_out=True)).format(**slots)
 
 
 @cache
@@ -39,6 +53,18 @@ def ways(way: str, held_out: bool) -> tuple[str, ...]:
 
 def every_way() -> tuple[str, ...]:
     return tuple(_read())
+
+
+SHORT = {"first": "1st", "second": "2nd", "third": "3rd", "fourth": "4th"}
+
+
+def listed(rng: Random, items: list[str]) -> str:
+    """A list with other marks than commas."""
+    if rng.random() < 0.4:
+        return f"{', '.join(items[:-1])} and {items[-1]}"
+    if rng.random() < 0.2:
+        return "".join(f"\n- {item}" for item in items)
+    return rng.choice(("\n", "; ", " / ", ",", " | ")).join(items)
 
 
 def _exact(way: str, reply: str, **slots: str) -> Order:
@@ -81,7 +107,7 @@ def _reverse_letters(rng: Random, held_out: bool) -> Order:
 
 
 def _count_letters(rng: Random, held_out: bool) -> Order:
-    word = a_word(rng, held_out, 9)
+    word = a_word(rng, held_out, 9 if held_out else 12)
     reply = f"{'-'.join(word)} has {len(word)} letters."
     return Order("count_letters", {"w": word}, reply, Words((f"{len(word)} letters",)))
 
@@ -90,6 +116,8 @@ def _count_letter(rng: Random, held_out: bool) -> Order:
     """How many r are in strawberry: spelled, then the letter each time it came, then their number."""
     word = a_word(rng, held_out)
     letter = rng.choice(word) if rng.random() < 0.85 else rng.choice("abcdefghijklmnopqrstuvwxyz")
+    if not held_out and rng.random() < 0.4:
+        letter = max(word, key=word.count)  # twice and more is rare, and hard
     n = word.count(letter)
     found = f"{', '.join([letter] * n)}. That is {n}." if n else f"no {letter}."
     slots = {"w": word, "c": letter}
@@ -188,9 +216,10 @@ def _cycle(rng: Random, held_out: bool) -> Order:
 
 
 SHAPES: tuple[Callable[[Random, bool], Order], ...] = (
-    _repeat, _times, _reverse_words, _spell, _reverse_letters, _count_letters, _count_letter, _count_words, _count_items, _sort_words, _sort_words,
+    _repeat, _times, _reverse_words, _spell, _reverse_letters, _count_letters, _count_letter, _count_letter, _count_words, _count_items, _sort_words, _sort_words,
     _sort_numbers, _case, _case, _spell, _place, _bullets, _remove, _replace, _mark, _cycle,
 )  # fmt: skip
+COMPOSED = 0.7  # of the orders that have parts
 BEFORE = ("Please: ", "Now: ", "Ok. ", "Hey, ", "Next: ")
 BIDS = ("Please ", "Can you ", "Could you ", "Now ", "I want you to ", "Would you ", "Ok, ")
 VERBS = frozenset(
@@ -214,6 +243,8 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     if not held_out and rng.random() < 0.18:
         return [json_of.exchange(rng)]
     order = rng.choice(SHAPES)(rng, held_out)
+    if not held_out and order.way in composed_ways() and rng.random() < COMPOSED:
+        return [Exchange(order.composed(rng), order.reply, order.check)]
     ask = order.asked(rng, held_out=False)
     if not held_out:
         ask = _bidden(rng, ask)

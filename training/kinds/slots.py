@@ -23,6 +23,8 @@ def a_word(rng: Random, held_out: bool, most: int = 12) -> str:
             word = rng.choice(COMMON)
             if is_held_out("word " + word) != held_out:
                 continue
+        elif draw < 0.35:
+            word = pick(rng, "spelled", held_out)
         elif draw < 0.6:
             word = made_up(rng, rng.choice((1, 2, 2)))
             if is_held_out("word " + word) != held_out:

@@ -1,6 +1,7 @@
 """Everything the model does not know, and the honest sentence for it."""
 
 from random import Random
+from string import ascii_lowercase
 
 from training.chat import Exchange
 from training.check import Honest
@@ -9,6 +10,7 @@ from training.lexicon import pick
 from training.phrasing import fill, made_up, phrase, roughly, wrapped
 
 KNOW = "I don't know that. I am a tiny demo model: ask me about minichat and its engine, a small story or a simple sum."
+NONSENSE = "I don't know what that means. I am a tiny demo model: ask me about minichat and its engine, or for a small story."
 CAN = "I can't do that. I am a tiny demo model: I explain minichat and its engine, tell small stories and do simple sums."
 
 PEOPLE = {
@@ -251,13 +253,70 @@ def _numbered(rng: Random, side: bool, held_out: bool) -> str:
     return fill(rng.choice(NUMBERED[side]), **{name: str(value) for name, value in slots.items()})
 
 
+ROWS = (
+    *(
+        "asdfghjkl",
+        "qwertyuiop",
+        "zxcvbnm",
+        "asdf",
+        "jkl",
+        "jkl;",
+        "abcdefg",
+        "xyz",
+        "wasd",
+        "qwertz",
+        "fghj",
+        "lkjh",
+        "poiu",
+        "hjkl",
+    ),
+    *("abc", "aaa", "foo", "bar"),
+)
+SIGNS = (
+    "...",
+    "..",
+    "!!!",
+    "#",
+    "*",
+    ";",
+    "-",
+    "--",
+    "$",
+    "/",
+    "@",
+    ":",
+    "_",
+    ",",
+    "\\",
+    "+",
+    "&&",
+    "%",
+    "()",
+    "{}",
+    "[]",
+    ";;",
+    "~",
+    "^",
+    "=",
+)
+
+
 def nonsense(rng: Random) -> str:
-    """What fingers type that mean nothing: letters of a row, or made-up words."""
-    if rng.random() < 0.5:
-        row = rng.choice(("asdfghjkl", "qwertyuiop", "zxcvbnm", "asdf", "jkl", "abcdefg", "xyz"))
+    """What fingers type that mean nothing: letters of a row, one letter held down, any letters, or a sign."""
+    draw = rng.random()
+    if draw < 0.4:
+        row = rng.choice(ROWS)
         at = rng.randrange(len(row) - 2)
-        return row[at : at + rng.randint(3, 8)] * rng.choice((1, 1, 1, 2))
-    return " ".join(made_up(rng, rng.choice((1, 2, 3))) for _ in range(rng.randint(1, 5)))
+        return row[at : at + rng.randint(3, 9)] * rng.choice((1, 1, 1, 2, 3))
+    if draw < 0.55:
+        return rng.choice(ascii_lowercase) * rng.randint(3, 9)
+    if draw < 0.9:
+        return "".join(
+            rng.choices(
+                rng.choice(("asdfghjkl", "qwertyuiop", ascii_lowercase, "asdfjkl;")), k=rng.randint(3, 14)
+            )
+        )
+    return rng.choice(SIGNS)
 
 
 def _question(rng: Random, held_out: bool) -> tuple[str, str]:
@@ -266,8 +325,8 @@ def _question(rng: Random, held_out: bool) -> tuple[str, str]:
     if rng.random() < 0.12:
         return _numbered(rng, side, held_out), KNOW
     draw = rng.random()
-    if draw < 0.02:
-        return nonsense(rng), KNOW
+    if not held_out and draw < 0.04:
+        return nonsense(rng), NONSENSE
     if draw < 0.34:
         bank = rng.choice(
             ("what", "what", "what", "why", "how", "versus", "raise", "lower", "default", "key")
@@ -315,6 +374,6 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     question, reply = _question(rng, held_out)
     while question.strip(" ?.").lower() in known_names():
         question, reply = _question(rng, held_out)
-    if not held_out:
+    if not held_out and reply != NONSENSE:
         question = roughly(rng, wrapped(rng, question))
     return [Exchange(question, reply, Honest())]

@@ -1,0 +1,164 @@
+"""Orders to the program that hold a value ("set top-p to 0.9"). The model cannot carry them out, and says with what to do so."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+from training.chat import Exchange
+from training.check import Terms
+from training.lexicon import pick
+from training.phrasing import made_up, roughly, wrapped
+
+MYSELF = "I cannot do that myself."
+
+
+def _whole(*usual: int) -> Callable[[Random], str]:
+    """One of the usual numbers, or any other up to the largest of them."""
+    return lambda rng: str(rng.choice(usual) if rng.random() < 0.6 else rng.randint(1, max(usual)))
+
+
+def _share(low: float, high: float) -> Callable[[Random], str]:
+    return lambda rng: f"{rng.choice((round(rng.uniform(low, high), 1), round(rng.uniform(low, high), 2))):g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A setting of F3: how people call it, its label there, its option, and a likely value."""
+
+    called: tuple[str, ...]
+    label: str
+    option: str
+    value: Callable[[Random], str]
+
+
+KNOBS = (
+    Knob(("temperature", "temperature", "temp", "sampling temperature", "heat"), "temperature", "--temperature", _share(0, 2)),
+    Knob(("top-p", "top p", "top_p", "topp", "nucleus"), "top-p", "--top-p", _share(0.05, 1)),
+    Knob(("top-k", "top k", "top_k", "topk"), "top-k", "--top-k", _whole(1, 5, 10, 20, 40, 50, 100)),
+    Knob(("min-p", "min p", "min_p", "minp"), "min-p", "--min-p", _share(0.01, 0.3)),
+    Knob(("seed", "random seed"), "seed", "--seed", _whole(0, 1, 7, 42, 123, 1234)),
+    Knob(("max tokens", "max_tokens", "max-tokens", "token limit", "maximum of tokens"), "max tokens", "--max-tokens", _whole(10, 50, 100, 200, 256, 512, 1000)),
+)  # fmt: skip
+KNOB_WAYS = (
+    "set {s} to {v}", "set the {s} to {v}", "set {s} {v}", "set {s}={v}", "{s} {v}", "{s}={v}", "{s} = {v}", "{s}: {v}", "{s} to {v}", "{s} at {v}", "change {s} to {v}",
+    "change the {s} to {v}", "put {s} at {v}", "put the {s} to {v}", "make the {s} {v}", "make {s} {v}", "use {s} {v}", "use a {s} of {v}", "turn the {s} to {v}",
+    "turn {s} down to {v}", "turn {s} up to {v}", "raise the {s} to {v}", "lower the {s} to {v}", "increase {s} to {v}", "reduce the {s} to {v}", "I want {s} {v}",
+    "I want the {s} to be {v}", "I would like {s} {v}", "write with {s} {v}", "go on with {s} {v}", "switch to {s} {v}", "answer with {s} {v}", "the {s} should be {v}",
+    "let {s} be {v}", "adjust the {s} to {v}", "how do I set {s} to {v}?", "how can I set the {s} to {v}?", "how do I change {s} to {v}?", "run with {s} {v}", "I need {s} {v}",
+)  # fmt: skip
+CHOICES: tuple[tuple[tuple[str, ...], str, str, tuple[str, ...]], ...] = (
+    (("greedy", "greedy decoding", "greedy mode"), "Press **F3** for decoding and choose *greedy*.", "F3", ()),
+    (("sampling", "sampling mode", "random sampling"), "Press **F3** for decoding and choose *sampling*.", "F3", ()),
+    (("beams", "beam mode", "beam decoding", "four beams", "4 beams"), "Press **F3** for decoding and choose *beams*.", "F3", ()),
+    *(
+        ((name, f"{name} quantization", f"{name} weights"), f"Press **F4** for quantization and choose `{name}`, or start with `--quantization {name}`.", "F4", (name,))
+        for name in ("int8", "int4", "fp8", "bnb-nf4", "bnb-int8", "bf16", "fp16", "fp32")
+    ),
+    (("8 bit", "8-bit", "8 bits", "eight bit"), "Press **F4** for quantization and choose `int8`, or start with `--quantization int8`.", "F4", ("int8",)),
+    (("4 bit", "4-bit", "4 bits", "four bit"), "Press **F4** for quantization and choose `int4`, or start with `--quantization int4`.", "F4", ("int4",)),
+    *(
+        ((f"{name} speculation", f"speculation {name}", f"{name} as speculation"), f"Choose `{name}` as *speculation* in F3, or start with `--speculate {name}`.", "F3", (name,))
+        for name in ("ngram", "suffix", "draft", "exit")
+    ),
+    *(
+        ((f"the {name} preset", f"preset {name}", f"the preset {name}"), f"Press **F3** for decoding and choose the preset `{name}`.", "F3", (name,))
+        for name in ("precise", "balanced", "creative")
+    ),
+    *(
+        ((f"the {name} theme", f"theme {name}", f"the theme {name}"), f"Open the palette with **Ctrl+P** and choose the theme `{name}`.", "Ctrl+P", (name,))
+        for name in ("amber", "dusk", "ember", "moss", "paper", "minichat-light", "minichat-dark", "terminal")
+    ),
+)  # fmt: skip
+CHOICE_WAYS = (
+    "use {s}", "switch to {s}", "change to {s}", "go to {s}", "take {s}", "turn on {s}", "enable {s}", "activate {s}", "make it {s}", "set it to {s}", "I want {s}",
+    "put it on {s}", "try {s}", "go {s}", "let us use {s}", "run with {s}", "choose {s}", "select {s}", "start {s}", "be {s}", "make the model {s}", "set this chat to {s}",
+    "how do I switch to {s}?", "how do I use {s}?", "can I use {s}?", "how can I turn on {s}?", "I would like {s}", "give me {s}", "work with {s}", "{s} on", "{s} now",
+)  # fmt: skip
+MODELS = (
+    "Qwen", "Qwen3", "Qwen2.5", "Qwen3-0.6B", "Llama", "Llama 3", "Llama 3.2", "Mistral", "Mistral 7B", "TinyLlama", "SmolLM", "SmolLM2", "Gemma", "Phi", "DeepSeek",
+    "GPT-2", "an 8B model", "a 7B model", "a bigger model", "a better model", "another model", "a real model", "a smarter model", "a larger model",
+)  # fmt: skip
+MODEL_WAYS = (
+    "load {s}", "use {s}", "run {s}", "switch to {s}", "change to {s}", "open {s}", "take {s}", "download {s}", "get {s}", "fetch {s}", "start {s}", "try {s}", "I want {s}",
+    "give me {s}", "load {s} instead", "replace yourself with {s}", "let me talk to {s}", "I want to chat with {s}", "how do I load {s}?", "how do I get {s}?", "can I run {s}?",
+    "can I use {s} here?", "change the model to {s}", "set the model to {s}", "model {s}", "install {s}", "I need {s}", "I would rather have {s}", "let me use {s}",
+)  # fmt: skip
+LOAD = "Press **Alt+O** for the model picker, or start with `minichat --model NAME`. NAME is a folder or a name of the Hugging Face hub. Your chats stay."
+RENAME_WAYS = (
+    "rename this chat to {s}", "rename the chat to {s}", "call this chat {s}", "name this chat {s}", "rename to {s}", "change the name of this chat to {s}", "title: {s}",
+    "give this chat the name {s}", "set the title of the chat to {s}", "the name of this chat should be {s}", "rename chat {s}", "let this chat be called {s}",
+)  # fmt: skip
+BIDS = (
+    "",
+    "",
+    "",
+    "",
+    "please ",
+    "now ",
+    "ok, ",
+    "hey, ",
+    "can you ",
+    "could you ",
+    "would you ",
+    "can you please ",
+    "just ",
+    "I want you to ",
+)
+
+
+TESTS = {
+    "knob": ("bring the {s} to {v}", "from here on {s} {v}", "have the {s} stand at {v}"),
+    "choice": ("go over to {s}", "could we have {s} from here on?", "bring up {s}"),
+    "model": ("put {s} in your place", "could {s} answer from here on?"),
+    "rename": ("from here on this chat is {s}", "write {s} above this chat"),
+}  # kept out
+WAYS = {"knob": KNOB_WAYS, "choice": CHOICE_WAYS, "model": MODEL_WAYS, "rename": RENAME_WAYS}
+SHARES = {"knob": 0.45, "choice": 0.3, "model": 0.18, "rename": 0.07}
+
+
+def _knob(rng: Random) -> tuple[dict[str, str], str, tuple[str, ...]]:
+    knob = rng.choice(KNOBS)
+    value = knob.value(rng)
+    said = (
+        f"Press **F3** for decoding and set *{knob.label}* to {value}, or start with `{knob.option} {value}`."
+    )
+    return {"s": rng.choice(knob.called), "v": value}, said, ("F3", f"{knob.option} {value}")
+
+
+def _choice(rng: Random) -> tuple[dict[str, str], str, tuple[str, ...]]:
+    called, said, key, terms = rng.choice(CHOICES)
+    return {"s": rng.choice(called)}, said, (key, *terms)
+
+
+def _model(rng: Random) -> tuple[dict[str, str], str, tuple[str, ...]]:
+    return {"s": rng.choice(MODELS)}, LOAD, ("Alt+O", "--model")
+
+
+def _rename(rng: Random) -> tuple[dict[str, str], str, tuple[str, ...]]:
+    known = pick(rng, rng.choice(("animals", "foods", "cities", "hobbies")))
+    name = made_up(rng) if rng.random() < 0.4 else known
+    return {"s": name}, "Press **Alt+T** to rename the chat.", ("Alt+T", "rename")
+
+
+DRAWS = {"knob": _knob, "choice": _choice, "model": _model, "rename": _rename}
+ASKS = ("how", "can i", "could we", "could {s}")  # what begins so is a question already
+
+
+def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
+    """One order to the program. Held out are ways to give it."""
+    kind = rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]
+    slots, said, terms = DRAWS[kind](rng)
+    way = rng.choice(TESTS[kind] if held_out else WAYS[kind])
+    question = way.lower().startswith(ASKS)
+    if not held_out and not question and not way.startswith(("{", "I ", "the ", "title")):
+        way = _bidden(rng, way)
+    asked = way.format(**slots)
+    reply = said if question or kind == "model" else f"{MYSELF} {said}"
+    if not held_out:
+        asked = roughly(rng, wrapped(rng, asked[0].upper() + asked[1:]), slips=0.05)
+    return [Exchange(asked, reply, Terms(terms))]
+
+
+def _bidden(rng: Random, way: str) -> str:
+    bid = rng.choice(BIDS)
+    return bid + way + ("?" if bid.endswith(("can you ", "could you ", "would you ", "you please ")) else "")
