@@ -1,8 +1,7 @@
 """What no request may pass, checked before anything is done for it."""
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.errors import BadInput, BadParams, RequestTooLong
@@ -24,14 +23,22 @@ class Limits:
         """No token that the model does not know may reach its tables, and no search that never fits."""
         if (kind := params.speculate) and kind not in self.speculation:
             raise BadParams("speculate", f"{kind} cannot be had: {model} {LACKS[kind]}")
-        biased = (token for token, _ in params.logit_bias)
-        for token in itertools.chain(tokens, params.stop_ids, biased):
-            if not 0 <= token < self.vocab:
-                raise BadInput(f"token id {token} is out of range: {model} knows 0 to {self.vocab - 1}")
+        if strange := self._strange(model, tokens):
+            raise BadInput(strange)
+        for field, ids in (("stop_ids", params.stop_ids), ("logit_bias", dict(params.logit_bias))):
+            if strange := self._strange(model, ids):
+                raise BadParams(field, strange)
         if params.min_tokens and len(params.enders(self.stop_ids)) >= self.vocab:
             raise BadParams("stop_ids", f"no token is left for the {params.min_tokens} of min_tokens")
         if params.beams > rows:
             raise BadParams("beams", f"{params.beams} want as many rows, but this engine runs {rows} at once")
+
+    def _strange(self, model: str, tokens: Iterable[int]) -> str:
+        """Says which of them is no token of the model, if one is."""
+        token = next((token for token in tokens if not 0 <= token < self.vocab), None)
+        if token is None:
+            return ""
+        return f"token id {token} is out of range: {model} knows 0 to {self.vocab - 1}"
 
     def max_len(self, model: str, prompt: int, params: SamplingParams) -> int:
         """How many tokens a request with so long a prompt may hold; raises where it can never fit."""

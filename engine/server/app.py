@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Request, WebSocket
+from fastapi.exceptions import RequestValidationError, ValidationException, WebSocketRequestValidationError
 from fastapi.responses import Response
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from engine.errors import EngineError
 from engine.host.protocol import EngineHost
 from engine.server import attach, control, events, screens, ws
-from engine.server.auth import Door
+from engine.server.auth import Door, refuse
 from engine.server.config import ServerConfig
 from engine.server.drain import Drain
 from engine.server.openai import chat, completions, models
@@ -54,7 +54,9 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
     app.add_exception_handler(EngineError, _engine_refused)
     app.add_exception_handler(HTTPException, _not_found)
     app.add_exception_handler(RequestValidationError, _bad_parameter)
+    app.add_exception_handler(WebSocketRequestValidationError, _bad_socket_parameter)
     app.add_exception_handler(Exception, _broke)
+    app.router.default = _nothing_here
     app.add_middleware(Door, config=config, closing=lambda: ending.begun)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
@@ -93,11 +95,27 @@ async def _not_found(request: Request, error: Exception) -> Response:
     return refusal.response()
 
 
+async def _nothing_here(scope: Any, receive: Any, send: Any) -> None:
+    """Starlette's own answer to a socket is a 403, as if its key were wrong."""
+    if scope["type"] != "websocket":
+        raise HTTPException(404)
+    await refuse(ApiError(404, f"there is no {scope['path'][:200]!r} here"), scope, send)
+
+
 async def _bad_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
+    return _named(error).response()
+
+
+async def _bad_socket_parameter(socket: WebSocket, error: Exception) -> None:
+    assert isinstance(error, WebSocketRequestValidationError)
+    await socket.send_denial_response(_named(error).response())
+
+
+def _named(error: ValidationException) -> ApiError:
     first = error.errors()[0]
     name = str(first["loc"][-1])
-    return ApiError(400, f"{name}: {first['msg']}", param=name).response()
+    return ApiError(400, f"{name}: {first['msg']}", param=name)
 
 
 async def _broke(request: Request, error: Exception) -> Response:

@@ -26,6 +26,9 @@ async def read_as(request: Request, kind: type[M]) -> M:
     if content != "application/json":
         # Also what keeps pages of other sites out: a browser asks before it sends this type across sites.
         raise ApiError(415, f"the body must be application/json, not {content[:80] or 'without a type'}")
+    coding = request.headers.get("content-encoding", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(415, f"the body must come as it is, not in the content-encoding {coding[:80]}")
     body = await _body(request, state_of(request).config.max_body)
     return await beside(request, lambda: parsed(kind, parse_json(_text(body))), len(body))
 

@@ -41,6 +41,7 @@ class Tokens(Strict):
 
 
 @router.get("/health")
+@router.head("/health", include_in_schema=False)  # what balancers ask with
 async def health(request: Request) -> Response:
     """200 while the engine lives; asks for no key, and tells nothing else."""
     state = state_of(request)

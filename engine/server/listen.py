@@ -29,12 +29,13 @@ _BACKLOG = 2048
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
-    """Bound at once, so that a port in use is known before a model is loaded."""
+    """Taken at once, so that a port in use is known before a model is loaded."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         bound = socket.socket(family, socket.SOCK_STREAM)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        bound.listen(_BACKLOG)  # bound alone, two servers that start together would both believe it theirs
     except (OSError, OverflowError) as error:
         raise BadInput(
             f"cannot listen on {host} port {port}: {error}; --host and --port name others"

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import httptools
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.protocols.utils import ClientDisconnected
@@ -31,11 +32,38 @@ class GuardedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserUpgrade as upgrade:
+            self._upgrade(data[upgrade.args[0] :])
         if self._in_head and self._patience is not None:
             self._head += len(data)
             if self._head > MAX_HEAD:
                 self._refuse()
+
+    def _should_upgrade(self) -> bool:
+        """What httptools takes for an upgrade has no body here, and is not answered from its head alone."""
+        return True
+
+    def _upgrade(self, rest: bytes) -> None:
+        """To a WebSocket; other offers, such as HTTP/2, are passed over, as a server may.
+
+        httptools has stopped behind the head. Without the offer it reads the same head on into the body.
+        """
+        method, version = self.scope["method"].encode(), self.parser.get_http_version().encode()
+        if method == b"CONNECT":
+            self.send_400_response("There is no tunnel here.")
+        elif self._get_upgrade() == b"websocket":
+            self.handle_websocket_upgrade()
+        else:
+            lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+            lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+            self.data_received(b"\r\n".join([*lines, b"", rest]))
 
     def on_message_begin(self) -> None:
         self._in_head, self._head = True, 0
@@ -85,3 +113,5 @@ class PatientWebSocket(WebSocketsSansIOProtocol):
         if self.handshake_complete and self.close_sent:
             raise ClientDisconnected
         await super().send(message)
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True  # by a refusal, which uvicorn would log as a fault of ours

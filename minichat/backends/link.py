@@ -221,6 +221,8 @@ def _read(response: httpx.Response) -> Any:
     """The answer's JSON; a refusal is raised as the error of the engine that it comes from."""
     if response.is_success and not response.content:
         return None
+    if response.has_redirect_location:
+        raise BadInput(f"{response.url} sends on to {response.headers['location']!r:.200}; name that place")
     told: Any = None
     with suppress(ValueError):
         told = json.loads(response.content)

@@ -139,7 +139,7 @@ def serve(options: argparse.Namespace, keys: tuple[str, ...], told: Told | None 
         stack.callback(bound.close)
         if uds:
             stack.callback(uds.unlink, missing_ok=True)
-        return listen(options, keys, bound, uds, told or Told(show_progress, _nobody, locate().engine_log))
+        return listen(options, keys, bound, uds, told or _terminal())
 
 
 def listen(
@@ -227,7 +227,7 @@ def announce(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """That a client sent what is no HTTP, or no UTF-8, is none: strangers could fill a disk with it."""
+    """That a client sent what is no UTF-8 is none: strangers could fill a disk with it."""
     return not record.getMessage().startswith("Invalid ")
 
 
@@ -238,8 +238,14 @@ def _room_for_sockets() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _nobody() -> None:
-    """Whoever sits at the terminal has been told."""
+def _terminal() -> Told:
+    """Tells whoever sits there, who has read by then that it is ready."""
+    return Told(
+        show_progress,
+        ready=lambda: None,
+        log=locate().engine_log,
+        died=lambda why: say(f"{why}; requests are refused until it is started anew"),
+    )
 
 
 def say(line: str) -> None:

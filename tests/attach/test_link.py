@@ -3,6 +3,7 @@
 import asyncio
 from hashlib import sha256
 
+import httpx
 import pytest
 
 from engine.errors import BadInput, BadParams, BadWire, EngineDead, RequestTooLong, UnknownRequest
@@ -88,6 +89,19 @@ async def test_what_the_engine_refuses_is_refused_in_its_words(served: Served) -
         with pytest.raises(BadInput, match="dry run"):
             await it.backend.speeds()
         assert it.said(LinkLost) == []
+
+
+@run
+async def test_a_place_that_sends_on_says_where_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    def door(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(308, headers={"location": "https://box/engine"})
+
+    client = httpx.AsyncClient(base_url="http://box", transport=httpx.MockTransport(door))
+    monkeypatch.setattr("minichat.backends.link._client", lambda address: client)
+    link = Link(Address("http://box"))
+    with pytest.raises(BadInput, match=r"http://box/engine sends on to 'https://box/engine'"):
+        await link.open()
+    await link.close()
 
 
 @run

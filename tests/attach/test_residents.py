@@ -179,6 +179,28 @@ def test_a_server_tells_of_the_death_of_its_engine_and_not_of_its_end(
         engine = dry() if not breaks else engine
 
 
+def test_whoever_sits_at_a_server_s_terminal_hears_that_its_engine_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = parser().parse_args(["serve", "--dry-run", "--no-key", f"--uds={tmp_path / 's.sock'}"])
+
+    def lost(*given: Any) -> int:
+        given[-1].died("the engine's process was ended by SIGKILL")
+        return 0
+
+    monkeypatch.setattr(serve, "listen", lost)
+    serve.serve(options, ())
+    assert (
+        "minichat: the engine's process was ended by SIGKILL; requests are refused" in capsys.readouterr().err
+    )
+
+
+def test_what_makes_no_sense_is_said_before_anything_is_started(user: User) -> None:
+    code, _, err = user.say("up", "--no-screen", "--rate=3")
+    assert (code, err) == (2, "minichat: --rate is for --dry-run: a real model is as fast as it is\n")
+    assert not user.resident.folder.exists()
+
+
 def test_what_cannot_start_says_why(user: User, tmp_path: Path) -> None:
     code, _, err = user.say("up", "--no-screen", "--dry-run", f"--model={tmp_path}")
     assert code == 1

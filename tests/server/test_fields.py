@@ -35,6 +35,7 @@ def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
         ({"functions": []}, "functions"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"stream_options": {"include_usage": True, "chunk": 1}}, "stream_options.chunk"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "always"}, "tool_choice"),
@@ -69,6 +70,8 @@ def refused(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"messages": [{"role": "function", "content": ""}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x", "weight": 1}]}, "messages[0].weight"),
+        ({"messages": [{"role": "user", "content": "x", "name": 5}]}, "messages[0].name"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": [1]}]}, "messages[0].tool_call_id"),
         (
             {"messages": [*user("a"), {"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[1].content[0]",
@@ -106,14 +109,49 @@ def test_a_completion_field_is_refused_by_its_name(
     assert error["param"].startswith(param)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": []}, "prompt: list should have at least 1 item after validation, not 0"),
+        ({"prompt": [1, "a"]}, "prompt[1]: input should be a valid integer"),
+        ({"prompt": [-1]}, "prompt[0]: input should be greater than or equal to 0"),
+        ({"prompt": [[1], "a"]}, "prompt[1]: input should be a valid list"),
+        ({"prompt": [[1, -5]]}, "prompt[0][1]: input should be greater than or equal to 0"),
+        ({"stop": ["a"] * 17}, "stop: list should have at most 16 items after validation, not 17"),
+        ({"stop": ""}, "stop: string should have at least 1 character"),
+        ({"suffix": "x"}, "suffix is not known or not supported here"),
+    ],
+)
+def test_what_may_be_of_several_kinds_is_refused_as_the_kind_it_is(
+    client: httpx.Client, fields: dict[str, Any], message: str
+) -> None:
+    assert refused(client.post(TEXT, json={"prompt": "hi", **fields}))["message"] == message
+
+
 def test_a_near_miss_is_guessed(client: httpx.Client) -> None:
     error = refused(client.post(TEXT, json={"prompt": "hi", "max_token": 5}))
     assert "did you mean max_tokens?" in error["message"]
+    error = refused(client.post(CHAT, json={"messages": user("hi"), "function": []}))
+    assert "did you mean" not in error["message"], "what is not to be had is no help"
+
+
+def test_null_is_the_default_of_every_field_openai_has(client: httpx.Client) -> None:
+    """As clients write that put down every field of theirs, given or not."""
+    names = (
+        "model n seed stop tools tool_choice response_format logprobs top_logprobs max_tokens stream store"
+    )
+    names += " audio function_call functions prediction reasoning_effort verbosity web_search_options"
+    fields = {**dict.fromkeys(names.split()), "messages": user("hi"), "max_completion_tokens": 1}
+    assert client.post(CHAT, json=fields).is_success
+    options = {"include_usage": None, "include_obfuscation": None}
+    assert client.post(CHAT, json={**fields, "stream": True, "stream_options": options}).is_success
 
 
 def test_tokens_beyond_the_vocabulary_are_refused(client: httpx.Client) -> None:
-    for fields in ({"prompt": [10**6]}, {"logit_bias": {"1000000": 1}}, {"stop_token_ids": [10**6]}):
-        assert "out of range" in refused(client.post(TEXT, json={"prompt": "hi", **fields}))["message"]
+    for name, value in (("prompt", [10**6]), ("logit_bias", {"1000000": 1}), ("stop_token_ids", [10**6])):
+        error = refused(client.post(TEXT, json={"prompt": "hi", name: value}))
+        assert "token id 1000000 is out of range" in error["message"]
+        assert name == "prompt" or (error["param"] == name and error["message"].startswith(f"{name}: "))
 
 
 def test_end_tokens_that_leave_none_for_min_tokens_are_refused() -> None:

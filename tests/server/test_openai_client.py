@@ -11,7 +11,9 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
+from engine.events import TokenLogprob
 from engine.groups.samples import seed_of
+from engine.server.openai.logprobs import CompletionLogprobs
 from tests.server.conftest import KEY, MODEL, Served, saying, serving, user
 from tests.server.test_tools import QWEN
 
@@ -168,6 +170,15 @@ def test_completions_of_several_prompts(served: Served) -> None:
         assert reply.choices[0].text[at:].startswith(token)
     assert reply.usage is not None
     assert reply.usage.completion_tokens == 20
+
+
+def test_a_completions_own_token_is_named_beside_the_likeliest() -> None:
+    names = {1: b"a", 2: b"b", 3: b"c"}
+    logprobs = CompletionLogprobs(lambda ids: [names[id] for id in ids])
+    entries = [TokenLogprob(3, -4.0, 9, ((1, -0.1), (2, -2.5))), TokenLogprob(1, -0.1, 1, ((1, -0.1),))]
+    entries.append(TokenLogprob(2, -float("inf"), 3, ()))
+    told = logprobs.record(entries)["top_logprobs"]
+    assert told == [{"a": -0.1, "b": -2.5, "c": -4.0}, {"a": -0.1}, {"b": -9999.0}]
 
 
 def test_completions_of_token_ids_and_as_a_stream(served: Served) -> None:

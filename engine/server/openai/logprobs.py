@@ -34,7 +34,9 @@ class CompletionLogprobs:
             text = self._text(entry.token)
             tokens.append(text)
             own.append(max(entry.logprob, _LEAST))
-            top.append({self._text(token): max(value, _LEAST) for token, value in entry.top})
+            likely = {self._text(token): max(value, _LEAST) for token, value in entry.top}
+            likely.setdefault(text, own[-1])  # the token itself is among them, as OpenAI has it
+            top.append(likely)
             offsets.append(self._at)
             self._at += len(text)
         return {"tokens": tokens, "token_logprobs": own, "top_logprobs": top, "text_offset": offsets}

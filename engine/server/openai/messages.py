@@ -8,6 +8,7 @@ from engine.text.chat import RESERVED
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
+_TEXTS = ("name", "tool_call_id", "reasoning_content")
 _EMPTY = {"refusal", "audio", "function_call", "annotations"}  # clients send a reply back as they got it
 
 
@@ -28,6 +29,9 @@ def _message(message: dict[str, Any], place: str, knows_developer: bool) -> dict
                 400, f"{place}.{name[:80]} is not known or not supported here", param=f"{place}.{name[:80]}"
             )
     kept = {name: value for name, value in message.items() if name in _FIELDS and value is not None}
+    for name in _TEXTS:
+        if not isinstance(kept.get(name, ""), str):
+            raise ApiError(400, f"{place}.{name} must be a text", param=f"{place}.{name}")
     if role == "developer" and not knows_developer:
         kept["role"] = "system"  # its older name, which every template knows
     if "content" not in kept:

@@ -48,8 +48,8 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    include_usage: bool = False
-    include_obfuscation: bool = False  # harmless: there is no padding
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # harmless: there is no padding
 
 
 class FunctionName(Strict):
@@ -171,6 +171,15 @@ class ChatRequest(Asked):
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
 
+    # Not to be had; some clients write down every field that OpenAI has
+    audio: None = None
+    function_call: None = None
+    functions: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    web_search_options: None = None
+
 
 class CompletionRequest(Asked):
     prompt: (
@@ -192,11 +201,14 @@ def parsed(kind: type[M], value: Any) -> M:
         return kind.model_validate(value)
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False, include_context=False)
-        # Of the members of a union, the one that the value came nearest to.
-        worst = max(
-            (each for each in found if each["loc"][:1] == found[0]["loc"][:1]), key=lambda e: len(e["loc"])
-        )
+        same = (each for each in found if each["loc"][:1] == found[0]["loc"][:1])
+        worst = max(same, key=lambda each: _nearness(each["type"], each["loc"]))
         raise _refusal(kind, worst["type"], worst["loc"], worst["msg"], value) from None
+
+
+def _nearness(problem: str, loc: tuple[int | str, ...]) -> tuple[bool, int, list[int]]:
+    """How near a value came to one member of a union: of its kind, and sound up to a place far inside."""
+    return not problem.endswith("_type"), len(loc), [step for step in loc if isinstance(step, int)]
 
 
 def _refusal(
@@ -205,8 +217,9 @@ def _refusal(
     if not loc:
         return ApiError(400, f"the body must be an object with the fields of a request, not {value!r:.60}")
     place = "".join(_steps(loc)) or str(loc[0])
-    if problem == "extra_forbidden":
-        near = get_close_matches(str(loc[-1])[:80], kind.model_fields, n=1) if len(loc) == 1 else []
+    if problem in ("extra_forbidden", "none_required"):
+        there = [name for name, each in kind.model_fields.items() if each.annotation is not type(None)]
+        near = get_close_matches(str(loc[-1])[:80], there, n=1) if len(loc) == 1 else []
         hint = f"; did you mean {near[0]}?" if near else ""
         return ApiError(
             400,
