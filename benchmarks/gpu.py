@@ -29,7 +29,7 @@ from engine.events import Delta
 from engine.models.decoder import Decoder
 from engine.models.loader import decoder_slots
 from engine.params import SamplingParams
-from engine.runner.graphs import Recording
+from engine.runner.recording import Recording
 from engine.runner.runner import ModelRunner
 from engine.start import start
 
@@ -73,6 +73,7 @@ BLOCKS = 256 * 2048 // 16  # the mixed workload's, all at once; the rest of the 
 SHORT, LONG = 16, 272
 GAP = 0.1  # between the likeliest token's logit and the chosen one's, by transformers in float32
 PROFILED = 24  # steps
+STEADY = 200  # the same, timed without a profiler; the launch of the first is in it
 DRAWS: dict[str, dict[str, Any]] = {
     "plain": {},
     "top-k": {"top_k": 50},
@@ -82,7 +83,6 @@ DRAWS: dict[str, dict[str, Any]] = {
     "a bias": {"logit_bias": {5: 2.0}},
     "20 log-probabilities": {"logprobs": 20},
 }
-STEADY = 200  # the same, timed without a profiler; the launch of the first is in it
 
 
 class Heard:

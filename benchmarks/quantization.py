@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from benchmarks.harness import Bench
 from engine.devices import pick
-from engine.errors import BadInput
 from engine.models.decoder import Decoder
 from engine.models.find import find_model
 from engine.models.registry import load_model
@@ -37,12 +36,12 @@ def run(
     place = pick(device)
     if only == "rows":
         if dtype not in OWN:
-            raise BadInput(f"dtype must be one of {', '.join(OWN)}, not {dtype!r}")
+            raise SystemExit(f"dtype must be one of {', '.join(OWN)}, not {dtype!r}")
         rows(bench, place, inputs, outputs, loops, dtype)
     elif only == "change":
         change(bench, place, model)
     else:
-        raise BadInput(f"only must be rows or change, not {only!r}")
+        raise SystemExit(f"only must be rows or change, not {only!r}")
 
 
 def rows(bench: Bench, place: torch.device, inputs: int, outputs: int, loops: int, kind: str) -> None:
@@ -77,7 +76,7 @@ def looped(products: Sequence[nn.Module], x: Tensor, loops: int) -> Callable[[],
 
 def change(bench: Bench, place: torch.device, model: str) -> None:
     """From the checkpoint's type to each scheme, and back."""
-    made, _ = load_model(find_model(model), device=place)
+    made = load_model(find_model(model), device=place)
     assert isinstance(made, Decoder) and made.source is not None
     plain = made.source.scheme("none")
     for name in ("int8", "int4", "fp8"):

@@ -27,6 +27,8 @@ from benchmarks.screen_program import PROMPT
 from benchmarks.terminal import Terminal
 from engine.models.find import find_model
 
+_PARTS = ("flush", "stream", "echo", "speed")
+_ENGINES = ("thread", "process")
 _SIZE = (300, 70)
 _CONTEXT = 16_384
 _KEYS = [chr(code) for code in range(0x100, 0x1A0)]  # letters that the model does not write
@@ -225,10 +227,13 @@ def _speed(place: Place, engine: str) -> float:
 def run(
     bench: Bench,
     *,
-    parts: tuple[str, ...] = ("flush", "stream", "echo", "speed"),
+    parts: tuple[str, ...] = _PARTS,
     engines: tuple[str, ...] = ("thread",),
     seconds: int = 6,
 ) -> None:
+    for given, known in ((parts, _PARTS), (engines, _ENGINES)):
+        if unknown := [name for name in given if name not in known]:
+            raise SystemExit(f"screen has no {unknown[0]!r}, but {', '.join(known)}")
     if "flush" in parts:
         transcript.run(bench)
     with tempfile.TemporaryDirectory() as root:

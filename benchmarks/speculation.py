@@ -32,6 +32,7 @@ QUESTIONS = (
     "What is the prefix cache?",
     "Give me a JSON object for a boy named Tom, 9 years old, who likes chess.",
 )
+NEAR = 0.02  # of a plain step's speed: less is no difference
 
 
 class Free(Prices):
@@ -158,8 +159,14 @@ def table(
         line = bench.note(f"{label}: break-even, tokens a step", costs, "tok").median
         must = f"{100 * (line - 1) / length:.1f} %"
         shown = (f"{stood:.1f} %", must, f"{made:.2f}", f"{line:.2f}", f"{speed:.2f}x")
-        lines.append((label, *shown, "wins" if speed > 1 else "loses"))
+        lines.append((label, *shown, verdict(speed)))
     return lines
+
+
+def verdict(speed: float) -> str:
+    if abs(speed - 1) < NEAR:
+        return "even"
+    return "wins" if speed > 1 else "loses"
 
 
 def rounds(

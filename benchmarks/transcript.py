@@ -49,18 +49,14 @@ class Screen(App[None]):
 
     def __init__(self, panes: int) -> None:
         super().__init__(driver_class=Sink)
-        self._panes = [Transcript() for _ in range(panes)]
+        self.panes = [Transcript() for _ in range(panes)]
 
     def get_default_screen(self) -> FrameScreen[None]:
         return FrameScreen()
 
     def compose(self) -> ComposeResult:
         with Horizontal():
-            yield from self._panes
-
-    @property
-    def panes(self) -> list[Transcript]:
-        return self._panes
+            yield from self.panes
 
 
 async def stream(panes: int, messages: int, flushes: int, size: tuple[int, int]) -> dict[str, list[float]]:

@@ -1,7 +1,6 @@
 """From a configuration, and a model's files, to an engine that is ready."""
 
 import secrets
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,12 +13,15 @@ from engine.attention.registry import choose as choose_attention
 from engine.cache.pool import BlockPool
 from engine.cache.store import KVStore
 from engine.cache.tables import BlockTables
-from engine.config import KV_SCHEMES, EngineConfig, LayerSpec, ModelConfig, ModelPlace
+from engine.config import KV_SCHEMES, EngineConfig, LayerSpec, ModelPlace
 from engine.core import Engine
-from engine.devices import free_host_memory, free_memory, pick
+from engine.devices import free_host_memory, free_memory, host_memory, memory, pick
+from engine.errors import BadInput
 from engine.events import Bus
 from engine.grammar.grammars import Grammars
 from engine.limits import Limits
+from engine.models.base import LanguageModel
+from engine.models.checkpoint import shards
 from engine.models.find import Progress
 from engine.models.registry import load_model
 from engine.observe import Facts
@@ -27,6 +29,7 @@ from engine.runner.drafters import Found, find_drafters
 from engine.runner.room import Room
 from engine.runner.runner import ModelRunner
 from engine.runner.weights import Weights, scheme_of
+from engine.scheduling.policy import Policy
 from engine.scheduling.policy import choose as choose_policy
 from engine.scheduling.scheduler import Rules, Scheduler
 from engine.scheduling.window import Window
@@ -48,51 +51,21 @@ def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None)
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
     device = pick(config.device)
     policy = choose_policy(config.policy)
-    if device.type == "cpu":
-        _use_threads(config.threads, _ONE_THREAD if config.dummy_weights else _stored_bytes(place.folder))
+    model = _load(config, place, device, progress)
+    dtype, vocab = next(iter(model.parameters())).dtype, model.config.vocab
     bare = config.dummy_weights and not (place.folder / "tokenizer.json").is_file()
-    model, model_config = load_model(
-        place,
-        device=device,
-        dtype=config.dtype,
-        max_context=config.max_context,
-        quantization=config.quantization,
-        dummy=config.dummy_weights,
-        progress=progress,
-    )
-    # The stand-in has no chat template, so that nothing else of a tokenizer is asked of it.
-    stand_in = BareTokenizer(model_config.vocab, model_config.stop_ids)
-    tokenizer = cast(Tokenizer, stand_in) if bare else Tokenizer.load(place.folder)
-    dtype = next(iter(model.parameters())).dtype
-    if device.type == "cpu" and config.dummy_weights:
-        _use_threads(config.threads, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))
-    scheme = config.kv_scheme
-    specs = windowed(model_config.layers, config)
+    tokenizer = _stand_in(model) if bare else Tokenizer.load(place.folder)
+    stop_ids = tokenizer.stop_ids.union(model.config.stop_ids)
+
+    specs, scheme = _windowed(model.config.layers, config), config.kv_scheme
     attention = choose_attention(config.attention, device, specs, dtype, scheme, config.block_size)
     found = find_drafters(place, model, device, config)
-    window = _window(config)
-    room = replace(_room(device, dtype, model_config, model.sinks, config, found), specs=specs, window=window)
-    blocks, host_blocks, context = room.fit(scheme)
+    room = _room(config, model, specs, dtype, device, found)
+
+    bus = Bus()
     step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
-    rows = min(config.max_running, step_tokens)
-    bus, tables = Bus(), BlockTables(rows, room.widest(KV_SCHEMES))
-    scheduler = Scheduler(
-        pool=BlockPool(blocks, config.block_size),
-        host=BlockPool(host_blocks, config.block_size),
-        tables=tables,
-        policy=policy,
-        rules=Rules(
-            step_tokens=step_tokens,
-            prefix_cache=config.prefix_cache,
-            chunked_prefill=config.chunked_prefill,
-            preemption=config.preemption,
-        ),
-        emit=bus.emit,
-        kv_scheme=scheme,
-        window=window,
-    )
-    stop_ids = tokenizer.stop_ids.union(model_config.stop_ids)
-    grammars = None if bare else Grammars(tokenizer, model_config.vocab, stop_ids)
+    scheduler = _scheduler(config, room, policy, step_tokens, bus)
+    grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
     store = room.store(scheme)
     drafters = found.drafters(model, store, attention, config)
     runner = ModelRunner(
@@ -102,7 +75,7 @@ def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None)
         room=room,
         attention=attention,
         requests=scheduler.requests,
-        tables=tables,
+        tables=scheduler.tables,
         block_size=config.block_size,
         stop_ids=stop_ids,
         device=device,
@@ -113,7 +86,11 @@ def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None)
         runner=runner,
         tokenizer=tokenizer,
         limits=Limits(
-            context, model_config.vocab, config.max_waiting, stop_ids, ("ngram", "suffix", *drafters)
+            context=room.fit(scheme).context,
+            vocab=vocab,
+            waiting=config.max_waiting,
+            stop_ids=stop_ids,
+            speculation=("ngram", "suffix", *drafters),
         ),
         facts=Facts(
             model=place.name,
@@ -121,13 +98,58 @@ def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None)
             device=_device_name(device),
             attention=attention.name,
             policy=policy.name,
-            kv_dtype=runner.store.kind,
+            kv_dtype=store.kind,
         ),
         bus=bus,
         depth=config.depth if config.depth is not None else int(device.type == "cuda"),
         seed=config.seed if config.seed is not None else secrets.randbits(64),
         grammars=grammars,
         weights=Weights(model, runner, scheme_of(model, config.quantization), share=_share(device)),
+    )
+
+
+def _load(
+    config: EngineConfig, place: ModelPlace, device: torch.device, progress: Progress | None
+) -> LanguageModel:
+    """The model; on a CPU, with as many threads as its size is worth."""
+    on_cpu, dummy = device.type == "cpu", config.dummy_weights
+    if on_cpu:
+        _use_threads(config.threads, _ONE_THREAD if dummy else _stored_bytes(place.folder))
+    model = load_model(
+        place,
+        device=device,
+        dtype=config.dtype,
+        max_context=config.max_context,
+        quantization=config.quantization,
+        dummy=dummy,
+        progress=progress,
+    )
+    if on_cpu and dummy:  # there was no file whose size could have been asked for before
+        _use_threads(config.threads, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))
+    return model
+
+
+def _stand_in(model: LanguageModel) -> Tokenizer:
+    """It has no chat template, so that nothing else of a tokenizer is asked of it."""
+    return cast(Tokenizer, BareTokenizer(model.config.vocab, model.config.stop_ids))
+
+
+def _scheduler(config: EngineConfig, room: Room, policy: Policy, step_tokens: int, bus: Bus) -> Scheduler:
+    fit, rows = room.fit(config.kv_scheme), min(config.max_running, step_tokens)
+    return Scheduler(
+        pool=BlockPool(fit.blocks, config.block_size),
+        host=BlockPool(fit.host_blocks, config.block_size),
+        tables=BlockTables(rows, room.widest(KV_SCHEMES)),
+        policy=policy,
+        rules=Rules(
+            step_tokens=step_tokens,
+            prefix_cache=config.prefix_cache,
+            chunked_prefill=config.chunked_prefill,
+            preemption=config.preemption,
+        ),
+        emit=bus.emit,
+        kv_scheme=config.kv_scheme,
+        window=room.window,
     )
 
 
@@ -139,38 +161,49 @@ def _use_threads(wanted: int | None, weights: int) -> None:
 
 
 def _stored_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return sum(file.stat().st_size for file in shards(folder))
 
 
 def _room(
-    device: torch.device,
-    dtype: torch.dtype,
-    model: ModelConfig,
-    sinks: Mapping[int, torch.Tensor],
     config: EngineConfig,
+    model: LanguageModel,
+    specs: tuple[LayerSpec, ...],
+    dtype: torch.dtype,
+    device: torch.device,
     found: Found,
 ) -> Room:
     """On a CPU there is no swap room by default: it would be the same memory again."""
-    on_gpu = device.type == "cuda"
-    full = -(-model.max_context // config.block_size)
-    own = KVStore.block_bytes(model.layers, config.block_size, dtype, config.kv_scheme)
+    on_gpu, longest = device.type == "cuda", model.config.max_context
+    full = -(-longest // config.block_size)
+    own = KVStore.block_bytes(specs, config.block_size, dtype, config.kv_scheme)
+    _refuse_beyond("blocks", config.blocks, own, memory(device))
+    _refuse_beyond("host_blocks", config.host_blocks, own, host_memory())
     share = own / (own + found.block_bytes(config.block_size, dtype))
     return Room(
-        specs=model.layers,
-        sinks=sinks,
+        specs=specs,
+        sinks=model.sinks,
         block_size=config.block_size,
         dtype=dtype,
         device=device,
-        longest=model.max_context,
+        longest=longest,
         blocks=config.blocks,
         host_blocks=config.host_blocks,
         nbytes=int(free_memory(device) * _share(device) * share),
         host_nbytes=min(int(free_host_memory() * _HOST_SHARE), _PINNED) if on_gpu else 0,
         most=None if on_gpu else full * min(_FULL_CONTEXTS, config.max_running),
+        window=_window(config),
     )
 
 
-def windowed(specs: tuple[LayerSpec, ...], config: EngineConfig) -> tuple[LayerSpec, ...]:
+def _refuse_beyond(name: str, wanted: int | None, each: int, there: int) -> None:
+    """What a system would grant, and then end the process for."""
+    if wanted is not None and wanted * each > there:
+        raise BadInput(
+            f"{name}: {wanted} of them, {each} bytes each, are more than the memory of {there} bytes"
+        )
+
+
+def _windowed(specs: tuple[LayerSpec, ...], config: EngineConfig) -> tuple[LayerSpec, ...]:
     """With the window that was asked for; a layer whose own is narrower keeps that."""
     if (size := config.kv_window) is None:
         return specs

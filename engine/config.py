@@ -1,6 +1,6 @@
 """What an engine is made with, and what a model is made of. Plain values, no tensors."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -12,6 +12,13 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 PreemptionName = Literal["auto", "recompute", "swap"]
 KvSchemeName = Literal["none", "int8", "fp8"]
 KV_SCHEMES: tuple[KvSchemeName, ...] = get_args(KvSchemeName)
+
+_CHOICES: dict[str, tuple[str | int, ...]] = {
+    "dtype": get_args(DTypeName),
+    "preemption": get_args(PreemptionName),
+    "kv_scheme": KV_SCHEMES,
+    "block_size": BLOCK_SIZES,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +33,7 @@ class EngineConfig:
     dummy_weights: bool = False  # random weights of the model's shape
     attention: str = "auto"
     policy: str = "fcfs"
-    block_size: int = (
-        16  # tokens; an attention back end that is asked for by name may read another size alone
-    )
+    block_size: int = 16  # tokens; a back end for attention that is asked for may read another size alone
     blocks: int | None = None  # None: from the memory that is free
     host_blocks: int | None = None  # room for swapped requests; None: as many as blocks, within host memory
     kv_scheme: KvSchemeName = "none"  # how the cache keeps keys and values; none: as the model computes them
@@ -47,47 +52,41 @@ class EngineConfig:
     exit_layer: int | None = None  # after which early exits draft; None: the first the model was trained for
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.block_size) or self.block_size not in BLOCK_SIZES:
-            raise BadInput(f"block_size must be one of {BLOCK_SIZES}, not {self.block_size!r}")
-        if self.depth is not None and not (_is_whole(self.depth) and self.depth in (0, 1)):
-            raise BadInput(f"depth must be 0 or 1, not {self.depth!r}")
-        if self.preemption not in ("auto", "recompute", "swap"):
-            raise BadInput(f"preemption must be auto, recompute or swap, not {self.preemption!r}")
-        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
-            raise BadInput(f"dtype must be auto, float32, bfloat16 or float16, not {self.dtype!r}")
-        if self.kv_scheme not in KV_SCHEMES:
-            raise BadInput(
-                f"kv_scheme must be {', '.join(KV_SCHEMES[:-1])} or {KV_SCHEMES[-1]}, not {self.kv_scheme!r}"
-            )
+        """Values come from files, flags and other processes, so their types are looked at, too."""
         for name in ("model", "quantization", "device", "attention", "policy"):
-            if not isinstance(value := getattr(self, name), str):
-                raise BadInput(f"{name} must be a name, not {value!r}")
+            self._need(name, "a name", isinstance(getattr(self, name), str))
+        self._need("draft", "a name", self.draft is None or isinstance(self.draft, str))
         for name in ("dummy_weights", "prefix_cache", "chunked_prefill"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise BadInput(f"{name} must be True or False, not {value!r}")
-        if self.draft is not None and not isinstance(self.draft, str):
-            raise BadInput(f"draft must be a name, not {self.draft!r}")
-        optional = ("threads", "max_step_tokens", "blocks", "max_context", "exit_layer")
-        for name in (
-            "max_running",
-            "max_waiting",
-            *(each for each in optional if getattr(self, each) is not None),
-        ):
-            if not (_is_whole(value := getattr(self, name)) and value > 0):
-                raise BadInput(f"{name} must be a whole number above 0, not {value!r}")
-        least = self.block_size
-        if self.kv_window is not None and not (_is_whole(self.kv_window) and self.kv_window >= least):
-            raise BadInput(f"kv_window must be a whole number, {least} or more, not {self.kv_window!r}")
-        if not (_is_whole(self.kv_sinks) and self.kv_sinks >= 0):
-            raise BadInput(f"kv_sinks must be a whole number, 0 or more, not {self.kv_sinks!r}")
-        if self.host_blocks is not None and not (_is_whole(self.host_blocks) and self.host_blocks >= 0):
-            raise BadInput(f"host_blocks must be a whole number, 0 or more, not {self.host_blocks!r}")
-        if self.seed is not None and not _is_whole(self.seed):
-            raise BadInput(f"seed must be a whole number, not {self.seed!r}")
+            self._need(name, "True or False", isinstance(getattr(self, name), bool))
+        for name, choices in _CHOICES.items():
+            *most, last = map(str, choices)
+            self._need(name, f"{', '.join(most)} or {last}", _is_one_of(getattr(self, name), choices))
+        self._need("depth", "0 or 1", self.depth is None or _is_one_of(self.depth, (0, 1)))
+        for name, least in ("max_running", 1), ("max_waiting", 1), ("kv_sinks", 0):
+            self._need_whole(name, least)
+        for name in ("threads", "max_step_tokens", "blocks", "max_context", "exit_layer"):
+            self._need_whole(name, 1, optional=True)
+        self._need_whole("host_blocks", 0, optional=True)
+        self._need_whole("kv_window", self.block_size, optional=True)
+        self._need("seed", "a whole number", self.seed is None or _is_whole(self.seed))
+
+    def _need_whole(self, name: str, least: int, *, optional: bool = False) -> None:
+        value = getattr(self, name)
+        fits = (value is None and optional) or (_is_whole(value) and value >= least)
+        self._need(name, "a whole number" + (" above 0" if least == 1 else f", {least} or more"), fits)
+
+    def _need(self, name: str, what: str, fits: bool) -> None:
+        if not fits:
+            raise BadInput(f"{name} must be {what}, not {getattr(self, name)!r}")
 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_one_of(value: object, choices: tuple[str | int, ...]) -> bool:
+    """Also by its type: 1.0 and True equal 1."""
+    return value in choices and (isinstance(value, str) or _is_whole(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +156,3 @@ class ModelPlace:
 
     name: str
     folder: Path
-
-
-FIELDS = tuple(field.name for field in fields(EngineConfig))

@@ -36,6 +36,11 @@ def free_memory(device: torch.device) -> int:
     return free_host_memory()
 
 
+def memory(device: torch.device) -> int:
+    """Bytes that it has in all."""
+    return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else host_memory()
+
+
 def free_host_memory() -> int:
     """Bytes of main memory that are left, within the limits of a container."""
     free = _meminfo("MemAvailable")

@@ -1,6 +1,6 @@
 """The seam between a model and the paged cache."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.cache.store import KVLayer
 from engine.config import KvSchemeName, LayerSpec
 
-__all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer", "why_not_on"]
+__all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer", "attending", "why_not_on"]
 
 OLDEST = (8, 0)  # compute capability: bf16 products and asynchronous copies begin there
 
@@ -53,6 +53,16 @@ class AttentionBackend(Protocol):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Any) -> Tensor:
         """Writes k and v to the batch's places, then attends; returns [tokens, heads, value_dim]."""
+
+
+def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch) -> Attend:
+    """What a model calls in each layer of this step; what the step needs is prepared here."""
+    prepared = backend.prepare(batch)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return backend.attend(q, k, v, layers[layer], prepared)
+
+    return attend
 
 
 def why_not_on(device: torch.device) -> str | None:

@@ -52,15 +52,15 @@ def choose(
     block_size: int | None = None,
 ) -> AttentionBackend:
     """The back end of that name; "auto" takes the best that can serve all these layers there."""
+    asked = (device, specs, dtype, kv_scheme, block_size)
     if name != "auto":
-        if (problem := why_not(name, device, specs, dtype, kv_scheme, block_size)) is None:
+        if (problem := why_not(name, *asked)) is None:
             return BACKENDS[name]()
-        asked = (device, specs, dtype, kv_scheme, block_size)
         able = [other for other in names() if why_not(other, *asked) is None]
         raise BadInput(f"attention {name!r}: {problem}; available here: {', '.join(able)}")
     passed: list[str] = []
     for candidate in PREFERRED.get(device.type, ("torch",)):
-        if (problem := why_not(candidate, device, specs, dtype, kv_scheme, block_size)) is None:
+        if (problem := why_not(candidate, *asked)) is None:
             if passed:
                 logger.warning("attention falls back to %s: %s", candidate, "; ".join(passed))
             return BACKENDS[candidate]()

@@ -183,9 +183,8 @@ def _score(queries: Tensor, keys: Tensor, cap: float | None) -> Tensor:
 def _hide(scores: Tensor, window: int, kept: int) -> None:
     """Takes from each query of [kv_heads, queries, group, keys] what comes after it or before its window.
 
-    The first `kept` keys are seen by all that come after them.
-
-    Both lie in the corners, since the first query sees the first key and the last query the last.
+    Both lie in the corners, since the first query sees the first key and the last query the last. The first
+    `kept` keys are seen by all that come after them.
     """
     queries, keys = scores.shape[1], scores.shape[3]
     corner = torch.ones(queries, queries, dtype=torch.bool, device=scores.device)

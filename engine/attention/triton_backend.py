@@ -140,7 +140,7 @@ def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[
     if single:
         tile = tiles.for_tokens(spec, single, gpu(device), itemsize)
         chunks = Chunks.of(0, starts[: single + 1], contexts[:single], 1)
-        launches.append(upload(chunks, spec, tile, device))
+        launches.append(work_of(chunks, spec, tile, device))
     if single < len(contexts):
         counts, contexts = np.diff(starts[single:]), contexts[single:]
         gathered = None if packed else tiles.for_gathered(spec, counts, contexts, gpu(device), itemsize)
@@ -148,18 +148,18 @@ def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[
         seen = min(mean, spec.window or mean)
         tile = gathered or tiles.for_chunks(spec, longest, seen, gpu(device), itemsize, packed=packed)
         chunks = Chunks.of(single, starts[single:], contexts, tile.queries)
-        launches.append(upload(chunks, spec, tile, device, contexts if gathered else None))
+        launches.append(work_of(chunks, spec, tile, device, contexts if gathered else None))
     return launches
 
 
-def upload(
+def work_of(
     chunks: Chunks,
     spec: LayerSpec,
     tile: tiles.Tile,
     device: torch.device,
     gathered: np.ndarray | None = None,
 ) -> Work:
-    """Cuts the work into programs and puts the list of them on the device, in one copy.
+    """A launch: the work is cut into programs, and the list of them goes to the device in one copy.
 
     `gathered`: the contexts of all rows, if those are to be gathered.
     """

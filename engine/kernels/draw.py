@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention.launch import launch
-from engine.kernels.attention.tiles import power
 from engine.kernels.chances import (
     EVERY,
     MIN_P,
@@ -27,6 +25,7 @@ from engine.kernels.chances import (
     whole,
 )
 from engine.kernels.filters import GROUP, ROOM, limits_of
+from engine.kernels.launch import launch, power
 
 FEW = 16  # rows up to which chunks are small, so that there are enough of them
 TURN = 1024  # tokens that a program looks at together

@@ -78,17 +78,9 @@ def edit(
     scores = torch.empty(rows, vocab, dtype=torch.float32, device=logits.device)
     in_prompt, in_reply = (slots, slots) if seen is None else (seen[0].view(torch.uint8), seen[1])
     _penalise[(rows, triton.cdiv(vocab, TURN))](
-        scores,
-        logits,
-        in_prompt,
-        in_reply,
-        columns,
-        slots,
-        vocab,
-        SEEN=seen is not None,
-        TURN=TURN,
-        num_warps=4,
-    )
+        scores, logits, in_prompt, in_reply, columns, slots, vocab,
+        SEEN=seen is not None, TURN=TURN, num_warps=4,
+    )  # fmt: skip
     if biases is not None:
         places, values = biases
         _bias[(triton.cdiv(len(places), 256),)](scores, places, values, len(places), TURN=256, num_warps=4)

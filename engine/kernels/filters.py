@@ -18,8 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention.launch import launch
-from engine.kernels.attention.tiles import power
 from engine.kernels.chances import (
     EVERY,
     TOP_K,
@@ -31,6 +29,7 @@ from engine.kernels.chances import (
     setting,
     whole,
 )
+from engine.kernels.launch import launch, power
 
 GROUP = tl.constexpr(128)
 ROOM = 8192  # keys of a row that are put together at most

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention.tiles import power
+from engine.kernels.launch import power
 
 TILE = 512  # words of 8 bytes
 

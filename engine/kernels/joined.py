@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention.launch import launch
+from engine.kernels.launch import launch
 from engine.kernels.norm import Normed
 from engine.kernels.room import with_room
 from engine.kernels.tiled import MOST, SMALL, Tiling, descriptors, multiplied

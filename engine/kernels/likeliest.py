@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention.tiles import power
+from engine.kernels.launch import power
 from engine.params import MAX_LOGPROBS
 
 CHUNK = 2048

@@ -19,8 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention.launch import launch
-from engine.kernels.attention.tiles import power
+from engine.kernels.launch import launch, power
 from engine.kernels.nibbles import TILE, UNIT
 from engine.kernels.norm import Normed, length_of
 from engine.kernels.products import Cut, opened

@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention.launch import launch
-from engine.kernels.attention.tiles import power
+from engine.kernels.launch import launch, power
 from engine.kernels.tiled import Tiling
 
 UNIT = 128  # inputs

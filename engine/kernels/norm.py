@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention.launch import launch
-from engine.kernels.attention.tiles import power
+from engine.kernels.launch import launch, power
 from engine.kernels.room import with_room
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.quant.base import rung
+from engine.kernels.rungs import rung
 
 FEWEST = 4  # rows below which oneDNN takes a slower path, and for one row another order of adding
 # With AMX it also adds in another order beyond so many rows, unless there are few inputs.

@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention.launch import launch
-from engine.kernels.attention.tiles import power
+from engine.kernels.launch import launch, power
 
 NARROW = 32  # rows up to which `narrow` is ahead of cuBLAS whatever the weight is
 SMALL = 2**23  # numbers of a weight up to which it stays ahead for longer
@@ -28,7 +27,7 @@ ENOUGH = 132  # programs that keep a GPU busy
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a product is shared out among programs."""
+    """How a product is shared out among programs; tiled.py has a Tiling for kernels that always cut rows."""
 
     outputs: int  # of a program
     inputs: int  # of a turn

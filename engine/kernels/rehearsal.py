@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar, copy_context
+from threading import Lock
 from typing import Any
 
 from triton import AsyncCompileMode
@@ -17,6 +18,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 _rehearsing = ContextVar("rehearsing", default=False)
+_parsing = Lock()
 
 
 def rehearse(launches: Callable[[], object]) -> None:
@@ -60,3 +62,13 @@ def _run(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> Any
 
 # Triton compiles alone for whoever says so at the launch itself (`warmup`), and all launches come by here.
 _launched, JITFunction.run = JITFunction.run, _run
+
+
+def _parse(kernel: Any) -> Any:
+    with _parsing:
+        return _parsed(kernel)
+
+
+# Python 3.11 counts for all threads together how deep its parser is. Where garbage is collected in the middle
+# of it, another thread may come between, and one of the two is told of a mismatch.
+_parsed, JITFunction.parse = JITFunction.parse, _parse

@@ -8,7 +8,7 @@ and 18.3 where what lies behind the rows is copied along. That goes into rows th
 import torch
 from torch import Tensor
 
-from engine.kernels.attention.tiles import power
+from engine.kernels.launch import power
 
 MOST = 256  # rows from which one tile in many is cut off
 

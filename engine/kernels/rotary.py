@@ -8,9 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.cache.store import KVLayer
-from engine.kernels.attention.launch import launch
 from engine.kernels.attention.pack import most, packed
-from engine.kernels.attention.tiles import power
+from engine.kernels.launch import launch, power
 from engine.kernels.norm import add_up
 
 HEADS = 4  # of a program

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention.tiles import power
+from engine.kernels.launch import power
 from engine.kernels.nibbles import TILE as TOGETHER
 from engine.kernels.nibbles import UNIT
 from engine.kernels.products import as_float

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.attention.launch import launch
+from engine.kernels.launch import launch
 from engine.kernels.norm import add_up
 from engine.kernels.room import with_room
 

@@ -16,8 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engine.kernels.attention.launch import launch
-from engine.kernels.attention.tiles import power
+from engine.kernels.launch import launch, power
 from engine.kernels.norm import Normed, length_of
 from engine.kernels.products import opened
 from engine.kernels.room import rows_there, with_room
@@ -31,7 +30,7 @@ ROOM = 200 * 2**10  # bytes of shared memory that a program takes at most
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is shared out among programs."""
+    """How a product is shared out among programs, rows and all."""
 
     rows: int  # of a program
     outputs: int

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.cache.store import KVLayer
-from engine.kernels.attention.launch import launch
+from engine.kernels.launch import launch
 from engine.kernels.norm import Normed, length_of
 from engine.kernels.tiled import FEWEST, MOST, SMALL, Tiling, constants, descriptors, multiplied
 

@@ -12,7 +12,9 @@ from safetensors import SafetensorError, safe_open
 from engine.errors import BadCheckpoint
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+GGUF = ".gguf"
+_POINTER = b"version https://git-lfs"  # how a file begins that stands for one which git has not fetched
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # what can be loaded
 WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}  # bytes
 
@@ -39,13 +41,23 @@ def shards(folder: Path) -> list[Path]:
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
         return _indexed(folder / INDEX)
-    pickles = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
-    if pickles:
-        raise BadCheckpoint(
-            f"{folder / pickles[0]} is a pickle, which can run any code when it is opened, so it is refused; "
-            "convert it with transformers: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
-        )
+    refuse_kinds(sorted(folder.glob("*")))
     raise BadCheckpoint(f"{folder} holds neither {SINGLE} nor {INDEX}")
+
+
+def refuse_kinds(files: Iterable[Path]) -> None:
+    """Raises where there are weights of a kind that is never opened, and says what to do."""
+    for file in files:
+        if file.suffix in PICKLES:
+            raise BadCheckpoint(
+                f"{file} is a pickle, which can run any code when it is opened, so it is refused; convert it "
+                "with transformers: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
+            )
+        if file.suffix == GGUF:
+            raise BadCheckpoint(
+                f"{file} is a GGUF file; only safetensors are read: take the model that it was made from, "
+                "and --quantization keeps that in fewer bits"
+            )
 
 
 def _indexed(index: Path) -> list[Path]:
@@ -67,7 +79,19 @@ def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
         with safe_open(file, framework=framework) as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
-        raise BadCheckpoint(f"{file} is broken or cut short: {error}") from error
+        raise BadCheckpoint(f"{file} {_trouble(file, error)}") from error
+
+
+def _trouble(file: Path, error: Exception) -> str:
+    """The library says of every file that it may not open that there is none."""
+    try:
+        with open(file, "rb") as found:
+            start = found.read(len(_POINTER))
+    except OSError as why:
+        return f"cannot be read: {why.strerror}"
+    if start == _POINTER:
+        return "is a pointer of git-lfs, and not the weights: git lfs pull in its folder fetches them"
+    return f"is broken or cut short: {error}"
 
 
 def state(file: Path) -> tuple[int, int] | None:

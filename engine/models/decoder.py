@@ -91,7 +91,7 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Made empty, on the current default device; `load_weights` or `random_weights` fills it.
+    """Made empty, on the current default device; a Checkpoint or `random_weights` fills it.
 
     A hollow one has shapes alone where its layers will be, and its head unless that is the embedding's table:
     a source makes them one after another.

@@ -8,10 +8,11 @@ from typing import Any
 
 from engine.config import ModelPlace
 from engine.errors import BadCheckpoint, ModelNotFound
-from engine.models.checkpoint import has_weights
+from engine.models.checkpoint import has_weights, refuse_kinds
 
 BUILT_IN = "pocket"
 CONFIG = "config.json"
+ADAPTER = "adapter_config.json"
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 TEXTS = ["*.json", "*.jinja"]
 WEIGHTS = ["model.safetensors", "model-*.safetensors"]  # pickles are never fetched
@@ -43,9 +44,29 @@ def _local(name: str, path: Path) -> ModelPlace:
     folder = path.resolve()
     if folder.name == CONFIG and folder.is_file():
         folder = folder.parent
-    if not (folder / CONFIG).is_file():
+    if not os.path.isfile(folder / CONFIG):  # false also where one may not look, where pathlib would raise
+        _refuse_instead(name, folder)
         raise ModelNotFound(f"{name} is neither a {CONFIG} nor a folder that holds one")
     return ModelPlace(name if HUB_NAME.fullmatch(name) else folder.name, folder)
+
+
+def _refuse_instead(name: str, path: Path) -> None:
+    """Raises where it is what people take for a model, and says what it is."""
+    try:
+        files = sorted(path / each for each in os.listdir(path)) if path.is_dir() else [path]
+    except OSError as error:
+        raise ModelNotFound(f"{name} cannot be read: {error.strerror}") from error
+    refuse_kinds(files)
+    for file in files:
+        if file.name == ADAPTER:
+            raise BadCheckpoint(
+                f"{file.parent} is an adapter, and no model of its own: merge it into its model with peft "
+                "(merge_and_unload), and save that"
+            )
+        if file.suffix == ".safetensors":
+            raise BadCheckpoint(
+                f"{file} is weights without a {CONFIG}: name a folder that holds both, and the tokenizer"
+            )
 
 
 def _cached(name: str, dummy: bool) -> Path | None:
@@ -104,9 +125,8 @@ def _meter(progress: Progress | None) -> type:
         def update(self, n: float | None = 1) -> bool | None:
             nonlocal most
             drawn = super().update(n)
-            if (
-                progress and self.unit == "B" and self.n > most
-            ):  # there is a bar for bytes sent, one for written
+            # There is a bar for bytes that have come and one for those written: the one that is ahead counts.
+            if progress and self.unit == "B" and self.n > most:
                 most = int(self.n)
                 progress(most, int(self.total or 0))
             return drawn

@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from engine.errors import BadCheckpoint, BadInput
 from engine.models.checkpoint import FLOATS, Header, check, headers, opened, state
 from engine.models.decoder import Decoder, Layer, Linear
+from engine.models.find import Progress
 from engine.models.packing import Packing
 from engine.quant.formats import Stored, stored
 
@@ -21,8 +22,6 @@ HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports keep what is com
 EMBEDDING = "model.embed_tokens.weight"
 # Beside quantized weights: how others round what they are multiplied with, and what they keep in the cache.
 ROUNDING = re.compile(r"\.(input|activation|output|k|v)_scale$")
-
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 class Slot(NamedTuple):
@@ -139,11 +138,6 @@ class Checkpoint:
             return bool(self._packed and ROUNDING.search(name))
         with opened(header.file) as tensors:
             return not tensors.get_tensor(name).any()
-
-
-def load_weights(model: Decoder, folder: Path, progress: Progress | None = None) -> None:
-    """Fills a model that has all its tensors."""
-    Checkpoint(model, folder, progress).read(decoder_slots(model))
 
 
 def decoder_slots(model: Decoder) -> dict[str, Slot]:

@@ -12,7 +12,8 @@ from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, Layer, Linear
 from engine.models.families import FAMILIES
 from engine.models.fields import Fields
-from engine.models.loader import Checkpoint, Progress, outer_slots, random_weights
+from engine.models.find import Progress
+from engine.models.loader import Checkpoint, outer_slots, random_weights
 from engine.models.packing import packing
 from engine.models.source import PlainSource, settle
 from engine.models.stored import StoredSource
@@ -119,8 +120,8 @@ def load_model(
     dummy: bool = False,
     seed: int = 0,
     progress: Progress | None = None,
-) -> tuple[LanguageModel, ModelConfig]:
-    """The model on its device, and its config. What has no native builder goes by way of transformers."""
+) -> LanguageModel:
+    """The model on its device. What has no native builder goes by way of transformers."""
     order = Order(
         place=place,
         device=torch.device(device),
@@ -132,5 +133,4 @@ def load_model(
         progress=progress,
     )
     model_type = Fields.read(place.folder / "config.json").text("model_type")
-    model = BUILDERS.get(model_type, bridged)(order)
-    return model, model.config
+    return BUILDERS.get(model_type, bridged)(order)

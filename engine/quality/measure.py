@@ -79,25 +79,10 @@ def compare(
                 continue
             loaded = time.perf_counter() - began
             ids = _ids(engine, text, most)
-            runner = engine.runner
-            assert isinstance(runner, ModelRunner)
             if reference is None:
-                shape = (len(ids) - 1, engine.limits.vocab)
-                reference = np.memmap(Path(folder) / "reference", np.float32, "w+", shape=shape)
-                _keep(runner, ids, reference)
-            score = _score(runner, ids, reference)
-            speeds = _speeds(engine, ids) if speed else {}
-            row = Row(
-                choice.name,
-                score.perplexity,
-                score.kl,
-                score.top1,
-                engine.runner.memory()["weights"],
-                sum(each for _, each in runner.store.read_per_token()),
-                loaded,
-                **speeds,
-            )
-            del engine, runner
+                reference = _reference(engine, ids, Path(folder) / "reference")
+            row = _row(choice.name, engine, ids, reference, loaded, speed=speed)
+            del engine
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -117,16 +102,42 @@ def _ids(engine: Engine, text: str, most: int) -> list[int]:
     return ids
 
 
+def _row(
+    name: str, engine: Engine, ids: Sequence[int], reference: np.ndarray, loaded: float, *, speed: bool
+) -> Row:
+    runner = _runner(engine)
+    score = _score(runner, ids, reference)
+    speeds = _speeds(engine, ids) if speed else {}
+    return Row(
+        name,
+        score.perplexity,
+        score.kl,
+        score.top1,
+        runner.memory()["weights"],
+        sum(each for _, each in runner.store.read_per_token()),
+        loaded,
+        **speeds,
+    )
+
+
+def _runner(engine: Engine) -> ModelRunner:
+    assert isinstance(engine.runner, ModelRunner)
+    return engine.runner
+
+
 def _stretch(runner: ModelRunner) -> int:
     layer = runner.store.layers[0]
     return min(STRETCH, runner.model.config.max_context, len(layer.keys) * layer.block_size)
 
 
-def _keep(runner: ModelRunner, ids: Sequence[int], reference: np.ndarray) -> None:
-    at = 0
+def _reference(engine: Engine, ids: Sequence[int], file: Path) -> np.ndarray:
+    """[tokens, vocab]: what the unquantized model thinks of the text, kept in a file."""
+    runner, at = _runner(engine), 0
+    reference = np.memmap(file, np.float32, "w+", shape=(len(ids) - 1, engine.limits.vocab))
     for found, _ in read(runner, ids, _stretch(runner)):
         reference[at : at + len(found)] = found.numpy()
         at += len(found)
+    return reference
 
 
 def _score(runner: ModelRunner, ids: Sequence[int], reference: np.ndarray) -> Score:

@@ -1,13 +1,13 @@
 """What a model thinks of a text: the log-probabilities of every next token, by way of the paged cache."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.base import Batch
+from engine.attention.base import Batch, attending
 from engine.runner.runner import ModelRunner
 
 STRETCH = 1024  # tokens that are read from an empty cache on; a longer text is read in several such
@@ -55,13 +55,9 @@ def read(runner: ModelRunner, ids: Sequence[int], stretch: int) -> Iterator[tupl
         for at in range(0, len(part) - 1, PIECE):
             following = torch.tensor(part[at + 1 : at + PIECE + 1])
             batch = _piece(part[at : at + len(following)], at, runner)
-            hidden = runner.model.forward(batch.ids, batch.positions, _attend(runner, batch))
+            attend = attending(runner.attention, runner.store.layers, batch)
+            hidden = runner.model.forward(batch.ids, batch.positions, attend)
             yield runner.model.logits(hidden).log_softmax(-1).cpu(), following
-
-
-def _attend(runner: ModelRunner, batch: Batch) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-    prepared, layers, attention = runner.attention.prepare(batch), runner.store.layers, runner.attention
-    return lambda layer, q, k, v: attention.attend(q, k, v, layers[layer], prepared)
 
 
 def _piece(ids: Sequence[int], start: int, runner: ModelRunner) -> Batch:

@@ -3,7 +3,6 @@
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -19,7 +18,9 @@ class Scheme(Protocol):
 
     @property
     def rounds_activations(self) -> bool:
-        """Whether what a weight is multiplied with is rounded too. All kernels of a scheme do, or none."""
+        """Whether what a weight is multiplied with is rounded too. All kernels of a scheme do, or none, since
+        which of them runs depends on the rows.
+        """
 
     @property
     def graphs(self) -> bool:
@@ -39,38 +40,3 @@ class Scheme(Protocol):
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         """What stands in a Linear's place, on the weight's device: [rows, inputs] -> [rows, outputs]."""
-
-
-def trimmed(out: Tensor, outputs: int) -> Tensor:
-    """The first columns, which others will want to see as heads."""
-    return out if out.shape[1] == outputs else out[:, :outputs].contiguous()
-
-
-def side_by_side(outs: list[Tensor]) -> Tensor:
-    """Of products that were taken piece by piece: [rows, outputs]. A single one is not copied."""
-    return outs[0] if len(outs) == 1 else torch.cat(outs, 1)
-
-
-def rounded_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple
-
-
-def padded(grid: Tensor, right: int, below: int) -> Tensor:
-    """With zeros behind its columns and its rows. As it is where there are none: F.pad would copy it."""
-    return F.pad(grid, (0, right, 0, below)) if right or below else grid
-
-
-def rung(rows: int) -> int:
-    """The least of eight numbers an octave that is not below it.
-
-    oneDNN makes a kernel for each number of rows that it meets, which takes as long as a product, and keeps
-    half a megabyte and more for each; prompts are of any length.
-    """
-    return rounded_up(rows, max(1, 2 ** (rows - 1).bit_length() // 16))
-
-
-def on_a_rung(x: Tensor) -> Tensor:
-    """With rows of zeros below, where oneDNN multiplies: bfloat16 on a CPU."""
-    if x.dtype is not torch.bfloat16 or x.device.type != "cpu":
-        return x
-    return padded(x, 0, rung(len(x)) - len(x))

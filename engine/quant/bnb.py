@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.errors import BadInput
-from engine.quant.base import on_a_rung, rounded_up, trimmed
+from engine.kernels.rungs import on_a_rung
 from engine.quant.registry import register
+from engine.quant.shapes import rounded_up, trimmed
 
-BLOCK = (
-    64  # weights of one scale; a row's width must be whole blocks, or its 4 bit products are silently wrong
-)
+# Weights of one scale. A row must be whole blocks, or the library's 4 bit products are silently wrong.
+BLOCK = 64
 OUTLIER = 6.0  # an activation beyond that is multiplied in full
 FEW = 64  # rows up to which the 4 bit product of a CPU is ahead of a dequantized weight
 _COLUMNS = 32  # outputs that the CPU's 4 bit product takes at a time
@@ -137,12 +137,10 @@ class FourBits(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.width > self.inputs:
             x = F.pad(x, (0, self.width - self.inputs))
-        if len(x) <= FEW and (self.packed or x.device.type == "cuda"):
-            out = (
-                library().gemv_4bit(x.contiguous(), self.numbers, state=self.state)
-                if self.packed
-                else self._on_gpu(x)
-            )
+        if len(x) <= FEW and self.packed:
+            out = library().gemv_4bit(x.contiguous(), self.numbers, state=self.state)
+        elif len(x) <= FEW and x.device.type == "cuda":
+            out = self._on_gpu(x)
         else:
             out = F.linear(on_a_rung(x), self._plain(x.dtype))[: len(x)]
         out = trimmed(out, self.outputs)

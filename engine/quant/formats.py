@@ -21,11 +21,12 @@ from engine.errors import BadCheckpoint
 from engine.models.decoder import Linear
 from engine.models.packing import BLOCK, Packing
 from engine.quant import fp8, int4
-from engine.quant.base import Scheme, rounded_up
+from engine.quant.base import Scheme
 from engine.quant.fp8 import Scaled
 from engine.quant.int4 import Grouped, Int4
 from engine.quant.plain import parameter_of
 from engine.quant.registry import named
+from engine.quant.shapes import rounded_up
 
 Stored = Grouped | Scaled
 
@@ -39,7 +40,7 @@ def stored(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Stored:
         case "gptq":
             return _gptq(packing, parts, inputs)
         case "awq":
-            return _awq(packing, parts, inputs)
+            return _awq(packing, parts)
         case "fp8":
             return _scaled(packing, parts)
 
@@ -58,7 +59,7 @@ def _gptq(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Grouped:
     return whole if index is None else _in_order(whole, index.long(), packing.group or inputs)
 
 
-def _awq(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Grouped:
+def _awq(packing: Packing, parts: dict[str, Tensor]) -> Grouped:
     back = torch.tensor(AWQ, device=parts["qweight"].device).argsort()
     numbers, zeros = (_nibbles(parts[name])[..., back].flatten(1) for name in ("qweight", "qzeros"))
     return _whole(packing, numbers.T, zeros, parts["scales"])

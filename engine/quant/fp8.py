@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.quant.base import rounded_up, trimmed
 from engine.quant.registry import register
+from engine.quant.shapes import rounded_up, trimmed
 
 KIND = torch.float8_e4m3fn
 MOST = torch.finfo(KIND).max

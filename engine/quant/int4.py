@@ -6,8 +6,9 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from engine.quant.base import on_a_rung, padded, rounded_up, trimmed
+from engine.kernels.rungs import on_a_rung
 from engine.quant.registry import register
+from engine.quant.shapes import padded, rounded_up, trimmed
 
 GROUPS = (32, 64, 128)  # inputs
 FEW = 64  # rows up to which torch's product over packed numbers is ahead of spreading them out
@@ -26,9 +27,7 @@ class Grouped:
     numbers: Tensor  # [outputs, inputs] uint8, 0 to 15
     scale: Tensor  # [outputs, groups] float32
     zero: Tensor  # the same; it need not be whole
-    order: Tensor | None = (
-        None  # [inputs]: which of the model's inputs each column is for; None: as they come
-    )
+    order: Tensor | None = None  # [inputs]: which of the model's each column is for; None: as they come
 
     @property
     def group(self) -> int:
@@ -149,9 +148,8 @@ def _tile() -> int | None:
     """
     column = torch.arange(TILE, dtype=torch.int32)[:, None].expand(TILE, 32)
     low, high = (_pack(each.contiguous(), 1).view(-1) for each in (column % 16, column // 16))
-    found = torch.stack(
-        (low % 16 + high % 16 * 16, (low >> 4) + (high >> 4) * 16)
-    )  # [low or high bits, bytes]
+    halves = low % 16 + high % 16 * 16, (low >> 4) + (high >> 4) * 16
+    found = torch.stack(halves)  # [low or high bits, bytes]
     for tile in (64, 32):
         wanted = torch.arange(TILE, dtype=torch.uint8).view(TILE // tile, 1, 2, tile // 2)
         laid = wanted.expand(-1, 32, -1, -1).permute(2, 0, 1, 3).reshape(2, -1)

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.quant.base import rounded_up, trimmed
 from engine.quant.int4 import Grouped, in_place
 from engine.quant.int8 import WIDTH, walk
+from engine.quant.shapes import rounded_up, trimmed
 
 FEW = 16  # rows up to which the rows of the table are summed; more are worth spreading the numbers out
 _TAIL = (1.0, -8.0)  # a row of the table ends in what its numbers are multiplied with, and what is added

@@ -6,8 +6,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from engine.quant.base import on_a_rung, rounded_up, side_by_side
+from engine.kernels.rungs import on_a_rung
 from engine.quant.registry import register
+from engine.quant.shapes import rounded_up, side_by_side
 
 FEW = 8  # rows up to which a CPU sums the rows of the table; more are worth spreading the numbers out
 WIDTH = 256  # outputs of a block of the table at most: so many sums stay in a CPU's registers

@@ -17,9 +17,9 @@ from engine.kernels import nibble_row, nibbles, products
 from engine.kernels.norm import Normed
 from engine.kernels.rounded import rounded
 from engine.kernels.spread import spread_bytes, spread_nibbles
-from engine.quant.base import rounded_up, side_by_side
 from engine.quant.fp8 import ScaledFp8
 from engine.quant.int4 import Grouped, in_place
+from engine.quant.shapes import rounded_up, side_by_side
 
 SPREAD = 2**27  # numbers of a weight that are spread out at a time: more than a layer's, less than a head's
 

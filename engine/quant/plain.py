@@ -42,12 +42,12 @@ class Plain:
     graphs: bool = True
 
     @property
-    def rounds_activations(self) -> bool:
-        return self.dtype in (torch.bfloat16, torch.float16)
-
-    @property
     def head(self) -> str:
         return self.name
+
+    @property
+    def rounds_activations(self) -> bool:
+        return self.dtype in (torch.bfloat16, torch.float16)
 
     @property
     def kernels(self) -> str:

@@ -66,13 +66,14 @@ def _small(
     if not name:
         return None
     found = find_model(name, dummy=config.dummy_weights)
-    small, its = load_model(
+    small = load_model(
         found,
         device=device,
         dtype=config.dtype,
         max_context=config.max_context,
         dummy=config.dummy_weights,
     )
+    its = small.config
     if its.vocab != model.config.vocab:
         raise BadInput(
             f"draft: {found.name} knows {its.vocab} tokens and {place.name} {model.config.vocab}; "

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionBackend, Batch
+from engine.attention.base import AttentionBackend, Batch, attending
 from engine.cache.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
@@ -20,17 +20,15 @@ from engine.scheduling.plan import Plan, Row
 
 PIECE = 512  # tokens that a draft model takes in at a time, where it has a prompt to catch up on
 
-Draw = Callable[
-    [Tensor, Tensor, list[Row]], Tensor
-]  # logits, slots, rows -> tokens, kept as each slot's last
+# (logits, slots, rows) -> tokens, kept as each slot's last
+Draw = Callable[[Tensor, Tensor, list[Row]], Tensor]
 
 
 class EarlyExit:
     """The first layers of the model, through its own last norm and head. Their cache is the model's."""
 
     def __init__(self, model: Decoder, store: KVStore, attention: AttentionBackend, layers: int) -> None:
-        self._model, self._layers = model, layers
-        self._forward = _Forward(store, attention)
+        self._model, self._store, self._attention, self._layers = model, store, attention, layers
 
     def serve(self, store: KVStore) -> None:
         """The cache has another form now: it is the very same."""
@@ -42,7 +40,8 @@ class EarlyExit:
         """Its cache is written again by the step itself."""
 
     def hidden(self, batch: Batch) -> Tensor:
-        return self._model.forward(batch.ids, batch.positions, self._forward.attend(batch), self._layers)
+        attend = attending(self._attention, self._store.layers, batch)
+        return self._model.forward(batch.ids, batch.positions, attend, self._layers)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._model.logits(hidden)
@@ -90,7 +89,6 @@ class SmallModel:
             device=first.device,
             sinks=self.model.sinks,
         )
-        self._forward = _Forward(self.store, self._attention)
 
     def begin(self, row: Row, request: Request) -> Row:
         """From where its cache ends up to the row's token."""
@@ -102,25 +100,11 @@ class SmallModel:
         self._held[row.slot] = _Held(request.id, request.preemptions, row.start + 1, drafts[:-1])
 
     def hidden(self, batch: Batch) -> Tensor:
-        return self.model.forward(batch.ids, batch.positions, self._forward.attend(batch))
+        attend = attending(self._attention, self.store.layers, batch)
+        return self.model.forward(batch.ids, batch.positions, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.model.logits(hidden)
-
-
-class _Forward:
-    """Attention over a store."""
-
-    def __init__(self, store: KVStore, attention: AttentionBackend) -> None:
-        self._store, self._attention = store, attention
-
-    def attend(self, batch: Batch) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
-        prepared, layers, attention = self._attention.prepare(batch), self._store.layers, self._attention
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attention.attend(q, k, v, layers[layer], prepared)
-
-        return attend
 
 
 Drafter = EarlyExit | SmallModel

@@ -1,17 +1,15 @@
 """Steps in which every row decodes one token: one CUDA graph, from the numbers on the host to tokens there.
 
-A graph is a recording of a step's launches, replayed as one. It reads its numbers where they lay when it was
-recorded, so each batch size has a form of its own (staging.py), filled anew for each step and padded to that
-size. What changes from step to step is a number there or in memory that stays: how rows are sampled, which
-blocks they hold, the tokens drawn last. So requests join, leave and change without a new recording.
+A graph is a recording of a step's launches, replayed as one (recording.py). It reads its numbers where they
+lay when it was recorded, so each batch size has a form of its own (staging.py), filled anew for each step and
+padded to that size. What changes from step to step is a number there or in memory that stays: how rows are
+sampled, which blocks they hold, the tokens drawn last. So requests join, leave and change without a new
+recording.
 """
 
-import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from itertools import chain
-from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,12 +18,11 @@ from torch import Tensor
 
 from engine.cache.tables import BlockTables
 from engine.request import Request
+from engine.runner.recording import Recorder, Recording
 from engine.runner.staging import Fields, Form, upload
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, Wanted
 from engine.scheduling.plan import Plan, Row
-
-logger = logging.getLogger("minichat.engine")
 
 SIZES = (1, 2, 4, *range(8, 513, 8))  # rows of a graph
 UNPENALISED = (("repetition", 1.0), ("presence", 0.0), ("frequency", 0.0))
@@ -236,81 +233,3 @@ def biases_of(wanted: Wanted) -> tuple[np.ndarray, np.ndarray]:
     assert wanted.edits is not None
     rows, ids, values = wanted.edits
     return rows * wanted.vocab + ids, values
-
-
-@cache
-def recording_stream(device: torch.device) -> tuple[torch.cuda.Stream, Lock]:
-    """One for good: cuBLAS keeps a workspace of 32 MB for every stream that it has seen.
-
-    Engines on several threads take turns: what one launches there while another records would be recorded.
-    """
-    return torch.cuda.Stream(device), Lock()
-
-
-class Recorder:
-    """Where graphs are recorded, and the memory that they share: they never run at the same time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.stream, self.alone = recording_stream(device)
-        self.pool = torch.cuda.graph_pool_handle()
-        self.full = False  # no memory was left for another one
-
-
-class Recording:
-    """Launches: rehearsed, and then one by one, the first time; a graph from then on."""
-
-    def __init__(
-        self,
-        recorder: Recorder | None,
-        launches: Callable[[], tuple[Tensor, ...]],
-        rehearse: Callable[[Callable[[], object]], None],
-    ) -> None:
-        """`rehearse`: as a Stage's."""
-        self._recorder, self._launches, self._rehearse = recorder, launches, rehearse
-        self._warm = False
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._result: tuple[Tensor, ...] | None = None
-
-    def run(self) -> tuple[Tensor, ...]:
-        if self._graph is None and self._warm and self._recorder and not self._recorder.full:
-            self._record(self._recorder)
-        if self._graph is not None and self._result is not None:
-            self._graph.replay()
-            return self._result
-        if self._recorder is None:
-            # What lies in a form, or is the model's, is overwritten before it is collected.
-            return tuple(each.clone() for each in self._launches())
-        return self._aside(self._recorder)
-
-    def _aside(self, recorder: Recorder) -> tuple[Tensor, ...]:
-        """Runs on the stream of recordings, whose workspaces are made on the way."""
-        now = torch.cuda.current_stream()
-        with recorder.alone:
-            recorder.stream.wait_stream(now)
-            try:
-                with torch.cuda.stream(recorder.stream):
-                    if not self._warm:
-                        self._rehearse(self._launches)
-                        self._warm = True
-                    result = self._launches()
-            finally:  # a step that fails has launched something
-                now.wait_stream(recorder.stream)
-        for each in result:
-            each.record_stream(now)
-        return result
-
-    def _record(self, recorder: Recorder) -> None:
-        graph, now = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        try:
-            with recorder.alone, torch.cuda.stream(recorder.stream):
-                recorder.stream.wait_stream(now)
-                graph.capture_begin(pool=recorder.pool, capture_error_mode="thread_local")
-                try:
-                    self._result = self._launches()
-                finally:
-                    graph.capture_end()
-        except torch.OutOfMemoryError as error:
-            recorder.full, self._result = True, None
-            logger.warning("no memory for another CUDA graph; such steps are launched one by one: %s", error)
-        else:
-            self._graph = graph

@@ -45,9 +45,7 @@ class Outcome:
     seconds: float = 0.0  # from launch to the tokens' arrival
     swap_seconds: float = 0.0
     likeliest: Likeliest | None = None  # of requests whose parameters ask for beams
-    runs: Mapping[int, list[int]] = field(
-        default_factory=dict
-    )  # by request, of rows with drafts: what they brought
+    runs: Mapping[int, list[int]] = field(default_factory=dict)  # by request: what rows with drafts brought
 
 
 class Runner(Protocol):

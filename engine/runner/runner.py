@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionBackend, Batch
+from engine.attention.base import AttentionBackend, Batch, attending
 from engine.cache.store import KVStore
 from engine.cache.tables import BlockTables
 from engine.config import KvSchemeName
@@ -162,9 +162,8 @@ class ModelRunner:
         return () if self._room is None else self._room.views(self._kv_problem)
 
     def _kv_problem(self, scheme: KvSchemeName) -> str | None:
-        if scheme in (
-            able := getattr(self.attention, "kv_schemes", ("none",))
-        ):  # others' may be older than it
+        able = getattr(self.attention, "kv_schemes", ("none",))  # others' may be older than it
+        if scheme in able:
             return None
         return f"attention {self.attention.name} serves a cache of {' or '.join(able)}, not {scheme}"
 
@@ -259,11 +258,7 @@ class ModelRunner:
         if steps is not None and not plan.drafts and steps.takes(plan):
             return self._decode(steps, rows)
         laid = self._batches.build(plan, self._drawing.last_ids)
-        stage, wanted = self._stage, None
-        if stage is not None and rows:
-            wanted = self._drawing.wanted(rows)
-            if wanted is not None and wanted.seen and plan.drafts:  # penalties have to see the drafts
-                wanted = None
+        stage, wanted = self._stage, self._for_kernels(plan, rows)
 
         def launches() -> Drawn | Tensor:
             """Tokens, or what others draw them from."""
@@ -285,6 +280,15 @@ class ModelRunner:
         drawn = self._drawing.by_sampler(self.model.logits(found), laid.slots, rows, ahead=before)
         self._drawing.recount(row for row in rows if row.request in plan.drafts)
         return drawn
+
+    def _for_kernels(self, plan: Plan, rows: list[Row]) -> Wanted | None:
+        """How these rows draw, if kernels draw for them."""
+        if self._stage is None or not rows:
+            return None
+        wanted = self._drawing.wanted(rows)
+        if wanted is not None and wanted.seen and plan.drafts:  # penalties have to see the drafts
+            return None
+        return wanted
 
     def _rehearse(
         self, stage: "GpuStage", plan: Plan, wanted: Wanted | None, launches: Callable[[], object]
@@ -311,11 +315,7 @@ class ModelRunner:
     def _forward(self, batch: Batch) -> Tensor:
         if self._stage is not None:
             return self._stage.forward(batch)
-        prepared, layers, attention = self.attention.prepare(batch), self.store.layers, self.attention
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return attention.attend(q, k, v, layers[layer], prepared)
-
+        attend = attending(self.attention, self.store.layers, batch)
         return self.model.forward(batch.ids, batch.positions, attend)
 
     def _move_blocks(self, plan: Plan) -> Seconds:

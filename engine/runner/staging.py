@@ -62,9 +62,8 @@ class Form:
         self.on_device = views(self._there)
         self._told = places[-1] // _WORD
         self._at = 0  # the piece in turn
-        self._turn = torch.zeros(
-            1, dtype=torch.int64, device=device
-        )  # the same, as far as the device has come
+        # The same, as far as the device has come.
+        self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         self._over = [torch.cuda.Event() for _ in self._hosts] if self._on_gpu else []
 
     def blank(self) -> dict[str, np.ndarray]:

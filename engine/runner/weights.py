@@ -16,6 +16,8 @@ from engine.quant.registry import named, names, why_not
 from engine.runner.runner import ModelRunner
 from engine.snapshot import SchemeView
 
+_FOREIGN = "this model is run by transformers, whose weights stay as they are"
+
 
 class Weights:
     """Of one model. Between two steps alone."""
@@ -75,9 +77,6 @@ class Weights:
 def scheme_of(model: LanguageModel, name: str) -> Scheme:
     """What a model has been loaded in."""
     return model.source.scheme(name) if isinstance(model, Decoder) and model.source else named(name)
-
-
-_FOREIGN = "this model is run by transformers, whose weights stay as they are"
 
 
 def nbytes(model: LanguageModel, scheme: Scheme) -> int:

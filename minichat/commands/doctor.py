@@ -14,7 +14,7 @@ import torch
 from engine.attention import registry
 from engine.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.devices import free_host_memory, host_memory
-from engine.errors import EngineError
+from engine.errors import BadInput, EngineError
 from engine.models.find import find_model
 from engine.quant import registry as schemes
 from engine.scheduling import policy
@@ -59,6 +59,7 @@ def examine() -> dict[str, Any]:
         "optional": {name: _version(name) for name in OPTIONAL},
         "attention": {str(device): _attention(device) for device in devices},
         "quantization": {str(device): _quantization(device) for device in devices},
+        "kernels": _kernels(),
         "kv": {str(device): _kv(device) for device in devices},
         "policies": policy.names(),
         "built_in_model": _built_in(),
@@ -98,7 +99,9 @@ def report(found: dict[str, Any]) -> str:
         lines += ["", f"Attention on {device}"]
         lines += [f"  {name:18s} {why or 'available'}" for name, why in backends.items()]
     for device, reasons in found["quantization"].items():
-        lines += ["", f"Quantization on {device} (--quantization)", *_by_reason(reasons)]
+        able = {name: f"available; {does}" for name, does in found["kernels"].items()}
+        fates = {name: why or able[name] for name, why in reasons.items()}
+        lines += ["", f"Quantization on {device} (--quantization)", *_by_fate(fates)]
     for device, forms in found["kv"].items():
         lines += ["", f"Forms of the cache on {device} (--kv)"]
         lines += [f"  {name:18s} {_served(able)}" for name, able in forms.items()]
@@ -130,12 +133,12 @@ def _served(able: list[str]) -> str:
     return f"attention {', '.join(able)}" if able else "no attention back end serves it"
 
 
-def _by_reason(found: dict[str, str | None]) -> list[str]:
+def _by_fate(found: dict[str, str]) -> list[str]:
     """Those with one fate on one line."""
-    reasons: dict[str, list[str]] = {}
-    for name, why in found.items():
-        reasons.setdefault(why or "available", []).append(name)
-    return [f"  {', '.join(names)}: {why}" for why, names in reasons.items()]
+    fates: dict[str, list[str]] = {}
+    for name, fate in found.items():
+        fates.setdefault(fate, []).append(name)
+    return [f"  {', '.join(names)}: {fate}" for fate, names in fates.items()]
 
 
 def _attention(device: torch.device) -> dict[str, str | None]:
@@ -156,6 +159,19 @@ def _why_not(name: str, device: torch.device, kv_scheme: KvSchemeName = "none") 
 
 def _quantization(device: torch.device) -> dict[str, str | None]:
     return {name: schemes.why_not(name, device, _dtype(device)) for name in schemes.names()}
+
+
+def _kernels() -> dict[str, str]:
+    """By scheme, what multiplies. One that cannot be imported has been told of with its reason."""
+    found = {}
+    for name in schemes.names():
+        try:
+            scheme = schemes.named(name)
+        except BadInput:
+            continue
+        rounds = "; what a weight is multiplied with is rounded" if scheme.rounds_activations else ""
+        found[name] = scheme.kernels + rounds
+    return found
 
 
 def _dtype(device: torch.device) -> torch.dtype:

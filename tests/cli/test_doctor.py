@@ -17,7 +17,7 @@ def test_it_tells_a_person(run: Run) -> None:
     for part in (f"minichat {__version__}", "Devices", "Packages", torch.__version__, "Attention on cpu"):
         assert part in ran.out
     assert "Built-in model: " in ran.out
-    assert "  none, fp32, bf16, fp16, int8, int4, " in ran.out and "  fp8: products of eight bit" in ran.out
+    assert "  int8: available; sums of a byte table" in ran.out and "  fp8: products of eight bit" in ran.out
     assert "  int8               attention torch" in ran.out
     assert "Who goes first (--policy)\n  fcfs, latency, priority" in ran.out
 
@@ -31,6 +31,7 @@ def test_it_tells_a_program(run: Run) -> None:
     assert found["attention"]["cpu"]["torch"] is None  # nothing is in its way
     assert found["quantization"]["cpu"]["int8"] is None
     assert "need an NVIDIA GPU" in found["quantization"]["cpu"]["fp8"]
+    assert "on a CPU" in found["kernels"]["int8"] and "rounded" in found["kernels"]["fp8"]
     assert found["kv"]["cpu"]["int8"] == ["torch"]
     assert {"fcfs", "latency", "priority"} <= set(found["policies"])
     assert 0 < found["cpu"]["free"] <= found["cpu"]["memory"]

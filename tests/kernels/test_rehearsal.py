@@ -1,7 +1,9 @@
 """Steps are rehearsed for a GPU that is not there: it notes what is loaded and launched."""
 
+import ast
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +110,24 @@ def test_side_by_side(gpu: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **compiled: meeting.wait())
     rehearse(both)
     assert len(gpu.loaded) == 2
+
+
+def test_only_one_is_parsed_at_a_time(gpu: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two threads in Python 3.11's parser, one may be told of a mismatch that there is not."""
+    meeting, parse, met = threading.Barrier(2, timeout=1), ast.parse, []
+
+    def parsed(source: str) -> ast.AST:
+        if threading.current_thread().name.startswith("kernels"):
+            with suppress(threading.BrokenBarrierError):
+                met.append(meeting.wait())
+        return parse(source)
+
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
+    monkeypatch.setattr("triton.runtime.jit.ast", SimpleNamespace(**vars(ast) | {"parse": parsed}))
+    rehearse(both)
+    assert len(gpu.loaded) == 2
+    assert not met
 
 
 def test_a_kernel_that_does_not_compile_is_told_as_ever(gpu: Noted) -> None:

@@ -88,7 +88,8 @@ def test_every_layer_is_as_in_transformers(
     family: str, name: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     theirs = reference(family, changes, tmp_path)
-    ours, config = load_model(ModelPlace("tiny", tmp_path))
+    ours = load_model(ModelPlace("tiny", tmp_path))
+    config = ours.config
     assert isinstance(ours, Decoder)
     ids = torch.randint(3, 96, (150,), generator=torch.Generator().manual_seed(1))
     attend = plain_attend(config.layers)
@@ -120,7 +121,8 @@ def test_older_configs_say_the_same(changes: dict[str, Any], tmp_path: Path) -> 
 
 def test_rows_laid_end_to_end_do_not_see_each_other(tmp_path: Path) -> None:
     reference("Qwen3", {"head_dim": 16}, tmp_path)
-    model, config = load_model(ModelPlace("tiny", tmp_path))
+    model = load_model(ModelPlace("tiny", tmp_path))
+    config = model.config
     rows = [torch.arange(3, 3 + n) for n in (7, 1, 12)]
     with torch.inference_mode():
         alone = [model.forward(row, torch.arange(len(row)), plain_attend(config.layers)) for row in rows]
@@ -145,7 +147,8 @@ def test_the_norm_rounds_as_transformers_does() -> None:
 
 def test_half_precision_stays_near_transformers(tmp_path: Path) -> None:
     theirs = reference("Llama", {}, tmp_path).bfloat16()
-    ours, config = load_model(ModelPlace("tiny", tmp_path), dtype="bfloat16")
+    ours = load_model(ModelPlace("tiny", tmp_path), dtype="bfloat16")
+    config = ours.config
     ids = torch.arange(3, 40)
     with torch.inference_mode():
         expected = theirs(ids[None]).logits[0].float()
@@ -157,7 +160,8 @@ def test_half_precision_stays_near_transformers(tmp_path: Path) -> None:
 def test_a_trained_model_answers_as_in_transformers(shared: Path) -> None:
     folder = shared / "models" / "stories260K"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    ours, config = load_model(ModelPlace("stories260K", folder))
+    ours = load_model(ModelPlace("stories260K", folder))
+    config = ours.config
     ids = torch.randint(3, 512, (300,), generator=torch.Generator().manual_seed(4))
     with torch.inference_mode():
         logits = ours.logits(ours.forward(ids, torch.arange(300), plain_attend(config.layers)))
@@ -168,7 +172,8 @@ def test_a_trained_model_answers_as_in_transformers(shared: Path) -> None:
 @pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-3), ("bfloat16", 0.02)])
 def test_a_gpu_comes_to_the_same(dtype: DTypeName, allowed: float, tmp_path: Path) -> None:
     theirs = reference("Qwen3", {"head_dim": 16}, tmp_path)
-    model, config = load_model(ModelPlace("tiny", tmp_path), device="cuda", dtype=dtype)
+    model = load_model(ModelPlace("tiny", tmp_path), device="cuda", dtype=dtype)
+    config = model.config
     ids = torch.arange(3, 40)
     with torch.inference_mode():
         expected = theirs(ids[None]).logits[0]

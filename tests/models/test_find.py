@@ -48,6 +48,32 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
             find_model(str(name))
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("tiny-q4.gguf", "tiny-q4.gguf is a GGUF file; only safetensors are read"),
+        ("model.safetensors", "model.safetensors is weights without a config.json"),
+        ("pytorch_model.bin", "pytorch_model.bin is a pickle, which can run any code"),
+        ("adapter_config.json", "is an adapter, and no model of its own: merge it"),
+    ],
+)
+def test_what_people_take_for_a_model_is_named_with_what_to_do(tmp_path: Path, file: str, said: str) -> None:
+    (tmp_path / file).touch()
+    for name in (tmp_path, tmp_path / file):
+        with pytest.raises(BadCheckpoint) as refused:
+            find_model(str(name))
+        assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_what_may_not_be_read_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: str | Path) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(find.os, "listdir", refuse)  # root may read all
+    with pytest.raises(ModelNotFound, match=r"cannot be read: Permission denied$"):
+        find_model(str(tmp_path))
+
+
 def test_the_built_in_model_goes_by_two_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").mkdir()
     monkeypatch.setattr(find, "__file__", str(tmp_path / "models" / "find.py"))

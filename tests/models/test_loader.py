@@ -11,7 +11,8 @@ from engine.config import ModelPlace
 from engine.errors import BadCheckpoint, BadInput
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
-from engine.models.loader import Progress, load_weights, random_weights
+from engine.models.find import Progress
+from engine.models.loader import Checkpoint, decoder_slots, random_weights
 from engine.models.registry import load_model
 from tests.models.tiny import CONFIG, checkpoint, write_config
 
@@ -21,7 +22,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 def load(folder: Path, progress: Progress | None = None) -> Decoder:
     config = read_config(folder)
     model = Decoder(config, getattr(torch, config.dtype))
-    load_weights(model, folder, progress)
+    Checkpoint(model, folder, progress).read(decoder_slots(model))
     return model
 
 
@@ -165,7 +166,8 @@ def test_random_weights_depend_on_seed_and_name_alone(tmp_path: Path) -> None:
 
 
 def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
-    model, config = load_model(ModelPlace("tiny", write_config(tmp_path)), dummy=True, dtype="float16")
+    model = load_model(ModelPlace("tiny", write_config(tmp_path)), dummy=True, dtype="float16")
+    config = model.config
     assert next(iter(model.parameters())).dtype == torch.float16
     assert config.vocab == CONFIG["vocab_size"]
 
@@ -178,7 +180,7 @@ def test_a_model_beyond_all_memory_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_a_shorter_context_is_obeyed_and_a_longer_one_refused(tmp_path: Path) -> None:
     place = ModelPlace("tiny", write_config(tmp_path))
-    _, config = load_model(place, dummy=True, max_context=64)
+    config = load_model(place, dummy=True, max_context=64).config
     assert config.max_context == 64
     with pytest.raises(BadInput, match=f"max_context is 129; tiny holds {CONFIG['max_position_embeddings']}"):
         load_model(place, dummy=True, max_context=129)

@@ -69,7 +69,7 @@ def ones(*shape: int) -> Tensor:
 
 
 def loaded(folder: Path, quantization: str = "none", dtype: Any = "auto") -> Decoder:
-    model, _ = load_model(ModelPlace("it", folder), quantization=quantization, dtype=dtype)
+    model = load_model(ModelPlace("it", folder), quantization=quantization, dtype=dtype)
     assert isinstance(model, Decoder)
     return model
 
@@ -145,7 +145,7 @@ def test_eight_bit_floats_are_taken_as_they_are_where_they_can(
 @torch.inference_mode()
 def test_on_a_gpu(made: Written) -> None:
     """Few rows, many, and one, which have kernels of their own."""
-    model, _ = load_model(ModelPlace("it", made.quantized), device="cuda", dtype="bfloat16")
+    model = load_model(ModelPlace("it", made.quantized), device="cuda", dtype="bfloat16")
     assert isinstance(model, Decoder) and model.source is not None
     least = 0.05 if model.source.scheme("none").rounds_activations else 0.005
     for name, weight in made.products(0):
@@ -197,7 +197,7 @@ def test_a_weight_may_lie_in_several_shards(made: Written) -> None:
     file.unlink()
     (made.quantized / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
     heard: list[tuple[int, int]] = []
-    model, _ = load_model(ModelPlace("it", made.quantized), progress=lambda *amount: heard.append(amount))
+    model = load_model(ModelPlace("it", made.quantized), progress=lambda *amount: heard.append(amount))
     assert isinstance(model, Decoder) and torch.equal(logits(model), before)
     assert heard[-1][0] == heard[-1][1] == sum(each.nbytes for each in _all(made.quantized))
 
@@ -259,7 +259,7 @@ class TestFiles:
         assert (found.native, found.trouble) == (True, "")
 
     def test_random_weights_of_its_shape_are_plain(self, made: Written) -> None:
-        model, _ = load_model(ModelPlace("it", made.quantized), dummy=True)
+        model = load_model(ModelPlace("it", made.quantized), dummy=True)
         assert isinstance(model, Decoder) and model.source is not None
         assert model.source.scheme("none").name == "none"
 

@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def loaded(folder: Path, scheme: str = "none", **more: Any) -> Decoder:
-    model, _ = load_model(ModelPlace("it", folder), quantization=scheme, **more)
+    model = load_model(ModelPlace("it", folder), quantization=scheme, **more)
     assert isinstance(model, Decoder)
     return model
 

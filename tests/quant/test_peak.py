@@ -36,7 +36,7 @@ def weights(model: torch.nn.Module) -> int:
 
 def test_what_layers_leave_is_given_back_between_them(folder: Path) -> None:
     """Else it stays with the process in holes that the next layer's tensors do not fit into."""
-    model, _ = load_model(ModelPlace("it", folder), dtype="bfloat16")
+    model = load_model(ModelPlace("it", folder), dtype="bfloat16")
     assert isinstance(model, Decoder)
     for _ in range(2):  # in the first round, what libraries set up once is in it
         sizes = [(old, new, most_beside(model, old, new)) for old, new in pairwise(CHANGES)]

@@ -46,7 +46,7 @@ BOUNDS_OF_A_TINY_ONE = {
 
 @cache
 def of(scheme: str) -> float:
-    model, _ = load_model(find_model("pocket"), quantization=scheme)
+    model = load_model(find_model("pocket"), quantization=scheme)
     return perplexity(model)
 
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_others_is_as_good_as_what_it_stands_for(tmp_path: Path,
     )
     written = write(tensors, config, tmp_path, packer)
     found, expected = (
-        perplexity(load_model(ModelPlace("it", each))[0]) for each in (written.quantized, written.plain)
+        perplexity(load_model(ModelPlace("it", each))) for each in (written.quantized, written.plain)
     )
     assert found == pytest.approx(expected, rel=0.002)
     assert found == pytest.approx(of("none"), rel=0.04)

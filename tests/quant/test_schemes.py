@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.errors import BadInput
+from engine.kernels.rungs import on_a_rung
 from engine.quant import bnb, int4
-from engine.quant.base import on_a_rung
 from engine.quant.fp8 import ScaledFp8
 from engine.quant.fp8 import quantized as to_fp8
 from engine.quant.int4 import PackedInt4, grouped

@@ -16,7 +16,8 @@ from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
 from engine.core import Engine
 from engine.params import SamplingParams
-from engine.runner.graphs import BIASES, DecodeSteps, Draws, Recording, describe
+from engine.runner.graphs import BIASES, DecodeSteps, Draws, describe
+from engine.runner.recording import Recording
 from engine.runner.runner import ModelRunner
 from engine.sampling.logprobs import read_logprobs
 from engine.sampling.penalties import SeenTokens

@@ -7,6 +7,7 @@ import torch
 
 from engine.cache.store import KVStore
 from engine.config import EngineConfig
+from engine.errors import BadCheckpoint, BadInput
 from engine.runner import memory
 from engine.runner.memory import MemoryMeter
 from engine.start import start
@@ -41,3 +42,18 @@ def test_a_snapshot_says_how_the_cache_is_kept(tmp_path: Path) -> None:
     shot = engine.snapshot()
     assert (shot.kv_dtype, shot.dtype, shot.quantization) == ("float32", "float32", "none")
     assert shot.memory["weights"] > 0
+
+
+@pytest.mark.parametrize("name", ["blocks", "host_blocks"])
+def test_more_blocks_than_there_is_memory_are_refused(tmp_path: Path, name: str) -> None:
+    folder = write_model(tmp_path / "model")
+    with pytest.raises(BadInput, match=f"{name}: {10**12} of them, .* are more than the memory"):
+        start(EngineConfig(**{"model": str(folder), "device": "cpu", "blocks": 8, name: 10**12}))
+
+
+def test_weights_that_lead_nowhere(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "model.safetensors").rename(tmp_path / "gone")
+    (folder / "model.safetensors").symlink_to("elsewhere")
+    with pytest.raises(BadCheckpoint, match="holds neither"):
+        start(EngineConfig(model=str(folder), device="cpu", blocks=8))

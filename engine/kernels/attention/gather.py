@@ -11,8 +11,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from engine.cache.store import KVLayer
-from engine.kernels.attention.tiles import power
 from engine.kernels.attention.work import Spans
+from engine.kernels.launch import power
 
 AT_ONCE = 4096  # numbers of keys that a program copies
 

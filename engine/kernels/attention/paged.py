@@ -16,10 +16,10 @@ from torch import Tensor
 from engine.cache.store import KVLayer
 from engine.kernels.attention.ahead import fold_ahead
 from engine.kernels.attention.gather import gather
-from engine.kernels.attention.launch import launch
-from engine.kernels.attention.tiles import dim_padded, power
+from engine.kernels.attention.tiles import dim_padded
 from engine.kernels.attention.turns import fold
 from engine.kernels.attention.work import Work
+from engine.kernels.launch import launch, power
 
 LOG2_E = math.log2(math.e)
 MERGED = 8192  # numbers of partial results that a merge holds at once
@@ -69,7 +69,7 @@ def _attend(
     total = tl.zeros([QUERIES * PADDED], tl.float32)
     if SINKS:  # a sink is a key before all others, to which no value answers
         opens = begin <= tl.maximum(0, first + 1 - WINDOW) if WINDOW > 0 else begin == 0
-        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634
+        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634  # LOG2_E
         best = tl.where(opens, sink, best)
         total = tl.where(opens, 1.0, total)
     mixed = tl.zeros([QUERIES * PADDED, VALUE_PAD], tl.float32)

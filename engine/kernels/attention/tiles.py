@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.config import LayerSpec
+from engine.kernels.launch import power
 
 # Rows of the smallest product that the tensor cores do. Products of float32 get no more: the compiler writes
 # them out number by number, and takes up to a minute and a half for a larger tile.
@@ -114,11 +115,6 @@ def row_bytes(spec: LayerSpec, itemsize: int) -> int:
 
 def dim_padded(dim: int) -> int:
     return max(NARROW, power(dim))
-
-
-def power(number: int) -> int:
-    """The next power of two, itself included."""
-    return 1 << (number - 1).bit_length()
 
 
 def _within(room: int, key_bytes: int, keys: int, stages: int) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from engine.attention.base import Attend
-from engine.config import ModelConfig
+from engine.config import LayerSpec, ModelConfig
 
 NAME = "minichat"  # what transformers knows our attention by; as it has no mask function, no masks are built
 
@@ -56,6 +57,11 @@ class BridgedModel(nn.Module):
         for part in model.modules():
             if isinstance(part, transformers.PreTrainedModel):  # the check reads ids back from the device
                 part.warn_if_padding_and_no_attention_mask = lambda *args, **said: None
+
+    def learn(self, layers: tuple[LayerSpec, ...], sinks: Mapping[int, Tensor], *, hidden: int) -> None:
+        """What only a rehearsal can tell of it."""
+        self.config = replace(self.config, layers=layers, hidden=hidden)
+        self.sinks = sinks
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[T] -> [T, hidden] after the last norm."""

@@ -7,7 +7,6 @@ by its own attention and in two parts by ours: where both agree, keys and values
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -131,8 +130,7 @@ def rehearse(bridged: BridgedModel, fields: Fields) -> None:
         if not (_agree(ours, reached, exact) and _agree(bridged.logits(ours), logits, exact)):
             raise notes.refusal("over the paged cache it does not come to what transformers comes to")
     layers = tuple(notes.layers[index] for index in range(notes.count))
-    bridged.config = replace(bridged.config, layers=layers, hidden=ours.shape[1])
-    bridged.sinks = notes.sinks
+    bridged.learn(layers, notes.sinks, hidden=ours.shape[1])
 
 
 def _by_their_attention(bridged: BridgedModel, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,7 +150,8 @@ def _explained(notes: Notebook) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, AttributeError, LookupError) as error:
-        raise notes.refusal(f"transformers does not run it as a plain decoder ({error})") from error
+        reason = str(error).partition("\n")[0]  # all that could be run instead may follow
+        raise notes.refusal(f"transformers does not run it as a plain decoder ({reason})") from error
 
 
 def _agree(ours: Tensor, theirs: Tensor, exact: bool) -> bool:

@@ -1,4 +1,4 @@
-"""How kernels follow each other."""
+"""What launches have in common: how kernels follow each other, and the sizes that Triton takes."""
 
 
 def launch(early: bool, registers: int | None = None) -> dict[str, bool | int]:
@@ -9,3 +9,8 @@ def launch(early: bool, registers: int | None = None) -> dict[str, bool | int]:
     """
     wanted: dict[str, bool | int] = {"launch_pdl": True} if early else {}
     return wanted if registers is None else wanted | {"maxnreg": registers}
+
+
+def power(number: int) -> int:
+    """The next power of two, itself included."""
+    return 1 << (number - 1).bit_length()
