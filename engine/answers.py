@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine import events
-from engine.errors import BadParams, UnknownRequest
+from engine.errors import BadInput, BadParams, UnknownRequest
 from engine.events import Bus, TokenLogprob
 from engine.groups.beams import BeamGroup
 from engine.groups.samples import SampleGroup
@@ -68,8 +68,13 @@ class Answers:
         rows = self._scheduler.requests.values()
         return len({row.id if row.group < 0 else row.group for row in rows})
 
-    def searches(self, id: int) -> bool:
-        return id in self._searches
+    def searches(self, row: Request) -> bool:
+        return row.group in self._searches
+
+    def asked(self, row: Request) -> SamplingParams:
+        """The parameters of what a row answers, as a person asked for them last."""
+        group = self._searches.get(row.group) or self._samples.get(row.group)
+        return group.asked if group else row.params
 
     def written(self, row: Request) -> Written:
         """The text so far."""
@@ -163,12 +168,16 @@ class Answers:
 
     def check(self, id: int, params: SamplingParams) -> None:
         """Whether what answers a request can go on in that way."""
-        before = self.rows(id)[0].params
+        row = self.rows(id)[0]
+        if row.group not in (-1, id):
+            raise BadInput(f"request {id} is one of several that answer request {row.group}: change that one")
+        before = self.asked(row)
         if (params.n, params.best_of) != (before.n, before.best_of):
             name = "n" if params.n != before.n else "best_of"
             raise BadParams(name, "is settled when a request is submitted")
-        if params.grammar and id in self._searches:
-            raise BadParams("grammar", f"cannot take over from {before.beams} beams; set them to 1 first")
+        if params.grammar and (group := self._searches.get(id)):
+            beams = group.params.beams
+            raise BadParams("grammar", f"cannot take over from {beams} beams; set them to 1 first")
         if params.beams > 1 and id in self._samples:
             raise BadParams("beams", f"cannot take over from {before.samples} samples of one prompt")
 
@@ -181,6 +190,8 @@ class Answers:
             if group.length >= max_len and id in self._searches:
                 self.end(rows[0], Finish.LENGTH)
             return
+        if samples := self._samples.get(id):
+            samples.retune(params, seed=seed)
         for request in rows:
             self._retune(request, params, max_len, seed=seed)
 
@@ -192,7 +203,7 @@ class Answers:
         request.params, request.max_len = params, max_len
         self._scheduler.restamp(request)
         if seed and params.seed is not None:
-            request.seed = params.seed % 2**64
+            request.seed = samples.seed_of(request) if samples else params.seed % 2**64
         self._replies[request.id].retune(params, in_flight=request.pending > 0)
         request.awaits = params.beams > 1
         if len(request.tokens) >= request.max_len:  # it is as long as it may be now, or longer

@@ -127,10 +127,10 @@ class Engine:
         """A request that goes on from a running one's tokens, sharing its blocks; its deltas begin there."""
         self._admit_only_if_alive()
         source = self.answers.rows(parent)[0]
-        if self.answers.searches(parent):
+        if self.answers.searches(source):
             beams = source.params.beams
             raise BadInput(f"request {parent} searches with {beams} beams: set them to 1 to fork it")
-        params = params or source.params.changed(n=1, best_of=None)
+        params = params or self.answers.asked(source).changed(n=1, best_of=None)
         self._check(params)
         child = Request(
             id=self._number(),
@@ -162,7 +162,7 @@ class Engine:
         A search begins with the text as it is, and the best hypothesis goes on where it ends.
         """
         source = self.answers.rows(id)[0]
-        params = source.params.changed(**changes)
+        params = self.answers.asked(source).changed(**changes)
         self.answers.check(id, params)
         self._check(params)
         max_len = self.limits.max_len(self.facts.model, source.prompt_len, params)

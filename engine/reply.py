@@ -43,8 +43,8 @@ class Written:
 
     def skip(self, tokens: Sequence[int]) -> None:
         """These are there already, and shown."""
-        for token in tokens:
-            self._text.push(token)
+        texts = [self._text.push(token) for token in tokens]
+        self._stops.stands("".join(texts[max(0, self._floor - 1) :]))
 
     def take(
         self, token: int, generated: int, *, full: bool, over: bool = False

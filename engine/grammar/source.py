@@ -12,6 +12,7 @@ from engine.params import Grammar
 
 MAX_NESTING = 64
 MAX_CHOICES = 4096
+MOST = 2**63 - 1  # llguidance counts so far, and takes every number on the way for a float
 
 # Nothing that a schema demands is passed over, and a model that only loves blanks has to go on at last.
 _JSON: Any = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}"}
@@ -69,6 +70,11 @@ def _schema(text: str) -> str:
         raise BadParams("grammar", f"a JSON schema is an object, true or false, not {text:.60}")
     if schema is False:
         raise BadParams("grammar", "the JSON schema false admits nothing")
+    for key, number in _whole_numbers(schema):
+        above = number >= MOST and key in ("maximum", "exclusiveMaximum")  # none so large is written anyway
+        if not above and not _exact(number):
+            why = f"{key:.40} holds {number!s:.40}, which would be rounded"
+            raise BadParams("grammar", f"cannot be kept to: {why}")
     return text if isinstance(schema, dict) else "{}"
 
 
@@ -105,6 +111,22 @@ def _parsed(text: str, what: str) -> Any:
     if any(depth > MAX_NESTING for depth in _depths(value)):
         raise _too_deep()
     return value
+
+
+def _whole_numbers(value: Any, key: str = "the schema") -> Iterator[tuple[str, int]]:
+    """Those of a JSON value, each with the key that it stands behind."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _whole_numbers(inner, name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _whole_numbers(inner, key)
+    elif isinstance(value, int):
+        yield key, value
+
+
+def _exact(number: int) -> bool:
+    return abs(number) <= MOST and min(int(float(number)), MOST) == number
 
 
 def _too_deep() -> BadParams:

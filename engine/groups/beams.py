@@ -98,6 +98,11 @@ class BeamGroup:
 
     # Another way to go on
 
+    @property
+    def asked(self) -> SamplingParams:
+        """The newest parameters, which may have to wait."""
+        return self._later[0] if self._later else self.params
+
     def retune(self, params: SamplingParams, max_len: int) -> None:
         """For the time when no hypothesis is under way."""
         self._later = params, max_len

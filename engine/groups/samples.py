@@ -52,18 +52,25 @@ class SampleGroup:
 
     def __init__(self, root: Request, written: Written, sink: Sink, number: Callable[[], int]) -> None:
         self.id, self.members = root.id, [root]
-        self._params, self._sink, self._written = root.params, sink, written.copy()
-        self._ids = [number() for _ in range(root.params.samples - 1)]  # now: they keep the first one's place
+        self.asked, self._sink, self._written = root.params, sink, written.copy()
+        others = [number() for _ in range(root.params.samples - 1)]  # now: they keep the first one's place
+        self._ids = [root.id, *others]
+        self.whole = False  # whether all replies have begun
         self._base = len(root.tokens)
         self._seed = root.seed
         self._best = {0: Kept()} if root.params.best_of else None
         root.group = root.id
         root.params = self.of_member(root.params)
 
-    @property
-    def whole(self) -> bool:
-        """Whether all replies have begun."""
-        return not self._ids
+    def retune(self, params: SamplingParams, *, seed: bool) -> None:
+        """Also for replies that have yet to begin. `seed`: it is a new one, too."""
+        self.asked = params
+        self._written.retune(params)
+        if seed and params.seed is not None:
+            self._seed = params.seed % 2**64
+
+    def seed_of(self, member: Request) -> int:
+        return seed_of(self._seed, self._ids.index(member.id))
 
     def of_member(self, params: SamplingParams) -> SamplingParams:
         """To rank a reply, its tokens' log-probabilities are needed."""
@@ -74,8 +81,8 @@ class SampleGroup:
 
     def spread(self) -> Iterable[tuple[Request, Reply]]:
         """The other replies, from where the first one began; it has drawn, so its prompt is computed."""
-        root, ids, self._ids = self.members[0], self._ids, []
-        for choice, id in enumerate(ids, 1):
+        root, self.whole = self.members[0], True
+        for choice, id in enumerate(self._ids[1:], 1):
             child = Request(
                 id=id,
                 tokens=root.tokens[: self._base],
@@ -88,7 +95,7 @@ class SampleGroup:
                 deadline=root.deadline,
                 salt=root.salt,
                 group=self.id,
-                guided_from=root.guided_from,
+                guided_from=min(root.guided_from, self._base),  # a first token was on its way, not theirs
             )
             self.members.append(child)
             if self._best is not None:
@@ -105,9 +112,9 @@ class SampleGroup:
         if not delta.finish or left:
             self._sink(Delta(self.id, tail=ranked[0].text))
             return
-        given = ranked[: self._params.n]
+        given = ranked[: self.asked.n]
         for at, each in enumerate(given):
-            logprobs = () if self._params.logprobs is None else tuple(each.logprobs)
+            logprobs = () if self.asked.logprobs is None else tuple(each.logprobs)
             whole = Delta(self.id, tuple(each.tokens), each.text, logprobs, each.finish, each.error)
             left = len(given) - 1 - at
             whole = whole._replace(choice=at, left=left, score=each.mean)

@@ -68,7 +68,7 @@ class Planner:
         if left <= self.draft.budget:
             return left
         if self._scheduler.rules.chunked_prefill:
-            return self.draft.budget
+            return max(0, self.draft.budget)  # forks may be more than a step that was short of memory has
         others = any(row.length > 1 + row.drafted for row in self.draft.rows.values())
         return 0 if others else left  # whole, but one a step
 

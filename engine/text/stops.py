@@ -12,7 +12,7 @@ class StopFinder:
     pieces the text arrives in.
     """
 
-    __slots__ = ("_fallbacks", "_firsts", "_held", "_include", "_matched", "_stops", "hit")
+    __slots__ = ("_fallbacks", "_firsts", "_held", "_include", "_matched", "_out", "_stops", "hit")
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
         self._stops = tuple(dict.fromkeys(stops))
@@ -21,7 +21,17 @@ class StopFinder:
         self._include = include
         self._matched = [0] * len(self._stops)  # how much of each stop the text ends with
         self._held = ""
+        self._out = 0  # how much of that is shown all the same
         self.hit: str | None = None
+
+    def stands(self, text: str) -> None:
+        """This is shown already, before anything is pushed: a stop may begin in it. One that ends in it is
+        not asked for."""
+        for letter in text:
+            if self._advance(letter):
+                self._matched = [0] * len(self._stops)
+        self._held = text[len(text) - max(self._matched, default=0) :]
+        self._out = len(self._held)
 
     def push(self, text: str) -> tuple[str, str | None]:
         """The text that may be shown, and the stop string if one is complete; after a stop, nothing more."""
@@ -32,17 +42,18 @@ class StopFinder:
         for at, letter in enumerate(text, len(self._held) + 1):
             if hit := self._advance(letter):
                 self.hit = hit
-                shown = (self._held + text)[: at if self._include else at - len(hit)]
+                shown = (self._held + text)[self._out : at if self._include else at - len(hit)]
                 self._held = ""
                 return shown, hit
         whole = self._held + text
         border = len(whole) - max(self._matched)
-        self._held = whole[border:]
-        return whole[:border], None
+        shown, self._held = whole[self._out : border], whole[border:]
+        self._out = max(0, self._out - border)
+        return shown, None
 
     def flush(self) -> str:
         """What was held back for a stop that never came."""
-        text, self._held = self._held, ""
+        text, self._held, self._out = self._held[self._out :], "", 0
         self._matched = [0] * len(self._stops)
         return text
 

@@ -43,6 +43,9 @@ def _doubled(times: int) -> str:
         ("json", '{"type": "string", "pattern": "(?=a)b"}', "look-ahead"),
         ("json", json.dumps(nested(MAX_NESTING + 2)), f"more than {MAX_NESTING} deep"),
         ("json", '{"a":' * 5000 + "1" + "}" * 5000, "deep"),
+        ("json", '{"minimum": 9007199254740993}', "minimum holds 9007199254740993, which would be rounded"),
+        ("json", '{"minimum": 10000000000000000000, "maximum": 10000000000000000009}', "would be rounded"),
+        ("json", '{"anyOf": [{"enum": ["a", [9223372036854775808]]}]}', "enum holds 9223372036854775808"),
         ("regex", "", "is empty"),
         ("regex", "(", "cannot be kept to: unclosed group$"),
         ("regex", "(a)\\1", "backreferences are not supported$"),
@@ -67,6 +70,19 @@ def test_it_is_said_what_is_wrong(kind: Any, text: str, words: str) -> None:
             grammars().check(Grammar(kind, text))
         assert caught.value.field == "grammar"
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 2**60},
+        {"enum": [True, 2**53, -(2**53), 0.1, 1e300]},
+        {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+        {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+    ],
+)
+def test_large_numbers_that_a_float_holds_are_taken(schema: Any) -> None:
+    grammars().check(Grammar("json", json.dumps(schema)))
 
 
 def test_nesting_is_counted_from_the_outside() -> None:

@@ -1,20 +1,23 @@
 """Several replies to one prompt: each as it would be alone, over blocks that are computed once."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.core import Engine
-from engine.errors import BadParams
+from engine.errors import BadInput, BadParams
 from engine.groups.samples import seed_of
-from engine.params import SamplingParams
+from engine.params import Grammar, SamplingParams
 from engine.request import Finish
 from tests.engine.ledger import alone, ledger_engine
 from tests.engine.ledger import drain as drain_ledger
+from tests.groups.test_company import STOPS
 from tests.groups.told import Told
 from tests.runner.small import Heard, drain, engine_on
 from tests.runner.small import alone as one_alone
+from tests.runner.test_company import A, B
 
 PROMPT = [1, *range(40, 77)]
 DRAWN = SamplingParams(temperature=1.2, max_tokens=16, seed=5, ignore_eos=True)
@@ -48,6 +51,18 @@ def test_the_prompt_is_computed_once(prefix_cache: bool) -> None:
     computed = sum(row.length for plan in engine.runner.plans for row in plan.rows)
     assert computed == 100 + 4 + 5 * 9  # each fork computes the prompt's last token, to draw after it
     assert told.replies == [alone([3] * 100, 10, seed_of(0, choice)) for choice in range(5)]
+
+
+def test_more_replies_than_a_step_has_tokens() -> None:
+    """Steps that were short of memory are smaller for a while. The replies run, and a prompt beside waits."""
+    engine, told, other = ledger_engine(step_tokens=16), Told(), Told()
+    engine.scheduler.rules.step_tokens = 3
+    engine.submit([3, 4], SamplingParams(max_tokens=8, n=6, seed=1), told)
+    engine.submit([5] * 30, SamplingParams(max_tokens=4, seed=2), other)
+    drain_ledger(engine)
+    assert all(row.length > 0 for plan in engine.runner.plans for row in plan.rows)
+    assert told.replies == [alone([3, 4], 8, seed_of(1, choice)) for choice in range(6)]
+    assert other.replies == [alone([5] * 30, 4, 2)]
 
 
 def test_one_token_each_and_more_replies_than_rows() -> None:
@@ -94,6 +109,76 @@ def test_a_change_reaches_all() -> None:
     engine.update(id, max_tokens=6)
     drain_ledger(engine)
     assert [len(tokens) for tokens in told.replies] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("steps", [0, 1, 2, 5])
+def test_a_new_seed_and_new_stops_reach_also_those_that_have_yet_to_begin(depth: int, steps: int) -> None:
+    """At depth 1 the first one's first token may be on its way while the others have none."""
+    prompt, told = [1, 2, 3], Told()
+    engine = ledger_engine(depth=depth)
+    id = engine.submit(prompt, SamplingParams(max_tokens=60, n=3, seed=4), told)
+    for _ in range(steps):
+        engine.step()
+    begun = {choice: row.known - len(prompt) for choice, row in enumerate(engine.answers.rows(id))}
+    engine.update(id, seed=9, stop_ids=STOPS)
+    drain_ledger(engine)
+    for choice in range(3):
+        said = alone(prompt, begun.get(choice, 0), seed_of(4, choice))
+        rest = alone([*prompt, *said], 60 - len(said), seed_of(9, choice))
+        end = next((at for at, token in enumerate(rest, 1) if token in STOPS), len(rest))
+        assert told.choices[choice].tokens == said + rest[:end]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_a_grammar_given_while_the_first_token_is_on_its_way_holds_from_the_next(
+    llama: Path, steps: int
+) -> None:
+    engine, told = engine_on(llama, depth=1), Told()
+    id = engine.submit(PROMPT, replace(DRAWN, n=3), told)
+    for _ in range(steps):
+        engine.step()
+    engine.update(id, grammar=Grammar("regex", "[xyz]{3}q"))
+    drain(engine)
+    begun = [steps, 0, 0]
+    for choice, one in told.choices.items():
+        assert len(one.tokens) == begun[choice] + 4
+        guided = engine.tokenizer.decode(one.tokens[begun[choice] :])
+        assert re.fullmatch("[xyz]{3}q", guided), guided
+
+
+def test_logprobs_can_be_asked_for_while_the_best_are_sought(llama: Path) -> None:
+    engine, told = engine_on(llama), Told()
+    id = engine.submit(PROMPT, replace(DRAWN, n=2, best_of=3), told)
+    engine.update(id, logprobs=2)
+    branch = Told()
+    engine.step()
+    engine.update(id, temperature=0.7)
+    engine.fork(id, branch)
+    drain(engine)
+    assert [len(one.logprobs) for one in told.choices.values()] == [16, 16]
+    assert all(len(each.top) == 2 for each in (*told.first.logprobs, *branch.first.logprobs))
+
+
+def test_nobody_hears_logprobs_that_only_the_ranking_needs(llama: Path) -> None:
+    engine, told, branch = engine_on(llama), Told(), Told()
+    id = engine.submit(PROMPT, replace(DRAWN, n=2, best_of=3), told)
+    engine.step()
+    engine.update(id, temperature=0.7)
+    engine.fork(id, branch)
+    drain(engine)
+    assert not any(one.logprobs for one in (*told.choices.values(), branch.first))
+
+
+def test_one_of_them_is_not_changed_on_its_own() -> None:
+    engine, id, told = running(SamplingParams(max_tokens=20, n=3))
+    other = next(row.id for row in engine.answers.rows(id) if row.id != id)
+    with pytest.raises(BadInput, match=f"request {other} is one of several that answer request {id}"):
+        engine.update(other, max_tokens=5)
+    engine.abort(other)
+    drain_ledger(engine)
+    ends = sorted(str(one.finish) for one in told.choices.values())
+    assert ends == sorted(map(str, (Finish.ABORTED, Finish.LENGTH, Finish.LENGTH)))
 
 
 @pytest.mark.parametrize(
@@ -143,6 +228,19 @@ def test_a_running_reply_is_continued_elsewhere_over_the_same_blocks() -> None:
     assert running[:3] == shared[:3] and running[3] != shared[3]
     drain_ledger(engine)
     assert said + other.first.tokens == first.first.tokens
+
+
+def test_a_stop_that_begins_in_what_was_said_ends_a_continued_reply(llama: Path) -> None:
+    engine, letters = engine_on(llama), replace(DRAWN, logit_bias={A: 22.0, B: 22.0})
+    for stop, floor in (("abb", 0), ("ba", 0), ("bb", 9), ("zz", 0)):
+        stopping = replace(letters, stop=(stop,), min_tokens=floor)
+        whole = one_alone(llama, PROMPT, stopping)
+        for at in range(1, len(whole.tokens)):
+            rest = Heard()
+            engine.submit(PROMPT, stopping, rest, said=whole.tokens[:at])
+            drain(engine)
+            assert (rest.tokens, rest.finish) == (whole.tokens[at:], whole.finish)
+            assert whole.text.endswith(rest.text)
 
 
 @pytest.mark.parametrize("continues", [True, False])

@@ -103,6 +103,35 @@ def test_more_beams_than_rows_are_refused_with_the_numbers() -> None:
         engine.submit(PROMPT, SamplingParams(beams=9), Told())
 
 
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_was_changed_first_is_not_lost_where_a_search_has_to_wait(depth: int) -> None:
+    """At depth 1 all hypotheses have a token on its way, so neither change can begin before the next step."""
+    engine, id, told = begun(SamplingParams(beams=3, max_tokens=30), depth, 3)
+    engine.update(id, beams=1)
+    engine.update(id, temperature=0.5)
+    engine.update(id, max_tokens=9)
+    drain(engine)
+    assert len(told.first.tokens) == 9
+    engine, id, told = begun(SamplingParams(beams=3, max_tokens=30), depth, 3)
+    engine.update(id, beams=1)
+    engine.update(id, temperature=0.5)
+    turns(engine, 2)
+    params = engine.scheduler.requests[id].params
+    assert (params.beams, params.temperature) == (1, 0.5) and not engine.beams()
+
+
+def test_a_hypothesis_is_not_changed_on_its_own() -> None:
+    engine, id, told = begun(SamplingParams(beams=3, max_tokens=30), 0, 3)
+    inner = next(row for row in engine.answers.rows(id) if row.id != id)
+    with pytest.raises(BadInput, match=f"request {inner.id} is one of several that answer request {id}"):
+        engine.update(inner.id, temperature=0.5)
+    with pytest.raises(BadInput, match="set them to 1 to fork it"):
+        engine.fork(inner.id, Told())
+    assert inner.params.temperature == 1.0
+    drain(engine)
+    assert told.over and len(told.first.tokens) == 30
+
+
 def test_a_search_is_not_forked() -> None:
     engine, id, _ = begun(SamplingParams(beams=3, max_tokens=30), 0, 2)
     with pytest.raises(BadInput, match="set them to 1"):

@@ -45,6 +45,21 @@ def test_holds_back_no_more_than_it_must(pieces: list[str], stops: list[str]) ->
         assert held == "" or any(stop.startswith(held) for stop in stops)
 
 
+@given(said=WORDS, pieces=st.lists(WORDS, max_size=8), stops=STOPS, include=st.booleans())
+def test_a_stop_may_begin_in_what_is_shown_already(
+    said: str, pieces: list[str], stops: list[str], include: bool
+) -> None:
+    finder = StopFinder(stops, include=include)
+    finder.stands(said)
+    texts = [finder.push(piece)[0] for piece in pieces]
+    begin = 0  # behind the stops that end in what was said: nobody asked for them
+    while (found := naive(said[begin:], stops, include=True))[1]:
+        begin += len(found[0])
+    expected, hit = naive(said[begin:] + "".join(pieces), stops, include)
+    assert finder.hit == hit
+    assert "".join(texts) + finder.flush() == expected[len(said) - begin :]
+
+
 @given(pieces=st.lists(WORDS, max_size=8), border=st.integers(0, 8), stops=STOPS)
 def test_a_copy_goes_its_own_way(pieces: list[str], border: int, stops: list[str]) -> None:
     first = StopFinder(stops)
