@@ -220,7 +220,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         for problem in problems[:_PROBLEMS]:
             self.complain(str(problem))
         if (rest := len(problems) - _PROBLEMS) > 0:
-            self.complain(f"and {rest} more like these, which are told when these are mended")
+            self.complain(f"and {rest} more like these, told when these are mended")
 
     @contextmanager
     def complaining(self) -> Iterator[None]:

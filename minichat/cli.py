@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import NoReturn
 
 from minichat import __version__
+from minichat.streams import settle
+from minichat.usage import Parser, given, near_to, number, whole
 
 COMMANDS = {
     "chat": "chat in the terminal (what plain `minichat` does)",
@@ -27,20 +29,15 @@ COMMANDS = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
-
-
 def parser() -> argparse.ArgumentParser:
-    top = _Parser(
+    top = Parser(
         prog="minichat",
         usage='minichat ["QUESTION"] [OPTIONS of chat]\n       minichat COMMAND ...',
         description="Chat with a language model, and watch the engine that runs it.",
         epilog="minichat COMMAND --help tells more, for chat as well.",
     )
     top.add_argument("--version", action="version", version=f"minichat {__version__}")
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser, prog="minichat")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser, prog="minichat")
     for name, line in COMMANDS.items():
         _ADD[name](commands.add_parser(name, help=line, description=line[0].upper() + line[1:] + "."))
     return top
@@ -50,6 +47,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("model and engine")
     group.add_argument(
         "--model",
+        type=given,
         default="pocket",
         metavar="M",
         help="a folder, a hub name, or pocket, the built-in one (default)",
@@ -71,11 +69,14 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         help="who goes first: fcfs, priority, latency, or one of a package (see doctor; default: fcfs)",
     )
     group.add_argument(
-        "--blocks", type=int, metavar="N", help="blocks in the KV cache (default: from free memory)"
+        "--blocks", type=whole, metavar="N", help="blocks in the KV cache (default: from free memory)"
     )
-    group.add_argument("--max-context", type=int, metavar="N", help="most tokens of one request")
+    group.add_argument("--max-context", type=whole, metavar="N", help="most tokens of one request")
     group.add_argument(
-        "--draft", metavar="M", help="a small model with the same tokenizer, for --speculate draft"
+        "--draft",
+        type=given,
+        metavar="M",
+        help="a small model with the same tokenizer, for --speculate draft",
     )
     group.add_argument(
         "--quantization",
@@ -91,13 +92,13 @@ def _add_model(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--kv-window",
-        type=int,
+        type=whole,
         metavar="N",
         help="see the last N tokens and the first few only, so that a chat may outgrow the cache",
     )
     group.add_argument(
         "--kv-sinks",
-        type=int,
+        type=whole,
         metavar="N",
         help="how many first ones, with --kv-window (default: 4)",
     )
@@ -108,15 +109,15 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("decoding")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default: 0.7)")
-    group.add_argument("--top-p", type=float, metavar="P", help="among the likeliest that sum to P")
-    group.add_argument("--top-k", type=int, metavar="K", help="among the K likeliest")
-    group.add_argument("--min-p", type=float, metavar="P", help="none below this share of the likeliest")
+    group.add_argument("--temperature", type=number, metavar="T", help="0 is greedy (default: 0.7)")
+    group.add_argument("--top-p", type=number, metavar="P", help="among the likeliest that sum to P")
+    group.add_argument("--top-k", type=whole, metavar="K", help="among the K likeliest")
+    group.add_argument("--min-p", type=number, metavar="P", help="none below this share of the likeliest")
     group.add_argument(
-        "--repetition-penalty", type=float, metavar="R", help="above 1: what was said becomes less likely"
+        "--repetition-penalty", type=number, metavar="R", help="above 1: what was said becomes less likely"
     )
-    group.add_argument("--seed", type=int, metavar="N", help="same seed, same reply")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="most of a reply (default: what fits)")
+    group.add_argument("--seed", type=whole, metavar="N", help="same seed, same reply")
+    group.add_argument("--max-tokens", type=whole, metavar="N", help="most of a reply (default: what fits)")
     group.add_argument(
         "--stop", action="append", metavar="TEXT", help="ends the reply; may be given several times"
     )
@@ -169,10 +170,10 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
         "--choice", action="append", metavar="TEXT", help="the reply is one of these; give it once for each"
     )
     group = command.add_argument_group("several replies, and a search for the likeliest")
-    group.add_argument("--n", type=int, metavar="N", help="replies, which are printed with their numbers")
-    group.add_argument("--best-of", type=int, metavar="M", help="draw M replies, print the N likeliest")
-    group.add_argument("--beams", type=int, metavar="W", help="a beam search of this width, without chance")
-    group.add_argument("--length-penalty", type=float, metavar="L", help="of beams: above 0 long ones win")
+    group.add_argument("--n", type=whole, metavar="N", help="replies, which are printed with their numbers")
+    group.add_argument("--best-of", type=whole, metavar="M", help="draw M replies, print the N likeliest")
+    group.add_argument("--beams", type=whole, metavar="W", help="a beam search of this width, without chance")
+    group.add_argument("--length-penalty", type=number, metavar="L", help="of beams: above 0 long ones win")
     group.add_argument(
         "--early-stopping", action="store_true", default=None, help="of beams: stop once enough have ended"
     )
@@ -184,39 +185,41 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
     _add_model(command)
     group = command.add_argument_group("where it listens")
     group.add_argument(
-        "--host", default="127.0.0.1", metavar="H", help="an address (default: this machine only)"
+        "--host", type=given, default="127.0.0.1", metavar="H", help="an address (default: this machine only)"
     )
     group.add_argument(
-        "--port", type=int, default=8000, metavar="N", help="0 takes any that is free (default: 8000)"
+        "--port", type=whole, default=8000, metavar="N", help="0 takes any that is free (default: 8000)"
     )
     group.add_argument(
-        "--uds", metavar="FILE", help="a Unix socket of this user alone, instead of an address"
+        "--uds", type=given, metavar="FILE", help="a Unix socket of this user alone, instead of an address"
     )
-    group.add_argument("--tls-cert", metavar="FILE", help="a certificate, in PEM")
-    group.add_argument("--tls-key", metavar="FILE", help="its key")
+    group.add_argument("--tls-cert", type=given, metavar="FILE", help="a certificate, in PEM")
+    group.add_argument("--tls-key", type=given, metavar="FILE", help="its key")
     group = command.add_argument_group("who may use it")
     group.add_argument(
-        "--api-key-file", metavar="FILE", help="keys, one a line (default: one is made and kept)"
+        "--api-key-file", type=given, metavar="FILE", help="keys, one a line (default: one is made and kept)"
     )
     group.add_argument("--no-key", action="store_true", help="ask for no key")
     group.add_argument("--insecure", action="store_true", help="with --no-key: even beyond this machine")
     group.add_argument(
         "--max-in-flight",
-        type=int,
+        type=whole,
         default=1024,
         metavar="N",
         help="replies that may run and wait (default: 1024)",
     )
     group.add_argument(
-        "--max-per-key", type=int, default=512, metavar="N", help="of them by a key (default: 512)"
+        "--max-per-key", type=whole, default=512, metavar="N", help="of them by a key (default: 512)"
     )
     group.add_argument(
-        "--max-body", type=int, default=8, metavar="MIB", help="how long a request may be (default: 8 MiB)"
+        "--max-body", type=whole, default=8, metavar="MIB", help="how long a request may be (default: 8 MiB)"
     )
     group = command.add_argument_group("how it serves")
-    group.add_argument("--served-name", metavar="NAME", help="what clients call the model (default: --model)")
     group.add_argument(
-        "--drain", type=float, default=30.0, metavar="S", help="seconds for replies at the end"
+        "--served-name", type=given, metavar="NAME", help="what clients call the model (default: --model)"
+    )
+    group.add_argument(
+        "--drain", type=number, default=30.0, metavar="S", help="seconds for replies at the end"
     )
     group.add_argument("--access-log", action="store_true", help="a line a request, without its text")
     group.add_argument("--log-prompts", action="store_true", help="prompts in the log as well")
@@ -227,9 +230,10 @@ def _add_attach(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "url", nargs="?", metavar="URL", help="such as http://host:8000 (default: the engine of up)"
     )
-    command.add_argument("--uds", metavar="FILE", help="a Unix socket instead of an address")
+    command.add_argument("--uds", type=given, metavar="FILE", help="a Unix socket instead of an address")
     command.add_argument(
         "--api-key-file",
+        type=given,
         metavar="FILE",
         help="the server's key (default: MINICHAT_API_KEY, or on this machine your own server's)",
     )
@@ -273,7 +277,7 @@ def _add_dry(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
         "--dry-run", action="store_true", help="no weights: made-up replies, to write clients with"
     )
     group.add_argument(
-        "--rate", type=float, metavar="N", help="tokens a second of each made-up reply (default: 30)"
+        "--rate", type=number, metavar="N", help="tokens a second of each made-up reply (default: 30)"
     )
 
 
@@ -288,7 +292,7 @@ def _add_quality(command: argparse.ArgumentParser) -> None:
         help="for the weights, kv-... for the cache, or both as int4+kv-int8 (default: %(default)s)",
     )
     group.add_argument(
-        "--tokens", type=int, default=2048, metavar="N", help="of the text, at most (default: 2048)"
+        "--tokens", type=whole, default=2048, metavar="N", help="of the text, at most (default: 2048)"
     )
     group.add_argument("--no-speed", action="store_true", help="leave out what takes time alone")
     group.add_argument("--json", action="store_true", help="a list of rows as JSON")
@@ -304,7 +308,7 @@ def _add_tour(command: argparse.ArgumentParser) -> None:
 
 
 def _add_fetch(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", metavar="NAME", help="such as Qwen/Qwen3-0.6B")
+    command.add_argument("name", type=given, metavar="NAME", help="such as Qwen/Qwen3-0.6B")
     command.add_argument("--json", action="store_true", help="tell how far it is in lines of JSON")
 
 
@@ -349,16 +353,13 @@ def _is_for_chat(word: str) -> bool:
 
 
 def _no_command(word: str) -> NoReturn:
-    from difflib import get_close_matches
-
-    near = "".join(f"; did you mean {each}?" for each in get_close_matches(word, COMMANDS, n=1))
+    near = near_to(word, COMMANDS)
     parser().error(f"there is no command {word!r}; to ask the model: minichat chat {word!r}{near}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit code: 0 ok, 1 failed, 2 bad usage."""
-    if sys.stdout is None:  # it was closed
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for as long as the program runs)
+    settle()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or _is_for_chat(words[0]):
         words.insert(0, "chat")
@@ -366,7 +367,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _no_command(words[0])
     options, unknown = parser().parse_known_args(words)
     if unknown:  # argparse would send people to the help of the program instead of the command's
-        _Parser(prog=f"minichat {words[0]}").error(f"unrecognized arguments: {' '.join(unknown)}")
+        alone = Parser(prog=f"minichat {words[0]}")
+        _ADD[words[0]](alone)
+        alone.refuse(unknown, _HELP)
     try:
         command = import_module(f"minichat.commands.{_FILES.get(options.command, options.command)}")
         code = int(command.run(options))

@@ -37,7 +37,7 @@ def read_pipe() -> str | None:
     """What comes through standard input; None where that is a terminal, a device, or closed."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError, ValueError):  # there is none, or not one of the system's
+    except (OSError, ValueError):  # it is none of the system's
         return None
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
         return None
@@ -46,8 +46,6 @@ def read_pipe() -> str | None:
 
 def keys_from_terminal() -> bool:
     """Puts the terminal in the place of standard input. False where there is none to be had."""
-    if sys.stdin is None:
-        return False
     try:
         terminal = os.open("/dev/tty", os.O_RDWR)
     except OSError:

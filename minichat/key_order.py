@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from textual.events import Key, Paste
 from textual.message_pump import MessagePump
 
+from minichat import pasting
+
 if TYPE_CHECKING:
     from textual.app import App
 
@@ -31,6 +33,7 @@ class KeyOrder:
         self._waiting: deque[Key | Paste] = deque()
         self._held = self._blind = True  # until there is a screen to type on
         self._patience: asyncio.TimerHandle | None = None
+        pasting.install()
 
     def waits(self, event: Key | Paste) -> bool:
         """Whether it comes later, by itself."""

@@ -126,6 +126,12 @@ def keys_of(id: str, keymap: Mapping[str, str]) -> str:
     return keymap.get(id, next(command.keys for command in COMMANDS if command.id == id))
 
 
+def keys_for(action: str, keymap: Mapping[str, str]) -> list[str]:
+    """All keys of what does this, as the person has them."""
+    ids = [command.id for command in COMMANDS if command.action == action]
+    return [key for id in ids for key in keys_of(id, keymap).split(",")]
+
+
 _PLACES = (  # with keys of their own; the lists of the monitor have those of its map
     ("transcript", Transcript),
     ("monitor", MonitorPanel),
@@ -163,11 +169,21 @@ def key_name(keys: str) -> str:
     return "+".join(words).replace("^+", "^")
 
 
+_RUNS = (  # of names, as people call them
+    ("Shift+Left Shift+Right Shift+Up Shift+Down", "Shift+arrows"),
+    ("Left Right Up Down", "Arrows"),
+    ("Alt+1 Alt+2 Alt+3 Alt+4 Alt+5 Alt+6 Alt+7 Alt+8 Alt+9", "Alt+1 ... Alt+9"),
+    ("1 2 3 4 5", "1 ... 5"),
+)
+
+
 def names_of(ids: Iterable[str], keymap: Mapping[str, str]) -> str:
     """The first keys of some bindings, as the person has them."""
     usual = {each.id: each.keys for each in bound()}
     names = " ".join(key_name(keymap.get(id, usual[id][0])) for id in ids)
-    return names.replace("Left Right Up Down", "Arrows")
+    for long, short in _RUNS:
+        names = names.replace(long, short)
+    return names
 
 
 def _room(command: Command) -> str:

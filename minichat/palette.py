@@ -5,9 +5,10 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
+from textual.events import Key
 from textual.widgets import Input, LoadingIndicator
 
-from minichat.keys import COMMANDS, key_name, keys_of
+from minichat.keys import COMMANDS, key_name, keys_for, keys_of
 from minichat.switches import NAMES
 from minichat.widgets.tabs import titled
 
@@ -51,6 +52,12 @@ class Palette(CommandPalette):
 
     def __init__(self) -> None:
         super().__init__(placeholder="what to do", id="--command-palette")
+
+    async def on_key(self, event: Key) -> None:
+        """Its own key takes it away again, as that of any dialog."""
+        if event.key in keys_for("app.command_palette", cast("MinichatApp", self.app).keymap):
+            event.stop()
+            await self.run_action("escape")
 
     def on_mount(self) -> None:
         self.query_one(Input).cursor_blink = False

@@ -23,7 +23,7 @@ from typing import Any
 
 from engine.errors import BadInput, EngineError
 from minichat.backends.protocol import Progress
-from minichat.paths import Paths, private_folder
+from minichat.paths import Paths, files_in, private_folder
 
 USUAL = "main"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
@@ -227,8 +227,8 @@ class Waiting:
 
 def residents(folder: Path) -> list[Resident]:
     """All that have ever been started here and have left a trace."""
-    names = {file.stem for file in folder.glob("*.lock")} if folder.is_dir() else set()
-    return [Resident(folder, name) for name in sorted(names) if _NAME.fullmatch(name)]
+    names = [file.stem for file in files_in(folder, "*.lock")]
+    return [Resident(folder, name) for name in names if _NAME.fullmatch(name)]
 
 
 def home_of(paths: Paths) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 from textual.color import Color, ColorParseError
 from textual.theme import Theme
 
+from minichat.paths import files_in
 from minichat.settings.load import Document, Problem, read
 from minichat.settings.nearest import unknown
 from minichat.settings.toml import literal
@@ -116,7 +117,7 @@ def load_themes(*folders: Path) -> Themes:
     """The themes of the folders; one of a later folder takes the place of an earlier one of its name."""
     found = Themes({}, [])
     for folder in folders:
-        for file in sorted(folder.glob("*.toml")):
+        for file in files_in(folder, "*.toml"):
             document = read(file)
             palette = None if document.problems else _palette(document)
             found.problems.extend(document.problems)
@@ -139,7 +140,7 @@ class Watch:
 
     def _stamps(self) -> dict[Path, tuple[int, int]]:
         stamps = {}
-        for file in self._folder.glob("*.toml"):
+        for file in files_in(self._folder, "*.toml"):
             try:
                 stat = file.stat()
             except OSError:  # gone since the folder was listed

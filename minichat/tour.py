@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.events import Admitted, Copied, Finished, FirstToken, Forked, Preempted, Resumed, Updated
+from minichat.plural import plural
 from minichat.progress import size
-from minichat.widgets.monitor.figures import duration, plural
+from minichat.widgets.monitor.figures import duration
 
 if TYPE_CHECKING:
     from minichat.screens.guide import Guide

@@ -8,6 +8,7 @@ from minichat.backends.protocol import Prompt, Reply
 from minichat.chats.model import Chat, Message
 from minichat.chats.store import Store
 from minichat.desk import Desk
+from minichat.plural import plural
 
 Parts = tuple[tuple[int, int], ...]  # of the prompt: the id of each message, -1 for none, and its length
 
@@ -60,7 +61,7 @@ class Reading:
                 if self.left_out > before:
                     self._desk.complain(
                         f"{self._chat.letter.upper()} is longer than the model can read: "
-                        f"it does not see the first {self.left_out} messages any more"
+                        f"it does not see the first {plural(self.left_out, 'message')} any more"
                     )
                 return reply, prompt, parts
 

@@ -10,6 +10,7 @@ from engine.params import SamplingParams
 from minichat.chats.errors import BadExport
 from minichat.chats.model import ROLES, STATES, Attachment, Chat, Message, ReplyStats
 from minichat.chats.rows import plain_params
+from minichat.plural import plural
 
 FORMAT = "minichat chat"
 VERSION = 1
@@ -75,7 +76,7 @@ def _message(message: Message) -> str:
     remarks: list[str] = [message.state] if message.state != "done" else []
     remarks += [message.error] if message.error else []
     if stats := message.stats:
-        remarks.append(f"{stats.tokens} tokens in {stats.seconds:.1f} s, {stats.strategy}")
+        remarks.append(f"{plural(stats.tokens, 'token')} in {stats.seconds:.1f} s, {stats.strategy}")
     if remarks:
         parts.append(f"*{'; '.join(remarks)}*")
     return "\n\n".join(parts)

@@ -11,6 +11,7 @@ from engine.host.thread import EngineThread
 from engine.params import SamplingParams
 from engine.request import Finish
 from minichat.commands.options import engine_config, failed, running, sampling
+from minichat.plural import plural
 
 SET = "/set NAME VALUE change how replies are drawn: temperature, top_p, top_k, min_p, seed, max_tokens ..."
 HELP = f"""\
@@ -57,6 +58,8 @@ class Talk:
                 if line.strip() == "/quit":
                     break
                 self._command(line)
+            elif not _is_text(line):
+                print("minichat: that line is not UTF-8 text, so it was not sent")
             elif line.strip():
                 self._answer(line)
         return 0
@@ -114,7 +117,7 @@ class Talk:
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
         if sys.stdout.isatty():
             seconds = time.monotonic() - began
-            print(f"\x1b[2m{tokens} tokens, {tokens / seconds:.0f} a second\x1b[0m")
+            print(f"\x1b[2m{plural(tokens, 'token')}, {tokens / seconds:.0f} a second\x1b[0m")
 
     def _stats(self) -> None:
         shot = self.host.snapshot()
@@ -124,6 +127,11 @@ class Talk:
             f"TTFT {shot.ttft.p50 * 1000:.0f} ms, "
             f"between tokens {shot.itl.p50 * 1000:.1f} ms (p99 {shot.itl.p99 * 1000:.1f})"
         )
+
+
+def _is_text(line: str) -> bool:
+    """Bytes that are none come as halves of surrogate pairs."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in line)
 
 
 def _value(text: str) -> int | float | str:

@@ -13,9 +13,11 @@ from termios import FIONREAD
 from engine.errors import BadInput, BadParams, EngineError
 from engine.params import Grammar
 from engine.request import Finish
-from minichat.attachments import PIPED
+from minichat.attachments import MOST, PIPED
 from minichat.chats.model import Attachment, Message
 from minichat.commands.options import engine_config, failed, running, sampling
+from minichat.plural import plural
+from minichat.progress import size
 
 _STDIN = "-"  # among the words: what is piped in goes along
 
@@ -41,9 +43,7 @@ def run(options: argparse.Namespace) -> int:
             print("minichat: what was piped in was not read; a - sends it along", file=sys.stderr)
         return code
     except BadParams as error:
-        if error.field == "grammar" and options.json_schema is not None:
-            return failed(BadInput(str(error).replace("grammar:", f"--json-schema {options.json_schema}", 1)))
-        return failed(error)
+        return failed(BadInput(str(error).replace("grammar:", _form(options), 1)))
     except EngineError as error:
         return failed(error)
 
@@ -66,18 +66,28 @@ def _unread() -> bool:
     """Whether something was piped in that nobody has asked for; a script's own input may be."""
     try:
         waiting = ioctl(sys.stdin.fileno(), FIONREAD, bytes(4))
-    except (AttributeError, OSError, ValueError):  # there is none, or it is nothing that waits
+    except (OSError, ValueError):  # it is nothing that waits
         return False
     return stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode) and any(waiting)
 
 
 def _piped() -> str:
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin.isatty():
         return ""
+    piped = sys.stdin.buffer.read(MOST + 1)
+    if len(piped) > MOST:
+        raise BadInput(f"standard input is larger than the {size(MOST)} that go with one message")
     try:
-        return sys.stdin.buffer.read().decode()
+        return piped.decode()
     except UnicodeDecodeError as error:
         raise BadInput(f"standard input is not UTF-8 text: {error}") from None
+
+
+def _form(options: argparse.Namespace) -> str:
+    """What the command line calls the form that a reply is to have."""
+    if options.json_schema is not None:
+        return f"--json-schema {options.json_schema}"
+    return "--choice:" if options.regex is None else "--regex:"
 
 
 def _grammar(options: argparse.Namespace) -> Grammar | None:
@@ -122,7 +132,7 @@ def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: i
             "first_token_s": round((first or ended) - began, 4),
             "seconds": round(ended - began, 4),
         }
-        print(json.dumps(record, ensure_ascii=False))
+        print(json.dumps(record))
     elif sys.stdout.isatty():
         print()  # a pipe gets the reply alone
     if options.verbose:
@@ -131,10 +141,15 @@ def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: i
         print(f"minichat: {delta.error}", file=sys.stderr)
         return 1
     if delta.finish is Finish.LENGTH and params.grammar:
-        print(f"minichat: the reply was cut after {tokens} tokens and is not whole", file=sys.stderr)
+        print(
+            f"minichat: the reply was cut after {plural(tokens, 'token')} and is not whole", file=sys.stderr
+        )
         return 1
     if delta.finish is Finish.LENGTH and params.max_tokens is None and not as_json:
-        print(f"minichat: the reply was cut after {tokens} tokens: the context is full", file=sys.stderr)
+        print(
+            f"minichat: the reply was cut after {plural(tokens, 'token')}: the context is full",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -156,7 +171,7 @@ def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type:
             }
             for reply in replies
         ]
-        print(json.dumps(records, ensure_ascii=False))
+        print(json.dumps(records))
         return 0
     for number, reply in enumerate(replies, 1):
         score = "" if reply.score is None else f" {reply.score:.3f}"
@@ -169,5 +184,5 @@ def _tell_costs(prompt: int, tokens: int, seconds: float, first: float | None = 
     came = "" if first is None else f"; the first after {first:.3f} s"
     rest, after = (tokens, seconds) if first is None else (tokens - 1, seconds - first)
     rate = f", {'then ' if came else ''}{rest / after:.1f} a second" if rest > 0 and after > 0 else ""
-    told = f"prompt {prompt} tokens, reply {tokens} tokens in {seconds:.3f} s{came}{rate}"
+    told = f"prompt {plural(prompt, 'token')}, reply {plural(tokens, 'token')} in {seconds:.3f} s{came}{rate}"
     print(f"minichat: {told}", file=sys.stderr)

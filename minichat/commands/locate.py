@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 
 from minichat.catalogue import hub_cache
 from minichat.paths import locate
@@ -14,5 +15,6 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({name: str(path) for name, path in found.items()}, indent=2))
     else:
         for name, path in found.items():
-            print(f"{name:15} {path}{'' if path.exists() else '   (not there yet)'}")
+            there = os.path.exists(path)  # false also where one may not look, where pathlib would raise
+            print(f"{name:15} {path}{'' if there else '   (not there yet)'}")
     return 0

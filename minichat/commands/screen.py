@@ -16,6 +16,7 @@ from minichat.first import First
 from minichat.interpreter import share
 from minichat.paths import Paths, private_folder
 from minichat.settings import Loaded, Settings
+from minichat.streams import draw_on_terminal
 from minichat.terminal import Terminal, calm, teach_alt_keys
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def show(
     """Until a person leaves it. `again`: the command line that starts it once more, with a model."""
     terminal = Terminal.found()
     calm(terminal)
+    draw_on_terminal()
     share()
     from minichat.app import RESTART, MinichatApp, Start
     from minichat.chats.store import Store

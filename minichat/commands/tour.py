@@ -13,7 +13,9 @@ from engine.errors import BadInput
 from engine.params import SamplingParams
 from minichat.commands.options import failed
 from minichat.paths import Paths, locate
+from minichat.plural import plural
 from minichat.settings import load
+from minichat.streams import draw_on_terminal
 from minichat.terminal import Terminal, calm, teach_alt_keys
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def _lead(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
     """On the person's own settings and themes; all else lies in the folder. Whether the engine has ended."""
     terminal = Terminal.found()
     calm(terminal)
+    draw_on_terminal()
     from minichat.app import MinichatApp, Start
     from minichat.backends.local import LocalBackend
     from minichat.chats.store import Store
@@ -57,7 +60,8 @@ def _lead(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
     app.run(mouse=loaded.settings.screen.mouse)
     closed, code = backend.close(), app.return_code or 0
     if code == KEEP:
-        print(f"minichat: {_keep(store, Store(paths.chats))} chats are kept")
+        kept = _keep(store, Store(paths.chats))
+        print(f"minichat: {plural(kept, 'chat')} {'is' if kept == 1 else 'are'} kept")
         code = 0
     store.close()
     return code, closed

@@ -54,7 +54,7 @@ def _on_screen(options: argparse.Namespace) -> bool:
     """Whether there is a terminal to draw on, and one that keys come from."""
     if _by_lines(options):
         return False
-    return (sys.stdin is not None and sys.stdin.isatty()) or keys_from_terminal()
+    return sys.stdin.isatty() or keys_from_terminal()
 
 
 def _by_lines(options: argparse.Namespace) -> bool:

@@ -10,6 +10,7 @@ from minichat.cli import parser
 from minichat.commands.again import words_of
 from minichat.commands.attach import attach_to, check_terminal
 from minichat.commands.options import engine_config, failed, show_progress
+from minichat.commands.serve import check
 from minichat.commands.tui import settle
 from minichat.paths import locate
 from minichat.residents import Resident, Waiting, home_of
@@ -25,8 +26,10 @@ def run(options: argparse.Namespace) -> int:
         _fits(resident, options)
         settle(options, load(paths.settings).settings)
         options.model = identity(options.model)
-        engine_config(options)  # says what cannot be, before anything is started
-        waiting = Waiting(resident, serve_words(options))
+        engine_config(options)  # says what cannot be, before anything is started; so does the next
+        words = serve_words(options)
+        check(parser().parse_args(["serve", *words]))
+        waiting = Waiting(resident, words)
         if died := resident.died():
             print(f"minichat: {died}; another one takes its place", file=sys.stderr)
         if not options.no_screen:

@@ -5,19 +5,16 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, TextArea
 
+from minichat.screens.dialog import Dialog
 from minichat.widgets.transcript.glyphs import enterable
 
 
-class AskScreen(ModalScreen[str | None]):
+class AskScreen(Dialog[str]):
     """Gives the text, or None where the person thought better of it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", show=False),
-        Binding("ctrl+s", "take", show=False),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+s", "take", show=False)]
 
     def __init__(self, question: str, answer: str = "", *, lines: bool = False) -> None:
         super().__init__()
@@ -47,6 +44,3 @@ class AskScreen(ModalScreen[str | None]):
 
     def action_take(self) -> None:
         self.dismiss(self._field.text if isinstance(self._field, TextArea) else self._field.value)
-
-    def action_leave(self) -> None:
-        self.dismiss(None)

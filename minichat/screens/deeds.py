@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from minichat.branching import join
@@ -50,9 +51,23 @@ async def copy_reply(screen: MainScreen) -> None:
 
 def broadcast(screen: MainScreen) -> None:
     screen.broadcast = not screen.broadcast
-    if screen.broadcast and len(screen.shown) < 2:
-        screen.notify(f"one pane is open: {SEVERAL} columns show several", severity="warning")
     screen.label()
+    if not screen.broadcast:
+        screen.notify("what is sent goes to this chat alone")
+    elif len(screen.shown) < 2:
+        screen.notify(f"one pane is open: {_why_one(screen)}", severity="warning")
+
+
+def _why_one(screen: MainScreen) -> str:
+    """What it would take to see several."""
+    key = partial(keys_of, keymap=screen.program.keymap)
+    if (width := screen.size.width) < SEVERAL:
+        return f"{SEVERAL} columns show several, and this terminal has {width}"
+    if len(screen.chats) == 1:
+        return f"this is the only chat; {key_name(key('chat.new'))} opens another"
+    if not screen.side_by_side:
+        return f"{key_name(key('view.panes'))} shows several"
+    return "a drawer or the monitor stands where others would"
 
 
 def side_by_side(screen: MainScreen) -> None:
@@ -90,7 +105,11 @@ async def fork(screen: MainScreen, message_id: int | None = None) -> None:
 
 
 def pick(screen: MainScreen) -> None:
-    screen.picking.begin()
+    """Goes to the line of tokens, and opens it first; from within, closes it."""
+    if screen.pane.picker.has_focus:
+        screen.picking.leave()
+    else:
+        screen.picking.begin()
 
 
 async def close(screen: MainScreen) -> None:

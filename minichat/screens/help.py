@@ -10,19 +10,22 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from minichat.keys import COMMANDS, key_name, keys_of, names_of
+from minichat.screens.dialog import Dialog
 
 _KEYS, _FEW_KEYS = 26, 13  # cells
 _NARROW = 50  # columns below which the keys have fewer
 _IDS = re.compile(r"\{([\w. ]+)\}")  # of bindings, in whose place their keys are shown
+_CHATS = [f"chat.{number}" for number in range(1, 10)]
+_PANES = " ".join(f"monitor.pane_{number}" for number in range(1, 6))
+_SELECT = " ".join(f"transcript.select_{way}" for way in ("left", "right", "up", "down"))
 _ELSEWHERE = (
     (
         "In the prompt",
         (
-            ("Up", "recall, while it is empty"),
+            ("Up Down", "recall, while nothing is typed"),
             ("PgUp PgDn", "move the chat"),
             ("End", "follow its end"),
             ("@", "a file goes along; Tab takes its name"),
@@ -35,7 +38,7 @@ _ELSEWHERE = (
             ("{transcript.menu}", "what can be done with it"),
             ("{transcript.reasoning}", "show its reasoning, or hide it"),
             ("{transcript.retry}", "draw a failed reply again"),
-            ("Shift+arrows", "select: the blocks of the text glow on the map"),
+            (f"{{{_SELECT}}}", "select: the blocks of the text glow on the map"),
             ("{transcript.select_message} {transcript.select_all}", "select the message, or all"),
             ("{transcript.copy}", "send what is selected to the clipboard, or the last reply"),
             (
@@ -48,7 +51,7 @@ _ELSEWHERE = (
     (
         "In the monitor ({view.to_monitor} goes there)",
         (
-            ("1 ... 5", "one pane alone, or all"),
+            (f"{{{_PANES}}}", "one pane alone, or all"),
             (
                 "{monitor.faster} {monitor.slower}  {monitor.pause}",
                 "look more often, or less; hold the picture",
@@ -100,10 +103,10 @@ _ELSEWHERE = (
 )
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Dialog[None]):
     """Scrolls where the terminal is small."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,f1", "dismiss", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "leave", show=False)]
 
     def __init__(self, keymap: Mapping[str, str]) -> None:
         super().__init__()
@@ -127,7 +130,7 @@ class HelpScreen(ModalScreen[None]):
                 if (keys := keys_of(each.id, self._keymap)) and not each.id[-1].isdigit()
             ]
             if group == "Chats":
-                rows.append(("Alt+1 ... Alt+9", "Go to a chat"))
+                rows.append((names_of(_CHATS, self._keymap), "Go to a chat"))
             lines += self._section(group, rows, width)
         for title, pairs in _ELSEWHERE:
             lines += self._section(
@@ -135,7 +138,10 @@ class HelpScreen(ModalScreen[None]):
             )
         lines += [
             Content.styled(
-                "Terminals and tmux keep some keys to themselves: ^P has every command.", "$text-muted"
+                self._named(
+                    "Terminals and tmux keep some keys to themselves: {program.palette} has every command."
+                ),
+                "$text-muted",
             )
         ]
         return Content("\n").join(lines)

@@ -11,6 +11,7 @@ from textual.widgets import Input, OptionList
 
 from minichat.chats.model import Chat
 from minichat.keys import key_name, keys_of
+from minichat.plural import plural
 from minichat.screens import deeds
 from minichat.screens.pick import Choice, PickScreen
 from minichat.widgets.tabs import titled
@@ -29,7 +30,7 @@ class JumpScreen(PickScreen[int]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding(keys_of(_DELETE, {}), "delete", show=False, id=_DELETE)]
 
     def __init__(self, main: MainScreen) -> None:
-        super().__init__("go to a chat", self._fitting, "a word that was said, in any chat")
+        super().__init__("go to a chat", self._fitting, "a word said in any chat")
         self._main, self._store = main, main.chats.desk.store
 
     def on_mount(self) -> None:
@@ -43,13 +44,19 @@ class JumpScreen(PickScreen[int]):
             ask_to_delete(self._main, chat, lambda: self._list(self.query_one(Input).value))
 
     def _fitting(self, query: str) -> list[Choice[int]]:
+        self.say("")
         if query.strip():
             hits = self._store.search(query, _FOUND)
+            if not hits:
+                self.say("no chat is called so, and nowhere was it said")
             return [_choice(hit.chat, "", hit.title, hit.snippet if hit.message else "") for hit in hits]
         lines = sorted(self._store.listing(), key=lambda each: each.closed_at is not None)
         return [
             _choice(
-                each.id, each.letter, each.title, "closed" if each.closed_at else f"{each.messages} messages"
+                each.id,
+                each.letter,
+                each.title,
+                "closed" if each.closed_at else plural(each.messages, "message"),
             )
             for each in lines
         ]
@@ -89,5 +96,5 @@ def ask_to_delete(screen: MainScreen, chat: Chat, then: Callable[[], None] = lam
             then()
 
     choices = [Choice(Content(" Keep it"), False), Choice(Content(" Delete it for good"), True)]
-    what = f"delete {titled(chat.title)} and its {count} message{'s' if count != 1 else ''}?"
+    what = f"delete {titled(chat.title)} and its {plural(count, 'message')}?"
     screen.app.push_screen(PickScreen(what, lambda _: choices), take)

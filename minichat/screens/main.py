@@ -15,11 +15,12 @@ from engine.events import Event
 from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
 from minichat.frames import FrameScreen
-from minichat.keys import bindings
+from minichat.keys import bindings, keys_for
 from minichat.layout import layout
 from minichat.open_chats import OpenChats
 from minichat.screens import beside, deeds, dialogs, labels, sending, switches
 from minichat.screens.decoding import Decoding
+from minichat.screens.dialog import closed_by
 from minichat.screens.links import Links
 from minichat.screens.picking import Picking
 from minichat.widgets.banner import Banner
@@ -260,10 +261,8 @@ class MainScreen(FrameScreen[None]):
         sending.send(self, event.text)
 
     @on(Prompt.Recall)
-    def _recall(self) -> None:
-        own = [message.text for message in self.chats.active.chat.messages if message.role == "user"]
-        if own:
-            self.prompt.put(own[-1])
+    def _recall(self, event: Prompt.Recall) -> None:
+        sending.recall(self, event.back)
 
     @on(Prompt.Scroll)
     def _scroll(self, event: Prompt.Scroll) -> None:
@@ -326,7 +325,7 @@ class MainScreen(FrameScreen[None]):
     @on(MonitorPanel.RateWanted)
     def _rate_wanted(self, event: MonitorPanel.RateWanted) -> None:
         rate = self.program.pulse.hurry(event.by)
-        self.notify(f"the monitor looks {rate:g} times a second", timeout=2)
+        self.notify(f"the monitor looks {rate:g} time{'s' * (rate != 1)} a second", timeout=2)
 
     @on(Queues.Abort)
     def _abort_wanted(self, event: Queues.Abort) -> None:
@@ -376,8 +375,9 @@ class MainScreen(FrameScreen[None]):
         getattr(beside, what)(self)
 
     def action_ask(self, dialog: str) -> None:
-        """A question of `dialogs`, by its name."""
+        """A question of `dialogs`, by its name; its own key takes it away again."""
         getattr(dialogs, dialog)(self)
+        closed_by(self.app.screen, keys_for(f"ask({dialog!r})", self.program.keymap))
 
     def action_switch(self, name: str) -> None:
         """Turns a technique of the engine off, or on again."""

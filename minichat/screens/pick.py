@@ -8,9 +8,10 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
+
+from minichat.screens.dialog import Dialog
 
 T = TypeVar("T")
 
@@ -23,11 +24,10 @@ class Choice(Generic[T]):
     value: T
 
 
-class PickScreen(ModalScreen[T | None], Generic[T]):
+class PickScreen(Dialog[T], Generic[T]):
     """`find` gives the choices for what is typed; without a hint nothing can be typed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", show=False),
         Binding("down", "move(1)", show=False),
         Binding("up", "move(-1)", show=False),
         Binding("pagedown", "move(8)", show=False),
@@ -86,9 +86,6 @@ class PickScreen(ModalScreen[T | None], Generic[T]):
     def _take(self, option: Option | None) -> None:
         if (choice := self.choice(option)) is not None:
             self.take(choice.value)
-
-    def action_leave(self) -> None:
-        self.dismiss(None)
 
     def _list(self, query: str) -> None:
         self._choices = {Option(choice.label): choice for choice in self._find(query)}

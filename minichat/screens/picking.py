@@ -56,6 +56,10 @@ class Picking:
         self._pane = self._walk = self._task = None
         self._told = -1
 
+    def leave(self) -> None:
+        self.end()
+        self._main.prompt.focus()
+
     def obey(self, said: TokenPicker.Said) -> None:
         """What the person does in the line of tokens."""
         match said:
@@ -64,8 +68,7 @@ class Picking:
             case TokenPicker.Taken(choice=choice):
                 self.take(choice)
             case TokenPicker.Left():
-                self.end()
-                self._main.prompt.focus()
+                self.leave()
 
     def move(self, at: int) -> None:
         if self._walk is not None:

@@ -22,7 +22,8 @@ def send(screen: MainScreen, text: str) -> None:
     if busy := [each for each in to if each.streaming]:
         letters = ", ".join(each.chat.letter.upper() for each in busy)
         _give_back(screen, text)
-        screen.notify(f"{letters} is still answering: Esc stops it", severity="warning")
+        are = "is" if len(busy) == 1 else "are"
+        screen.notify(f"{letters} {are} still answering: Esc stops it", severity="warning")
         return
     try:
         files = attach(text, [*screen.program.start.first.piped, *active.files()])
@@ -58,6 +59,13 @@ async def begin(screen: MainScreen) -> None:
         send(screen, first.text)
     if first.notice:
         screen.notify(first.notice, timeout=8)
+
+
+def recall(screen: MainScreen, back: int) -> None:
+    """What the person said in this chat so many messages ago; 0 empties the prompt."""
+    own = [message.text for message in screen.chats.active.chat.messages if message.role == "user"]
+    if back <= len(own):
+        screen.prompt.recall(own[-back] if back else "", back)
 
 
 def _give_back(screen: MainScreen, text: str) -> None:

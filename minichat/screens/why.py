@@ -10,12 +10,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from engine.errors import EngineError
 from engine.events import Event
 from engine.snapshot import Snapshot, Speeds
+from minichat.screens.dialog import Dialog
 from minichat.speed import Speed, Use, explain
 from minichat.widgets.monitor.figures import duration, size
 from minichat.widgets.monitor.graphs import bar, shares
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 _PARTS = (("plan", "$primary"), ("launch", "$accent"), ("wait", "$text-success"), ("commit", "$text-warning"))
 _LABEL = 12  # cells
-_KEYS = "escape,q,f8"
 
 
-class WhyScreen(ModalScreen[None]):
+class WhyScreen(Dialog[None]):
     """Follows the engine while it is open. The device is measured when somebody looks for the first time."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding(_KEYS, "dismiss", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "leave", show=False)]
 
     def __init__(self, main: MainScreen, signs: Signs) -> None:
         super().__init__()
@@ -72,10 +71,10 @@ class WhyScreen(ModalScreen[None]):
     def _show(self) -> None:
         text = self.query_one(Static)
         shot, before = self._main.latest, self._main.at_work
+        self.query_one(Vertical).border_title = title = "Why this speed"
         if shot is None:
             text.update("The engine has not been loaded.")
             return
-        title = "Why this speed"
         if before is not None and before is not shot and not shot.running:
             shot, title = before, "Why this speed, when it ran last"
         self.query_one(Vertical).border_title = title
@@ -118,13 +117,12 @@ def _step(speed: Speed, width: int, signs: Signs) -> list[Content]:
 
 
 def _use(name: str, use: Use, unit: str, width: int, signs: Signs) -> list[Content]:
-    most = f"{_amount(use.most, unit)} measured" if use.most else "being measured"
+    most = f" of {_amount(use.most, unit)} measured" if use.most else ""
+    share = f" {use.share:5.0%}" if use.most else f" {'-':>5}"
     drawn = bar(use.share, max(8, width - _LABEL - 10), signs.full, signs.rest)
     return [
-        Content.assemble(
-            (name.ljust(_LABEL), "$text-muted"), (drawn, "$primary"), (f" {use.share:5.0%}", "bold")
-        ),
-        Content.assemble(" " * _LABEL, f"{_amount(use.rate, unit)} of {most}"),
+        Content.assemble((name.ljust(_LABEL), "$text-muted"), (drawn, "$primary"), (share, "bold")),
+        Content.assemble(" " * _LABEL, f"{_amount(use.rate, unit)}{most}"),
     ]
 
 

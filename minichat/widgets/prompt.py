@@ -14,7 +14,8 @@ from minichat.widgets.transcript.glyphs import enterable
 
 
 class Prompt(TextArea):
-    """Grows with its text. Up in an empty prompt recalls, the page keys and the last End move the chat.
+    """Grows with its text. Up in an empty prompt recalls, again what was said before, Down comes back.
+    The page keys and the last End move the chat.
 
     While a name is typed behind an @, Tab and Enter take what `completion` offers, and Escape leaves it.
     """
@@ -27,7 +28,11 @@ class Prompt(TextArea):
             self.text = text
 
     class Recall(Message):
-        """Up, with nothing typed."""
+        """Up, with nothing typed, or along what has been recalled."""
+
+        def __init__(self, back: int) -> None:
+            super().__init__()
+            self.back = back
 
     class Scroll(Message):
         """The chat above is to move: by pages, or to its end with 0."""
@@ -43,6 +48,7 @@ class Prompt(TextArea):
         self.completion = CompletionList(id="completion")
         self._folder: str | None = None  # where the name behind the @ leads, and what is there
         self._entries: list[Entry] = []
+        self._recalled, self._back = "", 0  # as it came, and from how many messages ago
         self._refused: tuple[int, int] | None = None  # the @ whose offers the person has sent away
         self.cursor_blink = False  # a blinking cursor is a timer, and bytes over the network for nothing
         self.obey({})
@@ -69,7 +75,7 @@ class Prompt(TextArea):
     def _send(self) -> None:
         text = self.text.strip("\n")
         if text.strip():
-            self.load_text("")
+            self.put("")
             self.post_message(self.Sent(text))
 
     # Names behind an @
@@ -135,10 +141,28 @@ class Prompt(TextArea):
         self.completion.show(())
 
     def action_cursor_up(self, select: bool = False) -> None:
-        if self.text:
-            super().action_cursor_up(select)
+        first = self.navigator.is_first_wrapped_line(self.cursor_location)
+        if first and not select and (back := self._recalled_from()) is not None:
+            self.post_message(self.Recall(back + 1))
         else:
-            self.post_message(self.Recall())
+            super().action_cursor_up(select)
+
+    def action_cursor_down(self, select: bool = False) -> None:
+        last = self.navigator.is_last_wrapped_line(self.cursor_location)
+        if last and not select and (back := self._recalled_from()):
+            self.post_message(self.Recall(back - 1))
+        else:
+            super().action_cursor_down(select)
+
+    def _recalled_from(self) -> int | None:
+        """From how many messages ago the text is; 0 while there is none, None where anything was typed."""
+        if not self.text:
+            return 0
+        return self._back if self.text == self._recalled else None
+
+    def recall(self, text: str, back: int) -> None:
+        self.put(text)
+        self._recalled, self._back = self.text, back
 
     def action_cursor_line_end(self, select: bool = False) -> None:
         if not select and self.cursor_location == self.document.end:
@@ -155,3 +179,4 @@ class Prompt(TextArea):
         """Another text, with the cursor at its end."""
         self.load_text(enterable(text))
         self.move_cursor(self.document.end)
+        self._recalled, self._back = "", 0

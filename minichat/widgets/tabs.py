@@ -12,6 +12,9 @@ from minichat.widgets.marks import UNICODE, Marks
 from minichat.widgets.transcript.glyphs import one_line
 
 _TITLE = 10  # characters of a title that tell which chat it is
+_OWN = 24  # of the active one's, where those of the others say next to nothing
+# Of titles; and of the active one's.
+_LENGTHS = ((40, 40), (24, 24), (16, 16), (_TITLE, _TITLE), (5, _OWN), (5, _TITLE), (5, 5))
 _TABS = 32  # cells that are never taken from the chats
 
 
@@ -76,13 +79,17 @@ class ChatTabs(Widget):
 
     def _labels(self, room: int) -> list[tuple[int, Content]]:
         """The labels that fit around the active one, with a mark where some are left out."""
-        for title in (40, 24, 16, _TITLE, 5):
-            labels = [self._label(index, tab, title) for index, tab in enumerate(self.tabs)]
+        for title, own in _LENGTHS:
+            labels = [
+                self._label(index, tab, own if tab.active else title) for index, tab in enumerate(self.tabs)
+            ]
             if sum(label.cell_length for label in labels) <= room:
                 return list(enumerate(labels))
         active = next((index for index, tab in enumerate(self.tabs) if tab.active), 0)
+        whole = self._label(active, self.tabs[active], _OWN)
+        labels[active] = whole if whole.cell_length + 4 <= room else labels[active]
         first = last = active
-        taken = labels[active].cell_length + 4 if labels else 0
+        taken = labels[active].cell_length + 4
         while True:
             if last + 1 < len(labels) and taken + labels[last + 1].cell_length <= room:
                 last += 1

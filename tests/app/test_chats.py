@@ -68,6 +68,41 @@ async def test_tabs_can_be_clicked(bench: Callable[..., Any]) -> None:
 
 
 @run
+@pytest.mark.parametrize("size", [(80, 24), (40, 12)])
+async def test_of_many_the_active_one_is_called_what_it_is(
+    bench: Callable[..., Any], size: tuple[int, int]
+) -> None:
+    async with bench(size) as it:
+        for number in range(13):
+            it.app.store.create_chat(f"a word about {number}")
+    async with bench(size) as it:
+        await it.pilot.press("alt+9")
+        line = it.screen_text().splitlines()[0]
+        title = it.app.chats.active.chat.title
+        assert title in line and line.count("a wo\u2026") >= 1
+        await it.pilot.click("#tabs", offset=(line.index(title), 0))
+        assert it.app.chats.active.chat.title == title
+
+
+@run
+async def test_why_a_broadcast_reaches_one_is_said(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        await it.pilot.press("alt+a")
+        await it.until(lambda: "180 columns show several, and this terminal has 80" in it.notices()[-1])
+        await it.pilot.press("alt+a")
+        await it.until(lambda: "to this chat alone" in it.notices()[-1])
+    async with bench((200, 60)) as it:
+        await it.pilot.press("alt+a")
+        await it.until(lambda: "the only chat; ^N opens another" in it.notices()[-1])
+        await it.pilot.press("alt+a")
+        await two_chats(it)
+        await it.pilot.press("f3", "alt+a")
+        await it.until(lambda: "a drawer or the monitor" in it.notices()[-1])
+        await it.pilot.press("f3", "alt+a", "alt+p", "alt+a")
+        await it.until(lambda: "Alt+P shows several" in it.notices()[-1])
+
+
+@run
 async def test_close_and_undo(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await two_chats(it)
@@ -233,6 +268,20 @@ async def test_jump_finds_what_was_said_in_a_closed_chat(bench: Callable[..., An
         await it.until(lambda: "you" in it.screen_text() or "first" in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: it.app.chats.active.chat.title == "first")
+
+
+@run
+async def test_the_list_counts_and_says_when_nothing_was_found(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        store = it.app.store
+        store.append(store.create_chat("lone").id, "user", "hello")
+        await it.pilot.press("ctrl+o")
+        await it.until(lambda: "lone  1 message " in it.screen_text())
+        await it.pilot.press(*"zzz")
+        await it.until(lambda: "no chat is called so, and nowhere was it said" in it.screen_text())
+        await it.pilot.press("backspace", "backspace", "backspace")
+        await it.until(lambda: "lone  1 message " in it.screen_text())
+        assert "nowhere" not in it.screen_text()
 
 
 @run

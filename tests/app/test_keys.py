@@ -8,7 +8,7 @@ import pytest
 
 from engine.events import Admitted
 from engine.request import Finish
-from engine.snapshot import SchemeView
+from engine.snapshot import SchemeView, Switch
 from minichat.backends.fake import FakeBackend
 from minichat.screens import dialogs
 from minichat.settings.presets import load_presets
@@ -37,6 +37,63 @@ async def test_up_in_an_empty_prompt_recalls(bench: Callable[..., Any]) -> None:
         await it.until(lambda: it.main.prompt.text == "hello")
         await it.pilot.press("up")
         assert it.main.prompt.text == "hello"
+
+
+@run
+async def test_up_goes_on_to_what_was_said_before_and_down_comes_back(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        prompt = it.main.prompt
+        for said in ("first", "two\nlines"):
+            await it.answered(await it.say(said))
+        await it.pilot.press("up")
+        assert prompt.text == "two\nlines"
+        await it.pilot.press("up")  # to its first line
+        assert prompt.text == "two\nlines"
+        await it.pilot.press("up")
+        assert prompt.text == "first"
+        await it.pilot.press("up")
+        assert prompt.text == "first"
+        await it.pilot.press("down")
+        assert prompt.text == "two\nlines"
+        await it.pilot.press("down")
+        assert prompt.text == ""
+        await it.pilot.press("down")
+        assert prompt.text == ""
+        await it.pilot.press("up", "x", "up", "up", "down", "down")
+        assert prompt.text == "two\nlinesx"
+        await it.pilot.press("ctrl+u", "backspace", "ctrl+u", "up")
+        assert prompt.text == "two\nlines"
+
+
+@run
+@pytest.mark.parametrize(
+    "key",
+    "f1 f8 alt+x alt+o alt+t alt+s alt+d ctrl+o ctrl+p".split(),
+)
+async def test_the_key_of_a_dialog_takes_it_away_again(bench: Callable[..., Any], key: str) -> None:
+    switched = snapshot(switches=(Switch("overlap", True, True),))
+    async with bench(backend=FakeBackend([switched])) as it:
+        await it.until(lambda: it.main.latest)
+        await it.pilot.press(key)
+        await it.until(lambda: it.app.screen is not it.main)
+        await it.pilot.press(key)
+        await it.until(lambda: it.app.screen is it.main)
+        assert it.main.prompt.has_focus
+
+
+@run
+async def test_so_does_the_key_that_the_person_gave_it(bench: Callable[..., Any], tmp_path: Path) -> None:
+    config = tmp_path / ".config" / "minichat" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[keys]\n"view.help" = ["f12", "ctrl+t"]\n"program.palette" = "f11"\n')
+    async with bench() as it:
+        for key in ("f12", "ctrl+t", "f11"):
+            await it.pilot.press(key)
+            await it.until(lambda: it.app.screen is not it.main)
+            await it.pilot.press("f1", "ctrl+p")
+            assert it.app.screen is not it.main
+            await it.pilot.press(key)
+            await it.until(lambda: it.app.screen is it.main)
 
 
 @run
@@ -289,7 +346,10 @@ async def test_without_colours_the_active_chat_is_still_told(
 async def test_help_has_the_keys_that_are_in_force(bench: Callable[..., Any], tmp_path: Path) -> None:
     config = tmp_path / ".config" / "minichat" / "config.toml"
     config.parent.mkdir(parents=True)
-    config.write_text('[keys]\n"monitor.order" = "ctrl+t"\n"transcript.menu" = "f7"\n"reply.pick" = "f6"\n')
+    config.write_text(
+        '[keys]\n"monitor.order" = "ctrl+t"\n"transcript.menu" = "f7"\n"reply.pick" = "f6"\n'
+        '"chat.2" = "f11"\n"monitor.pane_1" = "v"\n"transcript.select_up" = "K"\n"program.palette" = "f12"\n'
+    )
     async with bench((100, 160)) as it:
         await it.pilot.press("f1")
         await it.until(lambda: "In a chat" in it.screen_text())
@@ -299,8 +359,12 @@ async def test_help_has_the_keys_that_are_in_force(bench: Callable[..., Any], tm
             "^Up ^Down the message before, the one after",
             "^T c l the map: order, what colour means,",
             "Along the tokens of a reply (F6, or its menu)",
+            "Alt+1 F11 Alt+3 Alt+4 Alt+5 Alt+6 Alt+7 Alt+8 Alt+9",
+            "v 2 3 4 5 one pane alone, or all",
+            "Shift+Left Shift+Right K Shift+Down",
+            "Terminals and tmux keep some keys to themselves: F12 has every",
         ):
-            assert line in lines
+            assert line in lines, line
 
 
 @run

@@ -69,6 +69,10 @@ async def test_another_token_makes_a_fork_that_goes_on_from_it(bench: Callable[.
         source = it.app.chats.active
         await it.pilot.press("alt+c")
         await it.until(lambda: picker(it).rows)
+        await it.pilot.press("alt+c")
+        assert not picker(it).display and it.main.prompt.has_focus
+        await it.pilot.press("alt+c")
+        await it.until(lambda: picker(it).rows)
         await it.until(lambda: "token 1 of 4" in it.screen_text() and "xabc" in it.screen_text())
         assert not any(row.chosen for row in picker(it).rows), "x is none of the three"
         await it.until(lambda: "token 1 of 4  under 12.5%" in it.screen_text())

@@ -167,6 +167,16 @@ def test_a_chat_with_the_built_in_model(terminal: Callable[..., Tmux]) -> None:
     assert tmux.messages()[-1].state == "done"
 
 
+def test_it_is_drawn_on_the_terminal_wherever_errors_go(
+    terminal: Callable[..., Tmux], tmp_path: Path
+) -> None:
+    tmux = terminal("2>", str(tmp_path / "errors"))
+    tmux.until(lambda screen: "Enter send" in screen)
+    tmux.type("C-q")
+    left_clean(tmux.until(lambda screen: f"{ENDED} 0" in screen and "speed" in screen))
+    assert (tmp_path / "errors").read_bytes() == b""
+
+
 def test_enter_sends_even_before_the_first_frame(terminal: Callable[..., Tmux]) -> None:
     tmux = terminal("--temperature", "0")
     tmux.type("Hello", "Enter")  # to a terminal of lines, as it is until the program takes it over

@@ -8,7 +8,9 @@ import pytest
 
 from engine.snapshot import Rates, Reads, Snapshot, Speeds, StepTimes
 from minichat.backends.fake import FakeBackend
+from minichat.screens.why import described
 from minichat.speed import explain
+from minichat.widgets.monitor.pane import ASCII
 from tests.app.conftest import run, snapshot
 
 SPEEDS = Speeds(read=10e9, multiply=100e9)
@@ -121,8 +123,16 @@ async def test_it_waits_for_an_engine(bench: Callable[..., Any]) -> None:
     async with bench(backend=backend) as it:
         await it.pilot.press("f8")
         await it.until(lambda: "has not been loaded" in it.screen_text())
+        assert "Why this speed" in it.screen_text()
         backend.loaded.set()
         await it.until(lambda: "Held by reading weights" in it.screen_text())
+
+
+def test_a_share_of_what_is_not_known_is_not_shown() -> None:
+    plain = described(explain(shot(StepTimes(launch=0.0125)), None), 60, ASCII, "it has gone").plain
+    assert plain.startswith("it has gone") and "%" not in plain
+    assert [line.split() for line in plain.splitlines() if "GB/s" in line] == [["8.1", "GB/s"]]
+    assert "81%" in described(explain(shot(StepTimes(launch=0.0125)), SPEEDS), 60, ASCII).plain
 
 
 @run

@@ -134,4 +134,4 @@ def test_markdown_is_for_people(store: Store) -> None:
     assert "\n- decoding: temperature 0.5\n- system prompt: Be short.\n\n## You, 20" in page
     assert "\n\n1 + 1?\n\n## Reply, 20" in page
     assert "<details><summary>Reasoning</summary>\n\nEasy.\n\n</details>\n\n```\n2\n```" in page
-    assert page.endswith("\n\n*failed; oops; 1 tokens in 0.3 s, top-p*\n")
+    assert page.endswith("\n\n*failed; oops; 1 token in 0.3 s, top-p*\n")

@@ -90,6 +90,26 @@ def test_a_conversation_that_grows_too_long_is_told_and_goes_on(talk: Talk) -> N
     assert talk("a").out == ran.out.split("\n", 1)[1]
 
 
+@pytest.mark.parametrize("encoding", ["utf-8:strict", "utf-8:surrogateescape"])
+def test_a_line_that_is_no_text_is_told_and_the_chat_goes_on(
+    root: Path, chat_model: Path, encoding: str
+) -> None:
+    words = ["--model", str(chat_model), "--temperature=0", "--max-tokens=4"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "minichat", *words],
+        cwd=root,
+        env=os.environ | {"PYTHONIOENCODING": encoding},
+        input=b"gr\xfcn\n/stats\n",
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
+    told, stats = ended.stdout.splitlines()
+    assert told == b"minichat: that line is not UTF-8 text, so it was not sent"
+    assert b"step 0" in stats
+
+
 def test_a_model_without_a_template_cannot_chat(run: Run, model: Path) -> None:
     ran = run("chat", "--model", model)
     assert (ran.code, ran.out) == (1, "")

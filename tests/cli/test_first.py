@@ -55,7 +55,7 @@ def test_what_was_piped_in_and_not_read_is_told_a_person(monkeypatch: pytest.Mon
         assert _unread()
     assert not _unread()  # it is closed
     with open(os.devnull) as nothing, open(__file__) as script:
-        for each in (nothing, script, None):
+        for each in (nothing, script):
             monkeypatch.setattr(sys, "stdin", each)
             assert not _unread()
 
@@ -121,6 +121,20 @@ def test_locate_prints_every_path(run: Run, tmp_path: Path, monkeypatch: pytest.
     [chats] = [line for line in lines if line.startswith("chats ")]
     assert chats.split() == ["chats", told["chats"]]
     assert sum("(not there yet)" in line for line in lines) >= 5
+
+
+@pytest.mark.parametrize("command", ["locate", "ps", "doctor"])
+def test_folders_that_cannot_even_be_asked_for_are_empty(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """As another user's are, whose name stands in HOME; a name too long does for root, who may read all."""
+    for name in ("CONFIG", "STATE", "CACHE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / ("x" * 300)))
+    ran = run(command)
+    assert (ran.code, ran.err) == (0, "")
+    assert {"locate": "(not there yet)", "ps": "no engine runs here", "doctor": "cannot be read"}[
+        command
+    ] in ran.out
 
 
 def test_fetch_says_why_it_cannot(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

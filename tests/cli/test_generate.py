@@ -103,6 +103,15 @@ class TestReply:
         assert ran.code == 2
         assert "not UTF-8" in one_sentence(ran)
 
+    def test_standard_input_may_not_be_endless(
+        self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("minichat.commands.generate.MOST", 8)
+        stdin(monkeypatch, b"x" * 9)
+        ran = run("generate", "--model", model, "--raw")
+        assert ran.code == 2
+        assert "standard input is larger than the 8 B that go with one message" in one_sentence(ran)
+
     def test_at_a_terminal_there_must_be_a_text(
         self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -121,13 +130,13 @@ class TestReply:
         plain, told = run(*words), run(*words, "--verbose")
         assert told.out == plain.out
         assert re.fullmatch(
-            r"minichat: prompt 1 tokens, reply 5 tokens in [\d.]+ s; the first after [\d.]+ s, "
+            r"minichat: prompt 1 token, reply 5 tokens in [\d.]+ s; the first after [\d.]+ s, "
             r"then [\d.]+ a second\n",
             told.err,
         )
         several = run(*words, "--verbose", "--n", 2)
         assert re.match(
-            r"minichat: prompt 1 tokens, reply 10 tokens in [\d.]+ s, [\d.]+ a second", several.err
+            r"minichat: prompt 1 token, reply 10 tokens in [\d.]+ s, [\d.]+ a second", several.err
         )
 
     def test_a_reply_that_the_context_cuts_is_said_to_be(self, run: Run, model: Path) -> None:
@@ -170,10 +179,14 @@ USAGE = {
     "top-p": (["--top-p", "1.5"], "top_p: must be a number above 0 to 1, not 1.5"),
     "top-k": (["--top-k", "-3"], "top_k"),
     "max-tokens": (["--max-tokens", "0"], "max_tokens: must be a whole number from 1"),
-    "word": (["--top-k", "many"], "invalid int value: 'many'"),
-    "unknown": (["--warmth", "3"], "unrecognized arguments: --warmth"),
+    "word": (["--top-k", "many"], "argument --top-k: must be a whole number, not 'many'"),
+    "half": (["--max-tokens", "1.5"], "argument --max-tokens: must be a whole number, not '1.5'"),
+    "text": (["--min-p", "low"], "argument --min-p: must be a number, not 'low'"),
+    "unknown": (["--warmth", "3"], "unrecognized arguments: --warmth 3; see minichat generate --help"),
+    "slip": (["--temprature=0"], "--temprature=0; did you mean --temperature?; see minichat generate --help"),
     "seed": (["--seed", str(2**70)], "seed: must be a whole number"),
     "stop": (["--stop", ""], "stop: must be strings that are not empty"),
+    "nothing": (["--model", ""], "argument --model: must not be empty"),
     "dtype": (["--dtype", "int3"], "invalid choice: 'int3'"),
     "device": (["--device", "toaster"], "there is no device 'toaster'; say cpu, cuda"),
     "attention": (
@@ -205,6 +218,10 @@ def test_unknown_commands_are_bad_usage(run: Run, words: list[str]) -> None:
     ran = run(*words)
     assert ran.code == 2
     assert "--help" in one_sentence(ran)
+
+
+def deny(file: Path, mode: str) -> None:
+    raise PermissionError(13, "Permission denied", str(file))
 
 
 class TestBadInput:
@@ -276,6 +293,29 @@ class TestBadInput:
         said = self.said(run, tmp_path)
         assert "pytorch_model.bin is a pickle" in said and "refused" in said
 
+    def test_gguf_beside_a_config_is_refused(self, run: Run, tmp_path: Path) -> None:
+        (write_model(tmp_path) / "model.safetensors").rename(tmp_path / "tiny-q4.gguf")
+        assert "tiny-q4.gguf is a GGUF file; only safetensors are read" in self.said(run, tmp_path)
+
+    def test_weights_that_may_not_be_read(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The library says of them that there is no such file."""
+
+        def refuse(*_: object, **__: object) -> None:
+            raise FileNotFoundError("No such file or directory")
+
+        write_model(tmp_path)
+        monkeypatch.setattr("engine.models.checkpoint.safe_open", refuse)
+        monkeypatch.setattr("engine.models.checkpoint.open", deny, raising=False)
+        assert "model.safetensors cannot be read: Permission denied" in self.said(run, tmp_path)
+
+    def test_a_pointer_that_git_has_left_is_named(self, run: Run, tmp_path: Path) -> None:
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+        (write_model(tmp_path) / "model.safetensors").write_text(pointer)
+        said = self.said(run, tmp_path)
+        assert "model.safetensors is a pointer of git-lfs" in said and "git lfs pull" in said
+
     def test_weights_that_are_not_numbers_fail_the_reply(self, run: Run, tmp_path: Path) -> None:
         self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"] * torch.nan)
         assert "the model gave no number (NaN)" in self.said(run, tmp_path)
@@ -327,11 +367,19 @@ class TestForm:
         assert (ran.code, ran.out) == (1, "aaaa")
         assert "not whole" in ran.err and ran.err.count("\n") == 1
 
-    def test_bad_ones_are_bad_usage(self, run: Run, model: Path, tmp_path: Path) -> None:
-        for words in (("--regex", "("), ("--json-schema", tmp_path / "none")):
-            ran = run("generate", "--model", model, "--raw", *words, "the")
-            assert ran.code == 2
-            one_sentence(ran)
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("--regex", "("), "--regex: cannot be kept to: "),
+            (("--regex", ""), "--regex: the regular expression is empty"),
+            (("--choice", ""), "--choice: a choice is a text that is not empty"),
+            (("--json-schema", "nowhere/at/all"), "--json-schema nowhere/at/all cannot be read"),
+        ],
+    )
+    def test_bad_ones_are_bad_usage(self, run: Run, model: Path, words: tuple[str, str], said: str) -> None:
+        ran = run("generate", "--model", model, "--raw", *words, "the")
+        assert ran.code == 2
+        assert f"minichat: {said}" in one_sentence(ran)
 
     @pytest.mark.parametrize(
         ("schema", "said"),

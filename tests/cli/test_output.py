@@ -1,17 +1,20 @@
-"""Where standard output goes nowhere."""
+"""Where standard streams lead nowhere, or to somebody who cannot read everything."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from minichat.streams import settle
 
-def said(shell: str) -> tuple[int, str]:
-    """How `minichat locate` ends with its output sent there, and what it says of it."""
-    words = f'"{sys.executable}" -m minichat locate {shell}'
+
+def said(shell: str, command: str = "locate", out: bool = False) -> tuple[int, str]:
+    """How a command ends with its streams led there, and what it says of it; `out`: what it says at all."""
+    words = f'"{sys.executable}" -m minichat {command} {shell}'
     ended = subprocess.run(["sh", "-c", words], capture_output=True, text=True, timeout=60, check=False)
-    return ended.returncode, ended.stderr
+    return ended.returncode, ended.stdout if out else ended.stderr
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
@@ -26,3 +29,32 @@ def test_into_a_pipe_that_nobody_reads() -> None:
 
 def test_closed() -> None:
     assert said(">&-") == (0, "")
+
+
+@pytest.mark.parametrize("command", ["tour", "attach"])
+def test_without_standard_input_there_is_no_terminal(command: str) -> None:
+    code, words = said("<&-", command)
+    assert code == 2 and words.count("\n") == 1 and "needs a terminal" in words
+
+
+def test_without_standard_error_a_reply_comes_all_the_same() -> None:
+    assert said("hi >&- 2>&-", "generate --max-tokens=2") == (0, "")
+
+
+def test_without_standard_input_nobody_says_a_word() -> None:
+    assert said("<&-", "chat --plain") == (0, "")
+
+
+def test_the_screen_finds_a_stream_that_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(sys, "__stdin__", None)
+    settle()
+    with sys.stdin as nowhere:
+        assert nowhere is sys.__stdin__ and nowhere.read() == ""
+
+
+def test_what_the_locale_cannot_say_is_written_as_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    assert said("hi", "generate --choice=gr\u00fcn", out=True) == (0, "gr\\xfcn")
+    code, record = said("hi", "generate --json --choice=gr\u00fcn", out=True)
+    assert code == 0 and json.loads(record)["text"] == "gr\u00fcn"

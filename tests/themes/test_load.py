@@ -120,6 +120,12 @@ def test_a_later_folder_goes_before_and_a_broken_theme_hides_none(tmp_path: Path
     assert {problem.file.name for problem in found.problems} == {"light.toml"}
 
 
+def test_a_folder_that_cannot_be_asked_for_has_none(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 300)  # as one of another user, for whom may read all
+    assert load_themes(folder).palettes == {}
+    assert not Watch(folder).changed()
+
+
 def test_a_change_in_the_folder_is_seen(tmp_path: Path) -> None:
     folder = tmp_path / "themes"
     watch = Watch(folder)

@@ -4,6 +4,7 @@ from itertools import combinations
 import pytest
 from rich.color import ColorType
 from textual.app import App, ComposeResult
+from textual.color import Color
 from textual.widgets import Static
 
 from minichat.settings import Settings
@@ -58,6 +59,14 @@ def test_text_can_be_read(palette: Palette, ground: str) -> None:
         if (found := contrast(colour, palette.colours[ground])) < needed(palette)
     }
     assert weak == {}
+
+
+@every
+def test_text_that_is_selected_can_be_read(palette: Palette) -> None:
+    selection = palette.theme().to_color_system().generate()["screen-selection-background"]
+    ground = Color.parse(palette.colours["background"]) + Color.parse(selection)
+    assert contrast(ground.get_contrast_text(1.0).hex, ground.hex) >= needed(palette)
+    assert contrast(ground.hex, palette.colours["background"]) > 1.5
 
 
 @every

@@ -1,6 +1,9 @@
 """Numbers as the monitor writes them: short, and of a width that does not jump about."""
 
-_SIZES = ("B", "KB", "MB", "GB", "TB")
+from collections.abc import Iterable
+
+_RANGES = 3
+_SIZES = ("B", "kB", "MB", "GB", "TB")
 
 
 def duration(seconds: float) -> str:
@@ -20,5 +23,13 @@ def size(count: float) -> str:
     return f"{count:.1f} {_SIZES[unit]}" if unit and count < 99.95 else f"{count:.0f} {_SIZES[unit]}"
 
 
-def plural(count: int, word: str) -> str:
-    return f"{count:,} {word}{'s' * (count != 1)}"
+def ranges(numbers: Iterable[int]) -> str:
+    """0..6, 560..566; of many, the first ones."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    said = [f"{run[0]}..{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_RANGES]]
+    return ", ".join(said + ["..."] * (len(runs) > _RANGES))

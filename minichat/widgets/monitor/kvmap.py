@@ -13,9 +13,10 @@ from textual.message import Message
 from textual.strip import Strip
 
 from engine.snapshot import Snapshot
+from minichat.plural import plural
 from minichat.widgets.monitor.bindings import down, up
 from minichat.widgets.monitor.cells import Grid, Order, State, Tint, aggregate, session_order, states
-from minichat.widgets.monitor.figures import plural
+from minichat.widgets.monitor.figures import ranges
 from minichat.widgets.monitor.legend import legend, totals
 from minichat.widgets.monitor.owners import Codes, Owner
 from minichat.widgets.monitor.pane import Line, Pane, Row
@@ -172,8 +173,7 @@ class KVMap(Pane):
         if self._said:
             return [first, ((f" {self._said}", "strong"),)]
         if self.has_focus and (blocks := self.pointed()):
-            span = f"{blocks[0]}" if len(blocks) == 1 else f"{min(blocks)}..{max(blocks)}"
-            words = f" {plural(len(blocks), 'block')} {span}: {self._summary(blocks)}"
+            words = f" {plural(len(blocks), 'block')} {ranges(blocks)}: {self._summary(blocks)}"
             text = self.signs.line("".join(self._texts.get(block, "") for block in blocks))
             return [first, ((words, "value"), (f"  {text}", "strong"))]
         return [first, totals(shot, self._state, shades, self.signs, width, halves=halves)]

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from engine.snapshot import Snapshot, Speculation
-from minichat.widgets.monitor.figures import plural
+from minichat.plural import plural
 from minichat.widgets.monitor.graphs import graph
 from minichat.widgets.monitor.pane import Line, Pane, Row, Span
 

@@ -19,8 +19,9 @@ from engine.events import (
     Updated,
 )
 from minichat.backends.protocol import LinkBack, LinkLost
+from minichat.plural import plural
 from minichat.switches import named
-from minichat.widgets.monitor.figures import duration, plural
+from minichat.widgets.monitor.figures import duration
 
 _LOOKS = {
     "finished": "good",

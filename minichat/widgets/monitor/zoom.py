@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from engine.snapshot import Snapshot
+from minichat.plural import plural
 from minichat.widgets.monitor.cells import State
 from minichat.widgets.monitor.owners import UNKNOWN, Owner
 from minichat.widgets.monitor.pane import Row, Signs, Span
@@ -54,7 +55,7 @@ def _row(
     if state is State.CACHED:
         request = int(blocks.owner[block])
         ago = max(0, shot.step - int(blocks.used_at[block]))
-        return (*spans, ("of ", "muted"), *_named(request, owners), (f"{ago:,} steps ago", "muted"))
+        return (*spans, ("of ", "muted"), *_named(request, owners), (f"{plural(ago, 'step')} ago", "muted"))
     for request in holders:
         spans += _named(request, owners)
     hidden = int(blocks.refs[block]) - len(holders)

@@ -33,7 +33,10 @@ KEYS: list[BindingType] = [
 HINTS: Hints = (
     ("transcript.menu", "menu"),
     ("transcript.next", "message"),
-    ("Shift+arrows", "select"),
+    (
+        "transcript.select_left transcript.select_right transcript.select_up transcript.select_down",
+        "select",
+    ),
     ("transcript.copy", "copy"),
     ("Esc", "back"),
 )

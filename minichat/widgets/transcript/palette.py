@@ -3,6 +3,7 @@
 from rich.color import ColorType
 from rich.style import Style
 from textual.color import Color
+from textual.screen import Screen
 from textual.widget import Widget
 
 from minichat.widgets.transcript.highlight import SYNTAX
@@ -86,11 +87,20 @@ def colour(widget: Widget, look: Look) -> Style:
     style = widget.rich_style
     for name in look:
         if name == "selected":
-            style += widget.screen.get_component_rich_style("screen--selection")
+            style += _chosen(widget.screen)
             style += Style(reverse=True) if widget.app.no_color else Style()
         else:
             style += widget.get_component_rich_style(component(name), partial=True)
     return style if widget.app.no_color else _faded(style)
+
+
+def _chosen(screen: Screen[object]) -> Style:
+    """Textual's style of a selection, in which text is transparent: then it is drawn in black or white."""
+    name = "screen--selection"
+    style, own = screen.get_component_rich_style(name), screen.get_component_rich_style(name, partial=True)
+    if own.color is None and style.bgcolor is not None:
+        style += Style(color=Color.from_rich_color(style.bgcolor).get_contrast_text(1.0).rich_color)
+    return style
 
 
 def _faded(style: Style) -> Style:

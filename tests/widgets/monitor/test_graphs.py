@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minichat.widgets.monitor.figures import duration, plural, size
+from minichat.plural import plural
+from minichat.widgets.monitor.figures import duration, ranges, size
 from minichat.widgets.monitor.graphs import bar, graph, shares
 
 amounts = st.lists(st.floats(0, 1e9), max_size=50)
@@ -73,4 +74,7 @@ def test_sizes(count: float, text: str) -> None:
 
 
 def test_words_are_counted() -> None:
+    assert ranges([3]) == "3"
+    assert ranges([566, 7, 8, 9, 565, 12]) == "7..9, 12, 565..566"
+    assert ranges(range(0, 10, 2)) == "0, 2, 4, ..."
     assert (plural(1, "block"), plural(1200, "block")) == ("1 block", "1,200 blocks")

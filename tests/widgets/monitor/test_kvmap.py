@@ -129,6 +129,8 @@ async def test_enter_shows_who_holds_the_blocks() -> None:
         assert lines(kvmap)[1].rstrip() == " 3  used     4/16 A 0"
         await pilot.press("right", "right")
         assert lines(kvmap)[1].rstrip() == " 5  cached  16/16 of C 2  40 steps ago"
+        kvmap.update_from(small(step=61), OWNERS)
+        assert lines(kvmap)[1].rstrip() == " 5  cached  16/16 of C 2  1 step ago"
         await pilot.press("right")
         assert lines(kvmap)[1].rstrip() == " 6  free"
         await pilot.press("escape")

@@ -14,7 +14,7 @@ from minichat.widgets.transcript.cells import cell_width, wrap
 from minichat.widgets.transcript.document import Document
 from minichat.widgets.transcript.draw import draw
 from minichat.widgets.transcript.glyphs import drawable, pasteable
-from minichat.widgets.transcript.inline import parse
+from minichat.widgets.transcript.inline import Run, parse
 from minichat.widgets.transcript.leaves import Leaf
 from minichat.widgets.transcript.splitter import Splitter
 from minichat.widgets.transcript.table import fitted
@@ -199,9 +199,23 @@ def test_noise_is_shown_as_it_stands(noise: str) -> None:
     assert "".join(run.text for run in parse(noise)) == noise
 
 
+@pytest.mark.parametrize(
+    "formula",
+    [r"\(x^2 \, y_1\)", r"\[ a_1 * b_2 * c \]", r"$$\int_0^1 x\,dx$$", "$E = mc^2$", r"$\{a_1*b_1*c\}$"],
+)
+def test_a_formula_stays_as_it_was_written(formula: str) -> None:
+    assert [*parse(f"*so* {formula} is")] == [Run("so", ("em",)), Run(" "), Run(formula), Run(" is")]
+
+
+def test_a_price_is_no_formula() -> None:
+    said = r"from $5 to *$10*, or $5-*$10*, or \$HOME, \(*open*"
+    assert "".join(run.text for run in parse(said)) == "from $5 to $10, or $5-$10, or $HOME, (open"
+
+
 def test_control_characters_become_symbols() -> None:
     assert drawable("a\x1b[31m\x07\x9b\u202eb\x7f") == "a␛[31m␇\ufffd\ufffdb␡"
     assert drawable("👩\u200d🚀❤\ufe0f") == "👩🚀❤"
+    assert drawable("👍\U0001f3fd, ☝\U0001f3ff") == "👍, ☝"
     assert drawable("e" + "\u0301" * 50) == "e" + "\u0301" * 4
     assert pasteable("a\r\nb\x1bc👩\u200d🚀") == "a\nb␛c👩\u200d🚀"
 

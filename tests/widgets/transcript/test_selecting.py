@@ -2,7 +2,9 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.color import Color as RichColor
 from rich.style import Style
+from textual.color import Color
 from textual.geometry import Offset
 from textual.selection import SELECT_ALL, Selection
 
@@ -12,6 +14,7 @@ from minichat.widgets.transcript.entry import Part, Spot
 from minichat.widgets.transcript.glyphs import pasteable
 from minichat.widgets.transcript.selecting import selected
 from minichat.widgets.transcript.view import Place, View
+from tests.themes.colours import contrast
 from tests.widgets.transcript.reader import Reader, reading, reply, scene, user
 from tests.widgets.transcript.texts import EVERYTHING, texts
 
@@ -164,3 +167,22 @@ async def test_last_reply_is_the_newest_with_text() -> None:
     async with reading() as reader:
         reader.transcript.show([reply("old", 1), reply("new", 2), user("x", 3), reply("", 4)], "a")
         assert reader.transcript.last_reply() == "new"
+
+
+@scene
+async def test_what_is_selected_can_be_read() -> None:
+    async with reading() as reader:
+        reader.transcript.show([reply("plain, `code` and **bold**\n\n```python\nx = 1  # one\n```")], "a")
+        await reader.settled()
+        await reader.press("ctrl+a")
+        drawn = [segment for strip in reader.app.screen._compositor.render_strips() for segment in strip]
+        ground = reader.app.screen.get_component_rich_style("screen--selection").bgcolor
+        chosen = [each for each in drawn if each.style and each.style.bgcolor == ground and each.text.strip()]
+        assert "plain" in "".join(each.text for each in chosen)
+        for text, style, _ in chosen:
+            assert style and style.color and style.bgcolor
+            assert contrast(colour(style.color), colour(style.bgcolor)) >= 4.5, text
+
+
+def colour(rich: RichColor) -> str:
+    return Color.from_rich_color(rich).hex

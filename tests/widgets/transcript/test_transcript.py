@@ -1,8 +1,10 @@
 """What a reader sees and does: following, folding, retrying, clicking, resizing."""
 
+from dataclasses import replace
+
 import pytest
 
-from minichat.chats.model import Message
+from minichat.chats.model import Message, ReplyStats
 from minichat.widgets.transcript import ASCII, Transcript
 from tests.widgets.transcript.reader import reading, reply, scene, streaming, user
 from tests.widgets.transcript.test_drawing import sendable
@@ -23,6 +25,15 @@ async def test_messages_have_headers_with_role_time_and_cost() -> None:
             "▌ assistant b  12:01  top-p  38 tok/s  TTFT 92 ms  214 tok  14 blk",
             "Hi there",
         ]
+
+
+@scene
+async def test_one_token_has_no_rate() -> None:
+    async with reading((70, 12)) as reader:
+        one = ReplyStats(tokens=1, seconds=0.8, ttft=0.8, prompt_tokens=3, strategy="greedy")
+        reader.transcript.show([replace(reply("row"), stats=one)], "b")
+        await reader.settled()
+        assert reader.lines()[0] == "▌ assistant b  12:01  greedy  TTFT 800 ms  1 tok"
 
 
 @scene

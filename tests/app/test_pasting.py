@@ -1,0 +1,40 @@
+"""What is pasted is text, whatever is in it and in whatever pieces it comes."""
+
+from textual.drivers import linux_driver
+from textual.events import Key, Paste
+
+from minichat.pasting import Parser, install
+
+COLOURED = "one\n\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1bOP end\n\x1b"
+SENT = f"ab\x1b[200~{COLOURED}\x1b[201~c\x1b[A"
+
+
+def read(pieces: list[str]) -> list[str]:
+    """Keys by their names, pastes by their text."""
+    parser, found = Parser(), []
+    for piece in pieces:
+        for token in parser.feed(piece):
+            assert isinstance(token, Key | Paste)
+            found.append(token.key if isinstance(token, Key) else token.text)
+    return found
+
+
+def test_an_escape_in_a_paste_is_a_character() -> None:
+    assert read([SENT]) == ["a", "b", COLOURED.replace("\x1b", "␛"), "c", "up"]
+
+
+def test_so_it_is_wherever_the_pieces_are_cut() -> None:
+    whole = read([SENT])
+    for first in range(1, len(SENT)):
+        assert read([SENT[:first], SENT[first:]]) == whole
+    assert read(list(SENT)) == whole
+
+
+def test_keys_come_as_they_did() -> None:
+    assert read(["\x1b[A", "\x1b[B\x1b[Cx"]) == ["up", "down", "right", "x"]
+    assert read(["\x1b[200~\x1b[201~x"])[-1:] == ["x"]
+
+
+def test_the_driver_takes_it() -> None:
+    install()
+    assert vars(linux_driver)["XTermParser"] is Parser
