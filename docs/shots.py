@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.params import SamplingParams
 from minichat.app import MinichatApp, Start
 from minichat.backends.local import LocalBackend
+from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.paths import locate
 from minichat.picture import picture
@@ -44,12 +45,21 @@ class Session:
         self.app.main.prompt.put(text)
         await self.pilot.press("enter")
 
+    async def ask(self, question: str) -> None:
+        """And wait for the answer."""
+        after = len(self.messages) + 2
+        await self.say(question)
+        await self.until(lambda: len(self.messages) == after and self.messages[-1].state == "done")
+        await self.until(lambda: not self.tokens())
+
     async def explain(self) -> None:
-        """Two questions, and their answers."""
         for question in ("What is the KV cache?", "What is a KV block?"):
-            await self.say(question)
-            await self.until(lambda: self.tokens())
-            await self.until(lambda: not self.tokens())
+            await self.ask(question)
+
+    @property
+    def messages(self) -> list[Message]:
+        """Of the active chat."""
+        return self.app.chats.active.chat.messages
 
     def tokens(self) -> list[int]:
         """How many each chat that is answering has written."""
@@ -110,9 +120,7 @@ async def strategies() -> None:
         await it.until(lambda: len(it.app.main.drawer.beams.lines) > 4 and max(it.tokens()) > 20)
         await it.take("beams-120x40")
     async with program((120, 40)) as it:
-        await it.say("Tell me a story about an owl.")
-        messages = it.app.chats.active.chat.messages
-        await it.until(lambda: messages and messages[-1].state == "done" and messages[-1].text)
+        await it.ask("Tell me a story about an owl.")
         await it.pilot.press("alt+c")
         line = it.app.main.pane.picker
         await it.until(lambda: line.rows and all(line.shares[at] is not None for at in line.seen()))
