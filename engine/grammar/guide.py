@@ -8,6 +8,8 @@ import numpy as np
 from llguidance import LLMatcher
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
+_MISFIT = "satisfy the grammar"  # what llguidance says of a token that is not the grammar's
+
 
 class Guide:
     """Which tokens may come next: a function of those before, so another guide that reads them is equal."""
@@ -40,8 +42,10 @@ class Guide:
             self._read += len(new)
             if self._matcher.consume_tokens(new):
                 self._look()
-            else:
+            elif _MISFIT in (why := self._matcher.get_error()):
                 self._give_up("what is said does not keep to the grammar")
+            else:
+                self._overwhelmed(why)
 
     def allowed(self, enders: Iterable[int], *, early: bool) -> np.ndarray:
         """A bit for each token, the lowest first. Those that end the reply may come where the text is whole.
@@ -70,7 +74,10 @@ class Guide:
         bits[end] &= 0xFF ^ 1 << bit
         self._bits = bits[: -(-self._vocab // 8)]
         if self._matcher.is_error():
-            self._give_up(f"the grammar became too much: {reason(self._matcher.get_error())}")
+            self._overwhelmed(self._matcher.get_error())
+
+    def _overwhelmed(self, why: str) -> None:
+        self._give_up(f"the grammar became too much: {reason(why)}")
 
     def _give_up(self, why: str) -> None:
         self._bits, self.may_end, self.error = np.zeros_like(self._bits), False, why

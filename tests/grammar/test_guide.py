@@ -186,3 +186,17 @@ def test_special_tokens_are_never_text() -> None:
     asked = request(Grammar("regex", "(.|\n)*"))
     assert allowed(asked) & tokenizer().special_ids == {EOS}
     assert text_of(asked) == ""
+
+
+def test_a_grammar_that_grows_beyond_all_bounds_is_to_blame_itself() -> None:
+    """So far it goes, and no further: not because of what has been said."""
+    asked = request(Grammar("regex", "a{1000000000}"))
+    for _ in range(3):
+        if tokens := allowed(asked):
+            asked.tokens.append(min(tokens))
+            asked.guide.read(asked.tokens)
+    assert asked.guide.error.startswith("the grammar became too much: ")
+    other = request(Grammar("regex", "b+"))
+    allowed(other)
+    other.guide.read([*other.tokens, *asked.tokens[len(PROMPT) :][:1]])
+    assert other.guide.error == "what is said does not keep to the grammar"
