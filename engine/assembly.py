@@ -91,6 +91,7 @@ def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None)
             waiting=config.max_waiting,
             stop_ids=stop_ids,
             speculation=("ngram", "suffix", *drafters),
+            windowed=config.kv_window is not None,
         ),
         facts=Facts(
             model=place.name,

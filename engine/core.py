@@ -93,8 +93,8 @@ class Engine:
         `said`: tokens with which the reply begins, such as those of another one up to where they part. Its
         deltas come behind them; blocks that hold them already are shared.
         """
-        self._admit_only_if_alive()
-        self._check(params, (*prompt, *said))
+        self._refuse_if_dead()
+        self._check(params, prompt, said)
         check_order(priority, deadline)
         max_len = self.limits.max_len(self.facts.model, len(prompt), params)
         if len(self.scheduler.waiting) >= self.limits.waiting:
@@ -125,7 +125,7 @@ class Engine:
 
     def fork(self, parent: int, sink: Sink, params: SamplingParams | None = None) -> int:
         """A request that goes on from a running one's tokens, sharing its blocks; its deltas begin there."""
-        self._admit_only_if_alive()
+        self._refuse_if_dead()
         source = self.answers.rows(parent)[0]
         if self.answers.searches(source):
             beams = source.params.beams
@@ -188,11 +188,12 @@ class Engine:
 
         It begins here and goes on in `step`; events and snapshots tell how far it is, and how it ends.
         """
-        self._admit_only_if_alive()
+        self._refuse_if_dead()
         self._refuse_while_changing()
         if self.weights is None:
             raise BadInput(f"quantization {scheme!r}: this engine's weights have one form, and keep it")
-        self._requantization = begin(self, self.weights, scheme)
+        begun = self._requantization = begin(self, self.weights, scheme)
+        self.change = begun.change if begun else None  # one that failed is no longer wanted
 
     def cancel_quantization(self) -> None:
         """Goes back to the scheme before; does nothing where no change is under way."""
@@ -203,7 +204,7 @@ class Engine:
         """Another form of the cache, while no request is alive. What was cached is forgotten."""
         if (form := next((each for each in KV_SCHEMES if each == scheme), None)) is None:
             raise BadInput(f"there is no KV scheme {scheme!r}; there are {', '.join(KV_SCHEMES)}")
-        self._admit_only_if_alive()
+        self._refuse_if_dead()
         self._refuse_while_changing()
         self._commit_what_is_ahead()  # of requests that have ended, there may be a step on its way
         if alive := self.answers.alive:
@@ -266,6 +267,7 @@ class Engine:
         self._commit_what_is_ahead()
         if not change.turn():
             self._requantization = None
+        self.change = change.change
         return True
 
     def _refuse_while_changing(self) -> None:
@@ -356,15 +358,15 @@ class Engine:
 
     # Small checks
 
-    def _admit_only_if_alive(self) -> None:
+    def _refuse_if_dead(self) -> None:
         if self.error:
             raise EngineDead(f"the engine has stopped: {self.error}")
 
     def _seed(self, params: SamplingParams) -> int:
         return self._seeds.getrandbits(64) if params.seed is None else params.seed % 2**64
 
-    def _check(self, params: SamplingParams, tokens: Sequence[int] = ()) -> None:
-        self.limits.check(self.facts.model, len(self.scheduler.tables.grid), params, tokens)
+    def _check(self, params: SamplingParams, prompt: Sequence[int] = (), said: Sequence[int] = ()) -> None:
+        self.limits.check(self.facts.model, len(self.scheduler.tables.grid), params, prompt, said)
         if params.grammar:
             self.check_grammar(params.grammar)
 

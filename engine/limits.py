@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.errors import BadInput, BadParams, RequestTooLong
 from engine.params import SamplingParams
-from engine.speculation.speculator import LACKS
+from engine.speculation.speculator import LACKS, WINDOWED
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,23 @@ class Limits:
     waiting: int
     stop_ids: frozenset[int] = frozenset()  # end a reply, unless it ignores them
     speculation: tuple[str, ...] = ("ngram", "suffix")  # kinds that can be had here
+    windowed: bool = False  # a kv_window bounds what a token sees
 
-    def check(self, model: str, rows: int, params: SamplingParams, tokens: Sequence[int] = ()) -> None:
+    def check(
+        self,
+        model: str,
+        rows: int,
+        params: SamplingParams,
+        prompt: Sequence[int] = (),
+        said: Sequence[int] = (),
+    ) -> None:
         """No token that the model does not know may reach its tables, and no search that never fits."""
         if (kind := params.speculate) and kind not in self.speculation:
-            raise BadParams("speculate", f"{kind} cannot be had: {model} {LACKS[kind]}")
-        if strange := self._strange(model, tokens):
-            raise BadInput(strange)
-        for field, ids in (("stop_ids", params.stop_ids), ("logit_bias", dict(params.logit_bias))):
+            why = WINDOWED if kind == "draft" and self.windowed else f"{model} {LACKS[kind]}"
+            raise BadParams("speculate", f"{kind} cannot be had: {why}")
+        biased = [token for token, _ in params.logit_bias]
+        named = {"prompt": prompt, "said": said, "stop_ids": params.stop_ids, "logit_bias": biased}
+        for field, ids in named.items():
             if strange := self._strange(model, ids):
                 raise BadParams(field, strange)
         if params.min_tokens and len(params.enders(self.stop_ids)) >= self.vocab:

@@ -20,7 +20,6 @@ def begin(engine: Engine, weights: Weights, name: str) -> Requantization | None:
     """None: the weights are of that scheme already. Raises where it cannot be, and touches nothing then."""
     conversion = weights.begin(name)
     if conversion.new is weights.scheme:
-        engine.change = None  # one that failed is no longer wanted
         return None
     blocks, size = weights.blocks(conversion.new), engine.scheduler.pool.block_size
     if blocks is not None and blocks * size < engine.limits.context:
@@ -45,6 +44,14 @@ class Requantization:
     @property
     def wanted(self) -> str:
         return self._conversion.new.name
+
+    @property
+    def change(self) -> Change | None:
+        """How far it is, or why it has failed; of one that is done there is nothing to say."""
+        conversion = self._conversion
+        if conversion.over and not conversion.error:
+            return None
+        return Change(self.wanted, conversion.done, conversion.total, conversion.error, conversion.over)
 
     def cancel(self) -> None:
         self._conversion.cancel("it was cancelled")
@@ -122,7 +129,4 @@ class Requantization:
     def _say(self) -> None:
         engine, conversion = self._engine, self._conversion
         done, total = conversion.done, conversion.total
-        engine.change = Change(self.wanted, done, total, conversion.error, conversion.over)
-        if conversion.over and not conversion.error:
-            engine.change = None
         engine.bus.emit(events.Quantizing(engine.scheduler.step, engine.clock(), self.wanted, done, total))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from textual.events import Key, Paste
@@ -25,7 +26,8 @@ class KeyOrder:
     into nothing before the first focus. Letters that a field takes hold nobody up.
 
     Until the program takes the terminal over, that is one of lines, and makes Ctrl+J of Enter. So before the
-    first frame Ctrl+J is Enter, which people press blind, and not a new line, which they do not.
+    first frame Ctrl+J is Enter, which people press blind, and not a new line, which they do not. Nor do they
+    type several lines blind: those are of something pasted, and stay together.
     """
 
     def __init__(self, app: App[object]) -> None:
@@ -38,8 +40,7 @@ class KeyOrder:
     def waits(self, event: Key | Paste) -> bool:
         """Whether it comes later, by itself."""
         if self._held:
-            enter = self._blind and isinstance(event, Key) and event.key == "ctrl+j"
-            self._waiting.append(Key("enter", "\r") if enter else event)
+            self._waiting.append(event)
         return self._held
 
     def path(self, event: Key | Paste) -> Sequence[MessagePump]:
@@ -74,6 +75,28 @@ class KeyOrder:
     async def _release(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
+        if self._blind:
+            self._waiting = deque(_seen(self._waiting))
         self._held = self._blind = False
         while self._waiting and not self._held:
             await self._app.on_event(self._waiting.popleft())
+
+
+def _seen(blind: Iterable[Key | Paste]) -> Iterator[Key | Paste]:
+    """What came before the first frame, as it was meant."""
+    for _, group in groupby(blind, lambda event: bool(_written(event))):
+        events = list(group)
+        text = "".join(map(_written, events)).strip("\n")
+        if "\n" in text:
+            yield Paste(text)
+        else:
+            yield from (Key("enter", "\r") if _written(each) == "\n" else each for each in events)
+
+
+def _written(event: Key | Paste) -> str:
+    """What a key adds to a text, in a terminal of lines."""
+    if isinstance(event, Paste):
+        return ""
+    if event.key == "ctrl+j":
+        return "\n"
+    return event.character if event.character and (event.is_printable or event.key == "tab") else ""

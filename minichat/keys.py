@@ -66,7 +66,7 @@ COMMANDS = (
     Command(
         "view.to_monitor",
         "View",
-        "Go to the monitor: 1-5 panes, o c p x P, Esc back",
+        "Go to the monitor",
         "beside('to_monitor')",
         "alt+m",
     ),
@@ -122,8 +122,8 @@ def bindings(room: str) -> list[Binding]:
 
 
 def keys_of(id: str, keymap: Mapping[str, str]) -> str:
-    """The keys of a command, as the person has them."""
-    return keymap.get(id, next(command.keys for command in COMMANDS if command.id == id))
+    """The keys of a command, or of a widget's own binding, as the person has them."""
+    return keymap.get(id, _USUAL[id])
 
 
 def keys_for(action: str, keymap: Mapping[str, str]) -> list[str]:
@@ -152,6 +152,8 @@ def bound() -> Iterator[Bound]:
                 yield Bound(binding.id, tuple(binding.key.split(",")), place, binding.description)
 
 
+_USUAL = {each.id: ",".join(each.keys) for each in bound()}
+
 _SIGNS = {"slash": "/", "plus": "+", "minus": "-", "left_curly_bracket": "{", "right_curly_bracket": "}"}
 _NAMES = {"escape": "Esc", "enter": "Enter", "pagedown": "PgDn", "pageup": "PgUp", "ctrl": "^"}
 
@@ -179,8 +181,7 @@ _RUNS = (  # of names, as people call them
 
 def names_of(ids: Iterable[str], keymap: Mapping[str, str]) -> str:
     """The first keys of some bindings, as the person has them."""
-    usual = {each.id: each.keys for each in bound()}
-    names = " ".join(key_name(keymap.get(id, usual[id][0])) for id in ids)
+    names = " ".join(key_name(keys_of(id, keymap)) for id in ids)
     for long, short in _RUNS:
         names = names.replace(long, short)
     return names

@@ -44,6 +44,7 @@ class Record:
     done: int = 0  # bytes loaded
     total: int = 0
     error: str = ""
+    misused: bool = False  # the error is in the words that it was started with
 
     def write(self, file: Path) -> None:
         """All of it or nothing."""
@@ -198,7 +199,7 @@ class Waiting:
                 await self._bury(died)
             if not resident.running():
                 if ours:
-                    raise EngineError(_why_ended(resident))
+                    raise _why_ended(resident)
                 if self.words is None:
                     raise EngineError(f"no engine called {resident.name} runs; {resident.up} starts it")
                 ours = resident.launch(self.words)
@@ -255,8 +256,8 @@ def _unusable(folder: Path, error: OSError) -> EngineError:
     return EngineError(f"{folder} cannot be used: {error}; XDG_STATE_HOME names another place")
 
 
-def _why_ended(resident: Resident) -> str:
+def _why_ended(resident: Resident) -> EngineError:
     record = resident.record
-    if record is not None and record.error:
-        return record.error
-    return f"the engine ended as it started; its log is {resident.log}"
+    if record is None or not record.error:
+        return EngineError(f"the engine ended as it started; its log is {resident.log}")
+    return BadInput(record.error) if record.misused else EngineError(record.error)

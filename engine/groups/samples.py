@@ -56,9 +56,10 @@ class SampleGroup:
         others = [number() for _ in range(root.params.samples - 1)]  # now: they keep the first one's place
         self._ids = [root.id, *others]
         self.whole = False  # whether all replies have begun
+        self._running = len(self._ids)
         self._base = len(root.tokens)
         self._seed = root.seed
-        self._best = {0: Kept()} if root.params.best_of else None
+        self._best = [Kept() for _ in self._ids] if root.params.best_of else []
         root.group = root.id
         root.params = self.of_member(root.params)
 
@@ -74,7 +75,7 @@ class SampleGroup:
 
     def of_member(self, params: SamplingParams) -> SamplingParams:
         """To rank a reply, its tokens' log-probabilities are needed."""
-        return replace(params, logprobs=params.logprobs or 0) if self._best is not None else params
+        return replace(params, logprobs=params.logprobs or 0) if self._best else params
 
     def reply(self, written: Written, choice: int = 0) -> Reply:
         return Reply(written, partial(self._hear, choice))
@@ -98,17 +99,25 @@ class SampleGroup:
                 guided_from=min(root.guided_from, self._base),  # a first token was on its way, not theirs
             )
             self.members.append(child)
-            if self._best is not None:
-                self._best[choice] = Kept()
             yield child, self.reply(self._written.copy(), choice)
 
     def _hear(self, choice: int, delta: Delta) -> None:
-        left = len(self.members) - 1 if delta.finish else 0
-        if self._best is None:
+        if not delta.finish:
+            self._tell(choice, delta, 0)
+        elif self.whole:
+            self._running -= 1
+            self._tell(choice, delta, self._running)
+        else:  # the first has drawn nothing, and is all that there is: the others end where it does
+            self._tell(0, delta, len(self._ids) - 1)
+            for other in range(1, len(self._ids)):
+                self._tell(other, delta._replace(blocks=0), len(self._ids) - 1 - other)
+
+    def _tell(self, choice: int, delta: Delta, left: int) -> None:
+        if not self._best:
             self._sink(delta._replace(request=self.id, choice=choice, left=left))
             return
         self._best[choice].add(delta)
-        ranked = sorted(self._best.values(), key=lambda each: each.rank)
+        ranked = sorted(self._best, key=lambda each: each.rank)
         if not delta.finish or left:
             self._sink(Delta(self.id, tail=ranked[0].text))
             return

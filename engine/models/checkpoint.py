@@ -3,19 +3,22 @@
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
 from engine.errors import BadCheckpoint
+from engine.events import log
+from engine.models.unmapped import unmapped
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 GGUF = ".gguf"
 _POINTER = b"version https://git-lfs"  # how a file begins that stands for one which git has not fetched
 FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # what can be loaded
+TYPES = FLOATS | {"I64": "int64", "I32": "int32", "F8_E4M3": "float8_e4m3fn"}  # all that are read
 WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}  # bytes
 
 
@@ -76,10 +79,20 @@ def _indexed(index: Path) -> list[Path]:
 @contextmanager
 def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
     try:
-        with safe_open(file, framework=framework) as tensors:
+        with _reader(file, framework) as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
         raise BadCheckpoint(f"{file} {_trouble(file, error)}") from error
+
+
+def _reader(file: Path, framework: str) -> AbstractContextManager[Any]:
+    """The library takes twice the addresses that a file has bytes, beside all that is loaded already."""
+    try:
+        mapped: AbstractContextManager[Any] = safe_open(file, framework=framework)
+    except (MemoryError, RuntimeError) as error:
+        log.info("%s is read without being mapped: %s", file, error)
+        return unmapped(file, TYPES)
+    return mapped
 
 
 def _trouble(file: Path, error: Exception) -> str:

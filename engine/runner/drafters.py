@@ -14,6 +14,7 @@ from engine.models.decoder import Decoder
 from engine.models.find import find_model
 from engine.models.registry import load_model
 from engine.runner.drafting import Drafter, EarlyExit, SmallModel
+from engine.speculation.speculator import WINDOWED
 
 FOLDER = "draft"  # inside a model's own, where a draft may lie that was made for it
 
@@ -56,7 +57,7 @@ def _small(
     name = config.draft
     if config.kv_window is not None:
         if name:
-            raise BadInput("draft: a small model cannot catch up on tokens that have left the kv_window")
+            raise BadInput(f"draft: {WINDOWED}")
         return None
     if name is None:
         folder = place.folder / FOLDER

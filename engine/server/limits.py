@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from engine.errors import BadParams
 from engine.server.openai.errors import ApiError
 
 _RETRY_AFTER = 1  # seconds
@@ -18,10 +19,11 @@ class Gate:
     def in_flight(self) -> int:
         return self._held.total()
 
-    def enter(self, key: bytes, choices: int) -> "Ticket":
+    def enter(self, key: bytes, choices: int, name: str) -> "Ticket":
+        """`name`: of the parameter that makes them so many."""
         if choices > min(self.most, self.most_of_a_key):  # then waiting does not help
             most = min(self.most, self.most_of_a_key)
-            raise ApiError(400, f"this wants {choices} places at once, and a key has {most} here")
+            raise BadParams(name, f"this wants {choices} places at once, and a key has {most} here")
         if self._held[key] + choices > self.most_of_a_key:
             raise ApiError(
                 429,

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from engine.events import Admitted, Event, Finished, FirstToken, Preempted, Queued
+from engine.events import Admitted, Died, Event, Finished, FirstToken, Preempted, Queued
 from engine.host.protocol import EngineHost
+from engine.request import Finish
 from engine.snapshot import Snapshot
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -89,6 +90,10 @@ class Metrics:
                 self._counts["num_preemptions_total"] += 1
             case Finished():
                 self._end(event)
+            case Died():  # a process that was lost has not told of the ends
+                self._finished[Finish.FAILED.value] += len(self._born)
+                for still in (self._born, self._let_in, self._first):
+                    still.clear()
 
     def _end(self, event: Finished) -> None:
         self._let_in.pop(event.request, None)

@@ -72,7 +72,8 @@ class State:
             asked = f"{len(prompts)} prompts of {name}={params.samples}"
             raise ApiError(400, f"{asked} are more than {MAX_CHOICES} choices", param=name)
         # A hypothesis of a search is a row of the batch as a reply is.
-        ticket = self.gate.enter(key, len(prompts) * max(params.beams, params.samples))
+        rows, name = max((params.beams, "beams"), (params.samples, "best_of" if params.best_of else "n"))
+        ticket = self.gate.enter(key, len(prompts) * rows, name if rows > 1 else "prompt")
         return Run(
             self.desk,
             prompts,

@@ -11,11 +11,11 @@ from engine.speculation.gain import Judge, Prices, Tally
 from engine.speculation.ngram import NgramIndex
 from engine.speculation.suffix import Replies, SuffixIndex
 
-IN_RUNNER = ("draft", "exit")  # kinds whose drafts a model makes, inside the step
 LACKS = {
     "draft": "has no draft model here; start the engine with one (draft)",
     "exit": "was not trained to leave early: its config.json names no early_exit_layers",
 }
+WINDOWED = "a small model cannot catch up on tokens that have left the kv_window"
 FIRST, MODEL_FIRST = 2, 1  # tokens that a row drafts at first, and after a rest: a try is to cost little
 MODEL_MOST = 8  # the most that are worth a small model's time
 READ = 1024  # tokens that an index takes in at once: a long prompt must not hold up a step

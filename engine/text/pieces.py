@@ -9,7 +9,6 @@ import tokenizers
 
 from engine.errors import BadInput
 
-WORD_START = "▁"  # how sentencepiece writes a space
 TOP_ID = 2**32 - 1
 
 

@@ -37,7 +37,7 @@ class Teller:
         self._tell(state="dead", error=error)
 
     def failed(self, error: EngineError) -> None:
-        self._tell(state="failed", error=str(error))
+        self._tell(state="failed", error=str(error), misused=isinstance(error, BadInput))
 
     def _tell(self, **changes: object) -> None:
         self._record = self._record.changed(**changes)

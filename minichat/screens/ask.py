@@ -19,12 +19,12 @@ class AskScreen(Dialog[str]):
     def __init__(self, question: str, answer: str = "", *, lines: bool = False) -> None:
         super().__init__()
         self._question, self._lines = question, lines
+        self._given = enterable(answer)
         self._field: Input | TextArea
-        answer = enterable(answer)
         if lines:
-            self._field = TextArea(answer, soft_wrap=True, highlight_cursor_line=False)
+            self._field = TextArea(self._given, soft_wrap=True, highlight_cursor_line=False)
         else:
-            self._field = Input(answer, select_on_focus=False)
+            self._field = Input(self._given, select_on_focus=False)
         self._field.cursor_blink = False
 
     def compose(self) -> ComposeResult:
@@ -43,4 +43,10 @@ class AskScreen(Dialog[str]):
         self.action_take()
 
     def action_take(self) -> None:
-        self.dismiss(self._field.text if isinstance(self._field, TextArea) else self._field.value)
+        self.dismiss(self._text())
+
+    def holds_work(self) -> bool:
+        return self._text() != self._given
+
+    def _text(self) -> str:
+        return self._field.text if isinstance(self._field, TextArea) else self._field.value

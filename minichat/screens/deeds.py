@@ -83,6 +83,15 @@ def side_by_side(screen: MainScreen) -> None:
         screen.notify(f"{how}: this is the only one")
 
 
+def go(screen: MainScreen, index: int) -> None:
+    """To a chat by its place."""
+    if index < len(screen.chats):
+        screen.go_to(list(screen.chats)[index])
+        screen.prompt.focus()
+    else:
+        screen.notify(f"there is no chat {index + 1}", severity="warning")
+
+
 async def new(screen: MainScreen) -> None:
     screen.chats.active.chat.draft = screen.prompt.text
     screen.speak_to(screen.chats.new())

@@ -15,10 +15,10 @@ from engine.events import Event
 from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
 from minichat.frames import FrameScreen
-from minichat.keys import bindings, keys_for
+from minichat.keys import bindings, keys_for, keys_of
 from minichat.layout import layout
 from minichat.open_chats import OpenChats
-from minichat.screens import beside, deeds, dialogs, labels, sending, switches
+from minichat.screens import beside, deeds, dialogs, labels, schemes, sending, switches
 from minichat.screens.decoding import Decoding
 from minichat.screens.dialog import closed_by
 from minichat.screens.links import Links
@@ -104,6 +104,7 @@ class MainScreen(FrameScreen[None]):
         self.prompt.put(self.chats.active.chat.draft)
         self.decoding.turn()
         self.lay_out()
+        self.program.app_resume_signal.subscribe(self, lambda _: self.program.action_redraw())
         await sending.begin(self)
 
     @property
@@ -291,6 +292,7 @@ class MainScreen(FrameScreen[None]):
     @on(Transcript.MessageMenu)
     def _menu_wanted(self, event: Transcript.MessageMenu) -> None:
         dialogs.message_menu(self, event.message_id)
+        closed_by(self.app.screen, keys_of("transcript.menu", self.program.keymap).split(","))
 
     @on(Transcript.CopyRequested)
     async def _copy_wanted(self, event: Transcript.CopyRequested) -> None:
@@ -337,12 +339,11 @@ class MainScreen(FrameScreen[None]):
 
     @on(QuantizationDrawer.Chosen)
     def _quantize(self, chosen: QuantizationDrawer.Chosen) -> None:
-        backend, scheme = self.program.backend, chosen.scheme
-        self.program.ask(backend.set_quantization(scheme) if scheme else backend.cancel_quantization())
+        schemes.quantize(self, chosen.scheme)
 
     @on(QuantizationDrawer.Recache)
     def _recache(self, chosen: QuantizationDrawer.Recache) -> None:
-        self.program.ask(self.program.backend.set_kv_scheme(chosen.scheme))
+        schemes.recache(self, chosen.scheme)
 
     @on(DecodingDrawer.Left)
     @on(QuantizationDrawer.Left)
@@ -358,9 +359,7 @@ class MainScreen(FrameScreen[None]):
             conversation.stop()
 
     def action_go(self, index: int) -> None:
-        if index < len(self.chats):
-            self.go_to(list(self.chats)[index])
-            self.prompt.focus()
+        deeds.go(self, index)
 
     def action_go_by(self, by: int) -> None:
         self.action_go((self.chats.index + by) % len(self.chats))

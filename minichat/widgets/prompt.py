@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping
 
+from rich.segment import Segment
 from textual.events import Blur, Key
 from textual.message import Message
+from textual.strip import Strip
 from textual.widgets import TextArea
 
 from minichat.attachments import Entry, entries, folder_of, offers, typing
 from minichat.backends.bridge import in_thread
 from minichat.keys import keys_of
 from minichat.widgets.completion import CompletionList
-from minichat.widgets.transcript.glyphs import enterable
+from minichat.widgets.transcript.glyphs import enterable, skinless
 
 
 class Prompt(TextArea):
@@ -57,6 +59,12 @@ class Prompt(TextArea):
         """The person's own keys for sending and for a new line."""
         self._send_keys = keys_of("prompt.send", keymap).split(",")
         self._newline_keys = keys_of("prompt.newline", keymap).split(",")
+
+    def render_line(self, y: int) -> Strip:
+        strip = super().render_line(y)
+        if strip.text.isascii():
+            return strip
+        return Strip([Segment(skinless(text), style) for text, style, _ in strip], strip.cell_length)
 
     async def _on_key(self, event: Key) -> None:
         # Not bindings with priority: those overtake the characters that were typed just before.

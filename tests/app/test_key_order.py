@@ -11,7 +11,7 @@ from textual.widgets import Input
 from minichat.app import MinichatApp
 from tests.app.conftest import Bench, run
 
-NAMED = ("enter", "escape")
+NAMED = ("enter", "escape", "tab")
 
 
 def typed(it: Bench, *keys: str) -> None:
@@ -23,7 +23,8 @@ def post(app: MinichatApp, *keys: str) -> None:
     for key in keys:
         for each in [key] if "+" in key or key in NAMED else key:
             letter = each if len(each) == 1 else None
-            app.post_message(Key(_character_to_key(each) if letter else each, letter))
+            written = "\t" if each == "tab" else letter
+            app.post_message(Key(_character_to_key(each) if letter else each, written))
 
 
 @run
@@ -88,11 +89,24 @@ async def test_enter_before_the_first_frame_sends_and_a_new_line_is_one_later(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_load(app: MinichatApp) -> None:
-        post(app, "early", "ctrl+j", "more")  # what a terminal of lines makes of Enter
+        post(app, "early", "ctrl+j")  # what a terminal of lines makes of Enter
 
     monkeypatch.setattr(MinichatApp, "on_load", on_load, raising=False)
     async with bench() as it:
-        await it.until(lambda: it.main.prompt.text == "more" and it.replies)
+        await it.until(lambda: it.replies)
         assert it.replies[0].prompt[-1]["content"] == "early"
-        typed(it, "ctrl+j", "lines")
+        typed(it, "more", "ctrl+j", "lines")
         await it.until(lambda: it.main.prompt.text == "more\nlines")
+
+
+@run
+async def test_several_lines_before_the_first_frame_stay_together(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_load(app: MinichatApp) -> None:
+        post(app, "ctrl+n", "def f():", "ctrl+j", "tab", "return 1", "ctrl+j", "ctrl+j", "f()", "ctrl+j")
+
+    monkeypatch.setattr(MinichatApp, "on_load", on_load, raising=False)
+    async with bench() as it:
+        await it.until(lambda: it.main.prompt.text == "def f():\n\treturn 1\n\nf()")
+        assert not it.replies and it.app.chats.index == 1

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual.events import Click
 
 from engine.events import Admitted
 from engine.request import Finish
@@ -27,6 +28,16 @@ async def test_the_prompt_takes_lines_and_grows(bench: Callable[..., Any]) -> No
         await it.pilot.press("enter")
         await it.until(lambda: it.replies)
         assert it.replies[0].prompt[-1]["content"] == "a\nb\nc"
+
+
+@run
+async def test_colours_of_skin_are_sent_but_not_drawn(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.main.prompt.put("fine 👍🏽!")
+        await it.until(lambda: "fine 👍! " in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)
+        assert it.replies[0].prompt[-1]["content"] == "fine 👍🏽!"
 
 
 @run
@@ -97,6 +108,45 @@ async def test_so_does_the_key_that_the_person_gave_it(bench: Callable[..., Any]
 
 
 @run
+async def test_so_does_a_click_beside_it_unless_something_was_typed(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        for key in ("f1", "alt+o", "ctrl+o", "alt+t"):
+            await it.pilot.press(key)
+            await it.until(lambda: it.app.screen is not it.main)
+            await it.pilot.click(".sheet", offset=(1, 1))
+            assert it.app.screen is not it.main
+            await it.pilot.click(offset=(0, 0))
+            await it.until(lambda: it.app.screen is it.main)
+        await it.pilot.press("alt+t", "x")
+        await it.pilot.click(offset=(0, 1))
+        await it.pilot.press("y", "enter")
+        await it.until(lambda: it.app.chats.active.chat.title == "xy")
+
+
+@run
+async def test_the_second_of_two_clicks_does_not_take_away_what_the_first_has_brought(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.click(offset=(2, 1))
+        await it.until(lambda: "Fork the chat here" in it.screen_text())
+        it.app.screen.post_message(Click(it.app.screen, 2, 1, 0, 0, 1, False, False, False, chain=2))
+        await it.pilot.pause()
+        assert it.app.screen is not it.main
+        await it.pilot.click(offset=(2, 1))
+        await it.until(lambda: it.app.screen is it.main)
+
+
+@run
+async def test_a_key_for_a_chat_that_is_not_there_says_so(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("ctrl+n", "alt+1", "alt+5")
+        assert it.notices() == ["there is no chat 5"]
+        assert it.app.chats.index == 0
+
+
+@run
 async def test_nothing_is_sent_while_nothing_is_typed(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("enter", "space", "enter")
@@ -155,6 +205,10 @@ async def test_the_menu_of_a_message(bench: Callable[..., Any], choice: str, out
     async with bench() as it:
         await it.answered(await it.say("hello"), "good day")
         it.main.transcript.focus()
+        await it.pilot.press("m")
+        await it.until(lambda: "Fork the chat here" in it.screen_text())
+        await it.pilot.press("m")
+        await it.until(lambda: it.app.screen is it.main)
         await it.pilot.press("m")
         await it.until(lambda: "Fork the chat here" in it.screen_text())
         await it.pilot.press(*(["down"] if choice == "fork" else []), "enter")

@@ -144,8 +144,8 @@ async def test_help_that_does_not_fit_goes_on_below_where_it_began(bench: Callab
         await it.pilot.press("f1")
         await it.until(lambda: "Alt+K" in it.screen_text())
         lines = it.screen_text().splitlines()
-        begin = next(number for number, line in enumerate(lines) if "Alt+M" in line)
-        assert lines[begin + 1].index("panes") == lines[begin].index("Go to the monitor")
+        begin = next(number for number, line in enumerate(lines) if "Alt+P" in line)
+        assert lines[begin + 1].index("side, or one") == lines[begin].index("Several chats side by")
     async with bench((40, 60)) as it:
         await it.pilot.press("f1")
         await it.until(lambda: "Alt+K" in it.screen_text())

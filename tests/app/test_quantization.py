@@ -158,6 +158,24 @@ async def test_the_cache_has_forms_of_its_own(bench: Callable[..., Any]) -> None
 
 
 @run
+async def test_what_is_in_force_already_is_not_asked_for_again(bench: Callable[..., Any]) -> None:
+    schemes = (SchemeView("none", "", 4_000_000_000), SchemeView("int8", "", 2_200_000_000))
+    forms = (SchemeView("none", "", 131_072, 900), SchemeView("int8", "", 66_560, 1772))
+    shot = replace(snapshot(), schemes=schemes, quantization="int8", kv_schemes=forms, kv_scheme="none")
+    backend = FakeBackend([shot])
+    async with bench((100, 40), backend=backend) as it:
+        await it.pilot.press("f4")
+        await it.until(lambda: "2.20 GB" in it.screen_text())
+        await it.pilot.press("enter", "tab", "enter")
+        await it.until(lambda: len(it.notices()) == 2)
+        assert it.notices() == ["the weights are kept as int8 already", "the cache is kept as none already"]
+        assert (backend.quantized, backend.recached) == ([], [])
+        it.main.show_snapshot(replace(shot, change=Change("none", 3, 8)))
+        await it.pilot.press("shift+tab", "enter")
+        await it.until(lambda: backend.quantized == ["int8"])  # which may be refused, and is told
+
+
+@run
 async def test_without_other_forms_there_is_no_such_list(bench: Callable[..., Any]) -> None:
     async with bench((100, 40), backend=FakeBackend([snapshot()])) as it:
         await it.pilot.press("f4")

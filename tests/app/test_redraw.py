@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from textual.driver import Driver
 from textual.drivers.headless_driver import HeadlessDriver
 
 from tests.app.conftest import run
@@ -41,6 +42,25 @@ async def test_control_l_draws_everything_again(
         await it.pilot.pause(0.05)
         assert cells.lines != whole()
         await it.pilot.press("ctrl+l")
+        await it.until(lambda: cells.lines == whole())
+
+
+@pytest.mark.parametrize("over", [(), ("f1",)])
+@run
+async def test_so_does_coming_back_from_the_shell(
+    bench: Callable[..., Any], cells: Cells, over: tuple[str, ...]
+) -> None:
+    async with bench(SIZE) as it:
+
+        def whole() -> list[list[tuple[str, str]]]:
+            strips = it.app.screen._compositor.render_strips()
+            return cells_of(strips, it.app.console._color_system)
+
+        await it.answered(await it.say("hello"))
+        await it.pilot.press(*over)
+        await it.until(lambda: cells.lines == whole())
+        cells.lines[0:12] = [[("x", "")] * SIZE[0]] * 12
+        it.app.post_message(Driver.SignalResume())
         await it.until(lambda: cells.lines == whole())
 
 

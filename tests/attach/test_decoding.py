@@ -68,7 +68,7 @@ async def test_a_token_is_picked_and_a_search_comes_and_goes(
 
         await it.pilot.press("f3")
         active = it.app.chats.active
-        active.tune(active.chat.params.changed(max_tokens=1000, ignore_eos=True))
+        active.tune(active.chat.params.changed(max_tokens=1800, ignore_eos=True))
         await replied(it, "And one about a robot.")
         active.tune(active.chat.params.changed(beams=3))
         await it.until(lambda: "3 of 3 live" in it.screen_text())

@@ -9,19 +9,20 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from engine.errors import EngineError
+from engine.errors import BadInput, EngineError
 from engine.host.thread import EngineThread
 from engine.server import listen
 from engine.server.listen import Server
 from minichat.cli import parser
 from minichat.commands import serve
+from minichat.commands.resident import Teller
 from minichat.paths import locate
 from minichat.residents import Record, Resident, Waiting, home_of
 from tests.cli.conftest import Run, run
@@ -193,6 +194,19 @@ def test_whoever_sits_at_a_server_s_terminal_hears_that_its_engine_is_dead(
     assert (
         "minichat: the engine's process was ended by SIGKILL; requests are refused" in capsys.readouterr().err
     )
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(BadInput, 2), (EngineError, 1)])
+def test_an_engine_that_cannot_start_ends_up_with_the_code_of_its_error(
+    user: User, monkeypatch: pytest.MonkeyPatch, kind: type[EngineError], expected: int
+) -> None:
+    def launch(resident: Resident, words: Sequence[str]) -> bool:
+        resident.folder.mkdir(parents=True)
+        Teller(resident, "pocket").failed(kind("there is no device 'toaster'"))
+        return True
+
+    monkeypatch.setattr(Resident, "launch", launch)
+    assert user.say("up", "--no-screen") == (expected, "", "minichat: there is no device 'toaster'\n")
 
 
 def test_what_makes_no_sense_is_said_before_anything_is_started(user: User) -> None:

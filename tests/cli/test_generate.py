@@ -198,6 +198,10 @@ USAGE = {
     "too-long": (["--max-context", "1"], "holds 1 here"),
     "speculate": (["--speculate", "magic"], "speculate: must be one of ngram, suffix, draft, exit"),
     "no-draft": (["--speculate", "draft"], "has no draft model here; start the engine with one"),
+    "no-draft-in-a-window": (
+        ["--speculate", "draft", "--kv-window", "64"],
+        "a small model cannot catch up on tokens that have left the kv_window",
+    ),
     "draft-alone": (["--draft", "pocket"], "--draft is for --speculate draft"),
     "draft-unasked": (["--draft", "pocket", "--speculate", "ngram"], "--draft is for --speculate draft"),
     "sinks-alone": (["--kv-sinks", "8"], "--kv-sinks is for --kv-window"),

@@ -104,6 +104,31 @@ def test_all_end_together_when_aborted(steps: int) -> None:
     assert not engine.scheduler.requests and engine.scheduler.pool.in_use == 0
 
 
+@pytest.mark.parametrize("best_of", [None, 3])
+def test_each_is_told_of_its_end_where_the_first_ends_before_the_others_begin(best_of: int | None) -> None:
+    for end in ("abort", "length", "death"):
+        engine, told = ledger_engine(), Told()
+        id = engine.submit([1, 2], SamplingParams(max_tokens=20, n=2, best_of=best_of), told, said=[3, 4])
+        if end == "abort":
+            engine.abort(id)
+        elif end == "length":
+            engine.update(id, max_tokens=2)
+        else:
+            engine.die("a defect")
+        assert told.over and [delta.left for delta in told.deltas if delta.finish] == [1, 0]
+        finish = {"abort": Finish.ABORTED, "length": Finish.LENGTH, "death": Finish.FAILED}[end]
+        assert {choice: one.finish for choice, one in told.choices.items()} == {0: finish, 1: finish}
+        assert not engine.scheduler.requests and engine.answers.idle
+
+
+@pytest.mark.parametrize("best_of", [None, 3])
+def test_each_is_told_of_the_death_of_the_engine(best_of: int | None) -> None:
+    engine, _, told = running(SamplingParams(max_tokens=20, n=2, best_of=best_of))
+    engine.die("a defect")
+    assert told.over and [delta.left for delta in told.deltas if delta.finish] == [1, 0]
+    assert [(one.finish, one.error) for one in told.choices.values()] == [(Finish.FAILED, "a defect")] * 2
+
+
 def test_a_change_reaches_all() -> None:
     engine, id, told = running(SamplingParams(max_tokens=20, n=3))
     engine.update(id, max_tokens=6)

@@ -223,7 +223,7 @@ class TestTheSameHost:
         ("kind", "words", "ask"),
         [
             (RequestTooLong, "lower max_tokens", lambda host: host.submit([70], HUGE)),
-            (BadInput, "token id 999999 is out of range", lambda host: host.submit([999_999], GREEDY)),
+            (BadParams, "prompt: token id 999999 is out", lambda host: host.submit([999_999], GREEDY)),
             (BadInput, "holds 'x'", lambda host: host.submit([70, "x"], GREEDY)),
             (BadInput, "priority must be a whole", lambda host: host.submit([70], GREEDY, priority="first")),
             (BadInput, "", lambda host: host.submit([70], GREEDY, deadline=float("nan"))),

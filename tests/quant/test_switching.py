@@ -5,7 +5,7 @@ import importlib.util
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from engine import events
 from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import BadInput, EngineDead
+from engine.models import checkpoint
 from engine.models.decoder import Decoder
 from engine.models.source import PlainSource
 from engine.params import SamplingParams
@@ -211,6 +212,22 @@ def test_a_failure_in_the_middle_leaves_the_old_scheme(
     assert reply(engine) == plain
     switch(engine, "int4")
     assert engine.snapshot().change is None, "a later success says no more of it"
+
+
+def test_a_system_that_lets_no_file_be_mapped_again_hinders_no_change(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, asked = engine_on(folder), list[Path]()
+    plain = reply(engine)
+
+    def refused(file: Path, framework: str) -> NoReturn:
+        asked.append(file)
+        raise MemoryError("Cannot allocate memory")
+
+    monkeypatch.setattr(checkpoint, "safe_open", refused)
+    switch(engine, "int8")
+    switch(engine, "none")
+    assert reply(engine) == plain and asked
 
 
 def test_where_the_way_back_fails_too_the_engine_says_so(

@@ -69,7 +69,9 @@ class TestTroubleInTheEngine:
                 assert answer.status_code == 503
                 assert "a defect" in answer.json()["error"]["message"]
             assert client.get("/engine").json()["state"] == "dead"
-            assert "engine_up" in client.get("/metrics").text
+            metrics = client.get("/metrics").text
+            assert 'request_success_total{model_name="test-model",finished_reason="error"} 1\n' in metrics
+            assert 'engine_up{model_name="test-model"} 0\n' in metrics
             assert becomes(lambda: served.state.gate.in_flight == 0)
 
     def test_a_defect_of_the_server_is_a_500_without_insides(

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
+from engine.events import Died, Finished, FirstToken, Queued
 from engine.server import events as module
 from engine.wire import decode_event, decode_snapshot
 from tests.server.conftest import KEY, Served, becomes, dry, serving
@@ -159,6 +160,21 @@ def test_metrics_in_prometheus_form(client: httpx.Client) -> None:
         assert buckets[-1] == int(values[f"{name}_count{label}"])
         assert float(values[f"{name}_sum{label}"]) >= 0
     assert int(values[f"minichat:e2e_request_latency_seconds_count{label}"]) >= 2
+
+
+def test_replies_that_a_lost_engine_owed_are_counted_as_failed() -> None:
+    """A process that was killed tells nobody how its requests ended."""
+    with serving(dry()) as served, served.client() as client:
+        emit = served.engine.bus.emit
+        for request in (1, 2, 3):
+            emit(Queued(0, 0.0, request, 5))
+        emit(FirstToken(1, 0.1, 1, 0.1))
+        emit(Finished(2, 0.2, 3, "stop", 4, ""))
+        for _ in range(2):
+            emit(Died(3, 0.3, "the engine's process was ended by SIGKILL"))
+        lines = client.get("/metrics").text.splitlines()
+    ended = dict(re.findall(r'request_success_total{.*finished_reason="(\w+)"} (\d+)', "\n".join(lines)))
+    assert ended == {"stop": "1", "length": "0", "abort": "0", "error": "2"}
 
 
 def test_the_dashboard_asks_for_what_there_is(root: Path, client: httpx.Client) -> None:

@@ -226,7 +226,6 @@ class TestGoingOn:
     def test_there_must_be_room_for_more(self, client: httpx.Client) -> None:
         error = refused(client.post(TEXT, json={"prompt": "x", "said": [5] * 9, "max_tokens": 9}))
         assert error["code"] == "context_length_exceeded"
-        assert "out of range" in refused(client.post(TEXT, json={"prompt": "x", "said": [10**6]}))["message"]
 
 
 class TestReplies:

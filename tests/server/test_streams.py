@@ -190,8 +190,13 @@ def test_an_engine_that_is_full_says_when_to_come_back() -> None:
 
 def test_more_choices_than_a_key_may_have() -> None:
     with serving(dry(), in_flight=2, per_key=2) as small, small.client() as client:
-        answer = client.post("/v1/completions", json={"prompt": "x", "n": 3})
-        assert answer.status_code == 400  # to wait would not help
+        wants = (("n", 3), ("best_of", 3), ("num_beams", 3), ("prompt", ["x"] * 3))
+        for name, value in wants:
+            answer = client.post("/v1/completions", json={"prompt": "x", name: value})
+            assert answer.status_code == 400  # to wait would not help
+            error = answer.json()["error"]
+            assert error["param"] == name
+            assert error["message"] == f"{name}: this wants 3 places at once, and a key has 2 here"
         assert small.state.gate.in_flight == 0
 
 

@@ -35,8 +35,11 @@ class Notebook:
         self.sinks: dict[int, Tensor] = {}
         self.calls: list[int] = []
         self.memory: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        if set(self.kinds or ()) - {"full_attention", "sliding_attention"}:
-            raise self.refusal(f"its layers are of the kinds {', '.join(sorted(set(self.kinds or ())))}")
+        if strange := set(self.kinds or ()) - {"full_attention", "sliding_attention"}:
+            raise self.refusal(
+                f"its layers of the kind {', '.join(sorted(strange))} cannot be run here, "
+                "only those of full_attention and sliding_attention"
+            )
 
     def refusal(self, why: str) -> UnsupportedModel:
         return self.fields.unsupported("model_type", why)

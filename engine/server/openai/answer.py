@@ -81,6 +81,10 @@ async def asked_of(request: Request, kind: type[A]) -> tuple[State, A]:
             param="model",
             code="model_not_found",
         )
+    if asked.stream_options is not None and not asked.stream:
+        raise ApiError(
+            400, "stream_options is for streams: it needs stream to be true", param="stream_options"
+        )
     return state, asked
 
 

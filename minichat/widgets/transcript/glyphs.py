@@ -9,8 +9,10 @@ _SHOWN |= dict.fromkeys((*range(128, 160), *range(55296, 57344), *range(917504, 
 # Marks that turn the direction of what follows them: a terminal that obeys would show another text.
 _SHOWN |= dict.fromkeys((*range(8234, 8239), *range(8294, 8298)), "�")
 _DROPPED = (0x200B, 0x200E, 0x200F, 0x061C, 0x2060, 0xFEFF, 0xAD)
-# Terminals disagree on how wide these make an emoji, colours of skin too; without them, all agree.
-_JOINERS = (0x200D, 0xFE0E, 0xFE0F, *range(0x1F3FB, 0x1F400))
+# Terminals disagree on how wide these make an emoji; without them, all agree.
+_SKINS = range(0x1F3FB, 0x1F400)
+_JOINERS = (0x200D, 0xFE0E, 0xFE0F, *_SKINS)
+_SKINLESS = dict.fromkeys(_SKINS)
 _DRAWN = _SHOWN | dict.fromkeys((*_DROPPED, *_JOINERS))
 
 _HARMLESS = re.compile("[ -~\n]*").fullmatch
@@ -30,6 +32,11 @@ def drawable(text: str) -> str:
 def one_line(text: str) -> str:
     """The same with all white space as single spaces."""
     return drawable(" ".join(text.split()))
+
+
+def skinless(text: str) -> str:
+    """Emoji of a field without colours of skin, for which Textual keeps no cell."""
+    return text.translate(_SKINLESS)
 
 
 def pasteable(text: str) -> str:

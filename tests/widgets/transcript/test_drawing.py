@@ -175,6 +175,21 @@ def test_columns_share_the_room(natural: list[int], room: int) -> None:
     assert sum(widths) <= max(room, len(natural))
 
 
+def test_lines_of_an_item_go_on_below_its_text() -> None:
+    source = "- an item that is long\n  1. a number in it\n     - and deeper\n\n     its second part"
+    assert rows(source, 16) == [
+        "• an item that",
+        "  is long",
+        "  1. a number in",
+        "     it",
+        "     ◦ and",
+        "       deeper",
+        "",
+        "     its second",
+        "     part",
+    ]
+
+
 def test_long_code_lines_turn_with_a_sign() -> None:
     assert rows("```\nabcdefghijklmnop\n```", 10) == ["│ abcdef", "│ ↪ ghijkl", "│ ↪ mnop"]
 
