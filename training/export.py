@@ -163,13 +163,14 @@ Loss on the reference replies, and how often an exit or the draft finds the same
 
 - It knows nothing outside minichat: no people, places, science, code or news. It is trained to say so, and sometimes still invents.
 - Sums: adding and subtracting up to 999, multiplying and dividing within 12 times 12. Past that it should say so, and may give a
-  wrong number instead ("13*13", "100/4"). Long words go wrong when they are spelled backwards ("encyclopedia").
+  wrong number instead ("13*13", "15% of 200"). Letters of long words go wrong: its "strawberry" has two r.
 - It cannot read backwards: who has a thing it finds only in its own note ("Ben likes tea, so tea will please Ben"), so what it did
-  not note it does not find.
-- An order in words that it was not trained on goes wrong in one case of eight, lists of short words ("reverse the words a b c") more
-  often. It takes some short questions for orders: "capital of france" gets FRANCE, where the whole question gets the honest sentence,
-  and "list three fruits" gets an answer about minichat.
-- An unknown thing whose name resembles a known one ("a city block") may get the wrong answer instead of the honest one.
+  not note it does not find. A correction that begins with "No, ..." may be ignored.
+- It follows few of the many ways to ask. An order in unusual words goes wrong in one case of three, and "make it greedy" gets an
+  explanation of greedy. Of two things asked at once it answers one. Behind an unusual follow-up ("how do I turn it on?") it may
+  write nonsense.
+- An unknown thing whose name resembles a known one ("a city block") may get the wrong answer instead of the honest one, and so do
+  letters typed at random.
 - English only. Its stories come from ten plots. It cannot work with files, and says so.
 - It describes minichat as it was when the text was written; where the program differs, the program is right.
 """

@@ -7,7 +7,7 @@ import pytest
 from textual.driver import Driver
 from textual.drivers.headless_driver import HeadlessDriver
 
-from tests.app.conftest import run
+from tests.app.conftest import Bench, run
 from tests.app.screen_cells import Cells, cells_of
 
 SIZE = (100, 24)
@@ -22,27 +22,28 @@ def cells(monkeypatch: pytest.MonkeyPatch) -> Cells:
     return cells
 
 
+def whole(it: Bench) -> list[list[tuple[str, str]]]:
+    """What the program would have there."""
+    strips = it.app.screen._compositor.render_strips()
+    return cells_of(strips, it.app.console._color_system)
+
+
 @run
 @pytest.mark.parametrize("over", [(), ("f1",), ("ctrl+p",), ("f3",)])
 async def test_control_l_draws_everything_again(
     bench: Callable[..., Any], cells: Cells, over: tuple[str, ...]
 ) -> None:
     async with bench(SIZE) as it:
-
-        def whole() -> list[list[tuple[str, str]]]:
-            strips = it.app.screen._compositor.render_strips()
-            return cells_of(strips, it.app.console._color_system)
-
         await it.answered(await it.say("hello"))
         await it.pilot.press(*over)
-        await it.until(lambda: cells.lines == whole())
+        await it.until(lambda: cells.lines == whole(it))
         cells.take("\x1b[1;3H\x1b[31mBroadcast message from root\x1b[0m")
         cells.lines[9:12] = [[("x", "")] * SIZE[0]] * 3
         await it.pilot.press("left")  # something else is drawn meanwhile
         await it.pilot.pause(0.05)
-        assert cells.lines != whole()
+        assert cells.lines != whole(it)
         await it.pilot.press("ctrl+l")
-        await it.until(lambda: cells.lines == whole())
+        await it.until(lambda: cells.lines == whole(it))
 
 
 @pytest.mark.parametrize("over", [(), ("f1",)])
@@ -51,17 +52,12 @@ async def test_so_does_coming_back_from_the_shell(
     bench: Callable[..., Any], cells: Cells, over: tuple[str, ...]
 ) -> None:
     async with bench(SIZE) as it:
-
-        def whole() -> list[list[tuple[str, str]]]:
-            strips = it.app.screen._compositor.render_strips()
-            return cells_of(strips, it.app.console._color_system)
-
         await it.answered(await it.say("hello"))
         await it.pilot.press(*over)
-        await it.until(lambda: cells.lines == whole())
+        await it.until(lambda: cells.lines == whole(it))
         cells.lines[0:12] = [[("x", "")] * SIZE[0]] * 12
         it.app.post_message(Driver.SignalResume())
-        await it.until(lambda: cells.lines == whole())
+        await it.until(lambda: cells.lines == whole(it))
 
 
 @run
