@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Literal, NamedTuple
 
 from engine.snapshot import BeamsView, HypothesisView
@@ -25,10 +26,7 @@ class TreeLine(NamedTuple):
 class _Node:
     children: dict[int, "_Node"] = field(default_factory=dict)
     ends: list[tuple[Kind, float]] = field(default_factory=list)
-
-    @property
-    def best(self) -> float:
-        return max([score for _, score in self.ends] + [child.best for child in self.children.values()])
+    best: float = -inf  # the highest score of all that end here or below
 
 
 def lines_of(view: BeamsView, words: Words) -> list[TreeLine]:
@@ -39,6 +37,7 @@ def lines_of(view: BeamsView, words: Words) -> list[TreeLine]:
             node = root
             for token in each.tokens:
                 node = node.children.setdefault(token, _Node())
+                node.best = max(node.best, each.score)
             node.ends.append((kind, each.score))  # type: ignore[arg-type]
     spoken = _spoken((*view.live, *view.done, *view.dropped), words)
     lines = [TreeLine("", "", *end) for end in root.ends]

@@ -132,6 +132,18 @@ def test_a_tree_has_each_shared_text_once() -> None:
     assert [line.leads for line in lines] == [False, True, False, False, False]
 
 
+def test_a_tree_of_long_replies_is_no_deeper_than_its_branches() -> None:
+    """Thousands of tokens in a row are one line, and take no stack."""
+    shared = tuple(range(5000))
+    live = (HypothesisView(0, 0, -2.0, (*shared, 1)), HypothesisView(1, 0, -1.0, (*shared, 2)))
+    lines = lines_of(BeamsView(0, 2, 0, live, (), ()), lambda tokens: ["x"] * len(tokens))
+    assert [(line.hangs, len(line.text), line.score) for line in lines] == [
+        ("`", 5000, None),
+        (" +", 1, -1.0),
+        (" `", 1, -2.0),
+    ]
+
+
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(65, 67), max_size=5).map(tuple), st.floats(-9, 0)),
