@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import ClassVar
 
 from textual.actions import ActionParseResult
@@ -36,7 +35,6 @@ from minichat.chats.errors import StoreError
 from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.conversation import Conversation
-from minichat.decoding import Preset
 from minichat.desk import Desk
 from minichat.first import First
 from minichat.keeper import Keeper
@@ -46,6 +44,7 @@ from minichat.open_chats import OpenChats
 from minichat.pacer import Pacer
 from minichat.palette import Commands, Palette
 from minichat.paths import Paths
+from minichat.presets import Presets
 from minichat.pulse import Pulse
 from minichat.remembered import Remembered
 from minichat.screens.guide import Guide
@@ -53,7 +52,6 @@ from minichat.screens.main import MainScreen
 from minichat.settings import Loaded
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
-from minichat.settings.presets import PresetError, delete_preset, load_presets, save_preset
 from minichat.terminal import Terminal, when_gone
 from minichat.themes import Themes, Watch, load_themes, shipped_themes
 from minichat.widgets.marks import PlainBars
@@ -108,7 +106,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self._mouse_is_ours = self.settings.screen.mouse
         remembered = Remembered.read(self.paths.remembered)
         self._themes = self._read_themes(remembered.theme_for(self.settings.screen.theme))
-        self.presets: tuple[Preset, ...] = ()
+        self.presets = Presets(self)
         self._theme_files, self._looked_around = Watch(self.paths.themes), time.monotonic()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
@@ -133,8 +131,8 @@ class MinichatApp(App[object], inherit_bindings=False):
         ScrollBar.renderer = PlainBars if self.start.ascii else ScrollBarRender
         self.set_keymap(self.keymap)
         self.theme_changed_signal.subscribe(self, self._theme_chosen)
-        self._read_presets()
-        self._complain_of([*self.start.loaded.problems, *self._themes.problems])
+        self.presets.read()
+        self.complain_of([*self.start.loaded.problems, *self._themes.problems])
         if (wanted := self.settings.screen.theme) not in self._themes.palettes:
             self.complain(f"screen.theme: {wanted!r} {unknown(wanted, self._themes.palettes)}")
         self._tell_notices()
@@ -215,7 +213,7 @@ class MinichatApp(App[object], inherit_bindings=False):
     def complain(self, sentence: str) -> None:
         self.notify(one_line(sentence), severity="error", timeout=8, markup=False)
 
-    def _complain_of(self, problems: Sequence[object]) -> None:
+    def complain_of(self, problems: Sequence[object]) -> None:
         """The first ones; each may take a quarter of a small screen."""
         for problem in problems[:_PROBLEMS]:
             self.complain(str(problem))
@@ -277,35 +275,12 @@ class MinichatApp(App[object], inherit_bindings=False):
         if self._theme_files.changed():
             self._themes = self._read_themes(self.theme)
             self.refresh_css(animate=False)
-            self._complain_of(self._themes.problems)
+            self.complain_of(self._themes.problems)
 
     def owner_colours(self, index: int) -> str:
         """The letter of a chat: its colour as the ground, and what can be read on it."""
         colour = self._themes.palettes[self.theme].owner(index)
         return f"auto on {colour}"
-
-    # Presets
-
-    def _read_presets(self) -> None:
-        presets = load_presets(self.paths.presets)
-        self.presets = tuple(Preset.of(*each) for each in presets.all.items())
-        self._complain_of(presets.problems)
-
-    def save_preset(self, name: str, params: SamplingParams) -> None:
-        self._change_presets(partial(save_preset, self.paths.presets, name, params), "saved as", name)
-
-    def delete_preset(self, name: str) -> None:
-        self._change_presets(partial(delete_preset, self.paths.presets, name), "deleted", name)
-
-    def _change_presets(self, change: Callable[[], None], done: str, name: str) -> None:
-        try:
-            change()
-        except PresetError as error:
-            self.complain(str(error))
-        else:
-            self.notify(f"{done} the preset {name}")
-            self._read_presets()
-            self.main.decoding.turn()
 
     # Actions
 

@@ -33,7 +33,7 @@ class Decoding:
         main, drawer = self._main, self._main.drawer
         for each in main.chats:
             each.watch(drawer.display and each is main.chats.active)
-        drawer.knobs.presets = main.program.presets
+        drawer.knobs.presets = main.program.presets.all
         drawer.knobs.params = main.chats.active.chat.params
         self.show()
 

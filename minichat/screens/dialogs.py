@@ -100,7 +100,7 @@ def save_preset(screen: MainScreen) -> None:
 
     def take(name: str | None) -> None:
         if name and name.strip():
-            screen.program.save_preset(name.strip(), params)
+            screen.program.presets.save(name.strip(), params)
 
     screen.app.push_screen(AskScreen("save this decoding as a preset called"), take)
 
@@ -138,7 +138,7 @@ def delete_preset(screen: MainScreen) -> None:
 
     def take(name: str | None) -> None:
         if name is not None:
-            program.delete_preset(name)
+            program.presets.delete(name)
 
     screen.app.push_screen(PickScreen("delete a preset for good", lambda _: choices), take)
 

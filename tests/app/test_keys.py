@@ -283,7 +283,7 @@ async def test_a_saved_preset_is_deleted(bench: Callable[..., Any]) -> None:
         assert list(load_presets(it.app.paths.presets).own) == ["mine", "other"]
         await it.pilot.press("delete", "down", "enter")
         await it.until(lambda: list(load_presets(it.app.paths.presets).own) == ["mine"])
-        assert [each.name for each in it.app.presets][:2] == ["mine", "greedy"] and not own
+        assert [each.name for each in it.app.presets.all][:2] == ["mine", "greedy"] and not own
         await it.pilot.press("escape", "ctrl+p", *"delete a saved", "down", "enter")
         await it.until(lambda: "delete a preset for good" in it.screen_text())
         await it.pilot.press("enter")
