@@ -23,6 +23,7 @@ from textual.events import Event as TextualEvent
 from textual.events import Key, Paste
 from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.theme import Theme
+from textual.widget import Widget
 from textual.widgets import Input, TextArea
 
 from engine.errors import EngineError
@@ -34,6 +35,7 @@ from minichat.backends.protocol import Backend, LinkBack, LinkLost
 from minichat.chats.errors import StoreError
 from minichat.chats.model import Message
 from minichat.chats.store import Store
+from minichat.containment import Containment
 from minichat.conversation import Conversation
 from minichat.desk import Desk
 from minichat.first import First
@@ -101,6 +103,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.keymap = keymap(start.loaded, bound())
         self.glyphs = glyphs.ASCII if start.ascii else glyphs.UNICODE
         self.keeper = Keeper(self, start.model)
+        self.containment = Containment(self)
         self._key_order = KeyOrder(self)
         self._interrupted_at = 0.0
         self._mouse_is_ours = self.settings.screen.mouse
@@ -137,6 +140,7 @@ class MinichatApp(App[object], inherit_bindings=False):
             self.complain(f"screen.theme: {wanted!r} {unknown(wanted, self._themes.palettes)}")
         self._tell_notices()
         self._loop_of_signals = asyncio.get_running_loop()
+        self._loop_of_signals.set_exception_handler(self.containment.take_from_loop)
         for number in _ENDING:  # the loop's own handlers wait for a loop that may be stuck
             signal.signal(number, self._told_to_end)
         if not self.is_headless:
@@ -209,6 +213,17 @@ class MinichatApp(App[object], inherit_bindings=False):
             self._key_order.hold(path)
 
     # What goes wrong
+
+    def _register_child(self, parent: DOMNode, child: Widget, before: int | None, after: int | None) -> None:
+        self.containment.hold(child)
+        super()._register_child(parent, child, before, after)
+
+    def _handle_exception(self, error: Exception) -> None:
+        """Textual ends the program here. That is right only before there is a screen."""
+        if self.main.is_mounted:
+            self.containment.take(error)
+        else:
+            super()._handle_exception(error)
 
     def complain(self, sentence: str) -> None:
         self.notify(one_line(sentence), severity="error", timeout=8, markup=False)

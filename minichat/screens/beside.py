@@ -55,6 +55,25 @@ def uncover(screen: MainScreen) -> None:
         screen.lay_out()
 
 
+def end(screen: MainScreen, failed: Widget) -> Widget | None:
+    """Closes the dialog, the drawer or the monitor that the widget is part of."""
+    for part in failed.ancestors_with_self:
+        if part is screen.app.screen and part is not screen:
+            screen.app.pop_screen()
+        elif part in (screen.drawer, screen.quantization):
+            if part.display:
+                _show(screen, None)
+        elif part is screen.monitor:
+            screen.monitor_wanted = False
+            screen.lay_out()
+        else:
+            continue
+        screen.prompt.focus()
+        assert isinstance(part, Widget)
+        return part
+    return None
+
+
 def _turn(screen: MainScreen, wanted: Widget, field: Widget) -> None:
     """Goes to the drawer, and opens it first; from within, closes it."""
     opening = not (wanted.display and wanted.has_focus_within)

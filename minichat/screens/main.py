@@ -198,25 +198,26 @@ class MainScreen(FrameScreen[None]):
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         self.latest = snapshot
-        self.tabs.facts = labels.facts(snapshot)
         for view in snapshot.requests:  # several that answer one request are whose that is
             if view.group in self.owners:
                 self.owners.setdefault(view.id, self.owners[view.group])
         if snapshot.running and snapshot.rates.steps:
             self.at_work = snapshot
-        self.decoding.see_snapshot(snapshot)
-        self._panes.see_snapshot(snapshot)
-        for each in (self.links, *self.onlookers):
-            each.see_snapshot(snapshot)
+        parts = (self._see, self.decoding.see_snapshot, self._panes.see_snapshot, self.links.see_snapshot)
+        for see in (*parts, *(each.see_snapshot for each in self.onlookers)):
+            with self.program.containment.each():
+                see(snapshot)
+
+    def _see(self, snapshot: Snapshot) -> None:
+        self.tabs.facts = labels.facts(snapshot)
         self.monitor.update_from(snapshot, self.owners)  # a hidden one only remembers the rates
         if not self.monitor.display:
             self.engine_line.update_from(snapshot, self.owners)
 
     def show_events(self, events: Sequence[Event]) -> None:
-        for event in events:
-            self.monitor.add_event(event)
-        for each in self.onlookers:
-            each.see_events(events)
+        for see in (self.monitor.add_events, *(each.see_events for each in self.onlookers)):
+            with self.program.containment.each():
+                see(events)
         self.wake()
 
     # Chats come and go

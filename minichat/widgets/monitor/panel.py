@@ -1,6 +1,6 @@
 """The monitor: five panes on the engine's snapshots and events."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -86,6 +86,10 @@ class MonitorPanel(Widget):
         self._latest = snapshot, owners
         self.rates.remember(snapshot)
         self._show_latest()
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.add_event(event)
 
     def add_event(self, event: Event) -> None:
         self.event_log.add(event)

@@ -1,0 +1,177 @@
+"""Whatever part of the screen fails, the program goes on: a line in the log, a notice, the part is closed."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from engine.params import SamplingParams
+from minichat.backends.fake import FakeBackend
+from tests.app.conftest import run, snapshot
+from tests.app.test_strategies import views
+
+
+def fails(*_: object, **__: object) -> Any:
+    raise RecursionError("deeper and deeper")
+
+
+@contextmanager
+def forgiven(it: Any, kind: type[Exception] = RecursionError) -> Iterator[None]:
+    """The fault is wanted: `run_test` would raise it at the end."""
+    yield
+    assert isinstance(it.app._exception, kind), "it came through"
+    it.app._exception = None
+    it.app._exception_event.clear()
+
+
+async def talks(it: Any) -> None:
+    """Keys, the prompt and the chat still work."""
+    reply = await it.say("still there?")
+    await it.answered(reply, "of course")
+    await it.until(lambda: "of course" in it.screen_text())
+
+
+@run
+async def test_a_drawer_that_cannot_show_a_snapshot_closes(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    shot = snapshot(3, (0, 5, 6), beams=(views(),))
+    async with bench((130, 45), backend=FakeBackend([shot]), params=SamplingParams(beams=4)) as it:
+        reply = await it.say("hello")
+        monkeypatch.setattr("minichat.widgets.beams.lines_of", fails)
+        with forgiven(it):
+            await it.pilot.press("f3")
+            await it.until(lambda: not it.main.drawer.display)
+        await it.answered(reply)
+        assert any("RecursionError: deeper and deeper" in notice for notice in it.notices())
+        assert any(str(it.app.paths.log) in notice for notice in it.notices())
+        assert [each.exc_info is not None for each in caplog.records if each.name == "minichat.app"] == [True]
+        monkeypatch.undo()
+        await talks(it)
+        await it.pilot.press("f3")
+        await it.until(lambda: it.main.drawer.display)
+
+
+@run
+async def test_what_one_part_cannot_show_the_others_do(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench((120, 40), backend=FakeBackend([snapshot(7, (0,))])) as it:
+        await it.pilot.press("f2")
+        monkeypatch.setattr("minichat.screens.labels.facts", fails)
+        shown: list[int] = []
+        monkeypatch.setattr(it.main.links, "see_snapshot", lambda snapshot: shown.append(snapshot.step))
+        with forgiven(it):
+            it.main.wake()
+            await it.until(lambda: shown)
+
+
+@run
+async def test_an_action_that_fails_costs_the_action(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+        monkeypatch.setattr("minichat.screens.deeds.new", fails)
+        with forgiven(it):
+            await it.pilot.press("ctrl+n")
+            await it.until(lambda: it.notices())
+        await talks(it)
+
+
+@run
+async def test_a_handler_of_the_prompt_that_fails_costs_one_message(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+        with monkeypatch.context() as patch, forgiven(it):
+            patch.setattr(type(it.main.prompt), "on_paste", fails, raising=False)
+            patch.setattr(type(it.main.prompt), "_on_key", fails, raising=False)
+            await it.pilot.press("x")
+            await it.until(lambda: any("the prompt failed" in notice for notice in it.notices()))
+        await talks(it)
+
+
+@run
+async def test_a_widget_that_cannot_be_drawn_says_so_in_its_place(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as it:
+        with monkeypatch.context() as patch, forgiven(it):
+            patch.setattr(type(it.main.keybar), "render", fails)
+            it.main.keybar.refresh()
+            await it.until(lambda: "the key bar cannot be drawn" in it.screen_text())
+            await it.until(lambda: any("the key bar failed" in notice for notice in it.notices()))
+        it.main.keybar.refresh()
+        await it.until(lambda: "cannot be drawn" not in it.screen_text())
+        await talks(it)
+
+
+@run
+async def test_a_size_that_cannot_be_found_closes_the_drawer(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("f3")
+        with monkeypatch.context() as patch, forgiven(it):
+            patch.setattr(it.main.drawer.knobs, "get_content_height", fails)
+            it.main.drawer.knobs.refresh(layout=True)
+            await it.until(lambda: not it.main.drawer.display)
+        await talks(it)
+
+
+@run
+async def test_a_dialog_that_fails_goes(bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bench() as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: len(it.app.screen_stack) == 2)
+        with monkeypatch.context() as patch, forgiven(it):
+            patch.setattr(type(it.app.screen), "on_key", fails, raising=False)
+            await it.pilot.press("x")
+            await it.until(lambda: len(it.app.screen_stack) == 1)
+        await talks(it)
+
+
+@run
+async def test_a_timer_a_worker_and_a_task_that_fail(
+    bench: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    import asyncio
+    import gc
+
+    async def worker() -> None:
+        raise KeyError("of a worker")
+
+    async def task() -> None:
+        raise ValueError("of a task")
+
+    async with bench() as it:
+        with forgiven(it):
+            it.main.set_timer(0.001, fails)
+            await it.until(lambda: any("deeper" in notice for notice in it.notices()))
+        with forgiven(it, KeyError):
+            it.app.run_worker(worker())
+            await it.until(lambda: any("of a worker" in notice for notice in it.notices()))
+        with forgiven(it, ValueError):
+            asyncio.create_task(task())  # noqa: RUF006
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            gc.collect()
+            await it.until(lambda: any("of a task" in notice for notice in it.notices()))
+        await talks(it)
+
+
+@run
+async def test_every_widget_that_is_there_is_held(bench: Callable[..., Any]) -> None:
+    """Textual's own, too, and those that come later."""
+    async with bench((200, 60)) as it:
+        await it.pilot.press("f2", "f3")
+        await it.pilot.press("f1")
+        await it.until(lambda: len(it.app.screen_stack) == 2)
+        widgets = [
+            widget for screen in it.app.screen_stack for widget in screen.walk_children(with_self=True)
+        ]
+        loose = [each for each in widgets if not {"render_lines", "_dispatch_message"} <= vars(each).keys()]
+        assert len(widgets) > 20 and not loose
