@@ -175,9 +175,6 @@ class Answers:
         if (params.n, params.best_of) != (before.n, before.best_of):
             name = "n" if params.n != before.n else "best_of"
             raise BadParams(name, "is settled when a request is submitted")
-        if params.grammar and (group := self._searches.get(id)):
-            beams = group.params.beams
-            raise BadParams("grammar", f"cannot take over from {beams} beams; set them to 1 first")
         if params.beams > 1 and id in self._samples:
             raise BadParams("beams", f"cannot take over from {before.samples} samples of one prompt")
 

@@ -21,6 +21,7 @@ from minichat.errands import Errands
 from minichat.parting import MOST, Comparison
 from minichat.resuming import tag_of, unfinished
 from minichat.run import STATES, Run, View
+from minichat.strategies import Strategies
 from minichat.traces import Trace
 from minichat.turns import Reading
 
@@ -48,6 +49,7 @@ class Conversation:
         self.watching = False  # somebody looks at the likeliest tokens
         self.compared: Comparison[Conversation] | None = None  # with the replies of other chats
         self.traces: dict[int, Trace] = {}  # of the newest requests, by their numbers
+        self.strategies = Strategies()  # how each was set here
         self._errands = Errands()
 
     @property

@@ -12,6 +12,7 @@ from engine.params import FIELDS, SPECULATION, Grammar, SamplingParams
 from minichat.strategies import BESIDE
 
 PLAIN = SamplingParams()
+OWN = "own"  # the preset that is none: what was set by hand
 
 
 def _always(_: SamplingParams) -> bool:
@@ -206,14 +207,21 @@ class Preset:
     values: tuple[tuple[str, Any], ...]
 
     def apply(self, params: SamplingParams) -> SamplingParams:
+        """Raises BadParams where it does not go together with what stays the chat's."""
         values = dict(self.values)
-        unfit = BESIDE if values.get("beams", 1) > 1 else ("grammar",) if values.get("speculate") else ()
+        unfit = BESIDE if values.get("beams", 1) > 1 else ()
         own = {name: getattr(params, name) for name in _CHATS_OWN if name not in unfit}
         return PLAIN.changed(**{**own, **values})
 
     @classmethod
     def of(cls, name: str, params: SamplingParams) -> Preset:
         return cls(name, tuple(changed_from_default(params).items()))
+
+    @classmethod
+    def own(cls, params: SamplingParams) -> Preset:
+        """What was set by hand, as the preset that the drawer calls so."""
+        kept = {name: value for name, value in changed_from_default(params).items() if name not in _CHATS_OWN}
+        return cls(OWN, tuple(kept.items()))
 
 
 _CHATS_OWN = (
@@ -231,4 +239,11 @@ _CHATS_OWN = (
 
 def preset_of(params: SamplingParams, presets: Sequence[Preset]) -> Preset | None:
     """The preset that the parameters are, if they are one."""
-    return next((preset for preset in presets if preset.apply(params) == params), None)
+
+    def same(preset: Preset) -> bool:
+        try:
+            return preset.apply(params) == params
+        except BadParams:
+            return False
+
+    return next(filter(same, presets), None)

@@ -1,11 +1,12 @@
 """Ways to choose the next token, by name: which one it is now, and how to go over to another."""
 
+from engine.errors import BadParams
 from engine.params import SamplingParams
 
 NAMES = ("greedy", "sampling", "top-k", "top-p", "min-p", "beams")
 _FILTERS = {"top-k": "top_k", "top-p": "top_p", "min-p": "min_p"}
 _OWN = ("temperature", *_FILTERS.values(), "beams", "length_penalty", "early_stopping")
-BESIDE = ("grammar", "speculate", "best_of", "logprobs")  # that a search cannot have
+BESIDE = ("speculate", "best_of", "logprobs")  # laid aside for a search; a grammar is not
 _PLAIN = SamplingParams()
 _FIRST = {
     "greedy": SamplingParams(temperature=0.0),
@@ -28,9 +29,10 @@ def name_of(params: SamplingParams) -> str:
 
 
 class Strategies:
-    """Remembers how each was set, so that whoever comes back to one finds it as it was."""
+    """Remembers how each was set in a chat: the way back to one finds it as it was."""
 
     def __init__(self) -> None:
+        self.own: SamplingParams | None = None  # the newest that was set by hand, and is no preset
         self._last = dict(_FIRST)
         self._followed = _PLAIN  # the newest that was no search
 
@@ -40,11 +42,13 @@ class Strategies:
             self._followed = params
 
     def turned(self, params: SamplingParams, by: int) -> SamplingParams:
-        """So many names further; all that is no strategy stays, but for what a search cannot have."""
+        """So many names further; all that is no strategy stays. Raises BadParams."""
         name = NAMES[(NAMES.index(name_of(params)) + by) % len(NAMES)]
         source = self._last[name]
         changes = {field: getattr(source, field) for field in _OWN}
         if name == "beams":
+            if params.grammar is not None:
+                raise BadParams("beams", "cannot keep to a grammar: take the grammar away first")
             changes |= {field: getattr(_PLAIN, field) for field in BESIDE}
         elif params.beams > 1:
             changes |= {field: getattr(self._followed, field) for field in BESIDE}

@@ -144,7 +144,7 @@ class BeamGroup:
             best, parent = self._child(best, self.id), best
             self._scheduler.branch(parent, best)
             self._scheduler.drop(parent)
-        best.group, best.awaits = -1, False
+        best.group, best.awaits, best.guided_from = -1, False, best.known
         best.first_token_at, best.last_token_at = self.first_token_at, self.last_token_at
         self._written.retune(self.params)
         return best, Reply(self._written, self._sink)

@@ -34,7 +34,7 @@ class Decoding:
         for each in main.chats:
             each.watch(drawer.display and each is main.chats.active)
         drawer.knobs.presets = main.program.presets.all
-        drawer.knobs.params = main.chats.active.chat.params
+        drawer.knobs.turn_to(main.chats.active.chat.params, main.chats.active.strategies)
         self.show()
 
     def see_snapshot(self, snapshot: Snapshot) -> None:

@@ -14,7 +14,7 @@ from textual.widget import Widget
 
 from engine.errors import BadParams
 from engine.params import SamplingParams
-from minichat.decoding import KNOBS, PLAIN, Knob, Preset, nudged, parsed, preset_of, shown
+from minichat.decoding import KNOBS, OWN, PLAIN, Knob, Preset, nudged, parsed, preset_of, shown
 from minichat.strategies import Strategies, name_of
 from minichat.widgets.keybar import Hints
 from minichat.widgets.marks import UNICODE, Marks
@@ -80,7 +80,7 @@ class Knobs(Widget, can_focus=True):
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self._typing: Typing | None = None
-        self._strategies = Strategies()
+        self.strategies = Strategies()  # of the chat whose decoding this is
 
     @property
     def rows(self) -> Sequence[Knob | str]:
@@ -133,8 +133,13 @@ class Knobs(Widget, can_focus=True):
             return shown(row, self.params) or self.marks.unused
         if row == _STRATEGY:
             return name_of(self.params)
+        return self.preset
+
+    @property
+    def preset(self) -> str:
+        """The name of what is set."""
         found = preset_of(self.params, self.presets)
-        return found.name if found else "own"
+        return found.name if found else OWN
 
     # Keys
 
@@ -152,9 +157,18 @@ class Knobs(Widget, can_focus=True):
         elif row == _STRATEGY:
             self._switch(1 if by > 0 else -1)
         elif self.presets:
-            found = preset_of(self.params, self.presets)
-            place = self.presets.index(found) + by if found else 0 if by > 0 else -1
-            self._send(self.presets[place % len(self.presets)].apply(self.params))
+            self._turn_preset(by)
+
+    def _turn_preset(self, by: int) -> None:
+        """Through the presets; the place behind the last one is what was set by hand."""
+        own = self.strategies.own
+        ring = [*self.presets, *([Preset.own(own)] if own is not None else [])]
+        found = preset_of(self.params, self.presets)
+        place = ring.index(found) if found else len(self.presets)
+        try:
+            self._send(ring[(place + by) % len(ring)].apply(self.params))
+        except BadParams as error:
+            self.trouble = str(error)
 
     def action_type(self) -> None:
         row = self.rows[self.row]
@@ -205,8 +219,18 @@ class Knobs(Widget, can_focus=True):
     def on_blur(self) -> None:
         self._commit()
 
+    def turn_to(self, params: SamplingParams, strategies: Strategies) -> None:
+        """Another chat's decoding, with what is remembered of it."""
+        self.strategies, self.params = strategies, params
+        self._remember(params)  # also where it is as the other chat's
+
+    def _remember(self, params: SamplingParams) -> None:
+        self.strategies.saw(params)
+        if preset_of(params, self.presets) is None:
+            self.strategies.own = params
+
     def watch_params(self, params: SamplingParams) -> None:
-        self._strategies.saw(params)
+        self._remember(params)
         self.trouble = ""
         self.row = min(self.row, len(self.rows) - 1)
 
@@ -242,7 +266,7 @@ class Knobs(Widget, can_focus=True):
 
     def _switch(self, by: int) -> None:
         try:
-            self._send(self._strategies.turned(self.params, by))
+            self._send(self.strategies.turned(self.params, by))
         except BadParams as error:
             self.trouble = str(error)
 

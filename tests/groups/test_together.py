@@ -100,19 +100,21 @@ def test_one_after_the_other(engine: Engine, ways: tuple[str, str]) -> None:
         assert not any(one.error for one in told.choices.values())
 
 
-def test_from_a_search_into_a_grammar_there_is_a_step_between(engine: Engine) -> None:
+@pytest.mark.parametrize("turns", [0, 1, 4])
+def test_from_a_search_a_reply_goes_over_to_a_grammar_at_once(engine: Engine, turns: int) -> None:
+    """The best hypothesis goes on, and what comes behind it keeps to the grammar."""
     told = Told()
     id = engine.submit(PROMPT, SamplingParams(beams=3, max_tokens=30, ignore_eos=True), told)
-    turn(engine)
-    with pytest.raises(BadParams, match="set them to 1 first") as caught:
-        engine.update(id, beams=1, **WAYS["grammar"])
-    assert caught.value.field == "grammar"
-    engine.update(id, beams=1)
+    for _ in range(turns):
+        turn(engine)
+    engine.update(id, beams=1, **WAYS["grammar"])
     while engine.answers.rows(id)[0].awaits:
         turn(engine)
-    engine.update(id, **WAYS["grammar"])
+    searched = len(told.first.text)
     drain(engine)
-    assert told.over and told.first.error == ""
+    assert told.over and told.first.error == "" and told.first.finish is Finish.STOP
+    held = told.first.text[searched:]
+    assert 3 <= len(held) <= 9 and set(held) <= set("ab"), held
 
 
 def test_a_search_is_not_forked_and_samples_are_by_their_first(engine: Engine) -> None:
