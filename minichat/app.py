@@ -218,6 +218,10 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.containment.hold(child)
         super()._register_child(parent, child, before, after)
 
+    def _start_widget(self, parent: Widget, widget: Widget) -> None:  # a scroll bar
+        self.containment.hold(widget)
+        super()._start_widget(parent, widget)
+
     def _handle_exception(self, error: Exception) -> None:
         """Textual ends the program here. That is right only before there is a screen."""
         if self.main.is_mounted:
@@ -278,6 +282,7 @@ class MinichatApp(App[object], inherit_bindings=False):
 
     def _theme_chosen(self, theme: Theme) -> None:
         """What a person chose in the palette is there again at the next start."""
+        self.main.label()  # the letters of chats have their colours from here
         if theme.name != self._given_theme:
             self._given_theme, file = theme.name, self.paths.remembered
             Remembered.read(file).themed(theme.name, self.settings.screen.theme).write(file)
@@ -293,9 +298,7 @@ class MinichatApp(App[object], inherit_bindings=False):
             self.complain_of(self._themes.problems)
 
     def owner_colours(self, index: int) -> str:
-        """The letter of a chat: its colour as the ground, and what can be read on it."""
-        colour = self._themes.palettes[self.theme].owner(index)
-        return f"auto on {colour}"
+        return self._themes.palettes[self.theme].letter(index)
 
     # Actions
 

@@ -38,7 +38,9 @@ OKABE_ITO = (
     "#D55E00",
     "#BBBBBB",
 )
+_EVEN = 0.179  # the luminance on which black and white stand out alike
 MUTED = 0.72  # of the way from the background to the text
+THUMB = 0.6  # so is what is dragged on a scroll bar
 _KEYS = ("name", "about", "dark", "owners", "colours", "map", "syntax", "variables")
 _SHARE = re.compile(r"\s+[0-9.]+%$")  # a colour's opacity, as in `#ffffff 40%`
 _STYLES = frozenset("none not bold dim italic underline reverse strike b d i u r s".split())
@@ -65,12 +67,24 @@ class Palette:
     @property
     def muted(self) -> str:
         """Text of less weight; nobody knows what lies between two of the terminal's own colours."""
-        text, ground = (self.colours[name] for name in ("foreground", "background"))
-        return text if self.ansi else Color.parse(ground).blend(Color.parse(text), MUTED).hex
+        return self.colours["foreground"] if self.ansi else self._between(MUTED)
+
+    def _between(self, share: float) -> str:
+        """A colour so far of the way from the background to the text."""
+        text, ground = (Color.parse(self.colours[name]) for name in ("foreground", "background"))
+        return ground.blend(text, share).hex
 
     def owner(self, index: int) -> str:
         """The colour of a chat, by `letters.colour_index`."""
         return self.owners[index % len(self.owners)]
+
+    def letter(self, index: int) -> str:
+        """The style of a chat's letter: its colour as the ground, and black or white on it."""
+        owner = self.owner(index)
+        ground = Color.parse(owner)
+        if ground.ansi is not None:
+            return f"auto on {owner}"
+        return f"{'#000000' if _luminance(ground) > _EVEN else '#FFFFFF'} on {owner}"
 
     def own_variables(self) -> dict[str, str]:
         """What our style sheets have beside Textual's: $map-free, $syntax-keyword, $owner-1 and the like."""
@@ -87,8 +101,11 @@ class Palette:
             black, white = "ansi_black", "ansi_white"
             ground, text = (black, white) if self.dark else (white, black)
             usual = {"ansi-background": ground, "ansi-foreground": text}
+            usual |= {"scrollbar-background": self.colours["background"]}
         else:
             usual = {"text-muted": self.muted, "foreground-muted": self.muted}
+            usual |= {"scrollbar-background": self.colours["panel"], "scrollbar": self._between(THUMB)}
+            usual |= {"scrollbar-hover": self.muted}
         colours: dict[str, Any] = {**self.colours}
         return Theme(
             name=self.name,
@@ -233,3 +250,10 @@ def _colour_fault(value: Any) -> str:
         near = f"; did you mean {error.suggested_color}?" if error.suggested_color else ""
         return f'has to be a colour like "#88aaff" or "ansi_blue", not {literal(value)}{near}'
     return ""
+
+
+def _luminance(colour: Color) -> float:
+    """From 0, black, to 1, white, as WCAG 2 has it."""
+    parts = (part / 255 for part in colour.rgb)
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

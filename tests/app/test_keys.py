@@ -373,16 +373,6 @@ async def test_a_theme_chosen_on_the_screen_is_there_again(bench: Callable[..., 
 
 
 @run
-async def test_every_theme_draws_the_screen(bench: Callable[..., Any]) -> None:
-    async with bench((140, 40)) as it:
-        await it.answered(await it.say("hello"))
-        for name in it.app.available_themes:
-            it.app.theme = name
-            await it.pilot.pause()
-            assert "hello" in it.screen_text()
-
-
-@run
 async def test_without_colours_the_active_chat_is_still_told(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

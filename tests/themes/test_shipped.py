@@ -70,6 +70,23 @@ def test_text_that_is_selected_can_be_read(palette: Palette) -> None:
 
 
 @every
+def test_a_scroll_bar_is_seen_and_its_track_is_no_stripe(palette: Palette) -> None:
+    variables = palette.theme().to_color_system().generate()
+    for state in ("", "-hover", "-active"):
+        track = variables[f"scrollbar-background{state}"]
+        assert contrast(variables[f"scrollbar{state}"], track) >= 3
+        for ground in GROUNDS:
+            assert contrast(track, palette.colours[ground]) < 1.5
+
+
+@every
+def test_the_letter_of_a_chat_can_be_read_on_its_colour(palette: Palette) -> None:
+    for index in range(len(palette.owners)):
+        ink, _, ground = palette.letter(index).partition(" on ")
+        assert contrast(ink, ground) >= 4.5, palette.letter(index)
+
+
+@every
 def test_a_dark_theme_is_dark(palette: Palette) -> None:
     background = palette.colours["background"]
     assert (contrast("#FFFFFF", background) > contrast("#000000", background)) is palette.dark

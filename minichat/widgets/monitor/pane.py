@@ -148,6 +148,9 @@ class Pane(Widget, can_focus=True):
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
+        self.call_next(self._restyle)  # Textual brings the parts of a widget up to date after the widget
+
+    def _restyle(self) -> None:
         self._styles.clear()
         self.redraw()
 

@@ -6,6 +6,7 @@ from textual.color import Color
 from textual.screen import Screen
 from textual.widget import Widget
 
+from minichat.themes import MUTED
 from minichat.widgets.transcript.highlight import SYNTAX
 from minichat.widgets.transcript.rows import Look
 
@@ -75,7 +76,6 @@ Transcript {
     & > .transcript--parted, & > .transcript--picked { text-style: bold reverse; }
 }
 """
-_FADED = 0.62  # of the way from the background to the text
 
 
 def component(look: str) -> str:
@@ -110,5 +110,5 @@ def _faded(style: Style) -> Style:
         return style
     if text.type is not ColorType.TRUECOLOR or ground.type is not ColorType.TRUECOLOR:
         return style
-    mixed = Color.from_rich_color(ground).blend(Color.from_rich_color(text), _FADED)
+    mixed = Color.from_rich_color(ground).blend(Color.from_rich_color(text), MUTED)
     return style + Style(color=mixed.rich_color, dim=False)

@@ -1,0 +1,91 @@
+"""Every pair of colours that the screen shows, in every theme: text at 4.5 to 1, marks at 3 to 1."""
+
+import unicodedata
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.style import Style
+from textual.color import Color
+
+from tests.app.conftest import bench, run  # noqa: F401 (a fixture)
+from tests.pictures.scenes import SITTINGS
+from tests.pictures.test_pictures import _same_everywhere  # noqa: F401 (a fixture)
+from tests.pictures.world import World, opened
+from tests.themes.colours import contrast
+
+TEXT, MARK = 4.5, 3.0
+# These frame and fill. What they say is said by a text or by the marks beside them. The colours of the map,
+# in halves of a cell, are compared in tests/themes.
+FRAMES = frozenset("─│┌┐└┘├┤┬┴┼╭╮╰╯━┃▏▕▎░·▀▄■")
+
+
+def weak(app: Any) -> Iterator[tuple[str, str, str, float]]:
+    """The text of what is too weak, its colours, and how far apart they are."""
+    for strip in app.screen._compositor.render_strips():
+        for segment in strip:
+            if segment.text.strip() and segment.style and (pair := colours(segment.style)):
+                found = contrast(*pair)
+                if found < needed(segment.text, segment.style):
+                    yield segment.text, *pair, round(found, 2)
+
+
+def needed(text: str, style: Style) -> float:
+    """Of all its characters the one that asks for most. A bold letter alone, a chat's, is a mark."""
+    shown = [each for each in text if not each.isspace() and each not in FRAMES]
+    if any(unicodedata.category(each)[0] in "LN" for each in shown):
+        return MARK if len(shown) == 1 and style.bold else TEXT
+    return MARK if shown else 0
+
+
+def colours(style: Style) -> tuple[str, str] | None:
+    """Of a style: the text, and the ground."""
+    if style.color is None or style.bgcolor is None:
+        return None
+    text, ground = (Color.from_rich_color(each).hex for each in (style.color, style.bgcolor))
+    return (ground, text) if style.reverse else (text, ground)
+
+
+async def chosen_scheme(it: World) -> None:
+    await it.pilot.press("f4", "down")
+
+
+async def chosen_field(it: World) -> None:
+    await it.pilot.press("f3", "down", "down")
+
+
+async def help_screen(it: World) -> None:
+    await it.pilot.press("f1")
+
+
+PLACES = {"quantization": chosen_scheme, "decoding": chosen_field, "help": help_screen}
+
+
+@run
+@pytest.mark.parametrize("place", PLACES)
+async def test_everything_on_the_screen_can_be_read_in_every_theme(
+    bench: Callable[..., Any],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    place: str,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    found = set[tuple[str, str, str, str, float]]()
+    sitting = SITTINGS["several"]
+    async with (
+        opened(bench, monkeypatch, tmp_path, sitting, "minichat-dark") as it,
+        sitting.scenes["panes"](it),
+    ):
+        await it.resize((120, 40))
+        await PLACES[place](it)
+        for palette in it.app._themes.palettes.values():
+            if not palette.ansi:  # what a terminal's own colours are is not ours to know
+                it.app.theme = palette.name
+                await it.still()
+                assert "KV map" in it.screen_text() or place == "help"
+                found.update((palette.name, *each) for each in weak(it.app))
+        for reply in it.replies:
+            reply.end()
+        await it.until(lambda: not it.app.chats.streaming)
+    assert not found, "\n".join(map(str, sorted(found)))
