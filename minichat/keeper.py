@@ -99,7 +99,7 @@ class Keeper:
         course, banner, keybar = Course(), self.app.main.banner, self.app.main.keybar
         place = self.app.backend.elsewhere
         banner.say(f"attaching to {place}" if place else f"loading {short(model)}")
-        keybar.state, keybar.fault = "attaching" if place else "loading", False
+        keybar.trouble, keybar.fault = "attaching" if place else "loading", False
 
         def progress(done: int, total: int) -> None:
             course.note(done, total)
@@ -116,8 +116,9 @@ class Keeper:
         app.main.banner.say("")
         app.main.show_snapshot(snapshot)
         template = "" if backend.has_template else "completes text: no chat template"
-        state = f"attached to {place}" if (place := backend.elsewhere) else "ready"
-        app.main.keybar.state = "  ".join(filter(None, (state, "ssh" if terminal.ssh else "", template)))
+        where = f"attached to {place}" if (place := backend.elsewhere) else ""
+        app.main.keybar.trouble = ""
+        app.main.keybar.about = "  ".join(filter(None, (where, "ssh" if terminal.ssh else "", template)))
         if place:
             self.model = snapshot.model
             app.ask(app.chats.resume())
@@ -162,7 +163,7 @@ class Keeper:
             ways = f"{again} tries it again"
         # The reason may be too long for the line.
         self.app.main.banner.say(f"{ways}  |  {reason}", fault=True)
-        self.app.main.keybar.state, self.app.main.keybar.fault = "no engine", True
+        self.app.main.keybar.trouble, self.app.main.keybar.fault = "no engine", True
 
     # The line to an engine elsewhere
 
@@ -178,7 +179,7 @@ class Keeper:
         self.app.pulse.rest()
         place, banner, keybar = self.app.backend.elsewhere, self.app.main.banner, self.app.main.keybar
         banner.say(f"no link to {place} ({event.why}): it is tried again; what you send waits", fault=True)
-        keybar.state, keybar.fault = "no link", True
+        keybar.trouble, keybar.fault = "no link", True
 
     def mended(self, event: LinkBack) -> None:
         self.trouble = ""

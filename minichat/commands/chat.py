@@ -124,7 +124,7 @@ class Talk:
         print(
             f"step {shot.step}, KV {shot.blocks.in_use} in use + {shot.blocks.cached} cached "
             f"of {shot.blocks.size} blocks, prefix hits {shot.prefix_hit_rate:.0%}, "
-            f"TTFT {shot.ttft.p50 * 1000:.0f} ms, "
+            f"engine TTFT {shot.ttft.p50 * 1000:.0f} ms, "
             f"between tokens {shot.itl.p50 * 1000:.1f} ms (p99 {shot.itl.p99 * 1000:.1f})"
         )
 

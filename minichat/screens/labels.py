@@ -78,6 +78,13 @@ def facts(shot: Snapshot) -> str:
     return f"{shot.model}  {form}  {shot.device}"
 
 
+def work(running: int) -> str:
+    """What the engine does for this screen."""
+    if running < 2:
+        return "a reply runs" if running else "ready"
+    return f"{running} replies run"
+
+
 def footer(active: Conversation, focused: Widget | None, keymap: Mapping[str, str]) -> tuple[Key, ...]:
     """The keys that matter most: of the place with the focus, of the reply, and everywhere."""
     nodes = focused.ancestors_with_self if focused is not None else []

@@ -153,6 +153,7 @@ class MainScreen(FrameScreen[None]):
         self.prompt.border_title = labels.recipient(active, self._shown if self.broadcast else [active])
         self.prompt.placeholder = "" if active.chat.messages else "say something"
         self.prompt.border_subtitle = labels.hint(active, keymap)
+        self.keybar.work = labels.work(len(self.chats.streaming))
         self._label_keys()
 
     @on(DescendantFocus)

@@ -23,7 +23,9 @@ class Hinting(Protocol):
 class KeyBar(Widget):
     """State at the left, keys at the right; keys that do not fit are left out, the last first."""
 
-    state: reactive[str] = reactive("", layout=False)
+    trouble: reactive[str] = reactive("", layout=False)  # why nothing can be asked: it loads, or is gone
+    work: reactive[str] = reactive("", layout=False)  # what the engine does
+    about: reactive[str] = reactive("", layout=False)  # where it is, and what it lacks
     fault: reactive[bool] = reactive(False, layout=False)
     keys: reactive[Sequence[Key]] = reactive((), layout=False)
 
@@ -39,7 +41,8 @@ class KeyBar(Widget):
         self._spans: list[tuple[int, int, str]] = []  # from, to, action
 
     def render(self) -> Content:
-        state = Content.styled(f" {self.state}", "bold $text-error" if self.fault else "$text-muted")
+        words = self.trouble or "  ".join(filter(None, (self.work, self.about)))
+        state = Content.styled(f" {words}", "bold $text-error" if self.fault else "$text-muted")
         fitting = self._fitting(self.size.width - state.cell_length - 2)
         taken = sum(len(key) + len(label) + 3 for key, label, _ in fitting)
         shown, column = [], self.size.width - taken

@@ -228,3 +228,26 @@ async def test_reasoning_is_kept_apart(bench: Callable[..., Any]) -> None:
         message = it.app.chats.active.chat.messages[-1]
         assert (message.reasoning, message.text) == ("hm, well", "yes")
         assert [turn["content"] for turn in (await it.say("so?")).prompt] == ["hello", "yes", "so?"]
+
+
+@run
+async def test_the_last_line_says_whether_replies_run(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        footer = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
+        await it.until(lambda: "ready" in footer())
+        first = await it.say("one")
+        await it.until(lambda: "a reply runs" in footer() and "ready" not in footer())
+        await it.pilot.press("ctrl+n")
+        second = await it.say("two")
+        await it.until(lambda: "2 replies run" in footer())
+        await it.answered(first)
+        await it.answered(second)
+        await it.until(lambda: "ready" in footer())
+
+
+@run
+async def test_an_engine_that_is_lost_is_not_ready(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.app.keeper.lose("it fell over")
+        await it.until(lambda: "no engine" in it.screen_text().splitlines()[-1])
+        assert "ready" not in it.screen_text().splitlines()[-1]

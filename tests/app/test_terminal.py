@@ -139,9 +139,9 @@ def test_what_is_piped_in_goes_along_and_keys_come_from_the_terminal(
     (tmp_path / "piped.txt").write_text("Anna has a key.\n")
     tmux = terminal("'who has the key?'", "--temperature 0", "<", str(tmp_path / "piped.txt"))
     tmux.until(lambda screen: "who has the key? @stdin" in screen and "ready" in screen)
-    tmux.until(lambda screen: "TTFT" in screen)
+    tmux.until(lambda screen: " waited " in screen)
     tmux.type("Hello", "Enter")
-    tmux.until(lambda screen: "Hello" in screen and screen.count("TTFT") == 2)
+    tmux.until(lambda screen: "Hello" in screen and screen.count(" waited ") == 2)
     tmux.type("C-q")
     tmux.until(lambda screen: f"{ENDED} 0" in screen)
     store = Store(locate({"HOME": str(tmp_path)}).chats)
@@ -156,7 +156,7 @@ def test_a_chat_with_the_built_in_model(terminal: Callable[..., Tmux]) -> None:
     tmux.type("What is the KV cache?")
     tmux.until(lambda screen: "What is the KV cache?" in screen)
     tmux.type("Enter")
-    tmux.until(lambda screen: "keys and values" in screen and "TTFT" in screen)
+    tmux.until(lambda screen: "keys and values" in screen and " waited " in screen)
     tmux("resize-window", "-x", "40", "-y", "12")
     small = tmux.until(lambda screen: "keys and values" in screen and len(screen.splitlines()) == 12)
     assert all(len(line) <= 40 for line in small.splitlines())
@@ -180,7 +180,7 @@ def test_it_is_drawn_on_the_terminal_wherever_errors_go(
 def test_enter_sends_even_before_the_first_frame(terminal: Callable[..., Tmux]) -> None:
     tmux = terminal("--temperature", "0")
     tmux.type("Hello", "Enter")  # to a terminal of lines, as it is until the program takes it over
-    tmux.until(lambda screen: "TTFT" in screen)
+    tmux.until(lambda screen: " waited " in screen)
     tmux.type("C-q")
     tmux.until(lambda screen: f"{ENDED} 0" in screen)
     assert [message.text for message in tmux.messages()][:1] == ["Hello"]

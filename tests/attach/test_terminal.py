@@ -67,7 +67,7 @@ def test_a_link_cut_and_restored(terminal: Callable[..., Tmux], proxied: tuple[S
     [request] = served.host.snapshot().requests
     assert request.generated < TOKENS  # it was cut in the middle, and goes on there
     proxy.restore()
-    tmux.until(lambda screen: "attached to" in screen and "TTFT" in screen)
+    tmux.until(lambda screen: "attached to" in screen and " waited " in screen)
     state, text, tokens = answer(tmux)
     assert (state, tokens) == ("stopped", TOKENS)  # by their number
     tmux.type("C-u", "C-q")
@@ -93,7 +93,7 @@ def test_a_screen_that_is_killed_costs_nothing(
         tmux("kill-server")
         (tmp_path / "tmux").unlink(missing_ok=True)
         tmux = terminal("up")
-        tmux.until(lambda screen: "TTFT" in screen and "attached to engine main" in screen)
+        tmux.until(lambda screen: " waited " in screen and "attached to engine main" in screen)
         state, text, tokens = answer(tmux)
         assert (state, tokens) == ("stopped", TOKENS)  # by their number
         assert len(text.split()) > TOKENS // 2

@@ -32,7 +32,7 @@ class Latency(Pane):
         times = shot.step_times
         return (
             self.heading(f"step {duration(times.total)}", right=_load(shot.load)),
-            _quantiles("first token", shot.ttft),
+            _quantiles("engine TTFT", shot.ttft),
             _quantiles("next token", shot.itl),
             self._bar(times, width),
             _parts(times, self.signs.parts, width),

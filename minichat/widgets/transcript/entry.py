@@ -263,7 +263,7 @@ class Entry:
                 f"from message {stats.left_out + 1}" if stats.left_out else "",
                 one_line(stats.strategy),
                 f"{stats.rate:.0f} tok/s" if stats.rate else "",  # of one token there is none
-                f"TTFT {stats.ttft * 1000:.0f} ms",
+                f"waited {stats.ttft * 1000:.0f} ms",
             ]
             details += [f"{stats.tokens} tok", f"{stats.blocks:,} blk" if stats.blocks else ""]
         elif message.state == "streaming":

@@ -65,7 +65,7 @@ async def test_a_step_is_taken_apart() -> None:
         latency.update_from(snapshot(64, step_times=StepTimes(0.001, 0.002, 0.002, 0.001)), OWNERS)
         assert [line.rstrip() for line in lines(latency)] == [
             " 4 latency  step 6.0 ms",
-            " first token p50   92 ms  p99  310 ms  n 42",
+            " engine TTFT p50   92 ms  p99  310 ms  n 42",
             " next token  p50  8.1 ms  p99   12 ms  n 4,200",
             " " + "P" * 10 + "L" * 20 + "W" * 20 + "C" * 10,
             " P plan 1.0 L launch 2.0 W wait 2.0 C commit 1.0",

@@ -22,7 +22,7 @@ async def test_messages_have_headers_with_role_time_and_cost() -> None:
             "▌ you  12:01",
             "Hello",
             "",
-            "▌ assistant b  12:01  top-p  38 tok/s  TTFT 92 ms  214 tok  14 blk",
+            "▌ assistant b  12:01  top-p  38 tok/s  waited 92 ms  214 tok  14 blk",
             "Hi there",
         ]
 
@@ -33,7 +33,7 @@ async def test_one_token_has_no_rate() -> None:
         one = ReplyStats(tokens=1, seconds=0.8, ttft=0.8, prompt_tokens=3, strategy="greedy")
         reader.transcript.show([replace(reply("row"), stats=one)], "b")
         await reader.settled()
-        assert reader.lines()[0] == "▌ assistant b  12:01  greedy  TTFT 800 ms  1 tok"
+        assert reader.lines()[0] == "▌ assistant b  12:01  greedy  waited 800 ms  1 tok"
 
 
 @scene
