@@ -99,8 +99,10 @@ class Answers:
         if request.stamp != plan.drafts[row.request].stamp:
             run = run[:1]  # only that one was on its way when the request was changed
         self._scheduler.settle(row, len(run))
-        for at, token in enumerate(run):
-            self._take_token(plan.step, row, token, logprobs[at : at + 1], now)
+        before = now if request.first_token_at is None else request.last_token_at
+        for at, token in enumerate(run):  # they share the step's time
+            came = before + (now - before) * (at + 1) / len(run)
+            self._take_token(plan.step, row, token, logprobs[at : at + 1], came)
         return None
 
     def _take_token(

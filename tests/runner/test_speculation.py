@@ -123,3 +123,15 @@ def test_a_draft_of_another_vocabulary_is_refused(llama: Path, tmp_path: Path) -
 def test_an_exit_that_was_not_trained_is_refused(drafted: Path) -> None:
     with pytest.raises(BadInput, match="trained to leave after 1, not 2"):
         engine_on(drafted, exit_layer=2)
+
+
+def test_the_time_between_tokens_is_that_of_their_step_shared(drafted: Path) -> None:
+    """Tokens of one step come at the same moment, and none of them took no time."""
+    engine = eager(engine_on(drafted))
+    params = replace(GREEDY, speculate="ngram", max_tokens=40, logit_bias=LETTERS)
+    ask(engine, [A, B] * 8, params)
+    drain(engine)
+    shot = engine.snapshot()
+    times = shot.itl
+    assert shot.speculation.accepted > 10
+    assert times.count == 39 and times.p50 > 0

@@ -21,9 +21,10 @@ class Latency(Pane):
     number, title = 4, "latency"
 
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
-        """Once a second while anything runs."""
+        """Once a second while anything runs; at once what is measured for the first time."""
         before = self.snapshot
-        if before is None or not snapshot.running or not 0 <= snapshot.at - before.at < _EVERY:
+        soon = before is not None and snapshot.running and 0 <= snapshot.at - before.at < _EVERY
+        if before is None or not soon or _measured(snapshot) > _measured(before):
             super().update_from(snapshot, owners)
 
     def rows(self, width: int, height: int) -> Sequence[Line]:
@@ -43,6 +44,11 @@ class Latency(Pane):
         cells = shares(astuple(times), max(0, width - 2))
         bars = zip(self.signs.parts, cells, _LOOKS, strict=True)
         return ((" ", ""), *((sign * count, look) for sign, count, look in bars))
+
+
+def _measured(shot: Snapshot) -> int:
+    """How many of the figures are known."""
+    return sum(known > 0 for known in (shot.ttft.count, shot.itl.count, shot.step_times.total))
 
 
 def _load(load: Load | None) -> str:

@@ -2,7 +2,7 @@
 
 from textual.content import Content
 
-from engine.snapshot import Load, Snapshot, Speculation, StepTimes
+from engine.snapshot import Load, Quantiles, Snapshot, Speculation, StepTimes
 from engine.snapshot import Rates as Speeds
 from minichat.widgets.monitor import EngineLine, Latency, MonitorPanel, Rates
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
@@ -136,3 +136,30 @@ async def test_the_line_tells_of_a_dead_engine() -> None:
     async with staged(line, (80, 3)):
         line.update_from(snapshot(64, state="dead", error="out of\nmemory"), OWNERS)
         assert words(line) == " no engine: out of memory"
+
+
+async def test_latencies_come_as_soon_as_there_are_any_and_then_once_a_second() -> None:
+    latency = Latency(ascii=True)
+    busy, none = [request(1)], {"ttft": Quantiles(), "itl": Quantiles()}
+    async with staged(latency, (62, 6), focus=False):
+        latency.update_from(snapshot(64, busy, at=10.0, **none), OWNERS)
+        assert "p50       -" in lines(latency)[1]
+        latency.update_from(
+            snapshot(64, busy, at=10.25, **none | {"ttft": Quantiles(0.05, 0.05, 0.05, 1)}), {}
+        )
+        assert "p50   50 ms" in lines(latency)[1]
+        latency.update_from(snapshot(64, busy, at=10.5), OWNERS)
+        assert "p50  8.1 ms" in lines(latency)[2], "tokens between were not measured before"
+        latency.update_from(snapshot(64, busy, at=10.75, ttft=Quantiles(0.07, 0.07, 0.07, 2)), OWNERS)
+        assert "p50   92 ms" in lines(latency)[1], "figures that jump about cannot be read"
+
+
+async def test_an_engine_that_has_ended_has_no_latencies() -> None:
+    latency = Latency(ascii=True)
+    async with staged(latency, (62, 6), focus=False):
+        shot = snapshot(64, [request(1)])
+        latency.update_from(shot, OWNERS)
+        latency.update_from(shot.ended("the engine was told to go"), OWNERS)
+        assert "step -" in lines(latency)[0]
+        assert "p50       -  p99       -  n 0" in lines(latency)[1]
+        assert "p50       -  p99       -  n 0" in lines(latency)[2]
