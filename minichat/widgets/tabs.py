@@ -14,8 +14,9 @@ from minichat.widgets.transcript.glyphs import one_line
 _TITLE = 10  # characters of a title that tell which chat it is
 _OWN = 24  # of the active one's, where those of the others say next to nothing
 # Of titles; and of the active one's.
-_LENGTHS = ((40, 40), (24, 24), (16, 16), (_TITLE, _TITLE), (5, _OWN), (5, _TITLE), (5, 5))
+_LENGTHS = ((40, 40), (24, 24), (16, 16), (_TITLE, _TITLE), (5, _OWN), (5, _TITLE), (5, 5), (0, _TITLE))
 _TABS = 32  # cells that are never taken from the chats
+_ROOMY = 120  # columns from which the facts are all there, however many chats are open
 
 
 def titled(title: str) -> str:
@@ -71,6 +72,8 @@ class ChatTabs(Widget):
         """As many as leave room for all chats, with enough of their titles to tell them apart."""
         needed = sum(self._label(*each, _TITLE).cell_length for each in enumerate(self.tabs))
         words = self.facts.split("  ")
+        if width >= _ROOMY:
+            needed = 0
         for count in range(len(words), 0, -1):
             facts = f" {'  '.join(words[:count])} "
             if len(facts) + max(needed, _TABS) <= width:
@@ -108,6 +111,7 @@ class ChatTabs(Widget):
 
     def _label(self, index: int, tab: Tab, longest: int) -> Content:
         title = tab.title if len(tab.title) <= longest else tab.title[: longest - 1] + self.marks.ellipsis
+        title = title if longest else ""
         sign = self.marks.running if tab.running else self.marks.unread if tab.unread else ""
         sign = self.marks.failed if tab.failed and not tab.running else sign
         style = "bold $text on $panel" if tab.active else "$text" if tab.shown else "$text-muted"
@@ -115,7 +119,7 @@ class ChatTabs(Widget):
         return Content.assemble(
             (number, "$text-muted on $panel" if tab.active else "$text-muted"),
             (tab.letter, f"bold {tab.colours}"),
-            (f" {title} ", style),
+            (f" {title} " if title else " ", style),
             (f"{sign} " if sign else "", style),
         )
 

@@ -1,0 +1,46 @@
+"""The line of open chats: what is left out where there is not room for all."""
+
+import pytest
+
+from minichat.widgets.tabs import ChatTabs, Tab
+from tests.app.conftest import run
+from tests.widgets.monitor.stage import staged
+
+FACTS = "pocket  bfloat16  cpu"
+
+
+def tabs(count: int) -> tuple[Tab, ...]:
+    letters = "ABCDEFGHIJKLMNOP"
+    return tuple(
+        Tab(
+            f" {letters[place]} ",
+            "Count from one to thirty",
+            "#000000 on #56B4E9",
+            active=place == 2,
+            unread=True,
+        )
+        for place in range(count)
+    )
+
+
+@run
+@pytest.mark.parametrize(("width", "count"), [(120, 7), (120, 12), (200, 9), (200, 16)])
+async def test_model_scheme_and_device_stay(width: int, count: int) -> None:
+    line = ChatTabs()
+    async with staged(line, (width, 1)):  # type: ignore[arg-type]
+        line.facts, line.tabs = FACTS, tabs(count)
+        text = line.render().plain
+        assert text.rstrip().endswith(FACTS)
+        assert len(text) <= width
+        assert " C  Count" in text, "the active one is named"
+        if count == 7:
+            assert all(f" {letter} " in text for letter in "ABCDEFG")
+
+
+@run
+async def test_on_a_small_terminal_the_chats_go_first() -> None:
+    line = ChatTabs()
+    async with staged(line, (80, 1)):  # type: ignore[arg-type]
+        line.facts, line.tabs = FACTS, tabs(5)
+        text = line.render().plain
+        assert all(f" {letter} " in text for letter in "ABCDE") and len(text) <= 80
