@@ -53,7 +53,8 @@ class Decoding:
         main, active = self._main, self._main.chats.active
         words, seen = main.program.backend.words, self._seen.get(active.chat.id)
         main.drawer.likely.show(active.likely, words)
-        main.drawer.show_search(active.chat.params.beams > 1, seen.beams if seen else None, words)
+        searching, beams = active.chat.params.beams > 1, seen.beams if seen else None
+        main.drawer.show_search(searching, beams, words, over=not active.streaming)
         wanted = seen is not None and bool(active.chat.params.speculate)
         main.drawer.show_gains(seen.speculation if seen and wanted else None)
 

@@ -19,18 +19,22 @@ class BeamTree(Widget):
     """What does not fit is left out, the worst first, and counted."""
 
     view: reactive[BeamsView | None] = reactive(None, layout=False)
+    over: reactive[bool] = reactive(False, layout=False)  # the search has ended, and this is its last step
     lines: reactive[tuple[TreeLine, ...]] = reactive((), layout=False)
     marks: Marks = UNICODE
 
-    def show(self, view: BeamsView | None, words: Words) -> None:
-        self.view = view
+    def show(self, view: BeamsView | None, words: Words, *, over: bool) -> None:
+        self.view, self.over = view, over
         self.lines = tuple(lines_of(view, words)) if view else ()
 
     def render(self) -> Content:
         if self.view is None:
             return Content.styled("shown while a search runs", "$text-muted")
         view, room = self.view, max(self.size.height - 1, 1)
-        counts = f"{len(view.live)} of {view.width} live, {len(view.done)} ended"
+        live = (
+            f"over: {len(view.live)} live at last" if self.over else f"{len(view.live)} of {view.width} live"
+        )
+        counts = f"{live}, {len(view.done)} ended"
         hidden = len(self.lines) - room
         shown = self.lines if hidden <= 0 else self.lines[: room - 1]
         rows = [Content.styled(f"{counts}, {view.certain} tok certain", "$text-muted")]

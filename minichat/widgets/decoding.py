@@ -52,12 +52,14 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
         self.likely.styles.height, self.beams.styles.height = min(live, ROWS), min(live, _TREE)
         self.knobs.styles.max_height = max(room - min(live, ROWS), 4)
 
-    def show_search(self, searching: bool, view: BeamsView | None, words: Words) -> None:
+    def show_search(
+        self, searching: bool, view: BeamsView | None, words: Words, *, over: bool = False
+    ) -> None:
         """The tree of a search stands where else the likeliest tokens do."""
         if self.beams.display is not searching or not str(self.heading.content):
             self.beams.display, self.likely.display = searching, not searching
             self.heading.update("beam tree" if searching else "next token")
-        self.beams.show(view, words)
+        self.beams.show(view, words, over=over)
 
     def show_gains(self, speculation: Speculation | None) -> None:
         told = speculation is not None
