@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 
 from engine.cache.store import KVStore
 from engine.devices import free_host_memory, host_memory
 from engine.models.base import LanguageModel
+from engine.models.decoder import Decoder
 
 _EVERY = 1.0  # seconds: a snapshot is made more often than a driver should be asked
 
@@ -34,8 +36,7 @@ class MemoryMeter:
         return self._found
 
     def _look(self) -> dict[str, int]:
-        tensors = {id(each): each.nbytes for each in (*self._model.parameters(), *self._model.buffers())}
-        weights, cache = sum(tensors.values()), self._store.nbytes
+        weights, cache = weight_bytes(self._model), self._store.nbytes
         found = {"weights": weights, "cache": cache, "host_cache": self._store.host_nbytes}
         if self._device.type != "cuda":
             return found | {"device_free": free_host_memory(), "device_total": host_memory()}
@@ -43,3 +44,10 @@ class MemoryMeter:
         taken = torch.cuda.memory_reserved(self._device)
         workspace = max(taken - weights - cache, 0)
         return found | {"workspace": workspace, "device_free": free, "device_total": total}
+
+
+def weight_bytes(model: LanguageModel) -> int:
+    """As they are kept now. The table of rotary angles is made from the config, and is no weight."""
+    rope = model.rope if isinstance(model, Decoder) else None
+    tensors = {id(each): each for each in chain(model.parameters(), model.buffers())}
+    return sum(each.nbytes for each in tensors.values() if each is not rope)

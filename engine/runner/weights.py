@@ -80,7 +80,7 @@ def scheme_of(model: LanguageModel, name: str) -> Scheme:
 
 
 def nbytes(model: LanguageModel, scheme: Scheme) -> int:
-    """What the weights would take under a scheme, nearly."""
+    """What the weights would take under a scheme, nearly; unquantized ones exactly that."""
     assert isinstance(model, Decoder) and model.source is not None
     config, dtype = model.config, model.embed.dtype
     total = sum({id(each): each.nbytes for each in _outside(model)}.values())
@@ -88,7 +88,10 @@ def nbytes(model: LanguageModel, scheme: Scheme) -> int:
         total += model.source.of_head(scheme).nbytes(config.vocab, config.hidden, dtype)
     with torch.device("meta"):
         layers = [Layer(index, config, dtype) for index in range(len(config.layers))]
-    shapes = [part.weight.shape for layer in layers for part in layer.modules() if isinstance(part, Linear)]
+    products = [part for layer in layers for part in layer.modules() if isinstance(part, Linear)]
+    touched = {id(part.weight) for part in products}
+    total += sum(each.nbytes for layer in layers for each in layer.parameters() if id(each) not in touched)
+    shapes = [part.weight.shape for part in products]
     return total + sum(scheme.nbytes(outputs, inputs, dtype) for outputs, inputs in shapes)
 
 
@@ -96,5 +99,4 @@ def _outside(model: Decoder) -> chain[torch.Tensor]:
     """The tensors that no scheme touches."""
     touched = {"layers"} if model.config.tied else {"layers", "head"}
     parts: list[nn.Module] = [each for name, each in model.named_children() if name not in touched]
-    inner = (chain(part.parameters(), part.buffers()) for part in parts)
-    return chain(model.parameters(recurse=False), model.buffers(recurse=False), *inner)
+    return chain(model.parameters(recurse=False), *(part.parameters() for part in parts))

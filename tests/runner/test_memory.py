@@ -33,6 +33,7 @@ def test_the_device_is_asked_once_a_second(tmp_path: Path, monkeypatch: pytest.M
     spec = runner.store.layers[0].spec
     assert found["cache"] == 8 * KVStore.block_bytes([spec] * len(runner.store.layers), 16, torch.float32)
     parameters = {id(each): each.nbytes for each in (*runner.model.parameters(), *runner.model.buffers())}
+    del parameters[id(runner.model.rope)]
     assert found["weights"] == sum(parameters.values()) > 0
     assert found["host_cache"] == 0
 
@@ -42,6 +43,15 @@ def test_a_snapshot_says_how_the_cache_is_kept(tmp_path: Path) -> None:
     shot = engine.snapshot()
     assert (shot.kv_dtype, shot.dtype, shot.quantization) == ("float32", "float32", "none")
     assert shot.memory["weights"] > 0
+
+
+def test_weights_have_one_size_in_the_file_in_memory_and_on_the_menu(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    shot = start(EngineConfig(model=str(folder), device="cpu", blocks=8)).snapshot()
+    data = (folder / "model.safetensors").read_bytes()
+    stored = len(data) - 8 - int.from_bytes(data[:8], "little")
+    assert shot.memory["weights"] == stored
+    assert next(each.nbytes for each in shot.schemes if each.name == "none") == stored
 
 
 @pytest.mark.parametrize("name", ["blocks", "host_blocks"])
