@@ -13,8 +13,18 @@ from minichat.widgets.transcript.glyphs import one_line
 
 _TITLE = 10  # characters of a title that tell which chat it is
 _OWN = 24  # of the active one's, where those of the others say next to nothing
+_LEAST = 5  # of titles where some chats are left out
 # Of titles; and of the active one's.
-_LENGTHS = ((40, 40), (24, 24), (16, 16), (_TITLE, _TITLE), (5, _OWN), (5, _TITLE), (5, 5), (0, _TITLE))
+_LENGTHS = (
+    (40, 40),
+    (24, 24),
+    (16, 16),
+    (_TITLE, _TITLE),
+    (_LEAST, _OWN),
+    (_LEAST, _TITLE),
+    (_LEAST, _LEAST),
+    (0, _TITLE),
+)
 _TABS = 32  # cells that are never taken from the chats
 _ROOMY = 120  # columns from which the facts are all there, however many chats are open
 
@@ -82,12 +92,11 @@ class ChatTabs(Widget):
 
     def _labels(self, room: int) -> list[tuple[int, Content]]:
         """The labels that fit around the active one, with a mark where some are left out."""
-        for title, own in _LENGTHS:
-            labels = [
-                self._label(index, tab, own if tab.active else title) for index, tab in enumerate(self.tabs)
-            ]
+        for lengths in _LENGTHS:
+            labels = self._of_lengths(*lengths)
             if sum(label.cell_length for label in labels) <= room:
                 return list(enumerate(labels))
+        labels = self._of_lengths(_LEAST, _LEAST)
         active = next((index for index, tab in enumerate(self.tabs) if tab.active), 0)
         whole = self._label(active, self.tabs[active], _OWN)
         labels[active] = whole if whole.cell_length + 4 <= room else labels[active]
@@ -108,6 +117,9 @@ class ChatTabs(Widget):
             [(-1, Content.styled(f" {self.marks.right}", "$text-muted"))] if last + 1 < len(labels) else []
         )
         return [*before, *window, *after]
+
+    def _of_lengths(self, others: int, own: int) -> list[Content]:
+        return [self._label(at, tab, own if tab.active else others) for at, tab in enumerate(self.tabs)]
 
     def _label(self, index: int, tab: Tab, longest: int) -> Content:
         title = tab.title if len(tab.title) <= longest else tab.title[: longest - 1] + self.marks.ellipsis
