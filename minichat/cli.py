@@ -76,7 +76,8 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--draft",
         type=given,
         metavar="M",
-        help="a small model with the same tokenizer, for --speculate draft",
+        help="a small model with the same tokenizer, for --speculate draft (default: the model's own, which "
+        "lies in its folder draft)",
     )
     group.add_argument(
         "--quantization",

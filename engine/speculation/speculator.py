@@ -12,7 +12,7 @@ from engine.speculation.ngram import NgramIndex
 from engine.speculation.suffix import Replies, SuffixIndex
 
 LACKS = {
-    "draft": "has no draft model here; start the engine with one (draft)",
+    "draft": "has no draft model here, neither of its own nor one that the engine was started with (--draft)",
     "exit": "was not trained to leave early: its config.json names no early_exit_layers",
 }
 WINDOWED = "a small model cannot catch up on tokens that have left the kv_window"

@@ -19,6 +19,8 @@ from minichat.commands.options import engine_config, failed, running, sampling
 from minichat.plural import plural
 from minichat.progress import size
 
+_OF_CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
+_OF_BEAMS = ("length_penalty", "early_stopping")
 _STDIN = "-"  # among the words: what is piped in goes along
 
 
@@ -26,6 +28,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if options.draft is not None and options.speculate != "draft":
             raise BadInput("--draft is for --speculate draft: nothing else asks the small model")
+        _refuse_idle(options)
         params = sampling(options).changed(grammar=_grammar(options))
         text = _prompt(options)
         config = engine_config(options, max_running=max(8, params.beams, params.samples))
@@ -46,6 +49,19 @@ def run(options: argparse.Namespace) -> int:
         return failed(BadInput(str(error).replace("grammar:", _form(options), 1)))
     except EngineError as error:
         return failed(error)
+
+
+def _refuse_idle(options: argparse.Namespace) -> None:
+    """What would change nothing beside --beams, or without it."""
+    searches = (options.beams or 1) > 1
+    for name in _OF_CHANCE if searches else _OF_BEAMS:
+        value = getattr(options, name)
+        if value is None or (name == "temperature" and value == 0):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        if searches:
+            raise BadInput(f"{option} means nothing beside --beams {options.beams}: a search draws nothing")
+        raise BadInput(f"{option} is for --beams: only a search asks for it")
 
 
 def _prompt(options: argparse.Namespace) -> str:
@@ -133,8 +149,8 @@ def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: i
             "seconds": round(ended - began, 4),
         }
         print(json.dumps(record))
-    elif sys.stdout.isatty():
-        print()  # a pipe gets the reply alone
+    elif (text := "".join(pieces)) and not text.endswith("\n"):
+        print()
     if options.verbose:
         _tell_costs(stream.prompt_tokens, tokens, ended - began, (first or ended) - began)
     if delta.finish is Finish.FAILED:

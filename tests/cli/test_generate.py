@@ -38,7 +38,8 @@ class TestReply:
             "generate", "--model", model, "--raw", "--temperature", 0, "--max-tokens", 9, "--json", "the"
         )
         assert (ran.code, ran.err) == (0, "")
-        assert ran.out == json.loads(told.out)["text"] != ""
+        text = json.loads(told.out)["text"]
+        assert text != "" and ran.out == text.removesuffix("\n") + "\n", "the last line is whole"
 
     def test_json_is_one_object_with_all_there_is_to_know(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--json", "--max-tokens", 5, "the")
@@ -64,7 +65,7 @@ class TestReply:
         records = json.loads(run(*words, "--json", "--n", 3).out)
         scores = [record["score"] for record in records]
         assert scores == sorted(scores, reverse=True)
-        assert run(*words).out == records[0]["text"]
+        assert run(*words).out == records[0]["text"] + "\n"
 
     def test_more_replies_than_beams_are_refused(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--beams", 4, "--n", 5, "the")
@@ -170,7 +171,7 @@ class TestReply:
         whole = run(*words).out
         stop = whole[4:6]
         ran = run(*words, "--stop", stop, "--stop", "never there")
-        assert ran.out == whole[: whole.index(stop)]
+        assert ran.out == whole[: whole.index(stop)] + "\n"
 
 
 USAGE = {
@@ -197,7 +198,15 @@ USAGE = {
     "context": (["--max-context", "500"], "max_context is 500; "),
     "too-long": (["--max-context", "1"], "holds 1 here"),
     "speculate": (["--speculate", "magic"], "speculate: must be one of ngram, suffix, draft, exit"),
-    "no-draft": (["--speculate", "draft"], "has no draft model here; start the engine with one"),
+    "no-draft": (["--speculate", "draft"], "has no draft model here, neither of its own nor"),
+    "beams-and-chance": (
+        ["--beams", "3", "--temperature", "0.5"],
+        "--temperature means nothing beside --beams 3",
+    ),
+    "beams-and-top-k": (["--beams", "3", "--top-k", "5"], "--top-k means nothing beside --beams 3"),
+    "beams-and-seed": (["--beams", "3", "--seed", "5"], "--seed means nothing beside --beams 3"),
+    "length-penalty-alone": (["--length-penalty", "2"], "--length-penalty is for --beams"),
+    "early-stopping-alone": (["--early-stopping"], "--early-stopping is for --beams"),
     "no-draft-in-a-window": (
         ["--speculate", "draft", "--kv-window", "64"],
         "a small model cannot catch up on tokens that have left the kv_window",
@@ -363,12 +372,12 @@ class TestForm:
         )
         told = run(*word, "--json-schema", file)
         assert told.code == 0 and json.loads(told.out)["a"] in (1, 2)
-        assert run(*word, "--regex", "a{3}").out == "aaa"
-        assert run(*word, "--choice", "the", "--choice", "thin").out in ("the", "thin")
+        assert run(*word, "--regex", "a{3}").out == "aaa\n"
+        assert run(*word, "--choice", "the", "--choice", "thin").out in ("the\n", "thin\n")
 
     def test_one_that_is_cut_is_said_to_be(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--regex", "a{9}", "--max-tokens", 4, "the")
-        assert (ran.code, ran.out) == (1, "aaaa")
+        assert (ran.code, ran.out) == (1, "aaaa\n")
         assert "not whole" in ran.err and ran.err.count("\n") == 1
 
     @pytest.mark.parametrize(
