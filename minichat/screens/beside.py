@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from textual.widget import Widget
 
+from engine.events import Event
+from engine.snapshot import Snapshot
+
 if TYPE_CHECKING:
     from minichat.screens.main import MainScreen
+
+
+class Onlooker(Protocol):
+    """Looks at the engine beside the monitor."""
+
+    def see_snapshot(self, snapshot: Snapshot) -> None: ...
+
+    def see_events(self, events: Sequence[Event]) -> None: ...
 
 
 def decoding(screen: MainScreen) -> None:

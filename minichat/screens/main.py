@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual import on
 from textual.app import ComposeResult
@@ -21,6 +21,7 @@ from minichat.open_chats import OpenChats
 from minichat.screens import beside, deeds, dialogs, labels, schemes, sending, switches
 from minichat.screens.decoding import Decoding
 from minichat.screens.dialog import closed_by
+from minichat.screens.drafts import Drafts
 from minichat.screens.links import Links
 from minichat.screens.picking import Picking
 from minichat.widgets.banner import Banner
@@ -43,14 +44,6 @@ if TYPE_CHECKING:
     from minichat.app import MinichatApp
 
 
-class Onlooker(Protocol):
-    """Looks at the engine beside the monitor."""
-
-    def see_snapshot(self, snapshot: Snapshot) -> None: ...
-
-    def see_events(self, events: Sequence[Event]) -> None: ...
-
-
 class MainScreen(FrameScreen[None]):
     """Lays out and routes; what a chat does is the conversation's business."""
 
@@ -68,8 +61,11 @@ class MainScreen(FrameScreen[None]):
         self.latest: Snapshot | None = None
         self.at_work: Snapshot | None = None  # the newest one in which anything ran
         self.links, self.decoding, self.picking = Links(self), Decoding(self), Picking(self)
-        self.onlookers: list[Onlooker] = []  # who wants to see what the engine says, while they are there
+        self.onlookers: list[
+            beside.Onlooker
+        ] = []  # who wants to see what the engine says, while they are there
         self._shown: list[Conversation] = []
+        self.drafts = Drafts(self)
 
     def compose(self) -> ComposeResult:
         yield ChatTabs(id="tabs")
@@ -262,6 +258,10 @@ class MainScreen(FrameScreen[None]):
     @on(Prompt.Sent)
     def _send(self, event: Prompt.Sent) -> None:
         sending.send(self, event.text)
+
+    @on(Prompt.Changed)
+    def _typed(self) -> None:
+        self.drafts.note()
 
     @on(Prompt.Recall)
     def _recall(self, event: Prompt.Recall) -> None:

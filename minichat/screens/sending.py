@@ -38,7 +38,7 @@ def send(screen: MainScreen, text: str) -> None:
         if files:
             names = ", ".join(f"{each.name} ({size(len(each.text.encode()))})" for each in files)
             screen.notify(f"sent along: {one_line(names)}", markup=False)
-    active.chat.draft = ""
+    screen.drafts.keep()
     screen.label()
 
 
