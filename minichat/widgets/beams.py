@@ -31,9 +31,7 @@ class BeamTree(Widget):
         if self.view is None:
             return Content.styled("shown while a search runs", "$text-muted")
         view, room = self.view, max(self.size.height - 1, 1)
-        live = (
-            f"over: {len(view.live)} live at last" if self.over else f"{len(view.live)} of {view.width} live"
-        )
+        live = "over" if self.over else f"{len(view.live)} of {view.width} live"
         counts = f"{live}, {len(view.done)} ended"
         hidden = len(self.lines) - room
         shown = self.lines if hidden <= 0 else self.lines[: room - 1]
