@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from rich.cells import get_character_cell_size
 
-from minichat.widgets.transcript.leaves import MAX_CODE, MAX_TEXT, Container, Fence, Kind, Leaf
+from minichat.widgets.transcript.leaves import MAX_CODE, MAX_PLAIN, MAX_TEXT, Container, Fence, Kind, Leaf
 
 _FENCE = re.compile(r"`{3,}|~{3,}")
 _HEADING = re.compile(r"(#{1,6})(?=[ \t]|$)")
@@ -100,12 +100,12 @@ class Splitter:
             return True
         text, count = self.text, 0
         while True:
-            newline = text.find("\n", self._at, self._at + MAX_TEXT + 1)
+            newline = text.find("\n", self._at, self._at + self._longest + 1)
             if newline >= 0:
                 self._take(text[self._at : newline], self._at)
                 self._at = newline + 1
                 self._state.midline = False
-            elif len(text) - self._at > MAX_TEXT:
+            elif len(text) - self._at > self._longest:
                 cut = self._cut()
                 self._take(text[self._at : cut], self._at, whole=False)
                 self._at = cut
@@ -121,9 +121,14 @@ class Splitter:
             self._take(text[self._at :], self._at)
         return True
 
+    @property
+    def _longest(self) -> int:
+        """A piece of a line, in characters."""
+        return MAX_PLAIN if self.plain and self._state.fence is None else MAX_TEXT
+
     def _cut(self) -> int:
         """Where to part a line that is too long: after a space, and never between a letter and its mark."""
-        text, end = self.text, self._at + MAX_TEXT
+        text, end = self.text, self._at + self._longest
         if space := text.rfind(" ", self._at + 1, end) + 1:
             return space
         for back in range(16):

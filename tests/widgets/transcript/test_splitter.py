@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from minichat.widgets.transcript.leaves import MAX_CODE, MAX_TEXT, Leaf
+from minichat.widgets.transcript.leaves import MAX_CODE, MAX_PLAIN, MAX_TEXT, Leaf
 from minichat.widgets.transcript.splitter import Splitter
 from tests.widgets.transcript.texts import EVERYTHING, texts
 
@@ -19,6 +19,12 @@ def leaves(text: str) -> list[Leaf]:
 
 def kinds(text: str) -> list[tuple[str, str]]:
     return [(leaf.kind, leaf.text) for leaf in leaves(text)]
+
+
+def plain_leaves(text: str) -> list[Leaf]:
+    splitter = Splitter(text, plain=True)
+    splitter.advance()
+    return splitter.leaves
 
 
 def in_pieces(text: str, cuts: list[int]) -> list[Leaf]:
@@ -44,6 +50,15 @@ def test_one_character_at_a_time_gives_the_leaves_of_the_whole() -> None:
 def test_long_lines_are_parted_alike(length: int, cuts: list[int], fenced: bool) -> None:
     line = ("```\n" if fenced else "") + "ab cde " * (length // 7) + "x" * length + "\n# after"
     assert in_pieces(line, [min(cut, len(line)) for cut in cuts]) == leaves(line)
+
+
+def test_a_long_line_of_a_person_is_one_piece() -> None:
+    """Where pieces join, a row is broken. What a person pastes is whole, and a page of it costs little."""
+    line = "word " * 3000
+    assert [leaf.text for leaf in plain_leaves(line)] == [line]
+    pieces = plain_leaves(line * 4)
+    assert "".join(leaf.text for leaf in pieces) == line * 4
+    assert all(len(leaf.text) <= MAX_PLAIN for leaf in pieces)
 
 
 @given(texts)
