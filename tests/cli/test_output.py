@@ -55,6 +55,6 @@ def test_the_screen_finds_a_stream_that_was_closed(monkeypatch: pytest.MonkeyPat
 
 def test_what_the_locale_cannot_say_is_written_as_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    assert said("hi", "generate --choice=gr\u00fcn", out=True) == (0, "gr\\xfcn")
+    assert said("hi", "generate --choice=gr\u00fcn", out=True) == (0, "gr\\xfcn\n")
     code, record = said("hi", "generate --json --choice=gr\u00fcn", out=True)
     assert code == 0 and json.loads(record)["text"] == "gr\u00fcn"
