@@ -37,9 +37,10 @@ from engine.runner.graphs import DecodeSteps, Draws
 from engine.runner.results import Drawn
 from engine.runner.runner import Launched, ModelRunner
 from engine.sampling.penalties import SeenTokens
-from engine.scheduling.plan import Plan
 from engine.scheduling.policy import choose
-from engine.scheduling.scheduler import Rules, Scheduler
+from engine.scheduling.rules import Rules
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Step
 from engine.text.bare import BareTokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -103,13 +104,15 @@ class Mute(ModelRunner):
     """Prepares every step, and then runs nothing: the same token comes from everywhere."""
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> Launched:
+    def launch(self, step: Step) -> Launched:
         began = time.monotonic()
-        rows = [row for row in plan.rows if row.samples]
-        self._batches.build(plan, self._drawing.last_ids)
+        self._tables.apply(step.tables)
+        self._drawing.apply(step.sampling)
+        rows = step.rows.where(step.rows.samples)
+        self._batches.build(step.rows, step.ids, step.single, self._drawing.last_ids)
         self._drawing.view(rows)
         drawn = Drawn(torch.ones(len(rows), dtype=torch.int64))
-        return Launched(rows, drawn, None, began, lambda: 0.0)
+        return Launched(rows, began, lambda: 0.0, {}, drawn=drawn)
 
 
 class Graphed(ModelRunner):
@@ -119,7 +122,6 @@ class Graphed(ModelRunner):
         super()._on_store()
         self._steps = DecodeSteps(
             HollowStage(),
-            requests=self._requests,
             tables=self._tables,
             block_size=self._block_size,
             last_ids=self._drawing.last_ids,
@@ -147,12 +149,11 @@ def empty_engine(
         model=EmptyModel(),
         store=store,
         attention=TorchAttention(),
-        requests=scheduler.requests,
-        tables=tables,
+        slots=rows,
+        width=256,
         block_size=16,
         stop_ids=frozenset(),
         device=device,
-        grammars=grammars,
     )
     return Engine(
         scheduler=scheduler,
