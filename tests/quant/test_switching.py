@@ -20,6 +20,7 @@ from engine.models.source import PlainSource
 from engine.params import SamplingParams
 from engine.quant import int8
 from engine.request import Finish
+from engine.runner.changes import Resize
 from engine.scheduling.resize import shrink
 from engine.start import start
 from tests.models.test_families import reference
@@ -317,7 +318,7 @@ class TestRoom:
         runner._room = replace(runner._room, nbytes=blocks * each, most=None)  # type: ignore[attr-defined]
         engine.weights._share = 1.0  # type: ignore[union-attr]
         shrink(engine.scheduler, blocks)
-        runner.resize(blocks, [])  # type: ignore[attr-defined]
+        runner.apply(Resize(blocks, ()))
         return engine
 
     def test_it_grows_at_once_and_comes_back(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
