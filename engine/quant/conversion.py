@@ -1,13 +1,49 @@
 """From one scheme to another, a layer at a time; last comes the head, where it goes along."""
 
 import logging
+from typing import Protocol
+
+import torch
+from torch import nn
 
 from engine.devices import give_back
 from engine.errors import EngineError
-from engine.models.decoder import Decoder
 from engine.quant.base import Scheme
 
 logger = logging.getLogger("minichat.engine")
+
+
+class Source(Protocol):
+    """Makes layers and the head from the exact weights, whatever the present ones are kept as."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def scheme(self, name: str) -> Scheme:
+        """The scheme of that name, if it runs here; `none` is what the checkpoint has."""
+
+    def check(self) -> None:
+        """Raises where the exact weights are no longer to be had."""
+
+    def layer(self, index: int, scheme: Scheme) -> nn.Module: ...
+
+    def of_head(self, scheme: Scheme) -> Scheme:
+        """What `head` keeps it in, beside layers of that scheme."""
+
+    def head(self, scheme: Scheme) -> nn.Module:
+        """Of a model whose head is not the embedding's table."""
+
+
+class Convertible(Protocol):
+    """A model whose layers and head can be made anew."""
+
+    layers: nn.ModuleList
+    head: nn.Module
+    source: Source | None
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding's table, which no scheme touches."""
 
 
 class Conversion:
@@ -16,14 +52,14 @@ class Conversion:
     Until it is over the model is a mixture that nobody may compute with.
     """
 
-    def __init__(self, model: Decoder, old: Scheme, new: Scheme) -> None:
+    def __init__(self, model: Convertible, old: Scheme, new: Scheme) -> None:
         assert model.source is not None
         self._model, self._source = model, model.source
         self.old, self.new = old, new
         if new is not old:
             self._source.check()  # without them there is no way back either
         heads = [self._source.of_head(scheme) for scheme in (old, new)]
-        moved = not model.config.tied and heads[0] is not heads[1]
+        moved = not model.tied and heads[0] is not heads[1]
         self.done, self.total = 0, len(model.layers) + moved
         self.error = ""  # why it goes back, or has gone back
 

@@ -9,7 +9,7 @@ from torch import nn
 from engine.devices import give_back
 from engine.errors import BadInput
 from engine.models.base import LanguageModel
-from engine.models.decoder import Decoder, Layer, Linear
+from engine.models.decoder import Decoder, Linear, block
 from engine.quant.base import Scheme
 from engine.quant.conversion import Conversion
 from engine.quant.registry import named, names, why_not
@@ -87,7 +87,7 @@ def nbytes(model: LanguageModel, scheme: Scheme) -> int:
     if not config.tied:
         total += model.source.of_head(scheme).nbytes(config.vocab, config.hidden, dtype)
     with torch.device("meta"):
-        layers = [Layer(index, config, dtype) for index in range(len(config.layers))]
+        layers = [block(config, index, dtype) for index in range(len(config.layers))]
     shapes = [part.weight.shape for layer in layers for part in layer.modules() if isinstance(part, Linear)]
     return total + sum(scheme.nbytes(outputs, inputs, dtype) for outputs, inputs in shapes)
 

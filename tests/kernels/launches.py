@@ -1,7 +1,7 @@
-"""What a step launches, written down: kernels in their order, with grids, flags, arguments and who reads what.
+"""What a step launches, written down: kernels in their order, with their grids, flags and arguments.
 
-Nothing runs and no GPU is needed: tensors hold nothing, and a launch is only noted. Tensors are numbered in the
-order in which their memory is first seen, so two records are equal only if the data takes the same way.
+Nothing runs and no GPU is needed: tensors hold nothing, and a launch is only noted. Tensors are numbered in
+the order in which their memory is first seen, so two records are equal only if the data takes the same way.
 """
 
 from collections.abc import Iterator
@@ -17,8 +17,9 @@ from engine.cache.store import KVLayer
 
 # What torch computes between kernels. The rest of its calls make views or empty memory.
 COMPUTED = {
-    "linear", "matmul", "__matmul__", "_scaled_mm", "silu", "mul", "mul_", "add", "__add__", "__iadd__", "sum",
-    "cat", "rms_norm", "layer_norm", "embedding", "copy_", "index_copy_", "contiguous", "to",
+    "linear", "matmul", "__matmul__", "_scaled_mm", "silu", "mul", "mul_", "add", "add_", "__add__",
+    "__iadd__", "sum", "cat", "rms_norm", "layer_norm", "embedding", "copy_", "index_copy_", "contiguous",
+    "to",
 }  # fmt: skip
 
 
@@ -35,7 +36,7 @@ class Record:
         self.lines.append(f"{kernel.fn.__name__}{tuple(int(each) for each in grid)} {told}")
 
     def computed(self, name: str, given: tuple[Any, ...], found: Any) -> None:
-        told = " ".join(self._told(each) for each in given)
+        told = " ".join(self._told(each) for each in given if each is not None)
         self.lines.append(f"{name} {told} -> {self._told(found)}")
 
     def _told(self, each: Any) -> str:

@@ -30,8 +30,8 @@ pytest.importorskip("triton", reason="no Triton here")
 META = torch.device("meta")
 HEADS = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)
 QWEN = DecoderConfig(
-    family="qwen3", dtype="bfloat16", hidden=1024, layers=(HEADS,) * 3, vocab=5000, max_context=2000, mlp=3072,
-    norm_eps=1e-6, rope=RopeSpec(theta=1e6), tied=True, qk_norm=True,
+    family="qwen3", dtype="bfloat16", hidden=1024, layers=(HEADS,) * 3, vocab=5000, max_context=2000,
+    mlp=3072, norm_eps=1e-6, rope=RopeSpec(theta=1e6), tied=True, qk_norm=True,
 )  # fmt: skip
 LLAMA = replace(
     QWEN, family="llama", hidden=4096, layers=(replace(HEADS, heads=32),) * 3, mlp=14336, qk_norm=False,
