@@ -69,7 +69,8 @@ class _Torch(TorchFunctionMode):
         found = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
         gathers = name == "__getitem__" and any(isinstance(each, Tensor) for each in _flat(args[1:]))
-        if gathers or (name in COMPUTED and found is not args[0]):
+        nothing = name in ("to", "contiguous") and found is args[0]
+        if gathers or (name in COMPUTED and not nothing):
             self._record.computed(name, (*args, *(kwargs or {}).values()), found)
         return found
 
