@@ -37,8 +37,8 @@ def block(config: DecoderConfig, index: int, dtype: torch.dtype, ranks: int = 1)
     """Made empty, on the current default device; for one of `ranks`, with the shapes of its share."""
     family = family_of(config)
     build = Build.of(family, config, dtype, ranks)
-    attention = family.attention.part(config, index, build)
-    feed_forward = family.feed_forward.part(config, index, build)
+    attention = family.attention.part()(config, index, build)
+    feed_forward = family.feed_forward.part()(config, index, build)
     return Block(index, attention, feed_forward, family.names["block"].format(index))
 
 

@@ -1,6 +1,6 @@
-"""The kinds of parts that families are tables of: what each reads from config.json, and how it is made.
+"""The kinds of parts that families are tables of: what each reads from config.json, and its class.
 
-Needs no torch before a part is made.
+Needs no torch before that class is asked for.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.config import CacheSpec, DecoderConfig
+from engine.config import CacheSpec
 from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Fields
 
 if TYPE_CHECKING:
-    from engine.models.layers.build import Build
     from engine.models.layers.part import Part
 
 Windows = Callable[[Fields, int], tuple[int | None, ...]]
@@ -23,7 +22,8 @@ class PartKind(Protocol):
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
         """What it needs to know of config.json, as fields of DecoderConfig. Raises for what it cannot do."""
 
-    def part(self, config: DecoderConfig, index: int, build: Build) -> Part: ...
+    def part(self) -> type[Part]:
+        """Its class, imported when it is asked for."""
 
 
 def no_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
@@ -117,10 +117,10 @@ class Grouped:
             "unrotated": unrotated,
         }
 
-    def part(self, config: DecoderConfig, index: int, build: Build) -> Part:
+    def part(self) -> type[Part]:
         from engine.models.layers.attention import GroupedAttention
 
-        return GroupedAttention(config, index, build)
+        return GroupedAttention
 
     def _head_dim(self, fields: Fields, heads: int) -> int:
         hidden, default = fields.whole("hidden_size", high=MOST_WIDTH), self.head_dim
@@ -144,10 +144,10 @@ class Dense:
         width = fields.whole("intermediate_size", high=MOST_WIDTH)
         return {"mlp": width, "mlp_bias": self.biased and fields.flag("mlp_bias", False)}
 
-    def part(self, config: DecoderConfig, index: int, build: Build) -> Part:
+    def part(self) -> type[Part]:
         from engine.models.layers.mlp import DenseMLP
 
-        return DenseMLP(config, index, build)
+        return DenseMLP
 
 
 def _heads(fields: Fields) -> tuple[int, int]:

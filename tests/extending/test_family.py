@@ -137,6 +137,16 @@ def test_the_engine_gives_the_tokens_of_its_plain_forward(folder: Path) -> None:
         assert heard.tokens == tokens
 
 
+def test_the_doctor_names_what_runs_as_plain_torch() -> None:
+    from minichat.commands.doctor import examine, report
+
+    found = examine()
+    assert found["families"]["qwen3"] == "all parts have launches of their own on a GPU"
+    told = "on a GPU, 1 of 2 parts run as plain torch: SquaredMLP, operator transposed, operator centered"
+    assert found["families"]["squared"] == told
+    assert f"  squared: {told}" in report(found)
+
+
 def test_a_scheme_takes_what_is_plain_and_leaves_operators(folder: Path) -> None:
     model = load_model(ModelPlace("squared", folder), quantization="int8")
     made = {name: type(each).__name__ for name, each in model.named_modules()}  # type: ignore[attr-defined]

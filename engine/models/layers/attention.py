@@ -24,9 +24,8 @@ class GroupedAttention(Part):
     pdl = True
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
-        super().__init__()
+        super().__init__(config, index, build)
         whole = config.layers[index]
-        self.index, self.names, self.hidden = index, build.names, config.hidden
         self.whole = (whole.heads, whole.kv_heads)  # of all ranks
         self.cache = spec = of_rank(whole, build.ranks)
         self.heads = (spec.heads, spec.kv_heads)

@@ -19,8 +19,7 @@ class DenseMLP(Part):
     pdl = True
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
-        super().__init__()
-        self.names, self.hidden = build.names, config.hidden
+        super().__init__(config, index, build)
         self.width = build.share(config.mlp, "rows of the MLP")
         self.norm = build.norm(config.hidden)
         self.gate_up = build.linear(config.hidden, 2 * self.width, bias=config.mlp_bias)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from engine.attention.base import Attend
-from engine.config import CacheSpec
+from engine.config import CacheSpec, DecoderConfig
 from engine.models.layers.cut import Cut
 
-if TYPE_CHECKING:  # it brings Triton, which is there where a GPU is
+if TYPE_CHECKING:  # of which the second brings Triton, which is there where a GPU is
+    from engine.models.layers.build import Build
     from engine.models.layers.gpu import Gpu, GpuStep, Residual
 
 PDL_ROWS = 32  # rows up to which kernels start early, whatever does the products
@@ -55,6 +56,10 @@ class Part(nn.Module):
     pdl: ClassVar[bool] = False  # whether its kernels may start while the one before ends: each waits itself
     cache: CacheSpec | None = None  # what it keeps of a token between steps
 
+    def __init__(self, config: DecoderConfig, index: int, build: "Build") -> None:
+        super().__init__()
+        self.index, self.hidden, self.names = index, config.hidden, build.names
+
     def pieces(self) -> Mapping[str, tuple[Piece, ...]]:
         """By its attribute, what each product and norm is made of: rows that lie one behind another."""
         raise NotImplementedError
@@ -66,6 +71,11 @@ class Part(nn.Module):
     def fused(self, x: "Residual", step: "GpuStep", gpu: "Gpu") -> "Residual | None":
         """The same by its own launches. None: `forward` runs, which is counted and named by `doctor`."""
         return None
+
+    @classmethod
+    def launches(cls) -> bool:
+        """Whether it has launches of its own."""
+        return cls.fused is not Part.fused
 
     def takes_single(self, gpu: "Gpu") -> bool:
         """Whether `fused` has a shorter way for a step of one row; taken if all parts have one."""

@@ -19,8 +19,7 @@ class SquaredMLP(Part):
     """A product up, a power of what is positive, a product down."""
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
-        super().__init__()
-        self.names, self.hidden = build.names, config.hidden
+        super().__init__(config, index, build)
         self.width = build.share(config.mlp, "rows of the MLP")
         self.power: int = config.settings["power"]
         self.norm = build.norm(config.hidden)
@@ -40,14 +39,14 @@ class SquaredMLP(Part):
 
 
 class Squared:
-    """What the part reads from config.json, and how it is made."""
+    """What the part reads from config.json, and its class."""
 
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
         power = fields.whole("activation_power", 2, high=4)
         return {"mlp": fields.whole("intermediate_size", high=MOST_WIDTH), "settings": {"power": power}}
 
-    def part(self, config: DecoderConfig, index: int, build: Build) -> Part:
-        return SquaredMLP(config, index, build)
+    def part(self) -> type[Part]:
+        return SquaredMLP
 
 
 class Transposed:
