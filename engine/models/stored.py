@@ -52,11 +52,12 @@ class StoredSource:
                 kept[name] = weight
         for part in layer.parts:
             for attribute, pieces in part.pieces().items():
-                linear, names = (
-                    getattr(part, attribute),
-                    [layer.named(f"{each.name}.weight") for each in pieces],
-                )
+                linear, names = getattr(part, attribute), [layer.named(f"{it.name}.weight") for it in pieces]
                 if not isinstance(linear, Linear) or kept.keys().isdisjoint(names):
+                    continue
+                if not linear.quantizes:
+                    for name in kept.keys() & names:
+                        slots[name].view.copy_(kept[name].dequantized()[:, : linear.weight.shape[1]])
                     continue
                 parts = [kept[name] if name in kept else slots[name].view.clone() for name in names]
                 setattr(part, attribute, product(parts, linear.bias, linear.weight.shape[1], self.dtype))

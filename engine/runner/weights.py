@@ -88,8 +88,13 @@ def nbytes(model: LanguageModel, scheme: Scheme) -> int:
         total += model.source.of_head(scheme).nbytes(config.vocab, config.hidden, dtype)
     with torch.device("meta"):
         layers = [block(config, index, dtype) for index in range(len(config.layers))]
-    shapes = [part.weight.shape for layer in layers for part in layer.modules() if isinstance(part, Linear)]
-    return total + sum(scheme.nbytes(outputs, inputs, dtype) for outputs, inputs in shapes)
+    products = [part for layer in layers for part in layer.modules() if isinstance(part, Linear)]
+    return total + sum(_kept_in(each, scheme, dtype) for each in products)
+
+
+def _kept_in(product: Linear, scheme: Scheme, dtype: torch.dtype) -> int:
+    outputs, inputs = product.weight.shape
+    return scheme.nbytes(outputs, inputs, dtype) if product.quantizes else product.weight.nbytes
 
 
 def _outside(model: Decoder) -> chain[torch.Tensor]:

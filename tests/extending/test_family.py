@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.config import ModelPlace
 from engine.errors import BadInput
@@ -26,6 +26,7 @@ from engine.models.loader import Checkpoint, decoder_slots, random_weights
 from engine.models.registry import load_model
 from engine.models.support import support
 from tests.models.tiny import plain_attend
+from tests.quant.packers import Gptq, write
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import GREEDY, ask, drain, engine_on, turn
 
@@ -151,6 +152,19 @@ def test_a_scheme_takes_what_is_plain_and_leaves_operators(folder: Path) -> None
     model = load_model(ModelPlace("squared", folder), quantization="int8")
     made = {name: type(each).__name__ for name, each in model.named_modules()}  # type: ignore[attr-defined]
     assert made["head"] == "Int8Table" and made["layers.0.feed_forward.up"] == "TransposedProduct"
+
+
+def test_a_quantized_checkpoint_is_what_its_numbers_stand_for(folder: Path, tmp_path: Path) -> None:
+    """Attention's products are operators here, which no scheme keeps: they get the numbers themselves."""
+    made = write(load_file(folder / "model.safetensors"), CONFIG, tmp_path / "packed", Gptq())
+    prompt, replies = PROMPTS[0], []
+    for each in (made.quantized, made.plain):
+        byte_tokenizer().save(str(each / "tokenizer.json"))
+        engine = engine_on(each)
+        replies.append(ask(engine, prompt)[1])
+        drain(engine)
+    assert replies[0].tokens == replies[1].tokens == plain_reply(made.plain, prompt)
+    assert replies[0].tokens != plain_reply(folder, prompt), "packing that changes nothing proves little"
 
 
 class Wrong:

@@ -4,10 +4,8 @@ A family names one for all its parts (families.py). The plain forward computes i
 loaded, what its `make` gives takes the oracle's place, whatever scheme the other weights are kept in.
 """
 
-from collections.abc import Callable
-from functools import partial
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -109,39 +107,36 @@ def _compare_on(operator: Operator, device: torch.device, dtype: torch.dtype) ->
     for inputs, outputs in SHAPES:
         x = numbers(max(ROWS), inputs)
         if operator.kind == "norm":
-            weight = numbers(inputs)
-            oracle = partial(operator.oracle, weight=weight, eps=EPS)
-            _compare(operator, operator.make(weight.clone(), EPS), oracle, x, f"{inputs} numbers")
+            _compare(operator, x, numbers(inputs), EPS, f"{inputs} numbers")
             continue
         weight = numbers(outputs, inputs) / inputs**0.5
         for bias in (None, numbers(outputs)):
-            oracle = partial(operator.oracle, weight=weight, bias=bias)
             told = f"{inputs} inputs, {outputs} outputs and {'no' if bias is None else 'a'} bias"
-            _compare(operator, operator.make(weight.clone(), bias), oracle, x, told)
+            _compare(operator, x, weight, bias, told)
 
 
-def _compare(
-    operator: Operator, made: nn.Module, oracle: Callable[[Tensor], Tensor], x: Tensor, told: str
-) -> None:
+def _compare(operator: Operator, x: Tensor, weight: Tensor, rest: Any, told: str) -> None:
     """For several numbers of rows; the oracle is asked once, so that a row may not depend on its company."""
-    wanted = oracle(x)
     about = f"operator {operator.name!r} on {x.device.type} in {str(x.dtype).removeprefix('torch.')}"
-    for rows in ROWS:
-        try:
-            found = made(x[:rows].clone())
-        except Exception as error:  # whatever it is, it is somebody else's code
-            raise BadInput(f"{about}: {rows} rows, {told}: {type(error).__name__}: {error}") from error
-        if found.shape != wanted[:rows].shape or found.dtype is not x.dtype:
-            shape, kind = list(found.shape), str(found.dtype).removeprefix("torch.")
-            raise BadInput(
-                f"{about}: {rows} rows, {told}: it gives {kind} {shape}, not {list(wanted[:rows].shape)}"
-            )
-        apart = (found.float() - wanted[:rows].float()).norm() / wanted[:rows].float().norm()
-        if not apart <= ALLOWED[x.dtype]:  # which is so of NaN, too
-            raise BadInput(
-                f"{about}: {rows} rows, {told}: it is {float(apart):.1e} away from its oracle; "
-                f"at most {ALLOWED[x.dtype]:g} is allowed"
-            )
+    try:
+        wanted, made = operator.oracle(x, weight, rest), operator.make(weight.clone(), rest)
+        found = {rows: made(x[:rows].clone()) for rows in ROWS}
+    except Exception as error:  # whatever it is, it is somebody else's code
+        raise BadInput(f"{about}: {told}: {type(error).__name__}: {error}") from error
+    for rows, mine in found.items():
+        if problem := _apart(mine, wanted[:rows], x.dtype):
+            raise BadInput(f"{about}: {rows} rows, {told}: {problem}")
+
+
+def _apart(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> str:
+    """What is wrong with it, in words; nothing if it is near enough."""
+    if found.shape != wanted.shape or found.dtype is not dtype:
+        kind = str(found.dtype).removeprefix("torch.")
+        return f"it gives {kind} {list(found.shape)}, not {list(wanted.shape)}"
+    apart = float((found.float() - wanted.float()).norm() / wanted.float().norm())
+    if apart <= ALLOWED[dtype]:  # which is not so of NaN
+        return ""
+    return f"it is {apart:.1e} away from its oracle; at most {ALLOWED[dtype]:g} is allowed"
 
 
 class OperatorLinear(Linear):
