@@ -9,7 +9,6 @@ from textual.pilot import Pilot
 from textual.widget import Widget
 
 from minichat.themes import load_themes, shipped_themes
-from tests import impatient  # noqa: F401
 
 
 class Stage(App[None]):
