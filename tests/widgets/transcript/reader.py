@@ -71,7 +71,7 @@ class Reader:
     async def settled(self) -> None:
         await self.pilot.pause()
         while self.transcript.busy:
-            await self.pilot.pause(0.02)
+            await self.pilot.pause()
         await self.pilot.pause()
 
     async def scroll(self, y: int) -> None:
