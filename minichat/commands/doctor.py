@@ -28,8 +28,10 @@ from minichat.settings.nearest import unknown
 from minichat.settings.presets import load_presets
 from minichat.themes import load_themes, shipped_themes
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx")
-OPTIONAL = ("triton", "bitsandbytes", "flash-attn", "flashinfer-python")
+PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx"]
+if sys.platform == "linux":
+    PACKAGES.append("bitsandbytes")  # elsewhere it is not installed along
+OPTIONAL = ("triton", "flash-attn", "flashinfer-python")
 _GB = 1e9
 _SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)  # a usual layer
 

@@ -22,7 +22,7 @@ from minichat.paths import locate
 from minichat.screens.main import MainScreen
 from minichat.settings import load
 from minichat.terminal import Terminal
-from tests import impatient  # noqa: F401
+from tests import impatient
 
 HERE = Terminal(ssh=False, tmux=False, unicode=True)
 PATIENCE = 20.0  # seconds, on a machine that does much else
@@ -148,7 +148,7 @@ def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def plain(*arguments: Any, **keywords: Any) -> None:
-        asyncio.run(test(*arguments, **keywords))
+        impatient.run(test(*arguments, **keywords))
 
     plain.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
     return plain

@@ -14,7 +14,7 @@ from minichat.backends.address import Address
 from minichat.backends.link import Link
 from minichat.backends.protocol import LinkLost
 from tests.app.conftest import run
-from tests.attach.conftest import Attached, attached, text_of, whole
+from tests.attach.conftest import Attached, at_once, attached, text_of, whole
 from tests.server.conftest import KEY, Served, dry, serving, user
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -24,6 +24,12 @@ ENDLESS = SamplingParams(max_tokens=4000, ignore_eos=True)
 
 async def read(it: Attached, tag: str = "", params: SamplingParams = LONG) -> str:
     return text_of(await whole(await it.backend.submit("tell me", params, tag=tag)))
+
+
+async def works(it: Attached, server: Served) -> None:
+    """The engine makes some steps."""
+    before = server.host.snapshot().step
+    await it.until(lambda: server.host.snapshot().step > before + 3)
 
 
 @run
@@ -54,7 +60,7 @@ async def test_a_running_reply_is_changed_forked_preempted_and_ended(slow: Serve
     async with attached(slow) as it:
         backend = it.backend
         reply = await backend.submit(user("hello"), ENDLESS)
-        batches = reply.batches(lambda: asyncio.sleep(0.05))
+        batches = reply.batches(at_once)
         await anext(batches)
         fork = await backend.fork(reply.id, ENDLESS.changed(max_tokens=25))
         assert fork.prompt_tokens > reply.prompt_tokens
@@ -115,10 +121,11 @@ async def test_a_cut_in_the_middle_of_a_reply_loses_nothing(slow: Served) -> Non
             before = len(it.said(LinkLost))
             it.proxy.cut()
             await it.until(lambda n=before: len(it.said(LinkLost)) > n)
-            await asyncio.sleep(0.1)
+            await works(it, slow)
             it.proxy.restore()
             await it.back()
-            await asyncio.sleep(0.1)
+            passed = it.proxy.passed
+            await it.until(lambda passed=passed: it.proxy.passed > passed + 300)
         assert await reading == expected
 
 
@@ -166,7 +173,7 @@ async def test_what_is_asked_while_it_is_cut_is_done_after_it(slow: Served) -> N
             asyncio.create_task(work)
             for work in (it.backend.abort(running.id), it.backend.snapshot(), read(it), read(it))
         ]
-        await asyncio.sleep(0.05)
+        await works(it, slow)
         assert not any(each.done() for each in asked)
         it.proxy.restore()
         assert (await reading)[-1].finish is Finish.ABORTED
@@ -180,12 +187,15 @@ async def test_a_reply_is_found_again_by_its_tag(slow: Served) -> None:
     async with attached(slow) as it:
         expected = await read(it)
         await it.backend.submit("tell me", LONG, tag="mine")
-    await asyncio.sleep(0.1)  # nobody reads, and it goes on
+        endless = await it.backend.submit("tell me", ENDLESS, tag="endless")
     async with attached(slow) as it:
+        running = await it.backend.resume("endless")
+        assert running is not None
+        assert running.lasted is None
+        await it.backend.abort(endless.id)
         past = await it.backend.resume("mine")
         assert past is not None
-        assert 0.1 < past.age < 60
-        assert past.lasted is None
+        assert running.age < past.age < 60
         assert text_of(await whole(past.reply)) == expected
         again = await it.backend.resume("mine")
         assert again is not None

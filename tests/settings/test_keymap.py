@@ -1,4 +1,3 @@
-import asyncio
 from pathlib import Path
 from typing import ClassVar
 
@@ -8,6 +7,7 @@ from textual.binding import Binding
 
 from minichat.settings import load
 from minichat.settings.keymap import Bound, keymap, normalized
+from tests import impatient
 
 BINDINGS = [
     Bound("chat.new", ("ctrl+n",)),
@@ -112,5 +112,5 @@ def test_textual_takes_the_map(tmp_path: Path) -> None:
         async with program.run_test() as pilot:
             await pilot.press("ctrl+n", "ctrl+t", "question_mark")
 
-    asyncio.run(press())
+    impatient.run(press())
     assert pressed == ["new", "new"]
