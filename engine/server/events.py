@@ -16,7 +16,7 @@ from engine.server import sse
 from engine.server.connection import state_of
 from engine.server.desk import Desk
 from engine.server.drain import Drain
-from engine.server.openai.schema import STREAM, openapi_answers
+from engine.server.schema import STREAM, openapi_answers
 from engine.server.sockets import sending
 from engine.wire import encode_event
 

@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
+from engine.errors import UnknownRequest
 from engine.events import Delta
 from engine.host.prompts import Prompt
 from engine.params import SamplingParams
-from engine.server.openai.errors import ApiError
 from engine.server.run import Run
 
 _KEPT = 256  # replies that have ended
@@ -152,7 +152,7 @@ class Replies:
     def find(self, id: str, key: bytes) -> KeptReply:
         reply = self._kept.get(id)
         if reply is None or reply.owner != key:
-            raise ApiError(404, f"there is no reply {id[:40]!r} here; it may have been forgotten")
+            raise UnknownRequest(f"there is no reply {id[:40]!r} here; it may have been forgotten")
         return reply
 
     def of(self, key: bytes, tag: str = "") -> list[KeptReply]:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Self
+from typing import Any, Self
 
 from engine.events import Delta
 from engine.host.prompts import Prompt
@@ -33,6 +33,15 @@ class Usage:
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
 
 
 @dataclass(eq=False)

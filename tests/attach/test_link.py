@@ -6,6 +6,7 @@ from hashlib import sha256
 import httpx
 import pytest
 
+from engine.commands import Abort, MeasureSpeeds, Preempt, SetKvScheme, SetQuantization, SetSwitch, Update
 from engine.errors import BadInput, BadParams, BadWire, EngineDead, RequestTooLong, UnknownRequest
 from engine.events import Finished, FirstToken, Queued, Switched
 from engine.params import SamplingParams
@@ -41,10 +42,10 @@ async def test_everything_a_screen_asks_comes_through(served: Served) -> None:
         assert await backend.layout("hello") == host.layout("hello")
         tokens = [token for delta in deltas for token in delta.tokens]
         assert await backend.texts(tokens) == host.texts(tokens)
-        await backend.set_switch("prefix_cache", False)
+        await backend.send(SetSwitch("prefix_cache", False))
         switches = {each.name: each.on for each in (await backend.snapshot()).switches}
         assert not switches["prefix_cache"]
-        await backend.set_switch("prefix_cache", True)
+        await backend.send(SetSwitch("prefix_cache", True))
         await it.until(lambda: len(it.said(Switched)) == 2)
         assert {Queued, FirstToken, Finished} <= {type(event) for event in it.heard}
 
@@ -60,15 +61,15 @@ async def test_a_running_reply_is_changed_forked_preempted_and_ended(slow: Serve
         assert fork.prompt_tokens > reply.prompt_tokens
         before = fork.prompt_tokens - reply.prompt_tokens  # they count as said, too
         assert before + sum(len(delta.tokens) for delta in await whole(fork)) == 25
-        await backend.preempt(reply.id)
-        await backend.update(reply.id, max_tokens=60)
+        await backend.send(Preempt(reply.id))
+        await backend.send(Update(reply.id, {"max_tokens": 60}))
         tokens = sum([len(delta.tokens) async for batch in batches for delta in batch])
         assert tokens <= 60
         other = await backend.submit("tell me", ENDLESS)
-        await backend.abort(other.id)
+        await backend.send(Abort((other.id,)))
         assert (await whole(other))[-1].finish is Finish.ABORTED
         with pytest.raises(UnknownRequest):
-            await backend.update(other.id, top_k=3)
+            await backend.send(Update(other.id, {"top_k": 3}))
         with pytest.raises(UnknownRequest):
             await backend.fork(10**6, LONG)
 
@@ -77,17 +78,17 @@ async def test_a_running_reply_is_changed_forked_preempted_and_ended(slow: Serve
 async def test_what_the_engine_refuses_is_refused_in_its_words(served: Served) -> None:
     async with attached(served) as it:
         with pytest.raises(BadParams, match="top_p"):
-            await it.backend.update(0, top_p=7)
+            await it.backend.send(Update(0, {"top_p": 7}))
         with pytest.raises(RequestTooLong, match="tokens"):
             await it.backend.submit("word " * 70_000, SamplingParams(max_tokens=5))
         with pytest.raises(BadInput, match="warp"):
-            await it.backend.set_switch("warp", True)
+            await it.backend.send(SetSwitch("warp", True))
         with pytest.raises(BadInput, match="'int4': this engine's weights have one form"):
-            await it.backend.set_quantization("int4")
+            await it.backend.send(SetQuantization("int4"))
         with pytest.raises(BadInput, match="no KV scheme 'int3'"):
-            await it.backend.set_kv_scheme("int3")
+            await it.backend.send(SetKvScheme("int3"))
         with pytest.raises(BadInput, match="dry run"):
-            await it.backend.speeds()
+            await it.backend.send(MeasureSpeeds())
         assert it.said(LinkLost) == []
 
 
@@ -164,7 +165,7 @@ async def test_what_is_asked_while_it_is_cut_is_done_after_it(slow: Served) -> N
         await it.lost()
         asked = [
             asyncio.create_task(work)
-            for work in (it.backend.abort(running.id), it.backend.snapshot(), read(it), read(it))
+            for work in (it.backend.send(Abort((running.id,))), it.backend.snapshot(), read(it), read(it))
         ]
         await asyncio.sleep(0.05)
         assert not any(each.done() for each in asked)
@@ -280,5 +281,4 @@ class TestTheDoor:
                 await it.backend.snapshot()
             monkeypatch.setattr("engine.server.control.VERSION", 1)
             assert (await it.backend.load(lambda *_: None)).state == "ready"
-            for request in slow.host.snapshot().requests:
-                slow.host.abort(request.id)
+            slow.host.send(Abort(tuple([each.id for each in slow.host.snapshot().requests]))).result()

@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS: dict[str, int] = {
     **dict.fromkeys(("config", "params", "request", "events", "snapshot"), 0),
-    **dict.fromkeys(("errors", "layout", "codec", "wire", "outside"), 0),
+    **dict.fromkeys(("errors", "layout", "codec", "wire", "outside", "commands"), 0),
     **dict.fromkeys(("cache", "grammar", "scheduling", "speculation", "text"), 1),
     **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices"), 2),
     "runner": 3,
     **dict.fromkeys(("core", "answers", "meters", "observe", "reply", "groups", "limits"), 4),
-    **dict.fromkeys(("requantize", "switches"), 4),
+    **dict.fromkeys(("requantize", "switches", "handlers", "mailbox"), 4),
     **dict.fromkeys(("host", "assembly", "start", "quality"), 5),
     "server": 6,
 }
