@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 from engine.commands import Begun
 from engine.errors import EngineError
 from engine.events import Delta
+from engine.host.handover import call_on
 from engine.request import Finish
 
 
@@ -73,8 +73,7 @@ class Stream:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: Delta) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody reads any more
-                loop.call_soon_threadsafe(arrived.set)
+            call_on(loop, arrived.set)
 
         self._wake = wake
         try:

@@ -40,7 +40,7 @@ class Weights:
     def begin(self, name: str) -> Conversion:
         """Raises where it cannot be; nothing has been touched then."""
         if not isinstance(self._model, Decoder) or self._model.source is None:
-            raise BadInput(f"quantization {name!r}: {_FOREIGN}")
+            raise BadInput(f"quantization {name!r}: {_FOREIGN}", field="scheme", value=name)
         return Conversion(self._model, self.scheme, self._model.source.scheme(name))
 
     def settle(self, scheme: Scheme) -> None:

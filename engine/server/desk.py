@@ -10,6 +10,7 @@ from typing import TypeVar
 from engine.commands import Abort, Begun, Command
 from engine.errors import EngineError
 from engine.events import Admitted, Event
+from engine.host.handover import call_on
 from engine.host.prompts import Prompt
 from engine.host.protocol import EngineHost
 from engine.host.stream import Stream
@@ -81,7 +82,7 @@ class Desk:
 
         def end(begun: Future[Begun]) -> None:
             if begun.exception() is None:
-                self._loop.call_soon_threadsafe(self.abort, [begun.result().id])
+                call_on(self._loop, self.abort, [begun.result().id])
 
         stream.begun.add_done_callback(end)
 

@@ -11,6 +11,7 @@ from engine.events import Delta
 from engine.host.prompts import Prompt
 from engine.params import SamplingParams
 from engine.server.run import Run
+from engine.server.waiters import Waiters
 
 _KEPT = 256  # replies that have ended
 _KEPT_DELTAS = 500_000  # of all of them: about 150 MB
@@ -38,7 +39,7 @@ class KeptReply:
     told: bool = False  # somebody has read it to its end
     deltas: list[Delta] = field(default_factory=list)
     readers: int = 0
-    _waiters: set["asyncio.Future[None]"] = field(default_factory=set)
+    _waiters: Waiters = field(default_factory=Waiters)
     timer: asyncio.TimerHandle | None = None
     pump: "asyncio.Task[None] | None" = None
 
@@ -78,21 +79,12 @@ class KeptReply:
             self.first_at = monotonic()
         if self.finished:
             self.ended_at = monotonic()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._waiters.wake()
 
     async def after(self, count: int, patience: float) -> list[Delta]:
         """What came after so many deltas; waits for it so long."""
         if len(self.deltas) <= count and not self.finished:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
-            try:
-                await asyncio.wait_for(waiter, patience)
-            except TimeoutError:
-                pass
-            finally:
-                self._waiters.discard(waiter)
+            await self._waiters.wait(patience)
         return self.deltas[count:]
 
 

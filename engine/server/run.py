@@ -14,6 +14,7 @@ from engine.params import SamplingParams
 from engine.server.desk import Desk
 from engine.server.limits import Ticket
 from engine.server.metrics import Metrics
+from engine.server.waiters import Waiters
 
 Batch = list[tuple[int, list[Delta]]]  # prompts that have news, and what they said, in order
 
@@ -64,7 +65,7 @@ class Run:
         # Ranked replies come whole: what lies between two of their tokens says nothing.
         self._timed = self.params.beams == 1 and self.params.best_of is None
         self._news: dict[int, None] = {}
-        self._waiter: asyncio.Future[None] | None = None
+        self._reader = Waiters()
         self._closed = False
 
     @property
@@ -90,8 +91,7 @@ class Run:
         left = len(self._places)
         while left:
             if not self._news:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
+                await self._reader.wait()
             batch: Batch = []
             for place in self._taken_news():
                 if deltas := self._take(place):
@@ -135,8 +135,7 @@ class Run:
 
     def _notice(self, place: int) -> None:
         self._news[place] = None
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._reader.wake()
 
     def _taken_news(self) -> list[int]:
         news = list(self._news)

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, suppress
+from ssl import SSLCertVerificationError as CertificateError
 from typing import Any, NamedTuple, Protocol
 
 import httpx
@@ -167,8 +168,10 @@ class Link:
         place = self.address.words
         try:
             told = _read(await _send(self._client, "GET", "/engine"))
-        except Foreign:
-            raise BadWire(f"what answers at {place} is no engine of minichat: it knows no /engine") from None
+        except Foreign as foreign:
+            raise BadWire(
+                f"what answers at {place} is no engine of minichat: it says {foreign} of /engine"
+            ) from None
         if type(told) is not dict or "boot" not in told:
             raise BadWire(f"what answers at {place} is no engine of minichat")
         check_version("engine", told)
@@ -246,10 +249,18 @@ def _why(error: Exception) -> str:
             return f"no connection within {_CONNECT:g} s"
         case httpx.ReadTimeout():
             return "it has gone silent"
-        case httpx.ConnectError() if "certificate" in str(error).lower():
+        case httpx.ConnectError() if any(isinstance(each, CertificateError) for each in _causes(error)):
             return f"its certificate is not trusted ({error}); SSL_CERT_FILE names others"
-        case httpx.ConnectError():
-            return "no connection" if "attempts failed" in str(error) else f"no connection ({error})"
+        case httpx.ConnectError():  # several addresses that fail together have no number of the system
+            failure = next((each for each in _causes(error) if isinstance(each, OSError)), None)
+            return f"no connection ({error})" if failure and failure.errno else "no connection"
         case httpx.RequestError():
             return "the connection broke"
     return str(error) or type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """It, and what it came from: httpx wraps the errors of the system twice."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

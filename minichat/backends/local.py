@@ -14,10 +14,11 @@ from engine.commands import Command
 from engine.config import EngineConfig
 from engine.errors import EngineDead
 from engine.events import Delta, Event
+from engine.host.handover import Handover, call_on
 from engine.layout import Layout
 from engine.params import SamplingParams
 from engine.snapshot import Snapshot
-from minichat.backends.bridge import Handover, gathered, in_thread
+from minichat.backends.bridge import gathered, in_thread
 from minichat.backends.protocol import Progress, Prompt, Turn
 from minichat.interpreter import loading
 from minichat.paths import private_folder
@@ -78,7 +79,7 @@ class LocalBackend:
     def __init__(self, config: EngineConfig, launch: Launch = on_thread) -> None:
         self._config, self._launch = config, launch
         self._engine: EngineHost | None = None
-        self._handlers: list[Handover] = []
+        self._handlers: list[Handover[Event]] = []
         self._unsubscribe: list[Callable[[], None]] = []
         self._loading = False
         self._trouble = "the engine has not been loaded"
@@ -98,7 +99,7 @@ class LocalBackend:
             nonlocal told
             if (now := time.monotonic()) - told >= _TELL_EVERY or done >= total:
                 told = now
-                loop.call_soon_threadsafe(progress, done, total)
+                call_on(loop, progress, done, total)
 
         def start_engine() -> Snapshot:
             try:

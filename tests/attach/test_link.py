@@ -2,12 +2,21 @@
 
 import asyncio
 from hashlib import sha256
+from ssl import SSLCertVerificationError
 
 import httpx
 import pytest
 
 from engine.commands import Abort, MeasureSpeeds, Preempt, SetKvScheme, SetQuantization, SetSwitch, Update
-from engine.errors import BadInput, BadParams, BadWire, EngineDead, RequestTooLong, UnknownRequest
+from engine.errors import (
+    BadInput,
+    BadParams,
+    BadWire,
+    EngineDead,
+    EngineError,
+    RequestTooLong,
+    UnknownRequest,
+)
 from engine.events import Finished, FirstToken, Queued, Switched
 from engine.params import SamplingParams
 from engine.request import Finish
@@ -228,6 +237,50 @@ async def test_a_server_that_ends_is_waited_for(own: Served) -> None:
         own.server.end()
         await it.lost()
         assert not it.said(LinkLost)[-1].ended
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (SSLCertVerificationError(1, "self-signed"), "its certificate is not trusted"),
+        (ConnectionRefusedError(111, "refused"), "no connection (as httpx says it)"),
+        (OSError("All connection attempts failed"), "no connection"),
+    ],
+)
+@run
+async def test_why_there_is_no_connection_is_known_by_what_the_system_raised(
+    cause: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def door(request: httpx.Request) -> httpx.Response:
+        try:
+            raise cause
+        except OSError as error:
+            raise httpx.ConnectError("as httpx says it") from error
+
+    client = httpx.AsyncClient(base_url="https://box", transport=httpx.MockTransport(door))
+    monkeypatch.setattr("minichat.backends.link._client", lambda address: client)
+    link = Link(Address("https://box"))
+    with pytest.raises(EngineDead) as caught:
+        await link.open()
+    assert words in str(caught.value)
+    assert (words == "no connection") == str(caught.value).endswith(": no connection")
+    await link.close()
+
+
+@pytest.mark.parametrize(("status", "kind"), [(404, BadWire), (502, EngineDead), (401, EngineError)])
+@run
+async def test_what_is_no_engine_is_not_taken_for_one(
+    status: int, kind: type[EngineError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status says nothing of an engine, whatever the same one would mean from ours."""
+    client = httpx.AsyncClient(
+        base_url="http://box", transport=httpx.MockTransport(lambda request: httpx.Response(status, text="-"))
+    )
+    monkeypatch.setattr("minichat.backends.link._client", lambda address: client)
+    link = Link(Address("http://box"))
+    with pytest.raises(kind):
+        await link.open()
+    await link.close()
 
 
 class TestTheDoor:

@@ -75,6 +75,17 @@ def test_imports_go_down(file: Path) -> None:
     assert complaints(module_name(file), file.read_text(), file.name == "__init__.py") == []
 
 
+def test_neutral_server_code_knows_no_dialect() -> None:
+    """Only the application names the routes of OpenAI, to put them beside the others."""
+    found = {
+        module_name(file)
+        for file in (ROOT / "engine" / "server").glob("*.py")
+        for imported in imports(file.read_text(), module_name(file))
+        if imported.startswith("engine.server.openai")
+    }
+    assert found == {"engine.server.app"}
+
+
 def test_low_floors_and_the_turn_itself_load_no_tensors() -> None:
     """Some are higher: a server without weights needs no torch, and a wrong name is told before it comes."""
     modules = map(module_name, engine_files())
