@@ -38,7 +38,7 @@ class Weights:
     def begin(self, name: str, replace: Replace) -> Conversion:
         """Raises where it cannot be; nothing has been touched then."""
         if not isinstance(self._model, Decoder) or self._model.source is None:
-            raise BadInput(f"quantization {name!r}: {_FOREIGN}")
+            raise BadInput(f"quantization {name!r}: {_FOREIGN}", field="scheme", value=name)
         new = self._model.source.scheme(name)
         self._known[new.name] = new
         return Conversion(self._model, self.scheme, new, replace)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from textual.content import Content
 
+from engine.commands import SetQuantization
 from engine.errors import EngineError
 from engine.events import Event, Quantized
 from engine.snapshot import Snapshot
@@ -185,7 +186,7 @@ class Guide:
 
     async def quantize(self, scheme: str) -> Quantized:
         """The weights of the whole engine; returns when the way is over."""
-        await self._main.program.backend.set_quantization(scheme)
+        await self._main.program.backend.send(SetQuantization(scheme))
         return await self.heard(Quantized)
 
     async def quiet(self) -> None:

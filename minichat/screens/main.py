@@ -11,6 +11,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.events import DescendantBlur, DescendantFocus, Resize
 
+from engine.commands import Abort, Preempt
 from engine.events import Event
 from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
@@ -331,11 +332,11 @@ class MainScreen(FrameScreen[None]):
 
     @on(Queues.Abort)
     def _abort_wanted(self, event: Queues.Abort) -> None:
-        self.program.ask(self.program.backend.abort(event.request))
+        self.program.ask(self.program.backend.send(Abort((event.request,))))
 
     @on(Queues.Preempt)
     def _preempt_wanted(self, event: Queues.Preempt) -> None:
-        self.program.ask(self.program.backend.preempt(event.request))
+        self.program.ask(self.program.backend.send(Preempt(event.request)))
 
     @on(QuantizationDrawer.Chosen)
     def _quantize(self, chosen: QuantizationDrawer.Chosen) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
+from engine.commands import SetSwitch
 from engine.snapshot import Switch
 from minichat.screens.pick import Choice, PickScreen
 from minichat.switches import MEANING, NAMES, named
@@ -21,7 +22,7 @@ def turn(screen: MainScreen, name: str) -> None:
         screen.notify(f"the engine has no {NAMES.get(name, name)} to turn", severity="warning")
         return
     on = not present[name]
-    screen.program.ask(screen.program.backend.set_switch(name, on))
+    screen.program.ask(screen.program.backend.send(SetSwitch(name, on)))
     screen.notify(f"{named(name, on)}, from the next step on", timeout=2)
 
 

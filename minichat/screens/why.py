@@ -12,6 +12,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
+from engine.commands import MeasureSpeeds
 from engine.errors import EngineError
 from engine.events import Event
 from engine.snapshot import Snapshot, Speeds
@@ -63,7 +64,7 @@ class WhyScreen(Dialog[None]):
 
     async def _measure(self) -> None:
         try:
-            self._speeds = await self._main.program.backend.speeds()
+            self._speeds = await self._main.program.backend.send(MeasureSpeeds())
         except EngineError as error:
             self._trouble = f"the device could not be measured: {error}"
         self._show()

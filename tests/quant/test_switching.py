@@ -23,9 +23,10 @@ from engine.request import Finish
 from engine.runner.changes import Resize
 from engine.scheduling.resize import shrink
 from engine.start import start
+from tests.heard import Heard
 from tests.models.test_families import reference
 from tests.runner.letters import VOCAB, byte_tokenizer
-from tests.runner.small import GREEDY, Heard, ask, drain, turn
+from tests.runner.small import GREEDY, ask, drain, turn
 
 SCHEMES = ("int8", "int4", "fp32", "int4-128", "none", "bf16")
 PROMPT = list(range(10, 50))
