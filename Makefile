@@ -18,7 +18,7 @@ help:  ## list these commands
 chat: $(VENV)/.for-chat  ## install what is missing and chat; ARGS="--model ..." goes to minichat
 	@"$(BIN)/python" -m minichat $(ARGS)
 
-test: lint  ## install what is missing, then lint, types and the whole suite; ARGS goes to pytest
+test: lint  ## install what is missing, then lint, types and tests; ARGS goes to pytest
 	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 soak: $(VENV)/.for-test  ## the long tests that `make test` leaves out, and no others
