@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.widgets import Input
 
+from engine.commands import Update
 from engine.errors import BadParams
 from engine.events import Delta, TokenLogprob
 from engine.params import SPECULATION, Grammar, SamplingParams
@@ -156,10 +157,10 @@ def test_from_a_tree_every_hypothesis_can_be_read(given: list[tuple[tuple[int, .
 @run
 async def test_what_the_engine_refuses_is_said_and_taken_back(bench: Callable[..., Any]) -> None:
     class Refuses(FakeBackend):
-        async def update(self, id: int, **changes: Any) -> None:
-            if "speculate" in changes:
+        async def send(self, command: Any) -> Any:
+            if isinstance(command, Update) and "speculate" in command.changes:
                 raise BadParams("speculate", "draft cannot be had: tiny has no draft model here")
-            await super().update(id, **changes)
+            return await super().send(command)
 
     async with bench(backend=Refuses([snapshot()])) as it:
         reply = await it.say("hello")
@@ -178,11 +179,11 @@ async def test_turned_quickly_it_ends_where_it_was_turned_last(bench: Callable[.
     class Slow(FakeBackend):
         asked = 0
 
-        async def update(self, id: int, **changes: Any) -> None:
+        async def send(self, command: Any) -> Any:
             self.asked += 1
             if self.asked == 1:
                 await impatient.rest()  # whatever else is on its way comes first
-            await super().update(id, **changes)
+            return await super().send(command)
 
     async with bench(backend=Slow([snapshot()])) as it:
         reply = await it.say("hello")
