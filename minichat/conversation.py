@@ -38,7 +38,7 @@ Begin = Callable[[Run, SamplingParams], Awaitable[Reply]]  # has the engine begi
 class Conversation:
     """Everything a person does to one chat goes through here; the view only draws."""
 
-    def __init__(self, chat: Chat, desk: Desk) -> None:
+    def __init__(self, chat: Chat, desk: "Desk[Conversation]") -> None:
         self.chat, self.desk, self.reading = chat, desk, Reading(chat, desk)
         self.view: View | None = None
         self.run: Run | None = None

@@ -1,25 +1,19 @@
 """The engine behind the screen: how it is loaded, changed for another model, and lost."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from functools import partial
 
 from engine.errors import ModelNotFound
 from engine.snapshot import Snapshot
 from minichat.backends.protocol import LinkBack, LinkLost, Progress
 from minichat.catalogue import Model, identity
 from minichat.fetching import fetch
-from minichat.keys import key_name, keys_of
+from minichat.program import Program
 from minichat.progress import Course
 from minichat.remembered import Remembered
 from minichat.welcome import found_here
-
-if TYPE_CHECKING:
-    from minichat.app import MinichatApp
-
 
 _SURE_WITHIN = 4.0  # seconds, as long as the question is seen
 
@@ -27,8 +21,8 @@ _SURE_WITHIN = 4.0  # seconds, as long as the question is seen
 class Keeper:
     """One model runs, at most one is on its way. What happens is told in the banner."""
 
-    def __init__(self, app: MinichatApp, model: str) -> None:
-        self.app, self.model = app, model
+    def __init__(self, program: Program, model: str) -> None:
+        self.program, self.model = program, model
         self.ready = asyncio.Event()  # the engine is there, or never will be
         self.trouble = ""  # why there is no engine
         self.fetching = ""  # a name of the hub
@@ -45,7 +39,7 @@ class Keeper:
     @property
     def busy(self) -> str:
         """Why no other model can be taken this moment."""
-        if place := self.app.backend.elsewhere:
+        if place := self.program.backend.elsewhere:
             return f"the engine at {place} keeps its model: another one is taken where it was started"
         if not self.ready.is_set():
             return f"{short(self.model)} is being loaded: another one can be taken after that"
@@ -55,9 +49,9 @@ class Keeper:
 
     async def load(self) -> None:
         """Runs after the first frame, so that nobody waits for torch to see the screen."""
-        self.app.backend.subscribe(self.app.heard)
+        self.program.backend.subscribe(self.program.heard)
         try:
-            snapshot = await self._begin(self.model, self.app.backend.load)
+            snapshot = await self._begin(self.model, self.program.backend.load)
         except Exception as error:  # whatever it is, the person has to read it
             self.lose(f"{self._what(self.model)}: {_reason(error)}")
         else:
@@ -67,15 +61,15 @@ class Keeper:
     async def switch(self, model: str) -> None:
         """Another model; if it cannot be, the one before comes back."""
         before, worked = self.model, not self.trouble
-        running = self.app.chats.streaming
+        running = self.program.chats.streaming
         self.ready.clear()  # what is asked from here on waits for the new model
-        self.app.pulse.rest()
+        self.program.pulse.rest()
         reason = f"the model was changed to {short(model)}"
         await asyncio.gather(*(each.cut_short(reason) for each in running))
-        self.app.main.forget_requests()
+        self.program.main.forget_requests()
         self.model, self.trouble = model, ""
         try:
-            snapshot = await self._begin(model, lambda told: self.app.backend.switch(model, told))
+            snapshot = await self._begin(model, partial(self.program.backend.switch, model))
         except Exception as error:
             problem, self.model = f"{self._what(model)}: {_reason(error)}", before
             if worked:
@@ -88,16 +82,18 @@ class Keeper:
 
     async def _come_back(self, problem: str) -> None:
         try:
-            snapshot = await self._begin(self.model, lambda told: self.app.backend.switch(self.model, told))
+            snapshot = await self._begin(
+                self.model, lambda told: self.program.backend.switch(self.model, told)
+            )
         except Exception as error:
             self.lose(f"{problem}; and {self.model} did not come back: {_reason(error)}")
         else:
             self._started(snapshot)
-            self.app.complain(f"{problem}; {short(self.model)} is back")
+            self.program.complain(f"{problem}; {short(self.model)} is back")
 
     async def _begin(self, model: str, load: Callable[[Progress], Awaitable[Snapshot]]) -> Snapshot:
-        course, banner, keybar = Course(), self.app.main.banner, self.app.main.keybar
-        place = self.app.backend.elsewhere
+        course, banner, keybar = Course(), self.program.main.banner, self.program.main.keybar
+        place = self.program.backend.elsewhere
         banner.say(f"attaching to {place}" if place else f"loading {short(model)}")
         keybar.state, keybar.fault = "attaching" if place else "loading", False
 
@@ -108,61 +104,61 @@ class Keeper:
         return await load(progress)
 
     def _started(self, snapshot: Snapshot) -> None:
-        app, backend, terminal = self.app, self.app.backend, self.app.start.terminal
+        program, backend, terminal = self.program, self.program.backend, self.program.start.terminal
         self._tried_again = False
         if snapshot.state == "dead":  # one elsewhere, which nobody has ended yet
             self.lose(f"the engine has stopped: {snapshot.error}")
             return
-        app.main.banner.say("")
-        app.main.show_snapshot(snapshot)
+        program.main.banner.say("")
+        program.main.show_snapshot(snapshot)
         template = "" if backend.has_template else "completes text: no chat template"
         state = f"attached to {place}" if (place := backend.elsewhere) else "ready"
-        app.main.keybar.state = "  ".join(filter(None, (state, "ssh" if terminal.ssh else "", template)))
+        program.main.keybar.state = "  ".join(filter(None, (state, "ssh" if terminal.ssh else "", template)))
         if place:
             self.model = snapshot.model
-            app.ask(app.chats.resume())
+            program.ask(program.chats.resume())
         else:
-            file = app.paths.remembered
+            file = program.paths.remembered
             Remembered.read(file).used(identity(self.model)).write(file)
-        if app.chats.first_ever:
-            app.main.found = found_here(snapshot, terminal, app.console.color_system)
-            app.main.label()
-            app.chats.first_ever = False
+        if program.chats.first_ever:
+            program.main.found = found_here(snapshot, terminal, program.app.console.color_system)
+            program.main.label()
+            program.chats.first_ever = False
 
     def again(self) -> bool:
         """Starts a lost engine once more, in place. False where that did not help, or none is lost."""
-        if self.app.backend.elsewhere and not self.ready.is_set():
-            self.app.notify("it is tried again all the time")
+        if self.program.backend.elsewhere and not self.ready.is_set():
+            self.program.app.notify("it is tried again all the time")
             return True
-        if not self.trouble or (self._tried_again and not self.app.backend.elsewhere):
+        if not self.trouble or (self._tried_again and not self.program.backend.elsewhere):
             return self._asks_first()
         self._tried_again = True
-        self.app.run_worker(self.switch(self.model), group="model", exclusive=True)
+        self.program.app.run_worker(self.switch(self.model), group="model", exclusive=True)
         return True
 
     def _asks_first(self) -> bool:
         """Whether replies run that the end of the program ends too, which is told; once more means it."""
-        running, now = len(self.app.chats.streaming), time.monotonic()
-        if not running or self.app.backend.elsewhere or now - self._asked_at < _SURE_WITHIN:
+        running, now = len(self.program.chats.streaming), time.monotonic()
+        if not running or self.program.backend.elsewhere or now - self._asked_at < _SURE_WITHIN:
             return False
         self._asked_at = now
-        key, what = key_name(keys_of("program.restart", self.app.keymap)), "a reply runs"
+        key, what = self.program.keys.name("program.restart"), "a reply runs"
         what = what if running == 1 else f"{running} replies run"
         ways = f"{key} once more ends that, and starts the program again"
-        self.app.notify(f"{what}: {ways}", severity="warning")
+        self.program.app.notify(f"{what}: {ways}", severity="warning")
         return True
 
     def lose(self, reason: str) -> None:
         """There is no engine: what is left to do is said."""
         self.trouble = reason
-        again, other = (key_name(keys_of(id, self.app.keymap)) for id in ("program.restart", "model.pick"))
+        again, other = map(self.program.keys.name, ("program.restart", "model.pick"))
         what = "the program again, chats as they are" if self._tried_again else "it again"
         ways = f"{again} starts {what}; {other} takes another model"
-        if self.app.backend.elsewhere:
+        if self.program.backend.elsewhere:
             ways = f"{again} tries it again"
         # The reason may be too long for the line.
-        self.app.main.banner.say(f"{ways}  |  {reason}", fault=True)
-        self.app.main.keybar.state, self.app.main.keybar.fault = "no engine", True
+        self.program.main.banner.say(f"{ways}  |  {reason}", fault=True)
+        self.program.main.keybar.state, self.program.main.keybar.fault = "no engine", True
 
     # The line to an engine elsewhere
 
@@ -170,39 +166,40 @@ class Keeper:
         """The screen stays as it is; what is asked from here on waits for the line."""
         if event.ended:
             self.lose(event.why)
-            if (last := self.app.main.latest) is not None:
-                self.app.main.show_snapshot(last.ended(event.why))
+            if (last := self.program.main.engine.latest) is not None:
+                self.program.main.show_snapshot(last.ended(event.why))
             self.ready.set()  # whoever waits learns that there is none
             return
         self.ready.clear()
-        self.app.pulse.rest()
-        place, banner, keybar = self.app.backend.elsewhere, self.app.main.banner, self.app.main.keybar
-        banner.say(f"no link to {place} ({event.why}): it is tried again; what you send waits", fault=True)
-        keybar.state, keybar.fault = "no link", True
+        self.program.pulse.rest()
+        place, main = self.program.backend.elsewhere, self.program.main
+        why = f"no link to {place} ({event.why}): it is tried again; what you send waits"
+        main.banner.say(why, fault=True)
+        main.keybar.state, main.keybar.fault = "no link", True
 
     def mended(self, event: LinkBack) -> None:
         self.trouble = ""
         if event.anew:
-            self.app.main.forget_requests()
-        self.app.ask(self._go_on())
+            self.program.main.forget_requests()
+        self.program.ask(self._go_on())
 
     async def _go_on(self) -> None:
-        snapshot = await self.app.backend.snapshot()
-        self.app.main.keybar.fault = False
+        snapshot = await self.program.backend.snapshot()
+        self.program.main.keybar.fault = False
         self._started(snapshot)
         self.ready.set()
-        self.app.pulse.wake()
+        self.program.pulse.wake()
 
     # Choosing
 
     def choose(self, model: Model) -> None:
         """What is here is loaded; what is not is fetched first, while the present one goes on."""
         work = self.switch(model.name) if model.support else self._fetch_then_switch(model.name)
-        self.app.run_worker(work, group="model", exclusive=True)
+        self.program.app.run_worker(work, group="model", exclusive=True)
 
     def call_off(self) -> None:
         """The download ends; the next one goes on where it was."""
-        self.app.workers.cancel_group(self.app, "model")
+        self.program.app.workers.cancel_group(self.program.app, "model")
 
     async def _fetch_then_switch(self, name: str) -> None:
         self.fetching, self.course = name, Course()
@@ -224,7 +221,7 @@ class Keeper:
 
     def _say_fetching(self) -> None:
         words = f"fetching {short(self.fetching)}  {self.course.words() if self.course.total else ''}"
-        self.app.main.banner.say(words.rstrip(), self.course.share)
+        self.program.main.banner.say(words.rstrip(), self.course.share)
         if self.tell is not None:
             self.tell(words)
 
@@ -233,15 +230,15 @@ class Keeper:
         if self.trouble:
             self.lose(self.trouble)
         else:
-            self.app.main.banner.say("")
+            self.program.main.banner.say("")
         if self.tell is not None:
             self.tell(said)
         elif fault:
-            self.app.complain(said)
+            self.program.complain(said)
 
     def _what(self, model: str) -> str:
         """What could not be."""
-        place = self.app.backend.elsewhere
+        place = self.program.backend.elsewhere
         return f"cannot attach to {place}" if place else f"{model} could not be loaded"
 
 

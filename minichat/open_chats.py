@@ -20,7 +20,7 @@ class OpenChats:
 
     def __init__(
         self,
-        desk: Desk,
+        desk: Desk[Conversation],
         defaults: SamplingParams,
         system: str = "",
         stood: Sequence[int] = (),

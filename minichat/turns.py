@@ -1,6 +1,7 @@
 """What the model reads: all that was said in a chat before the reply that is wanted, or its newer part."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from engine.errors import RequestTooLong
 from engine.params import SamplingParams
@@ -31,7 +32,7 @@ class Reading:
     Then the older half is left out, and again: what stays is the same for many turns, and found in the cache.
     """
 
-    def __init__(self, chat: Chat, desk: Desk) -> None:
+    def __init__(self, chat: Chat, desk: Desk[Any]) -> None:
         self._chat, self._desk = chat, desk
         self.left_out = 0  # messages at the beginning
         self.full = False  # the last reply was cut, since no more could be held

@@ -40,8 +40,8 @@ def _lead(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
     from minichat.app import MinichatApp, Start
     from minichat.backends.local import LocalBackend
     from minichat.chats.store import Store
-    from minichat.screens.guide import KEEP
-    from minichat.tour import BLOCKS
+    from minichat.features.tour.lead import KEEP
+    from minichat.features.tour.pages import BLOCKS
 
     teach_alt_keys()
     loaded = load(paths.settings)

@@ -1,24 +1,18 @@
 """What the lines around the chats say."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from textual.widget import Widget
 
 from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
 from minichat.decoding import strategy
-from minichat.keys import COMMANDS, bound, key_name, keys_of, names_of
+from minichat.features.feature import Command
+from minichat.keys import Keys
 from minichat.widgets.keybar import Hinting, Key
 from minichat.widgets.tabs import Tab, titled
 
-_FOOTER = (
-    "view.help",
-    "view.monitor",
-    "view.decoding",
-    "program.palette",
-    "chat.new",
-    "chat.jump",
-)
+_FOOTER = ("View", "Program", "Chats")  # whose commands the last line has, in this order
 
 
 def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool) -> Tab:
@@ -50,25 +44,22 @@ def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
     return f"{active.chat.letter.upper()}  {strategy(active.chat.params)}"
 
 
-def hint(active: Conversation, keymap: Mapping[str, str]) -> str:
+def hint(active: Conversation, keys: Keys) -> str:
     """What Enter does."""
     if active.editing is not None:
         return "Esc keeps it as it was"
-    send, newline = (key_name(keys_of(id, keymap)) for id in ("prompt.send", "prompt.newline"))
-    return f"{send} send  {newline} newline"
+    return f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
 
 
-def greeting(keymap: Mapping[str, str], found: str, *, attached: bool) -> tuple[str, ...]:
+def greeting(commands: Sequence[Command], keys: Keys, found: str, *, attached: bool) -> tuple[str, ...]:
     """What stands in a chat where nothing has been said: what was found here, and where to look."""
-    ids = ("help", "monitor", "decoding", "quantization")
-    help, monitor, decoding, quantization = (key_name(keys_of(f"view.{id}", keymap)) for id in ids)
-    palette, model = (key_name(keys_of(id, keymap)) for id in ("program.palette", "model.pick"))
+    help, palette, model = map(keys.name, ("view.help", "program.palette", "model.pick"))
+    shown = ", ".join(f"{keys.name(each.id)} {each.greeting}" for each in commands if each.greeting)
     other = "" if attached else f"; {model} takes another model"  # an engine elsewhere keeps its own
     return (
         *filter(None, (found,)),
         f"{help} has the keys, {palette} every command. @ and a file's name sends the file along.",
-        f"{monitor} shows the engine at work, {decoding} how replies are drawn, {quantization} how the "
-        f"weights are kept{other}. `minichat tour` leads through it.",
+        f"{shown}{other}. `minichat tour` leads through it.",
     )
 
 
@@ -78,22 +69,24 @@ def facts(shot: Snapshot) -> str:
     return f"{shot.model}  {form}  {shot.device}"
 
 
-def footer(active: Conversation, focused: Widget | None, keymap: Mapping[str, str]) -> tuple[Key, ...]:
+def footer(
+    active: Conversation, focused: Widget | None, commands: Sequence[Command], keys: Keys
+) -> tuple[Key, ...]:
     """The keys that matter most: of the place with the focus, of the reply, and everywhere."""
     nodes = focused.ancestors_with_self if focused is not None else []
     here = next((node.HINTS for node in nodes if isinstance(node, Hinting)), ())
-    commands = {command.id: command for command in COMMANDS}
     stop = ("reply.stop",) if not here else ()  # elsewhere Esc leads back to the prompt first
     urgent = stop if active.streaming else ("reply.retry",) if _failed(active) else ()
-    wanted = [commands[id] for id in (*urgent, *_FOOTER)]
-    everywhere = ((key_name(keys_of(each.id, keymap)), each.footer, each.action) for each in wanted)
-    return (*(_hint(key, label, keymap) for key, label in here), *everywhere)
+    wanted = [each for each in commands if each.id in urgent]
+    for group in _FOOTER:
+        wanted += [each for each in commands if each.group == group and each.footer]
+    everywhere = (Key(keys.name(each.id), each.footer, command=each.id) for each in wanted)
+    return (*(_hint(key, label, keys) for key, label in here), *everywhere)
 
 
-def _hint(key: str, label: str, keymap: Mapping[str, str]) -> Key:
+def _hint(key: str, label: str, keys: Keys) -> Key:
     """Bindings by their ids, as the person has them; or keys in words. One that is alone can be clicked."""
-    ids, usual = key.split(), {each.id: each.keys for each in bound()}
-    if not usual.keys() >= set(ids):
-        return key, label, ""
-    pressed = keymap.get(ids[0], usual[ids[0]][0]).split(",")[0]
-    return names_of(ids, keymap), label, f"press({pressed!r})" if len(ids) == 1 else ""
+    ids = key.split()
+    if not all(id in keys for id in ids):
+        return Key(key, label)
+    return Key(keys.names(ids), label, pressed=keys.of(ids[0])[0] if len(ids) == 1 else "")

@@ -1,119 +1,90 @@
-"""The main screen: the chats, the prompt, and the engine beside them."""
+"""The main screen: the chats, the prompt, and what the features put around them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Protocol, cast
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import BindingType
 from textual.containers import Horizontal
 from textual.events import DescendantBlur, DescendantFocus, Resize
 
 from engine.events import Event
 from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
+from minichat.engine_watch import EngineWatch
+from minichat.features.chats import go
+from minichat.features.feature import Context
 from minichat.frames import FrameScreen
-from minichat.keys import bindings, keys_for, keys_of
 from minichat.layout import layout
 from minichat.open_chats import OpenChats
-from minichat.screens import beside, deeds, dialogs, labels, schemes, sending, switches
-from minichat.screens.decoding import Decoding
+from minichat.panels import Panels, Place
+from minichat.screens import labels, menus, sending
 from minichat.screens.dialog import closed_by
-from minichat.screens.links import Links
-from minichat.screens.picking import Picking
+from minichat.signals import Signals
 from minichat.widgets.banner import Banner
-from minichat.widgets.decoding import DecodingDrawer
 from minichat.widgets.keybar import KeyBar
-from minichat.widgets.knobs import Knobs
 from minichat.widgets.marks import ASCII
-from minichat.widgets.monitor import EngineLine, MonitorPanel, Owner, Queues
-from minichat.widgets.monitor.cells import Order, Tint
-from minichat.widgets.monitor.kvmap import KVMap
-from minichat.widgets.pane import ChatPane, FindBar
+from minichat.widgets.pane import ChatPane
 from minichat.widgets.panes import Panes
-from minichat.widgets.picker import TokenPicker
 from minichat.widgets.prompt import Prompt
-from minichat.widgets.quantization import QuantizationDrawer
 from minichat.widgets.tabs import ChatTabs
-from minichat.widgets.transcript import Transcript
-
-if TYPE_CHECKING:
-    from minichat.app import MinichatApp
-
-
-class Onlooker(Protocol):
-    """Looks at the engine beside the monitor."""
-
-    def see_snapshot(self, snapshot: Snapshot) -> None: ...
-
-    def see_events(self, events: Sequence[Event]) -> None: ...
+from minichat.widgets.transcript import Glyphs, Transcript
 
 
 class MainScreen(FrameScreen[None]):
-    """Lays out and routes; what a chat does is the conversation's business."""
+    """Lays out and routes; what a chat does is the conversation's business, all else the features'."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings("screen")]
     AUTO_FOCUS = "Prompt"
 
-    def __init__(self, chats: OpenChats) -> None:
+    def __init__(self, chats: OpenChats, glyphs: Glyphs, owner_colours: Callable[[int], str]) -> None:
+        """Composed once `context` is set, which knows the screen."""
         super().__init__()
+        self.context: Context
         self.chats = chats
-        self.owners: dict[int, Owner] = {}  # of every request so far: cached blocks outlive theirs
-        self.monitor_wanted: bool | None = None  # None: where there is room for it
-        self.side_by_side = True
+        self.signals = Signals()
+        self.engine = EngineWatch(self.signals)
+        self.panels = Panels(self.engine)
+        self.side_by_side = self.greets = True
         self.broadcast = False
         self.found = ""  # on the first start of all
-        self.latest: Snapshot | None = None
-        self.at_work: Snapshot | None = None  # the newest one in which anything ran
-        self.links, self.decoding, self.picking = Links(self), Decoding(self), Picking(self)
-        self.onlookers: list[Onlooker] = []  # who wants to see what the engine says, while they are there
-        self._shown: list[Conversation] = []
+        self.shown: list[Conversation] = []
+        self._glyphs, self._owner_colours = glyphs, owner_colours
 
     def compose(self) -> ComposeResult:
-        yield ChatTabs(id="tabs")
-        yield Banner(id="banner")
+        context, keys = self.context, self.context.keys
+        below = [partial(each.in_pane, context) for each in context.features if each.in_pane is not None]
+        panels = [each.panel.made(context) for each in context.features if each.panel is not None]
+        self.tabs, self.banner = ChatTabs(id="tabs"), Banner(id="banner")
+        self._panes = Panes(self._glyphs, below, id="panes")
+        self.prompt = Prompt(keys.of("prompt.send"), keys.of("prompt.newline"), id="prompt")
+        self.keybar = KeyBar(id="keybar")
+        self.panels.bind(panels, self._panes, self.prompt, self._arranged)
+        yield self.tabs
+        yield self.banner
         with Horizontal(id="work"):
-            yield Panes(self.program.glyphs, id="panes")
-            yield DecodingDrawer(id="decoding")
-            yield QuantizationDrawer(id="quantization")
-            yield MonitorPanel(ascii=self.program.start.ascii, id="monitor")
-        yield EngineLine(ascii=self.program.start.ascii, id="engine-line")
-        prompt = Prompt(id="prompt")
-        yield prompt.completion
-        yield prompt
-        yield KeyBar(id="keybar")
+            yield self._panes
+            for place in (Place.DRAWER, Place.SIDE):
+                yield from (each.widget for each in panels if each.place is place)
+        yield from (each.line for each in panels if each.line is not None)
+        yield self.prompt.completion
+        yield self.prompt
+        yield self.keybar
 
     async def on_mount(self) -> None:
-        self.banner, self.tabs = self.query_one(Banner), self.query_one(ChatTabs)
-        self.keybar, self.prompt = self.query_one(KeyBar), self.query_one(Prompt)
-        self.drawer = self.query_one(DecodingDrawer)
-        self.monitor, self.engine_line = self.query_one(MonitorPanel), self.query_one(EngineLine)
-        self.quantization, self._panes = self.query_one(QuantizationDrawer), self.query_one(Panes)
-        self.drawer.display = self.quantization.display = False
-        screen = self.program.settings.screen
-        self.monitor.kvmap.order = Order.SESSION if screen.map_order == "session" else Order.PHYSICAL
-        self.monitor.kvmap.tint = Tint(screen.map_colour)
-        if self.program.start.ascii:
-            self.drawer.obey(ASCII)
-            self.quantization.obey(ASCII)
+        context, program = self.context, self.context.program
+        if program.start.ascii:
             for drawn in (self.tabs, self.banner, self.prompt.completion):
                 drawn.marks = ASCII
-        self.prompt.obey(self.program.keymap)
+        for feature in context.features:
+            if feature.part is not None and (part := feature.part(context)) is not None:
+                context.add(part)
         self.prompt.put(self.chats.active.chat.draft)
-        self.decoding.turn()
+        self.signals.turned()
         self.lay_out()
-        self.program.app_resume_signal.subscribe(self, lambda _: self.program.action_redraw())
-        await sending.begin(self)
-
-    @property
-    def program(self) -> MinichatApp:
-        return cast("MinichatApp", self.app)
-
-    @property
-    def shown(self) -> list[Conversation]:
-        return self._shown
+        self.app.app_resume_signal.subscribe(self, lambda _: program.redraw())
+        await sending.begin(context)
 
     # Layout
 
@@ -121,47 +92,50 @@ class MainScreen(FrameScreen[None]):
         """Who is seen, for this size, these chats and what is open."""
         plan = layout(
             self.size.width,
-            monitor=self.monitor_wanted,
-            drawer=self.drawer.display or self.quantization.display,
+            monitor=self.panels.side_wanted,
+            drawer=self.panels.drawer_open,
             side_by_side=self.side_by_side,
         )
-        self.monitor.display = plan.monitor
-        self.monitor.styles.width = plan.monitor_columns or "1fr"
-        self.engine_line.display = not plan.monitor
-        for drawer in (self.drawer, self.quantization):
-            drawer.styles.width = plan.drawer_columns or "1fr"
+        self.panels.lay_out(plan)
         self._panes.display = plan.chats
-        self._shown = self.chats.shown(plan.panes)
-        self._panes.show(self._shown, list(self.chats))
-        self.set_class(len(self._shown) > 1, "-several")
+        self.shown = self.chats.shown(plan.panes)
+        self._panes.show(self.shown, list(self.chats))
+        self.set_class(len(self.shown) > 1, "-several")
         self.label()
         self.wake()
 
+    def _arranged(self) -> None:
+        """Another panel is open, or none."""
+        self.signals.arranged()
+        self.lay_out()
+
     def label(self) -> None:
         """Tabs, heads of panes, the prompt's border, the keys."""
-        active, keymap = self.chats.active, self.program.keymap
-        greeting = labels.greeting(keymap, self.found, attached=bool(self.program.backend.elsewhere))
-        for each in self._shown:
+        context, active = self.context, self.chats.active
+        elsewhere = bool(context.program.backend.elsewhere)
+        greeting = labels.greeting(context.commands, context.keys, self.found, attached=elsewhere)
+        for each in self.shown:
             each.unread = False
             pane = self._panes.of(each)
             pane.show_label(self._colours(each), active=each is active)
-            pane.transcript.greet(() if self.program.start.tour else greeting)
+            pane.transcript.greet(greeting if self.greets else ())
         self.tabs.tabs = tuple(
-            labels.tab(each, self._colours(each), active=each is active, shown=each in self._shown)
+            labels.tab(each, self._colours(each), active=each is active, shown=each in self.shown)
             for each in self.chats
         )
-        self.prompt.border_title = labels.recipient(active, self._shown if self.broadcast else [active])
+        self.prompt.border_title = labels.recipient(active, self.shown if self.broadcast else [active])
         self.prompt.placeholder = "" if active.chat.messages else "say something"
-        self.prompt.border_subtitle = labels.hint(active, keymap)
+        self.prompt.border_subtitle = labels.hint(active, context.keys)
         self._label_keys()
 
     @on(DescendantFocus)
     @on(DescendantBlur)
     def _label_keys(self) -> None:
-        self.keybar.keys = labels.footer(self.chats.active, self.focused, self.program.keymap)
+        active, context = self.chats.active, self.context
+        self.keybar.keys = labels.footer(active, self.focused, context.commands, context.keys)
 
     def _colours(self, conversation: Conversation) -> str:
-        return self.program.owner_colours(conversation.colour)
+        return self._owner_colours(conversation.colour)
 
     def on_resize(self, event: Resize) -> None:
         self.lay_out()
@@ -170,53 +144,33 @@ class MainScreen(FrameScreen[None]):
 
     def changed(self, conversation: Conversation) -> None:
         """A chat began or ended a reply, or is called something else."""
-        if not conversation.streaming and conversation not in self._shown:
+        if not conversation.streaming and conversation not in self.shown:
             conversation.unread = True
-        if conversation is self.chats.active:
-            if conversation.streaming:
-                self.picking.end()
-            self.drawer.knobs.params = conversation.chat.params  # the engine may have refused what was set
+        self.signals.changed(conversation)
         self.label()
         self.wake()
 
     def took(self, conversation: Conversation, request: int) -> None:
-        self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.colour)
+        self.engine.took(conversation, request)
         self.wake()
 
     def forget_requests(self) -> None:
         """Another engine comes, which counts its requests and its tokens anew."""
-        self.owners.clear()
-        self.decoding.forget()
-        self.picking.end()
-        self.latest = self.at_work = None
+        self.engine.forget()
         for each in self.chats:
             each.likely, each.reading.left_out = None, 0  # another model may hold more
             each.traces.clear()
 
     def wake(self) -> None:
-        self.program.pulse.wake()
+        self.context.program.pulse.wake()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
-        self.latest = snapshot
         self.tabs.facts = labels.facts(snapshot)
-        for view in snapshot.requests:  # several that answer one request are whose that is
-            if view.group in self.owners:
-                self.owners.setdefault(view.id, self.owners[view.group])
-        if snapshot.running and snapshot.rates.steps:
-            self.at_work = snapshot
-        self.decoding.see_snapshot(snapshot)
         self._panes.see_snapshot(snapshot)
-        for each in (self.links, *self.onlookers):
-            each.see_snapshot(snapshot)
-        self.monitor.update_from(snapshot, self.owners)  # a hidden one only remembers the rates
-        if not self.monitor.display:
-            self.engine_line.update_from(snapshot, self.owners)
+        self.engine.show_snapshot(snapshot)
 
     def show_events(self, events: Sequence[Event]) -> None:
-        for event in events:
-            self.monitor.add_event(event)
-        for each in self.onlookers:
-            each.see_events(events)
+        self.engine.show_events(events)
         self.wake()
 
     # Chats come and go
@@ -236,12 +190,11 @@ class MainScreen(FrameScreen[None]):
             self.speak_to(conversation)
 
     def speak_to(self, conversation: Conversation) -> None:
-        """The prompt, the drawer and the marks are this chat's now; the next screen begins there, too."""
-        self.picking.end()
+        """The prompt, the panels and the marks are this chat's now; the next screen begins there, too."""
         self.prompt.put(conversation.chat.draft)
-        self.decoding.turn()
+        self.signals.turned()
         self.lay_out()
-        self.chats.remember(self.program.paths.remembered)
+        self.chats.remember(self.context.program.paths.remembered)
 
     @property
     def pane(self) -> ChatPane:
@@ -259,26 +212,30 @@ class MainScreen(FrameScreen[None]):
 
     @on(Prompt.Sent)
     def _send(self, event: Prompt.Sent) -> None:
-        sending.send(self, event.text)
+        sending.send(self.context, event.text)
 
     @on(Prompt.Recall)
     def _recall(self, event: Prompt.Recall) -> None:
-        sending.recall(self, event.back)
+        sending.recall(self.context, event.back)
 
     @on(Prompt.Scroll)
     def _scroll(self, event: Prompt.Scroll) -> None:
         if event.pages:
             self.transcript.scroll_relative(y=event.pages * (self.transcript.size.height - 1), animate=False)
         else:
-            self.action_follow()
+            self.transcript.follow()
 
     @on(ChatTabs.Chosen)
     def _tab_chosen(self, event: ChatTabs.Chosen) -> None:
-        self.action_go(event.index)
+        go(self.context, event.index)
 
     @on(KeyBar.Pressed)
     async def _key_pressed(self, event: KeyBar.Pressed) -> None:
-        await self.run_action(event.action)
+        for command in self.context.commands:
+            if command.id == event.key.command:
+                await self.context.run(command)
+        if event.key.pressed:  # from the program, since a message stops at whoever sent it
+            self.app.call_later(self.app.simulate_key, event.key.pressed)
 
     @on(ChatPane.Touched)
     def _pane_touched(self, event: ChatPane.Touched) -> None:
@@ -286,112 +243,22 @@ class MainScreen(FrameScreen[None]):
 
     @on(Transcript.RetryRequested)
     def _retry_wanted(self, event: Transcript.RetryRequested) -> None:
-        with self.program.complaining():
+        with self.context.program.complaining():
             self.chats.active.retry(event.message_id)
 
     @on(Transcript.MessageMenu)
     def _menu_wanted(self, event: Transcript.MessageMenu) -> None:
-        dialogs.message_menu(self, event.message_id)
-        closed_by(self.app.screen, keys_of("transcript.menu", self.program.keymap).split(","))
+        menus.message_menu(self.context, event.message_id)
+        closed_by(self.app.screen, self.context.keys.of("transcript.menu"))
 
     @on(Transcript.CopyRequested)
     async def _copy_wanted(self, event: Transcript.CopyRequested) -> None:
-        await self.program.send_to_clipboard(event.text)
+        await self.context.program.send_to_clipboard(event.text)
 
     @on(Transcript.LinkClicked)
     def _link_clicked(self, event: Transcript.LinkClicked) -> None:
-        dialogs.link(self, event.address)
-
-    @on(TokenPicker.Said)
-    def _picker_says(self, event: TokenPicker.Said) -> None:
-        with self.program.complaining():
-            self.picking.obey(event)
-
-    @on(KVMap.Pointed)
-    def _blocks_pointed(self, event: KVMap.Pointed) -> None:
-        self.links.point(event.blocks)
+        menus.link(self.context, event.address)
 
     @on(Transcript.SelectionChanged)
     def _text_selected(self) -> None:
-        self.links.select()
-
-    @on(Knobs.Turned)
-    def _knob_turned(self, event: Knobs.Turned) -> None:
-        with self.program.complaining():
-            self.chats.active.tune(event.params)
-
-    @on(Knobs.Asked)
-    def _knobs_ask(self, event: Knobs.Asked) -> None:
-        self.action_ask(event.dialog)
-
-    @on(MonitorPanel.RateWanted)
-    def _rate_wanted(self, event: MonitorPanel.RateWanted) -> None:
-        rate = self.program.pulse.hurry(event.by)
-        self.notify(f"the monitor looks {rate:g} time{'s' * (rate != 1)} a second", timeout=2)
-
-    @on(Queues.Abort)
-    def _abort_wanted(self, event: Queues.Abort) -> None:
-        self.program.ask(self.program.backend.abort(event.request))
-
-    @on(Queues.Preempt)
-    def _preempt_wanted(self, event: Queues.Preempt) -> None:
-        self.program.ask(self.program.backend.preempt(event.request))
-
-    @on(QuantizationDrawer.Chosen)
-    def _quantize(self, chosen: QuantizationDrawer.Chosen) -> None:
-        schemes.quantize(self, chosen.scheme)
-
-    @on(QuantizationDrawer.Recache)
-    def _recache(self, chosen: QuantizationDrawer.Recache) -> None:
-        schemes.recache(self, chosen.scheme)
-
-    @on(DecodingDrawer.Left)
-    @on(QuantizationDrawer.Left)
-    @on(FindBar.Left)
-    @on(MonitorPanel.Left)
-    def _left(self) -> None:
-        beside.leave(self)
-
-    # Actions
-
-    def action_stop_all(self) -> None:
-        for conversation in self.chats.streaming:
-            conversation.stop()
-
-    def action_go(self, index: int) -> None:
-        deeds.go(self, index)
-
-    def action_go_by(self, by: int) -> None:
-        self.action_go((self.chats.index + by) % len(self.chats))
-
-    async def action_chat(self, deed: str) -> None:
-        """One of `deeds`, by its name."""
-        if (work := getattr(deeds, deed)(self)) is not None:
-            await work
-
-    def action_beside(self, what: str) -> None:
-        """Opens or closes what stands beside the chats: one of `beside`, by its name."""
-        getattr(beside, what)(self)
-
-    def action_ask(self, dialog: str) -> None:
-        """A question of `dialogs`, by its name; its own key takes it away again."""
-        getattr(dialogs, dialog)(self)
-        closed_by(self.app.screen, keys_for(f"ask({dialog!r})", self.program.keymap))
-
-    def action_switch(self, name: str) -> None:
-        """Turns a technique of the engine off, or on again."""
-        switches.turn(self, name)
-
-    def action_press(self, key: str) -> None:
-        """As if it was pressed; from the program, since a message stops at whoever sent it."""
-        self.program.call_later(self.program.simulate_key, key)
-
-    def action_find(self) -> None:
-        beside.uncover(self)
-        self.pane.find()
-
-    def action_panes(self) -> None:
-        deeds.side_by_side(self)
-
-    def action_follow(self) -> None:
-        self.transcript.follow()
+        self.signals.selected()

@@ -1,6 +1,6 @@
 """The decoding drawer: how this chat's replies are drawn, and what is likely to come next."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -29,8 +29,8 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
     class Left(Message):
         """Back to the prompt."""
 
-    def __init__(self, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
         self.knobs, self.likely, self.beams = Knobs(), LikelyTokens(), BeamTree()
         self.gains, self.heading = Static(classes="gains", markup=False), Static(classes="section")
 
@@ -41,6 +41,11 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
         yield self.heading
         yield self.likely
         yield self.beams
+
+    def focus(self, scroll_visible: bool = True) -> Self:
+        """The fields have the keys."""
+        self.knobs.focus(scroll_visible)
+        return self
 
     def obey(self, marks: Marks) -> None:
         self.knobs.marks = self.likely.marks = self.beams.marks = marks

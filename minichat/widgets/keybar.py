@@ -1,7 +1,7 @@
 """The last line: how the engine is, and the keys that matter most. They can be clicked, too."""
 
 from collections.abc import Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from textual.content import Content
 from textual.events import Click
@@ -9,7 +9,16 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
-Key = tuple[str, str, str]  # as it is written, what it does, and the action of a click on it
+
+class Key(NamedTuple):
+    """How it is written and what it does; what a click on it does: a command, or the key itself."""
+
+    written: str
+    label: str
+    command: str = ""  # its id
+    pressed: str = ""
+
+
 Hints = tuple[tuple[str, str], ...]  # ids of bindings, or keys in words; and what they do
 
 
@@ -30,37 +39,38 @@ class KeyBar(Widget):
     class Pressed(Message):
         """A key's label was clicked."""
 
-        def __init__(self, action: str) -> None:
+        def __init__(self, key: Key) -> None:
             super().__init__()
-            self.action = action
+            self.key = key
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._spans: list[tuple[int, int, str]] = []  # from, to, action
+        self._spans: list[tuple[int, int, Key]] = []  # from, to
 
     def render(self) -> Content:
         state = Content.styled(f" {self.state}", "bold $text-error" if self.fault else "$text-muted")
         fitting = self._fitting(self.size.width - state.cell_length - 2)
-        taken = sum(len(key) + len(label) + 3 for key, label, _ in fitting)
+        taken = sum(len(key.written) + len(key.label) + 3 for key in fitting)
         shown, column = [], self.size.width - taken
         self._spans = []
-        for key, label, action in fitting:
-            shown.append(Content.assemble((f"{key} ", "bold $text-accent"), (f"{label}  ", "$text-muted")))
-            if action:
-                self._spans.append((column, column + len(key) + len(label) + 1, action))
-            column += len(key) + len(label) + 3
+        for key in fitting:
+            written, label = (f"{key.written} ", "bold $text-accent"), (f"{key.label}  ", "$text-muted")
+            shown.append(Content.assemble(written, label))
+            width = len(key.written) + len(key.label)
+            self._spans.append((column, column + width + 1, key))
+            column += width + 3
         return Content.assemble(state, " " * max(self.size.width - taken - state.cell_length, 1), *shown)
 
     def _fitting(self, room: int) -> list[Key]:
         fitting = []
-        for item in self.keys:
-            room -= len(item[0]) + len(item[1]) + 3
+        for key in self.keys:
+            room -= len(key.written) + len(key.label) + 3
             if room < 0:
                 break
-            fitting.append(item)
+            fitting.append(key)
         return fitting
 
     def on_click(self, event: Click) -> None:
-        for start, end, action in self._spans:
+        for start, end, key in self._spans:
             if start <= event.x < end:
-                self.post_message(self.Pressed(action))
+                self.post_message(self.Pressed(key))

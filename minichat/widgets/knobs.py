@@ -63,12 +63,14 @@ class Knobs(Widget, can_focus=True):
             super().__init__()
             self.params = params
 
-    class Asked(Message):
-        """A dialog is wanted: what is set becomes a preset, one goes, or replies get a grammar."""
+    class SaveWanted(Message):
+        """What is set should become a preset."""
 
-        def __init__(self, dialog: str) -> None:
-            super().__init__()
-            self.dialog = dialog
+    class DeleteWanted(Message):
+        """One of the saved presets should go."""
+
+    class GrammarWanted(Message):
+        """Replies should get a grammar."""
 
     params: reactive[SamplingParams] = reactive(PLAIN, layout=True)
     presets: reactive[tuple[Preset, ...]] = reactive(())
@@ -161,7 +163,7 @@ class Knobs(Widget, can_focus=True):
         if self._typing is not None:
             self._commit()
         elif isinstance(row, Knob) and row.field == "grammar":
-            self.post_message(self.Asked("grammar"))
+            self.post_message(self.GrammarWanted())
         elif isinstance(row, Knob) and not row.choices:
             self._type(shown(row, self.params))
         else:
@@ -177,10 +179,10 @@ class Knobs(Widget, can_focus=True):
         if isinstance(row, Knob):
             self._set(row, getattr(PLAIN, row.field))
         elif row == _PRESET:
-            self.post_message(self.Asked("delete_preset"))
+            self.post_message(self.DeleteWanted())
 
     def action_save(self) -> None:
-        self.post_message(self.Asked("save_preset"))
+        self.post_message(self.SaveWanted())
 
     def on_key(self, event: Key) -> None:
         row = self.rows[self.row]

@@ -1,24 +1,20 @@
 """One chat on the screen: a line that says what it is, its transcript, and a line to find in it."""
 
 import time
-from typing import ClassVar
+from collections.abc import Callable, Sequence
 
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Vertical
 from textual.content import Content
 from textual.events import Click, DescendantFocus
 from textual.message import Message as TextualMessage
 from textual.reactive import reactive
 from textual.widget import Widget
-from textual.widgets import Input, Label, Static
+from textual.widgets import Static
 
 from minichat.chats.model import Message
 from minichat.conversation import Conversation
 from minichat.decoding import strategy
-from minichat.widgets.keybar import Hints
-from minichat.widgets.marks import Marks
-from minichat.widgets.picker import TokenPicker
 from minichat.widgets.tabs import titled
 from minichat.widgets.transcript import Glyphs, Transcript
 
@@ -44,42 +40,6 @@ class PaneHead(Widget):
         return Content.assemble(label, gap, (self.figures, "$text-muted"), " ")
 
 
-class FindBar(Horizontal):
-    """What is looked for in the transcript above; Enter goes on, Escape ends it."""
-
-    HINTS: ClassVar[Hints] = (("Enter", "next"), ("Up", "previous"), ("Esc", "done"))
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", show=False),
-        Binding("down", "step(1)", show=False),
-        Binding("shift+enter,up", "step(-1)", show=False),
-    ]
-
-    class Left(TextualMessage):
-        """The person has found it, or given up."""
-
-    class Stepped(TextualMessage):
-        """To the next place, or the one before."""
-
-        def __init__(self, by: int) -> None:
-            super().__init__()
-            self.by = by
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.field = Input(placeholder="Enter next  Up previous  Esc done", compact=True)
-        self.field.cursor_blink = False
-
-    def compose(self) -> ComposeResult:
-        yield Label("find")
-        yield self.field
-
-    def action_leave(self) -> None:
-        self.post_message(self.Left())
-
-    def action_step(self, by: int) -> None:
-        self.post_message(self.Stepped(by))
-
-
 class ChatPane(Vertical):
     """Draws a conversation; whatever is done to it goes upward as messages of the transcript."""
 
@@ -90,20 +50,26 @@ class ChatPane(Vertical):
             super().__init__()
             self.conversation = conversation
 
-    def __init__(self, conversation: Conversation, glyphs: Glyphs) -> None:
+    def __init__(
+        self,
+        conversation: Conversation,
+        glyphs: Glyphs,
+        below: Sequence[Callable[["ChatPane"], Widget]] = (),
+    ) -> None:
+        """`below`: what else has a place in each pane."""
         super().__init__()
         self.conversation = conversation
+        self.figured_instead: Callable[[], str] | None = None  # for the right end of the head
         self._figured = 0.0
-        self.head, self.transcript, self.finder = PaneHead(), Transcript(glyphs), FindBar()
-        self.parting, self.picker = Static(classes="parting"), TokenPicker()
+        self._below = below
+        self.head, self.transcript, self.parting = PaneHead(), Transcript(glyphs), Static(classes="parting")
 
     def compose(self) -> ComposeResult:
         yield self.head
         yield self.transcript
-        self.finder.display = self.parting.display = self.picker.display = False
+        self.parting.display = False
         yield self.parting
-        yield self.picker
-        yield self.finder
+        yield from (make(self) for make in self._below)
 
     def on_mount(self) -> None:
         self.conversation.view = self
@@ -157,14 +123,13 @@ class ChatPane(Vertical):
         self.set_class(active, "-active")
 
     def show_figures(self) -> None:
-        """How the reply that runs is doing; while somebody looks for a text, which place this is."""
+        """How the reply that runs is doing, unless something else is said there."""
         self.head.figures = self._figures()
 
     def _figures(self) -> str:
         run, chat = self.conversation.run, self.conversation.chat
-        if self.finder.field.value:
-            place, total, whole = self.transcript.find_count
-            return f"{place} of {total}{'' if whole else '+'}" if total else "found nowhere"
+        if self.figured_instead is not None and (told := self.figured_instead()):
+            return told
         if run is None:
             return ""
         if run.first is None:
@@ -182,12 +147,6 @@ class ChatPane(Vertical):
             self.parting.display = sentence is not None
             self.parting.update(sentence or "")
 
-    def pick(self, marks: Marks | None) -> None:
-        """Opens the line of a reply's tokens, drawn with these; none closes it."""
-        self.picker.display = marks is not None
-        self.picker.words = self.picker.rows = ()
-        self.picker.marks = marks or self.picker.marks
-
     # What the person does
 
     def scroll(self, pages: int) -> None:
@@ -197,33 +156,6 @@ class ChatPane(Vertical):
         elif pages < 0 and self.transcript.scroll_y <= 0:
             self.read_older(_PAGE)
         self.transcript.scroll_relative(y=pages * (self.transcript.size.height - 1), animate=False)
-
-    def find(self) -> None:
-        self.read_older(self.conversation.chat.earlier)
-        self.finder.display = True
-        self.add_class("-finding")  # the head says which place this is, of how many
-        self.finder.field.focus()
-
-    def on_input_changed(self, event: Input.Changed) -> None:
-        event.stop()
-        self.transcript.find(event.value)
-        self.show_figures()
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self.transcript.find_next(1)
-        self.show_figures()
-
-    def on_find_bar_stepped(self, event: FindBar.Stepped) -> None:
-        self.transcript.find_next(event.by)
-        self.show_figures()
-
-    def on_find_bar_left(self) -> None:
-        self.finder.display = False
-        self.remove_class("-finding")
-        self.finder.field.value = ""
-        self.transcript.clear_find()
-        self.show_figures()
 
     def on_click(self, event: Click) -> None:
         self.post_message(self.Touched(self.conversation))

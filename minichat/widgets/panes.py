@@ -1,8 +1,9 @@
 """The chats side by side: a pane for each that is shown, and for those that were shown last."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from textual.containers import Horizontal
+from textual.widget import Widget
 
 from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
@@ -15,9 +16,11 @@ _KEPT = 6  # at most: where a terminal tells of its focus, every widget is style
 class Panes(Horizontal):
     """A chat that comes into view gets its pane then; one that was left long ago has lost it."""
 
-    def __init__(self, glyphs: Glyphs, id: str | None = None) -> None:
+    def __init__(
+        self, glyphs: Glyphs, below: Sequence[Callable[[ChatPane], Widget]] = (), id: str | None = None
+    ) -> None:
         super().__init__(id=id)
-        self._glyphs = glyphs
+        self._glyphs, self._below = glyphs, below
         self._panes: dict[int, ChatPane] = {}  # by chat, those shown last at the end
 
     @property
@@ -63,6 +66,9 @@ class Panes(Horizontal):
         self.call_after_refresh(pane.remove)
 
     def _mounted(self, conversation: Conversation, order: Sequence[Conversation]) -> ChatPane:
-        pane, after = ChatPane(conversation, self._glyphs), order[order.index(conversation) + 1 :]
+        pane, after = (
+            ChatPane(conversation, self._glyphs, self._below),
+            order[order.index(conversation) + 1 :],
+        )
         self.mount(pane, before=next((self.of(each) for each in after if each.chat.id in self._panes), None))
         return pane

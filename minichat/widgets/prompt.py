@@ -1,6 +1,6 @@
 """Where a person types. Every editing key of a text area stays; Enter sends."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from rich.segment import Segment
 from textual.events import Blur, Key
@@ -10,7 +10,6 @@ from textual.widgets import TextArea
 
 from minichat.attachments import Entry, entries, folder_of, offers, typing
 from minichat.backends.bridge import in_thread
-from minichat.keys import keys_of
 from minichat.widgets.completion import CompletionList
 from minichat.widgets.transcript.glyphs import enterable, skinless
 
@@ -43,7 +42,7 @@ class Prompt(TextArea):
             super().__init__()
             self.pages = pages
 
-    def __init__(self, id: str | None = None) -> None:
+    def __init__(self, send_keys: Sequence[str], newline_keys: Sequence[str], id: str | None = None) -> None:
         super().__init__(
             id=id, soft_wrap=True, tab_behavior="focus", highlight_cursor_line=False, max_checkpoints=200
         )
@@ -52,13 +51,8 @@ class Prompt(TextArea):
         self._entries: list[Entry] = []
         self._recalled, self._back = "", 0  # as it came, and from how many messages ago
         self._refused: tuple[int, int] | None = None  # the @ whose offers the person has sent away
+        self._send_keys, self._newline_keys = send_keys, newline_keys
         self.cursor_blink = False  # a blinking cursor is a timer, and bytes over the network for nothing
-        self.obey({})
-
-    def obey(self, keymap: Mapping[str, str]) -> None:
-        """The person's own keys for sending and for a new line."""
-        self._send_keys = keys_of("prompt.send", keymap).split(",")
-        self._newline_keys = keys_of("prompt.newline", keymap).split(",")
 
     def render_line(self, y: int) -> Strip:
         strip = super().render_line(y)

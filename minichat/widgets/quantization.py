@@ -13,7 +13,6 @@ from textual.widget import Widget
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from engine.events import Event
 from engine.snapshot import SchemeView, Snapshot
 from minichat.progress import size
 from minichat.widgets.keybar import Hints
@@ -109,8 +108,8 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
             super().__init__()
             self.scheme = scheme
 
-    def __init__(self, id: str | None = None) -> None:
-        super().__init__(id=id)
+    def __init__(self, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
         self.scheme, self.memory, self.room = Facts(), Facts(), Facts()
         self.schemes, self.change = Schemes(), Static(classes="change")
         self.forms, self._of_forms = Schemes(), Static("KV cache, a token", classes="section")
@@ -143,9 +142,6 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         self._changing = snapshot.change is not None and not snapshot.change.over
         self.change.update(Content(change(snapshot, self._marks)))
         self.change.display = bool(snapshot.change)
-
-    def see_events(self, events: Sequence[Event]) -> None:
-        """What they change is in the next snapshot."""
 
     def focus(self, scroll_visible: bool = True) -> Self:
         """The list has the keys."""

@@ -21,8 +21,8 @@ from minichat.attachments import (
     typing,
 )
 from minichat.chats.model import Attachment, Message
+from minichat.features import replies
 from minichat.first import First, first_message
-from minichat.screens import deeds
 from tests.app.conftest import run
 
 
@@ -267,7 +267,7 @@ async def test_an_attachment_is_there_again_and_outlives_its_file(
         await it.until(lambda: len(it.replies) == 2)
         assert "remember" in it.replies[-1].prompt[0]["content"]
         await it.answered(it.replies[-1])
-        deeds.edit(it.main, it.app.chats.active.chat.messages[0].id)
+        replies.edit(it.app.context, it.app.chats.active.chat.messages[0])
         await it.pilot.press(*" it", "enter")
         await it.until(lambda: len(it.replies) == 3)
         assert it.replies[-1].prompt[-1]["content"].startswith("read @notes.txt it\n\nnotes.txt:")

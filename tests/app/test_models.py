@@ -13,10 +13,10 @@ from engine.errors import ModelNotFound, UnsupportedModel
 from minichat.backends.fake import FakeBackend
 from minichat.backends.protocol import Progress
 from minichat.catalogue import Model, Source, arranged, local, on_hub, sources
+from minichat.features.models import ModelScreen
 from minichat.fetching import fetch
 from minichat.progress import Course, duration, size
 from minichat.remembered import Remembered
-from minichat.screens.models import ModelScreen
 from tests.app.conftest import run, snapshot
 from tests.models.tiny import checkpoint, write_config
 
@@ -225,7 +225,7 @@ async def test_replies_that_run_end_with_what_came_and_a_reason(bench: Callable[
         await it.pilot.press("alt+o", "enter")
         await it.until(lambda: "pocket is being loaded" in it.screen_text())
         await it.pilot.press("escape")
-        assert it.main.owners == {}
+        assert it.main.engine.owners == {}
         backend.loaded.set()
         await it.until(lambda: len(backend.replies) == 2)
         await it.answered(backend.replies[-1], "here")
@@ -286,8 +286,8 @@ async def test_a_folder_that_hangs_holds_up_neither_keys_nor_the_others(
 
         return [hanging, *sources(*given)]
 
-    monkeypatch.setattr("minichat.screens.models.sources", with_one_that_hangs)
-    monkeypatch.setattr("minichat.screens.models.local", hang)
+    monkeypatch.setattr("minichat.features.models.sources", with_one_that_hangs)
+    monkeypatch.setattr("minichat.features.models.local", hang)
     cached(tmp_path, "org/other")
     async with bench((120, 30)) as it:
         await picker(it, "o", "org/other")

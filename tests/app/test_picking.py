@@ -55,7 +55,7 @@ async def replied(it: Bench, text: str, share: float | None = None) -> FakeReply
 
 
 def picker(it: Bench) -> Any:
-    return it.main.pane.picker
+    return it.picker
 
 
 def opened() -> Letters:
@@ -259,4 +259,4 @@ async def test_on_a_small_screen_a_drawer_gives_way(bench: Callable[..., Any]) -
         await it.pilot.press("f3")
         await it.until(lambda: not it.main.query_one("#panes").display)
         await it.pilot.press("alt+c")
-        await it.until(lambda: "token 1 of 4" in it.screen_text() and not it.main.drawer.display)
+        await it.until(lambda: "token 1 of 4" in it.screen_text() and not it.drawer.display)

@@ -56,10 +56,10 @@ async def test_a_token_is_picked_and_a_search_comes_and_goes(
         await replied(it, "Tell me a story about a fox and a lantern.")
         whole = await ended(it)
         await it.pilot.press("alt+c")
-        await it.until(lambda: it.main.pane.picker.rows)
+        await it.until(lambda: it.picker.rows)
         for _ in range(6):
             await it.pilot.press("right")
-        picker = it.main.pane.picker
+        picker = it.picker
         await it.until(lambda: picker.rows and picker.rows[picker.choice].chosen and picker.at == 6)
         assert picker.choice == 0 and picker.shares[6] == max(map(_share, picker.rows)), "a greedy reply"
         await it.pilot.press("enter")

@@ -253,7 +253,7 @@ async def opened(
         world = World(it.app, it.pilot, it.backend)
         world.clock = Clock()
         object.__setattr__(it.app.chats.desk, "clock", world.clock)
-        it.main.monitor.event_log._clock = lambda: NOON
+        it.monitor.event_log._clock = lambda: NOON
         await it.until(lambda: it.app.keeper.ready.is_set() or not backend.loaded.is_set())
         yield world
 

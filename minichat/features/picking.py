@@ -1,25 +1,22 @@
 """Along the tokens of a reply: what else was likely at each, and a fork that goes on with that."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING
+
+from textual import on
 
 from engine.errors import EngineError
 from engine.events import TokenLogprob
 from minichat.branching import go_on_with
 from minichat.chats.model import Message
-from minichat.screens import beside
+from minichat.conversation import Conversation
+from minichat.features.feature import Command, Context, Feature, HelpSection, MessageCommand
 from minichat.walk import NoWay, Walk, walk_along
 from minichat.widgets.likely import likely_of
-from minichat.widgets.marks import ASCII, UNICODE
+from minichat.widgets.marks import ASCII, UNICODE, Marks
 from minichat.widgets.pane import ChatPane
 from minichat.widgets.picker import TokenPicker
-
-if TYPE_CHECKING:
-    from minichat.screens.main import MainScreen
 
 _AT_ONCE = 4  # places that the engine is asked for
 
@@ -27,21 +24,33 @@ _AT_ONCE = 4  # places that the engine is asked for
 class Picking:
     """One walk at a time, in the pane of the active chat."""
 
-    def __init__(self, main: MainScreen) -> None:
-        self._main = main
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._pane: ChatPane | None = None
         self._walk: Walk | None = None
         self._task: asyncio.Task[None] | None = None
         self._told = -1  # the place whose candidates are shown
+        context.signals.changed.connect(self._changed)
+        context.signals.turned.connect(self.end)
+        context.signals.replaced.connect(self.end)
+        context.leaving.append(self._left)
 
-    @property
-    def walking(self) -> bool:
-        return self._walk is not None
+    def _changed(self, conversation: Conversation) -> None:
+        """The reply that comes has other tokens."""
+        if conversation is self._context.chats.active and conversation.streaming:
+            self.end()
+
+    def _left(self) -> bool:
+        """Esc, from elsewhere on the screen."""
+        walking = self._walk is not None
+        if walking:
+            self.end()
+        return walking
 
     def begin(self, message_id: int | None = None) -> None:
         """Along the given reply, or the one that the reader has gone to, or the last one."""
-        chosen = self._main.transcript.chosen
-        replies = [*filter(_reply, self._main.chats.active.chat.messages)]
+        chosen = self._context.workspace.transcript.chosen
+        replies = [*filter(_reply, self._context.chats.active.chat.messages)]
         usual = chosen if chosen and _reply(chosen) else replies[-1] if replies else None
         self.end()
         self._run(self._open(message_id if message_id is not None else usual.id if usual else -1))
@@ -51,14 +60,14 @@ class Picking:
         if self._task is not None:
             self._task.cancel()
         if self._pane is not None:
-            self._pane.pick(None)
+            _show_picker(self._picker, None)
             self._pane.transcript.light({}, "picked")
         self._pane = self._walk = self._task = None
         self._told = -1
 
     def leave(self) -> None:
         self.end()
-        self._main.prompt.focus()
+        self._context.workspace.prompt.focus()
 
     def obey(self, said: TokenPicker.Said) -> None:
         """What the person does in the line of tokens."""
@@ -77,38 +86,36 @@ class Picking:
 
     def take(self, choice: int) -> None:
         """The chat is forked at the reply, and goes on with the candidate."""
-        main, walk, pane = self._main, self._walk, self._pane
-        if walk is None or pane is None or (rivals := walk.trace.rivals.get(walk.at)) is None:
+        chats, workspace, walk = self._context.chats, self._context.workspace, self._walk
+        if walk is None or (rivals := walk.trace.rivals.get(walk.at)) is None:
             return
         token, _ = rivals.top[choice]
-        source = main.chats.active
-        source.chat.draft = main.prompt.text
+        chats.active.chat.draft = workspace.prompt.text
         self.end()
-        child = main.chats.fork(walk.message.id)
-        main.speak_to(child)
+        child = chats.fork(walk.message.id)
+        workspace.speak_to(child)
         go_on_with(child, walk, token)
-        main.prompt.focus()
+        workspace.prompt.focus()
 
     async def _open(self, message_id: int) -> None:
-        main = self._main
-        chat = main.chats.active
+        context = self._context
         try:
-            walk = await walk_along(chat, message_id)
+            walk = await walk_along(context.chats.active, message_id)
         except (NoWay, EngineError) as error:
-            main.notify(str(error), severity="warning", markup=False)
+            context.app.notify(str(error), severity="warning", markup=False)
             return
         walk.at = _start(walk)
         self._walk = walk
-        beside.uncover(main)
-        self._pane = main.pane
-        self._pane.pick(ASCII if main.program.start.ascii else UNICODE)
+        context.panels.uncover()
+        self._pane = context.workspace.pane
+        _show_picker(self._picker, ASCII if context.program.start.ascii else UNICODE)
         self._picker.focus()
         await self._show(walk)
 
     @property
     def _picker(self) -> TokenPicker:
         assert self._pane is not None
-        return self._pane.picker
+        return _picker_of(self._pane)
 
     async def _show(self, walk: Walk) -> None:
         """First what is known; then what the engine says of this place, and of those beside it."""
@@ -129,7 +136,7 @@ class Picking:
             picker.trouble = str(error)
 
     def _tell(self, walk: Walk) -> None:
-        picker, words = self._picker, self._main.program.backend.words
+        picker, words = self._picker, self._context.program.backend.words
         picker.shares = [walk.share(at) for at in range(len(walk.trace.tokens))]
         picker.at, picker.trouble = walk.at, ""
         if not picker.words or not all(
@@ -150,6 +157,17 @@ class Picking:
         self._task = asyncio.create_task(work, name="picking")
 
 
+def _picker_of(pane: ChatPane) -> TokenPicker:
+    return pane.query_one(TokenPicker)
+
+
+def _show_picker(picker: TokenPicker, marks: Marks | None) -> None:
+    """Opens the line of a reply's tokens, drawn with these; none closes it."""
+    picker.display = marks is not None
+    picker.words = picker.rows = ()
+    picker.marks = marks or picker.marks
+
+
 def _told(rivals: TokenLogprob) -> str:
     share = f"{math.exp(rivals.logprob):.1%}"
     return share if rivals.rank else f"under {share}"
@@ -163,3 +181,57 @@ def _start(walk: Walk) -> int:
     """The place that was least likely, of those that are known; else the first."""
     known = [(share, at) for at in range(len(walk.trace.tokens)) if (share := walk.share(at)) is not None]
     return min(known)[1] if known else 0
+
+
+class PanePicker(TokenPicker):
+    """The line in a pane: what the person does there is the walk's business."""
+
+    def __init__(self, context: Context, pane: ChatPane) -> None:
+        super().__init__()
+        self.context = context
+        self.display = False
+
+    @on(TokenPicker.Said)
+    def _obey(self, said: TokenPicker.Said) -> None:
+        with self.context.program.complaining():
+            self.context.part(Picking).obey(said)
+
+
+def pick(context: Context) -> None:
+    """Goes to the line of tokens, and opens it first; from within, closes it."""
+    if _picker_of(context.workspace.pane).has_focus:
+        context.part(Picking).leave()
+    else:
+        context.part(Picking).begin()
+
+
+def _pick_message(context: Context, message: Message) -> None:
+    context.part(Picking).begin(message.id)
+
+
+PICKING = Feature(
+    name="picking",
+    title="Along the tokens of a reply",
+    commands=(Command("reply.pick", "Reply", "Tokens of the last reply: pick another one", pick, "alt+c"),),
+    message_commands=(
+        MessageCommand(
+            "Walk along its tokens, and go on with another one", _pick_message, _reply, at_rest=True
+        ),
+    ),
+    part=Picking,
+    in_pane=PanePicker,
+    help=(
+        HelpSection(
+            "Along the tokens of a reply ({reply.pick}, or its menu)",
+            (
+                ("{tokens.left tokens.right}", "another token"),
+                ("{tokens.far_left tokens.far_right}", "ten further"),
+                ("Home End", "first, last"),
+                ("{tokens.up tokens.down}", "what else was likely there"),
+                ("Enter", "a fork goes on with it from there"),
+            ),
+        ),
+    ),
+    keyed=(("tokens", TokenPicker),),
+    css="TokenPicker { height: 13; max-height: 60%; padding: 0 1; background: $surface; }",
+)

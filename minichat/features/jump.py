@@ -1,24 +1,17 @@
 """Ctrl+O: every chat there is, to go to or to delete; what is typed is looked for in all that was said."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input, OptionList
 
-from minichat.chats.model import Chat
-from minichat.keys import key_name, keys_of
+from minichat.features.chats import DELETE_KEY, ask_to_delete, reopen
+from minichat.features.feature import Command, Context, Feature
 from minichat.plural import plural
-from minichat.screens import deeds
 from minichat.screens.pick import Choice, PickScreen
 from minichat.widgets.tabs import titled
 from minichat.widgets.transcript.glyphs import one_line
-
-if TYPE_CHECKING:
-    from minichat.screens.main import MainScreen
 
 _FOUND = 50
 _DELETE = "chat.delete"
@@ -27,21 +20,21 @@ _DELETE = "chat.delete"
 class JumpScreen(PickScreen[int]):
     """Open chats first. Gives the one to go to."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding(keys_of(_DELETE, {}), "delete", show=False, id=_DELETE)]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding(DELETE_KEY, "delete", show=False, id=_DELETE)]
 
-    def __init__(self, main: MainScreen) -> None:
+    def __init__(self, context: Context) -> None:
         super().__init__("go to a chat", self._fitting, "a word said in any chat")
-        self._main, self._store = main, main.chats.desk.store
+        self.context, self._store = context, context.chats.desk.store
 
     def on_mount(self) -> None:
-        key = key_name(keys_of(_DELETE, self._main.program.keymap))
+        key = self.context.keys.name(_DELETE)
         self.query_one(".sheet").border_subtitle = f"Enter take  {key} delete  Esc"
 
     def action_delete(self) -> None:
         chosen = self.choice(self.query_one(OptionList).highlighted_option)
         if chosen is not None:
             chat = self._store.chat(chosen.value)
-            ask_to_delete(self._main, chat, lambda: self._list(self.query_one(Input).value))
+            ask_to_delete(self.context, chat, lambda: self._list(self.query_one(Input).value))
 
     def _fitting(self, query: str) -> list[Choice[int]]:
         self.say("")
@@ -69,32 +62,20 @@ def _choice(chat_id: int, letter: str, title: str, note: str) -> Choice[int]:
     )
 
 
-def jump(screen: MainScreen) -> None:
+def jump(context: Context) -> None:
     async def take(chat_id: int | None) -> None:
         if chat_id is None:
             return
-        if conversation := screen.chats.of(chat_id):
-            screen.go_to(conversation)
+        if conversation := context.chats.of(chat_id):
+            context.workspace.go_to(conversation)
         else:
-            await deeds.reopen(screen, chat_id)
+            await reopen(context, chat_id)
 
-    screen.app.push_screen(JumpScreen(screen), take)
-
-
-def delete_chat(screen: MainScreen) -> None:
-    ask_to_delete(screen, screen.chats.active.chat)
+    context.app.push_screen(JumpScreen(context), take)
 
 
-def ask_to_delete(screen: MainScreen, chat: Chat, then: Callable[[], None] = lambda: None) -> None:
-    """What is deleted comes back by no key; so Enter alone keeps it."""
-    count = chat.earlier + len(chat.messages)
-
-    async def take(sure: bool | None) -> None:
-        if sure:
-            with screen.program.complaining():
-                await deeds.delete(screen, chat.id)
-            then()
-
-    choices = [Choice(Content(" Keep it"), False), Choice(Content(" Delete it for good"), True)]
-    what = f"delete {titled(chat.title)} and its {plural(count, 'message')}?"
-    screen.app.push_screen(PickScreen(what, lambda _: choices), take)
+JUMP = Feature(
+    name="jump",
+    title="All chats",
+    commands=(Command("chat.jump", "Chats", "Go to a chat, or search in all", jump, "ctrl+o", "jump"),),
+)

@@ -1,18 +1,13 @@
 """Text and blocks linked: what is pointed at on one side lights up on the other."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from engine.events import Event
 from engine.snapshot import Snapshot
+from minichat.features.feature import Context, Feature
+from minichat.features.monitor import MonitorSide
 from minichat.shared_blocks import Spans, blocks_of, texts_of
 from minichat.traces import Known
-
-if TYPE_CHECKING:
-    from minichat.screens.main import MainScreen
 
 _UNREAD = "blocks not known: not read since the start"
 _GONE = "was read, but is no longer in the cache"
@@ -21,25 +16,28 @@ _GONE = "was read, but is no longer in the cache"
 class Links:
     """Follows the map's cursor, what is selected in the transcripts, and the engine as long as either is."""
 
-    def __init__(self, main: MainScreen) -> None:
-        self._main = main
+    def __init__(self, context: Context) -> None:
+        self._context, self._kvmap = context, context.part(MonitorSide).kvmap
         self._blocks: tuple[int, ...] = ()
         self._spans: Spans = {}
         self._fresh = False  # the cursor has moved: what it stands on is brought into view
         self._glows = False
         self._again = False
         self._task: asyncio.Task[None] | None = None
+        context.signals.pointed.connect(self.point)
+        context.signals.selected.connect(self.select)
+        context.signals.snapshot.connect(self.see_snapshot)
 
-    def point(self, blocks: tuple[int, ...]) -> None:
+    def point(self, blocks: Sequence[int]) -> None:
         """The cursor of the map is on these blocks; none when it has gone."""
-        self._fresh = blocks != self._blocks
-        self._blocks = blocks
+        self._fresh = tuple(blocks) != self._blocks
+        self._blocks = tuple(blocks)
         self._wake()
 
     def select(self) -> None:
         """Another text is selected."""
         spans: Spans = {}
-        for pane in self._main.panes:
+        for pane in self._context.workspace.panes:
             spans |= pane.transcript.selected_spans()
         if spans != self._spans:
             self._spans = spans
@@ -48,9 +46,6 @@ class Links:
     def see_snapshot(self, snapshot: Snapshot) -> None:
         if self._blocks or self._spans:
             self._wake()
-
-    def see_events(self, events: Sequence[Event]) -> None:
-        """What happened shows in the next snapshot."""
 
     def _wake(self) -> None:
         self._again = True
@@ -61,24 +56,24 @@ class Links:
         """Once more for whatever has changed meanwhile: what the engine is asked may take a step."""
         while self._again:
             self._again = False
-            if self._main.latest is not None:
+            if self._context.engine.latest is not None:
                 known = await self._learn() if self._blocks or self._spans else {}
-                self._light(self._main.latest, known)
-                self._glow(self._main.latest, known)
+                self._light(self._context.engine.latest, known)
+                self._glow(self._context.engine.latest, known)
 
     async def _learn(self) -> dict[int, Known]:
         """By request: what those of this screen have read and written."""
-        backend = self._main.program.backend
-        traces = [trace for each in self._main.chats for trace in each.traces.values()]
+        backend = self._context.program.backend
+        traces = [trace for each in self._context.chats for trace in each.traces.values()]
         return {trace.request: await trace.learn(backend) for trace in traces}
 
     def _light(self, shot: Snapshot, known: dict[int, Known]) -> None:
         blocks, fresh = self._blocks, self._fresh
         self._fresh = False
         spans = texts_of(blocks, shot.blocks, shot.block_size, known)
-        for pane in self._main.panes:
+        for pane in self._context.workspace.panes:
             pane.transcript.light(spans, show=fresh)
-        self._main.monitor.kvmap.tell({block: self._text(block, shot, known) for block in blocks})
+        self._kvmap.tell({block: self._text(block, shot, known) for block in blocks})
 
     def _text(self, block: int, shot: Snapshot, known: dict[int, Known]) -> str:
         """What a block holds, the template's tokens too; nothing where that is not known."""
@@ -88,10 +83,10 @@ class Links:
             return ""
         low = int(view.place[block]) * shot.block_size
         tokens = owner.ids[low : low + int(view.filled[block])].tolist()
-        return "".join(self._main.program.backend.words(tokens))
+        return "".join(self._context.program.backend.words(tokens))
 
     def _glow(self, shot: Snapshot, known: dict[int, Known]) -> None:
-        kvmap = self._main.monitor.kvmap
+        kvmap = self._kvmap
         if not self._spans:
             if self._glows:  # else it is somebody else who lets blocks glow
                 kvmap.say("")
@@ -102,3 +97,6 @@ class Links:
         found = blocks_of(self._spans, shot.blocks, shot.block_size, known)
         kvmap.say(_UNREAD if found is None else "" if found else _GONE)
         kvmap.glow(found or ())
+
+
+LINKS = Feature(name="links", title="Text and its blocks", part=Links)

@@ -9,6 +9,7 @@ from textual.widgets import Input, OptionList
 
 from minichat.backends.bridge import in_thread
 from minichat.catalogue import Model, Source, arranged, identity, local, on_hub, sources
+from minichat.features.feature import Command, Context, Feature
 from minichat.keeper import Keeper
 from minichat.progress import size
 from minichat.remembered import Remembered
@@ -28,7 +29,7 @@ class ModelScreen(PickScreen[Model]):
     def __init__(self, keeper: Keeper, folders: Sequence[str]) -> None:
         super().__init__("model", self._fitting, _HINT)
         self._keeper = keeper
-        self._sources = sources(folders, Remembered.read(keeper.app.paths.remembered).models)
+        self._sources = sources(folders, Remembered.read(keeper.program.paths.remembered).models)
         self._found_in: dict[int, list[Model]] = {}  # by the place of the source; the rest has not answered
         self._typed: dict[str, Model | None] = {}  # what was typed, as the file system knows it
         self._present = identity(keeper.model)
@@ -131,3 +132,19 @@ def _remark(model: Model) -> str:
     if model.support is not None and not model.support.native:
         return one_line(f"{model.support.family} has no decoder of its own here: transformers runs it")
     return ""
+
+
+def choose(context: Context) -> None:
+    def take(model: Model | None) -> None:
+        if model is not None:
+            context.keeper.choose(model)
+
+    folders = context.program.settings.engine.folders
+    context.app.push_screen(ModelScreen(context.keeper, folders), take)
+
+
+MODELS = Feature(
+    name="models",
+    title="Models",
+    commands=(Command("model.pick", "Program", "Choose another model", choose, "alt+o"),),
+)

@@ -1,18 +1,13 @@
 """What the tour shows: every page has the engine do something, and tells what the engine said of it."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from engine.events import Admitted, Copied, Finished, FirstToken, Forked, Preempted, Resumed, Updated
+from minichat.features.tour.guide import Guide
 from minichat.plural import plural
 from minichat.progress import size
 from minichat.widgets.monitor.figures import duration
-
-if TYPE_CHECKING:
-    from minichat.screens.guide import Guide
 
 BLOCKS = 24  # of the tour's cache: three replies do not fit
 SCHEME = "int8"  # that the weights are converted to

@@ -1,10 +1,7 @@
 """F8: what a step spends its time on, and what holds it."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import astuple
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -13,16 +10,15 @@ from textual.content import Content
 from textual.widgets import Static
 
 from engine.errors import EngineError
-from engine.events import Event
 from engine.snapshot import Snapshot, Speeds
+from minichat.backends.protocol import Backend
+from minichat.engine_watch import EngineWatch
+from minichat.features.feature import Command, Context, Feature
 from minichat.screens.dialog import Dialog
 from minichat.speed import Speed, Use, explain
 from minichat.widgets.monitor.figures import duration, size
 from minichat.widgets.monitor.graphs import bar, shares
 from minichat.widgets.monitor.pane import ASCII, UNICODE, Signs
-
-if TYPE_CHECKING:
-    from minichat.screens.main import MainScreen
 
 _PARTS = (("plan", "$primary"), ("launch", "$accent"), ("wait", "$text-success"), ("commit", "$text-warning"))
 _LABEL = 12  # cells
@@ -33,9 +29,9 @@ class WhyScreen(Dialog[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "leave", show=False)]
 
-    def __init__(self, main: MainScreen, signs: Signs) -> None:
+    def __init__(self, engine: EngineWatch, backend: Backend, signs: Signs) -> None:
         super().__init__()
-        self._main, self._signs = main, signs
+        self._engine, self._backend, self._signs = engine, backend, signs
         self._speeds: Speeds | None = None
         self._trouble = ""
 
@@ -45,12 +41,12 @@ class WhyScreen(Dialog[None]):
             yield Static(id="why")
 
     def on_mount(self) -> None:
-        self._main.onlookers.append(self)
+        self._engine.look(self)
         self._show()
         self.run_worker(self._measure())
 
     def on_unmount(self) -> None:
-        self._main.onlookers.remove(self)
+        self._engine.look_away(self)
 
     def on_resize(self) -> None:
         self._show()
@@ -58,19 +54,16 @@ class WhyScreen(Dialog[None]):
     def see_snapshot(self, snapshot: Snapshot) -> None:
         self._show()
 
-    def see_events(self, events: Sequence[Event]) -> None:
-        """What happened shows in the next snapshot."""
-
     async def _measure(self) -> None:
         try:
-            self._speeds = await self._main.program.backend.speeds()
+            self._speeds = await self._backend.speeds()
         except EngineError as error:
             self._trouble = f"the device could not be measured: {error}"
         self._show()
 
     def _show(self) -> None:
         text = self.query_one(Static)
-        shot, before = self._main.latest, self._main.at_work
+        shot, before = self._engine.latest, self._engine.at_work
         self.query_one(Vertical).border_title = title = "Why this speed"
         if shot is None:
             text.update("The engine has not been loaded.")
@@ -131,6 +124,13 @@ def _amount(value: float, unit: str) -> str:
     return f"{size(value).removesuffix('B')}{unit.strip()}" if "FLOP" in unit else f"{size(value)}{unit}"
 
 
-def why(screen: MainScreen) -> None:
-    """Opens it."""
-    screen.app.push_screen(WhyScreen(screen, ASCII if screen.program.start.ascii else UNICODE))
+def why(context: Context) -> None:
+    signs = ASCII if context.program.start.ascii else UNICODE
+    context.app.push_screen(WhyScreen(context.engine, context.program.backend, signs))
+
+
+WHY = Feature(
+    name="why",
+    title="Why this speed",
+    commands=(Command("view.why", "View", "Why this speed", why, "f8"),),
+)
