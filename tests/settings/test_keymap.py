@@ -6,6 +6,8 @@ import pytest
 from textual.app import App
 from textual.binding import Binding
 
+from minichat.features import BUILT_IN
+from minichat.features.table import bound
 from minichat.settings import load
 from minichat.settings.keymap import Bound, keymap, normalized
 
@@ -114,3 +116,14 @@ def test_textual_takes_the_map(tmp_path: Path) -> None:
 
     asyncio.run(press())
     assert pressed == ["new", "new"]
+
+
+def test_what_was_remapped_in_the_first_edition_still_is() -> None:
+    loaded = load(Path(__file__).parent / "first_edition.toml")
+    found = keymap(loaded, bound(BUILT_IN))
+    assert loaded.problems == []
+    assert found.keys() == loaded.settings.keys.keys()
+    usual = {each.id: each.keys for each in bound(BUILT_IN)}
+    assert len(found) > 100
+    for id, keys in loaded.settings.keys.items():
+        assert usual[id] in (keys, ()), "a key that people know does what it did"
