@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine import events
 from engine.errors import BadInput
+from engine.runner.changes import UseGraphs
 from engine.snapshot import Switch
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Switches:
             case "overlap":  # a step that is under way is committed before the next one, or with it
                 engine.depth = int(on)
             case "graphs":
-                engine.runner.graphs = on
+                engine.runner.apply(UseGraphs(on))
         engine.bus.emit(events.Switched(engine.scheduler.step, engine.clock(), name, on))
 
     def _present(self) -> dict[str, bool]:

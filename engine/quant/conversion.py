@@ -1,6 +1,7 @@
 """From one scheme to another, a layer at a time; last comes the head, where it goes along."""
 
 import logging
+from collections.abc import Callable
 
 from engine.devices import give_back
 from engine.errors import EngineError
@@ -9,6 +10,8 @@ from engine.quant.base import Scheme
 
 logger = logging.getLogger("minichat.engine")
 
+Replace = Callable[[int, Scheme], None]
+
 
 class Conversion:
     """Each layer is let go of, read anew, and kept in the new form. A failure, or a wish, turns it round.
@@ -16,9 +19,11 @@ class Conversion:
     Until it is over the model is a mixture that nobody may compute with.
     """
 
-    def __init__(self, model: Decoder, old: Scheme, new: Scheme) -> None:
+    def __init__(self, model: Decoder, old: Scheme, new: Scheme, replace: Replace | None = None) -> None:
+        """`replace`: puts a layer, by its index, into the model in a scheme."""
         assert model.source is not None
         self._model, self._source = model, model.source
+        self._replace = replace or (lambda index, scheme: replace_part(model, index, scheme))
         self.old, self.new = old, new
         if new is not old:
             self._source.check()  # without them there is no way back either
@@ -48,16 +53,19 @@ class Conversion:
             self.error = _in_words(error)
         self.done += 1
 
-    def _replace(self, index: int, scheme: Scheme) -> None:
-        model = self._model
-        if index == len(model.layers):
-            model.head = None  # type: ignore[assignment]
-            model.head = self._source.head(scheme)
-        else:
-            model.layers[index] = None  # type: ignore[assignment]
-            model.layers[index] = self._source.layer(index, scheme)
-        if self._source.device.type == "cpu":
-            give_back()  # between what stays, holes are left that no tensor of the next layer may fit into
+
+def replace_part(model: Decoder, index: int, scheme: Scheme) -> None:
+    """The present part goes first: there need not be room for both."""
+    source = model.source
+    assert source is not None
+    if index == len(model.layers):
+        model.head = None  # type: ignore[assignment]
+        model.head = source.head(scheme)
+    else:
+        model.layers[index] = None  # type: ignore[assignment]
+        model.layers[index] = source.layer(index, scheme)
+    if source.device.type == "cpu":
+        give_back()  # between what stays, holes are left that no tensor of the next layer may fit into
 
 
 def _in_words(error: Exception) -> str:

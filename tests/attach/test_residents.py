@@ -171,7 +171,7 @@ def test_a_server_tells_of_the_death_of_its_engine_and_not_of_its_end(
         thread.start()
         assert becomes(lambda: bool(built) and built[-1].started)
         if breaks:
-            monkeypatch.setattr(engine.scheduler, "plan", lambda: 1 / 0)
+            monkeypatch.setattr(engine.scheduler, "schedule", lambda: 1 / 0)
             with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
                 assert client.post("/v1/completions", json={"prompt": "x"}).status_code >= 500
         built.pop().end()

@@ -57,16 +57,16 @@ def test_they_do_what_they_say() -> None:
 
     ask()
     drain(engine)
-    longest = max(row.length for plan in engine.runner.plans for row in plan.rows)
+    longest = max(row.length for step in engine.runner.steps for row in step.rows)
     assert longest == 16
     ask()
     assert cached() == 32
     engine.set_switch("prefix_cache", False)
     engine.set_switch("chunked_prefill", False)
-    engine.runner.plans.clear()
+    engine.runner.steps.clear()
     ask()
     assert cached() == 0
-    assert max(row.length for plan in engine.runner.plans for row in plan.rows) == 40
+    assert max(row.length for step in engine.runner.steps for row in step.rows) == 40
     engine.set_switch("prefix_cache", True)
     ask()
     assert cached() == 32

@@ -13,7 +13,7 @@ from engine import events
 from engine.errors import EngineDead, UnknownRequest
 from engine.host.stream import ReplyFailed
 from engine.host.thread import EngineThread
-from engine.scheduling.plan import Plan
+from engine.scheduling.step import Step
 from tests.engine.ledger import alone, ledger_engine
 from tests.host.conftest import Open
 from tests.host.roomy import DEPTHS, endless, params, roomy, runner_of
@@ -28,8 +28,8 @@ class TestWhenThingsBreak:
         host.subscribe(lambda event: broken.append(event) if event.kind == "stepbroke" else None)
         streams = [endless(host, n) for n in range(2)]
 
-        def once(plan: Plan) -> bool:
-            runner_of(engine).fails = lambda plan: False
+        def once(step: Step) -> bool:
+            runner_of(engine).fails = lambda step: False
             return True
 
         runner_of(engine).fails = once
@@ -42,7 +42,7 @@ class TestWhenThingsBreak:
         shot = host.snapshot()
         assert (shot.state, shot.blocks.in_use) == ("ready", 0)
 
-    @pytest.mark.parametrize("where", ["plan", "commit", "put_out", "_stop_running"])
+    @pytest.mark.parametrize("where", ["schedule", "commit", "_preempt", "_stop_running"])
     @DEPTHS
     def test_an_error_in_the_scheduler_ends_everything_with_the_reason(
         self, opened: Open, monkeypatch: pytest.MonkeyPatch, where: str, depth: int
@@ -104,7 +104,7 @@ class TestWhenThingsBreak:
         host = opened(engine)
         monkeypatch.setattr(engine.runner, "ailing", lambda: "the GPU is gone")
         stream = endless(host)
-        runner_of(engine).fails = lambda plan: True
+        runner_of(engine).fails = lambda step: True
         with pytest.raises(ReplyFailed, match="told to fail"):
             stream.result()
         with pytest.raises(EngineDead, match="the GPU is gone"):

@@ -172,11 +172,11 @@ def test_a_step_waits_for_nothing(tmp_path: Path) -> None:
         engine.submit([1, 2, 3 + number], params, Heard())
     for _ in range(12):
         engine.step()
-    plan = engine.scheduler.plan()
-    assert plan is not None
+    step = engine.scheduler.schedule()
+    assert step is not None
     torch.cuda.set_sync_debug_mode("error")
     try:
-        handle: Any = engine.runner.launch(plan)
+        handle: Any = engine.runner.launch(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(engine.runner.collect(handle).tokens) == 3

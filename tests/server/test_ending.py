@@ -19,7 +19,7 @@ import httpx
 import openai
 import pytest
 
-from engine.scheduling.plan import Plan
+from engine.scheduling.step import Step
 from minichat.commands.serve import own_key, served_name
 from tests.cli.conftest import Run
 from tests.server.conftest import KEY, MODEL, Served, becomes, dry, serving, user
@@ -32,7 +32,7 @@ class TestTroubleInTheEngine:
             runner = served.runner
             good = runner.broken
 
-            def breaks(plan: Plan) -> None:
+            def breaks(step: Step) -> None:
                 runner.broken = good
                 raise RuntimeError("the device coughed")
 
@@ -54,7 +54,7 @@ class TestTroubleInTheEngine:
             def dies() -> None:
                 raise RuntimeError("a defect")
 
-            monkeypatch.setattr(served.engine.scheduler, "plan", dies)
+            monkeypatch.setattr(served.engine.scheduler, "schedule", dies)
             said = b""
             while b"[DONE]" not in said:
                 said += running.recv(65536)

@@ -136,7 +136,7 @@ def test_a_swap_takes_drafts_along_and_gives_them_back(seed: int) -> None:
     engine, id, reply = with_drafts_under_way(seed)
     engine.preempt(id)
     drain(engine)
-    assert engine.runner.plans[2].swaps_out
+    assert engine.runner.steps[2].swaps_out
     assert reply.tokens == alone(PROMPT, 60, seed, ALPHABET)
 
 
