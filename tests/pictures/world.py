@@ -209,8 +209,8 @@ class World(Bench):
             await self.still()
             for pane in self.main.panes:
                 pane.show_figures()
-        if self.main.latest is not None:
-            self.main.show_snapshot(self.main.latest)
+        if self.main.engine.latest is not None:
+            self.main.show_snapshot(self.main.engine.latest)
         await self.still()
 
     def work(self, steps: int = 24) -> None:
