@@ -199,7 +199,8 @@ class Engine:
         self._refuse_if_dead()
         self._refuse_while_changing()
         if self.weights is None:
-            raise BadInput(f"quantization {scheme!r}: this engine's weights have one form, and keep it")
+            problem = "this engine's weights have one form, and keep it"
+            raise BadInput(f"quantization {scheme!r}: {problem}", field="scheme", value=scheme)
         begun = self._requantization = begin(self, self.weights, scheme)
         self.change = begun.change if begun else None  # one that failed is no longer wanted
 
@@ -211,7 +212,10 @@ class Engine:
     def set_kv_scheme(self, scheme: str) -> None:
         """Another form of the cache, while no request is alive. What was cached is forgotten."""
         if (form := next((each for each in KV_SCHEMES if each == scheme), None)) is None:
-            raise BadInput(f"there is no KV scheme {scheme!r}; there are {', '.join(KV_SCHEMES)}")
+            known = ", ".join(KV_SCHEMES)
+            raise BadInput(
+                f"there is no KV scheme {scheme!r}; there are {known}", field="scheme", value=scheme
+            )
         self._refuse_if_dead()
         self._refuse_while_changing()
         self._commit_what_is_ahead()  # of requests that have ended, there may be a step on its way
@@ -221,7 +225,7 @@ class Engine:
         if form == self.scheduler.holdings.kv_scheme:
             return
         if problem := next((each.why_not for each in self.runner.kv_schemes() if each.name == form), ""):
-            raise BadInput(problem)
+            raise BadInput(problem, field="scheme", value=scheme)
         self.scheduler.pool.forget_all()  # even where this fails, what the blocks hold is gone
         self.runner.apply(Recache(form))
         fit = self.runner.fit()

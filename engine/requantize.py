@@ -28,7 +28,9 @@ def begin(engine: Engine, weights: Weights, name: str) -> Requantization | None:
     if blocks is not None and blocks * size < engine.limits.context:
         raise BadInput(
             f"quantization {name!r} would leave {blocks} blocks of the cache, {blocks * size} tokens; "
-            f"a request may have {engine.limits.context}. Start again with it, or with a smaller max_context"
+            f"a request may have {engine.limits.context}. Start again with it, or with a smaller max_context",
+            field="scheme",
+            value=name,
         )
     return Requantization(engine, conversion, blocks)
 

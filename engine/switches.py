@@ -24,9 +24,10 @@ class Switches:
     def turn(self, name: str, on: bool) -> None:
         engine, present = self._engine, self._present()
         if name not in present:
-            raise BadInput(f"this engine has no switch {name!r}; it has {', '.join(present)}")
+            known = ", ".join(present)
+            raise BadInput(f"this engine has no switch {name!r}; it has {known}", field="name", value=name)
         if not isinstance(on, bool):
-            raise BadInput(f"the switch {name} is True or False, not {on!r}")
+            raise BadInput(f"the switch {name} is True or False, not {on!r}", field="on", value=on)
         if on is present[name]:
             return
         match name:

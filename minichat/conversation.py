@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from engine.commands import Abort, Update
 from engine.errors import EngineError
 from engine.events import Delta, TokenLogprob
 from engine.params import SamplingParams
@@ -109,7 +110,7 @@ class Conversation:
             return False
         self.run.stopping = True
         if self.run.reply is not None:
-            self._errands.send(self.desk.backend.abort(self.run.reply.id))
+            self._errands.send(self.desk.backend.send(Abort((self.run.reply.id,))))
         elif self.run.task is not None and not self.desk.ready.is_set():
             self.run.task.cancel()
         return True
@@ -155,7 +156,7 @@ class Conversation:
                 self._drawn_by(before)
             self.desk.complain(why)
 
-        self._errands.send_in_order(self.desk.backend.update(id, **changes), back)
+        self._errands.send_in_order(self.desk.backend.send(Update(id, changes)), back)
 
     def rename(self, title: str) -> None:
         self.chat.title = title
@@ -305,7 +306,7 @@ class Conversation:
         """What the person did while the request was on its way to the engine."""
         self._retell(asked)
         if run.stopping:
-            self._errands.send(self.desk.backend.abort(reply.id))
+            self._errands.send(self.desk.backend.send(Abort((reply.id,))))
 
     def _take(self, run: Run, batch: list[Delta]) -> None:
         if run.stale:

@@ -8,7 +8,7 @@ from torch import nn
 
 from engine.errors import BadInput
 from engine.models.base import LanguageModel
-from engine.models.decoder import Decoder, Layer, Linear
+from engine.models.decoder import Decoder, Linear, block
 from engine.quant.base import Scheme
 from engine.quant.conversion import Conversion, Replace, replace_part
 from engine.quant.registry import named, names, why_not
@@ -38,7 +38,7 @@ class Weights:
     def begin(self, name: str, replace: Replace) -> Conversion:
         """Raises where it cannot be; nothing has been touched then."""
         if not isinstance(self._model, Decoder) or self._model.source is None:
-            raise BadInput(f"quantization {name!r}: {_FOREIGN}")
+            raise BadInput(f"quantization {name!r}: {_FOREIGN}", field="scheme", value=name)
         new = self._model.source.scheme(name)
         self._known[new.name] = new
         return Conversion(self._model, self.scheme, new, replace)
@@ -86,9 +86,14 @@ def nbytes(model: LanguageModel, scheme: Scheme) -> int:
     if not config.tied:
         total += model.source.of_head(scheme).nbytes(config.vocab, config.hidden, dtype)
     with torch.device("meta"):
-        layers = [Layer(index, config, dtype) for index in range(len(config.layers))]
-    shapes = [part.weight.shape for layer in layers for part in layer.modules() if isinstance(part, Linear)]
-    return total + sum(scheme.nbytes(outputs, inputs, dtype) for outputs, inputs in shapes)
+        layers = [block(config, index, dtype) for index in range(len(config.layers))]
+    products = [part for layer in layers for part in layer.modules() if isinstance(part, Linear)]
+    return total + sum(_kept_in(each, scheme, dtype) for each in products)
+
+
+def _kept_in(product: Linear, scheme: Scheme, dtype: torch.dtype) -> int:
+    outputs, inputs = product.weight.shape
+    return scheme.nbytes(outputs, inputs, dtype) if product.quantizes else product.weight.nbytes
 
 
 def _outside(model: Decoder) -> chain[torch.Tensor]:

@@ -2,12 +2,12 @@
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from engine.events import Delta, Event
+from engine.events import Delta
+from engine.host.handover import call_on
 from minichat.backends.protocol import Turn
 
 T = TypeVar("T")
@@ -35,35 +35,10 @@ async def in_thread(work: Callable[[], T]) -> T:
             result = work()
         except BaseException as error:  # it belongs to whoever waits
             failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, failure)
+        call_on(loop, settle, result, failure)
 
     threading.Thread(target=run, name="minichat-call", daemon=True).start()
     return await done
-
-
-class Handover:
-    """Carries events from the engine's thread to a handler on the loop, one wake for many."""
-
-    def __init__(self, handler: Callable[[Sequence[Event]], None]) -> None:
-        self._handler = handler
-        self._loop = asyncio.get_running_loop()
-        self._events: deque[Event] = deque()
-        self._woken = False
-
-    def __call__(self, event: Event) -> None:
-        self._events.append(event)
-        if not self._woken and not self._loop.is_closed():
-            self._woken = True
-            self._loop.call_soon_threadsafe(self._deliver)
-
-    def _deliver(self) -> None:
-        self._woken = False
-        events = []
-        while self._events:
-            events.append(self._events.popleft())
-        if events:
-            self._handler(events)
 
 
 async def gathered(stream: AsyncIterable[Delta], turn: Turn) -> AsyncIterator[list[Delta]]:

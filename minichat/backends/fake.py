@@ -4,8 +4,19 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
+from engine.commands import (
+    Abort,
+    CancelQuantization,
+    Command,
+    MeasureSpeeds,
+    Preempt,
+    SetKvScheme,
+    SetQuantization,
+    SetSwitch,
+    Update,
+)
 from engine.errors import EngineError
 from engine.events import Delta, Event, Switched, TokenLogprob
 from engine.layout import Layout, Place
@@ -14,6 +25,8 @@ from engine.request import Finish
 from engine.snapshot import Snapshot, Speeds
 from minichat.backends.bridge import gathered
 from minichat.backends.protocol import Past, Progress, Prompt, Turn
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -77,6 +90,16 @@ class FakeBackend:
         self.quantized: list[str] = []  # schemes, in the order in which they were asked for; empty: cancelled
         self.recached: list[str] = []  # forms of the cache, in the order in which they were asked for
         self.unquantizable: dict[str, EngineError] = {}  # what is wrong with a scheme, by its name
+        self.handlers: dict[type[Command[Any]], Callable[[Any], Any]] = {
+            Update: self._update,
+            Abort: self._abort,
+            Preempt: self._preempt,
+            SetSwitch: self._set_switch,
+            SetQuantization: self._set_quantization,
+            CancelQuantization: lambda asked: self.quantized.append(""),
+            SetKvScheme: self._set_kv_scheme,
+            MeasureSpeeds: lambda asked: Speeds(read=10e9, multiply=100e9),
+        }
         self._snapshots, self._script, self._trouble = tuple(snapshots), script, trouble
         self._has_template = has_template
         self._numbers = count()
@@ -121,16 +144,46 @@ class FakeBackend:
     async def resume(self, tag: str) -> Past | None:
         return self.past.get(tag)
 
-    async def update(self, id: int, **changes: Any) -> None:
-        reply = self.replies[id]
-        reply.params = reply.params.changed(**changes)
-        self.updates.append((id, changes))
+    async def send(self, command: Command[T]) -> T:
+        result: T = self.handlers[type(command)](command)
+        return result
 
-    async def abort(self, id: int) -> None:
-        self.replies[id].end(Finish.ABORTED)
+    def _update(self, asked: Update) -> None:
+        reply = self.replies[asked.id]
+        reply.params = reply.params.changed(**asked.changes)
+        self.updates.append((asked.id, dict(asked.changes)))
 
-    async def preempt(self, id: int) -> None:
-        self.updates.append((id, {"preempted": True}))
+    def _abort(self, asked: Abort) -> None:
+        for id in asked.ids:
+            self.replies[id].end(Finish.ABORTED)
+
+    def _preempt(self, asked: Preempt) -> None:
+        self.updates.append((asked.id, {"preempted": True}))
+
+    def _set_switch(self, asked: SetSwitch) -> None:
+        self._snapshots = tuple(
+            replace(
+                shot,
+                switches=tuple(
+                    each._replace(on=asked.on) if each.name == asked.name else each for each in shot.switches
+                ),
+            )
+            for shot in self._snapshots
+        )
+        self.emit(Switched(0, 0.0, asked.name, asked.on))
+
+    def _set_quantization(self, asked: SetQuantization) -> None:
+        """Whoever holds it says how it goes on, by events and by snapshots."""
+        self.quantized.append(asked.scheme)
+        self._refuse_scheme(asked.scheme)
+
+    def _set_kv_scheme(self, asked: SetKvScheme) -> None:
+        self.recached.append(asked.scheme)
+        self._refuse_scheme(asked.scheme)
+
+    def _refuse_scheme(self, scheme: str) -> None:
+        if scheme in self.unquantizable:
+            raise self.unquantizable[scheme]
 
     async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> FakeReply:
         parent = self.replies[id]
@@ -154,33 +207,6 @@ class FakeBackend:
 
     async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
         return [chr(token) if token > 31 else "." for token in tokens]
-
-    async def set_switch(self, name: str, on: bool) -> None:
-        self._snapshots = tuple(
-            replace(
-                shot,
-                switches=tuple(each._replace(on=on) if each.name == name else each for each in shot.switches),
-            )
-            for shot in self._snapshots
-        )
-        self.emit(Switched(0, 0.0, name, on))
-
-    async def set_quantization(self, scheme: str) -> None:
-        """Whoever holds it says how it goes on, by events and by snapshots."""
-        self.quantized.append(scheme)
-        if scheme in self.unquantizable:
-            raise self.unquantizable[scheme]
-
-    async def cancel_quantization(self) -> None:
-        self.quantized.append("")
-
-    async def set_kv_scheme(self, scheme: str) -> None:
-        self.recached.append(scheme)
-        if scheme in self.unquantizable:
-            raise self.unquantizable[scheme]
-
-    async def speeds(self) -> Speeds:
-        return Speeds(read=10e9, multiply=100e9)
 
     async def snapshot(self) -> Snapshot:
         shot = self._snapshots[min(self.snapshots_taken, len(self._snapshots) - 1)]

@@ -3,22 +3,15 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, suppress
+from ssl import SSLCertVerificationError as CertificateError
 from typing import Any, NamedTuple, Protocol
 
 import httpx
 
-from engine.errors import (
-    BadInput,
-    BadWire,
-    EngineDead,
-    EngineError,
-    QueueFull,
-    RequestTooLong,
-    UnknownRequest,
-)
-from engine.wire import check_version
+from engine.errors import BadInput, BadWire, Ending, EngineDead, EngineError
+from engine.wire import check_version, decode_error
 from minichat.backends.address import Address
 from minichat.backends.sse import Message, messages
 
@@ -26,11 +19,14 @@ _CONNECT, _ANSWER = 10.0, 60.0  # seconds
 _SILENCE = 35.0  # seconds without a word on a stream, on which the server says each 15 that it is there
 _FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 10.0, 1.7  # seconds between two tries, and how they grow
 _BETWEEN = (502, 504)  # what stands between us and the server cannot reach it
-_ENDING = "shutting_down"
 
 
 class Cut(Exception):
     """Nothing comes any more; the message says why."""
+
+
+class Foreign(EngineError):
+    """What answered is no engine of ours: a proxy, or another program."""
 
 
 class Hello(NamedTuple):
@@ -172,8 +168,10 @@ class Link:
         place = self.address.words
         try:
             told = _read(await _send(self._client, "GET", "/engine"))
-        except UnknownRequest:
-            raise BadWire(f"what answers at {place} is no engine of minichat: it knows no /engine") from None
+        except Foreign as foreign:
+            raise BadWire(
+                f"what answers at {place} is no engine of minichat: it says {foreign} of /engine"
+            ) from None
         if type(told) is not dict or "boot" not in told:
             raise BadWire(f"what answers at {place} is no engine of minichat")
         check_version("engine", told)
@@ -230,24 +228,18 @@ def _read(response: httpx.Response) -> Any:
         if told is None:
             raise BadWire(f"{response.url} answered what is no JSON")
         return told
-    error = told.get("error") if type(told) is dict else None
-    known = error if type(error) is dict else {}
-    message = str(known.get("message") or f"{response.status_code} {response.reason_phrase}")
-    raise _refusal(response.status_code, known.get("code"), message)
+    raise _refusal(response, told)
 
 
-def _refusal(status: int, code: Any, message: str) -> Exception:
-    if status in _BETWEEN or code == _ENDING:
-        return Cut(message)
-    if code == "engine_dead":
-        return EngineDead(message)
-    if code == "context_length_exceeded":
-        return RequestTooLong(message)
-    if status in (429, 503):
-        return QueueFull(message)
-    if status == 404:
-        return UnknownRequest(message)
-    return BadInput(message) if status < 500 else EngineError(message)
+def _refusal(response: httpx.Response, told: Any) -> Exception:
+    """The error that the engine wrote down. Of a server that is none of ours, what can be said."""
+    known = told if type(told) is dict else {}
+    if "engine" in known:
+        error = decode_error(known["engine"])
+        return Cut(str(error)) if isinstance(error, Ending) else error
+    if response.status_code in _BETWEEN:
+        return Cut(f"{response.status_code} {response.reason_phrase}")
+    return Foreign(f"{response.status_code} {response.reason_phrase}")
 
 
 def _why(error: Exception) -> str:
@@ -257,10 +249,18 @@ def _why(error: Exception) -> str:
             return f"no connection within {_CONNECT:g} s"
         case httpx.ReadTimeout():
             return "it has gone silent"
-        case httpx.ConnectError() if "certificate" in str(error).lower():
+        case httpx.ConnectError() if any(isinstance(each, CertificateError) for each in _causes(error)):
             return f"its certificate is not trusted ({error}); SSL_CERT_FILE names others"
-        case httpx.ConnectError():
-            return "no connection" if "attempts failed" in str(error) else f"no connection ({error})"
+        case httpx.ConnectError():  # several addresses that fail together have no number of the system
+            failure = next((each for each in _causes(error) if isinstance(each, OSError)), None)
+            return f"no connection ({error})" if failure and failure.errno else "no connection"
         case httpx.RequestError():
             return "the connection broke"
     return str(error) or type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """It, and what it came from: httpx wraps the errors of the system twice."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

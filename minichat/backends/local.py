@@ -8,15 +8,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
+from engine.commands import Command
 from engine.config import EngineConfig
 from engine.errors import EngineDead
 from engine.events import Delta, Event
+from engine.host.handover import Handover, call_on
 from engine.layout import Layout
 from engine.params import SamplingParams
-from engine.snapshot import Snapshot, Speeds
-from minichat.backends.bridge import Handover, gathered, in_thread
+from engine.snapshot import Snapshot
+from minichat.backends.bridge import gathered, in_thread
 from minichat.backends.protocol import Progress, Prompt, Turn
 from minichat.interpreter import loading
 from minichat.paths import private_folder
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from engine.host.protocol import EngineHost
     from engine.host.stream import Stream
 
+T = TypeVar("T")
 _TELL_EVERY = 0.1  # seconds between two words about loading
 _CLOSE_WITHIN = 2.0  # seconds; a step that takes longer is left behind
 
@@ -71,12 +74,12 @@ Launch = Callable[[EngineConfig, Progress], "EngineHost"]
 
 
 class LocalBackend:
-    """Launches the engine from a thread, and asks it from threads: an answer may take a step."""
+    """Launches the engine from a thread, and works on prompts in threads."""
 
     def __init__(self, config: EngineConfig, launch: Launch = on_thread) -> None:
         self._config, self._launch = config, launch
         self._engine: EngineHost | None = None
-        self._handlers: list[Handover] = []
+        self._handlers: list[Handover[Event]] = []
         self._unsubscribe: list[Callable[[], None]] = []
         self._loading = False
         self._trouble = "the engine has not been loaded"
@@ -96,7 +99,7 @@ class LocalBackend:
             nonlocal told
             if (now := time.monotonic()) - told >= _TELL_EVERY or done >= total:
                 told = now
-                loop.call_soon_threadsafe(progress, done, total)
+                call_on(loop, progress, done, total)
 
         def start_engine() -> Snapshot:
             try:
@@ -139,22 +142,20 @@ class LocalBackend:
     async def submit(
         self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
     ) -> LocalReply:
-        return LocalReply(await in_thread(lambda: self._host.submit(prompt, params, said=said)))
+        stream = await in_thread(lambda: self._host.submit(prompt, params, said=said))
+        await asyncio.wrap_future(stream.begun)
+        return LocalReply(stream)
 
     async def resume(self, tag: str) -> None:
         """No reply outlives the screen, whose engine this is."""
 
-    async def update(self, id: int, **changes: Any) -> None:
-        await in_thread(lambda: self._host.update(id, **changes))
-
-    async def abort(self, id: int) -> None:
-        await in_thread(lambda: self._host.abort(id))
-
-    async def preempt(self, id: int) -> None:
-        await in_thread(lambda: self._host.preempt(id))
+    async def send(self, command: Command[T]) -> T:
+        return await asyncio.wrap_future(self._host.send(command))
 
     async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> LocalReply:
-        return LocalReply(await in_thread(lambda: self._host.fork(id, params)))
+        stream = self._host.fork(id, params)
+        await asyncio.wrap_future(stream.begun)
+        return LocalReply(stream)
 
     async def layout(self, prompt: Prompt) -> Layout:
         return await in_thread(lambda: self._host.layout(prompt))
@@ -162,23 +163,8 @@ class LocalBackend:
     async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
         return await in_thread(lambda: self._host.texts(tokens, after))
 
-    async def set_switch(self, name: str, on: bool) -> None:
-        await in_thread(lambda: self._host.set_switch(name, on))
-
-    async def set_quantization(self, scheme: str) -> None:
-        await in_thread(lambda: self._host.set_quantization(scheme))
-
-    async def cancel_quantization(self) -> None:
-        await in_thread(lambda: self._host.cancel_quantization())
-
-    async def set_kv_scheme(self, scheme: str) -> None:
-        await in_thread(lambda: self._host.set_kv_scheme(scheme))
-
     async def snapshot(self) -> Snapshot:
         return await in_thread(self._host.snapshot)
-
-    async def speeds(self) -> Speeds:
-        return await in_thread(self._host.speeds)
 
     def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
         handover = Handover(handler)

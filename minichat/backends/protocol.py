@@ -2,12 +2,15 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
+from engine.commands import Command
 from engine.events import Delta, Event
 from engine.layout import Layout
 from engine.params import SamplingParams
-from engine.snapshot import Snapshot, Speeds
+from engine.snapshot import Snapshot
+
+T = TypeVar("T")
 
 # Text, which is completed; or messages, which go through the model's chat template.
 Prompt = str | Sequence[Mapping[str, str]]
@@ -92,11 +95,9 @@ class Backend(Protocol):
         """
         ...
 
-    async def update(self, id: int, **changes: Any) -> None: ...
-
-    async def abort(self, id: int) -> None: ...
-
-    async def preempt(self, id: int) -> None: ...
+    async def send(self, command: Command[T]) -> T:
+        """What the engine answers to one of engine/commands.py; raises what it refuses."""
+        ...
 
     async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> Reply:
         """A reply that goes on from a running one, sharing its blocks; `prompt_tokens` is all before it."""
@@ -110,25 +111,7 @@ class Backend(Protocol):
         """What each token adds to a reply's text. `after`: the tokens that it goes on from."""
         ...
 
-    async def set_switch(self, name: str, on: bool) -> None:
-        """Turns one of the snapshot's switches off or on between two steps."""
-        ...
-
-    async def set_quantization(self, scheme: str) -> None:
-        """Begins to keep the weights in another of the snapshot's schemes, or raises why that cannot be."""
-        ...
-
-    async def cancel_quantization(self) -> None: ...
-
-    async def set_kv_scheme(self, scheme: str) -> None:
-        """Another of the snapshot's forms of the cache, while no request is alive; or raises why not."""
-        ...
-
     async def snapshot(self) -> Snapshot: ...
-
-    async def speeds(self) -> Speeds:
-        """What the engine's device can do at best; measured when it is asked for the first time."""
-        ...
 
     def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
         """Events in order, several at a time."""

@@ -7,16 +7,17 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from secrets import token_hex
-from typing import Any, Protocol
+from types import NoneType
+from typing import Any, Protocol, TypeVar
 
 from engine.codec import codec
+from engine.commands import Command, decode_result, fields_of, result_of
 from engine.errors import EngineDead, EngineError, UnknownRequest
 from engine.events import Delta, Event
 from engine.layout import Layout
 from engine.params import SamplingParams
-from engine.snapshot import Snapshot, Speeds
+from engine.snapshot import Snapshot
 from engine.wire import (
-    changes_to_json,
     check_version,
     decode_delta,
     decode_event,
@@ -27,6 +28,7 @@ from minichat.backends.address import Address
 from minichat.backends.link import Hello, Link
 from minichat.backends.protocol import LinkBack, LinkLost, Past, Progress, Prompt, Turn
 
+T = TypeVar("T")
 _WORDS = 100_000  # tokens whose text is remembered
 _ASKED_AT_ONCE = 50_000  # tokens
 
@@ -193,34 +195,24 @@ class RemoteBackend:
         self._replies[reply.id] = reply.name
         return reply
 
-    async def update(self, id: int, **changes: Any) -> None:
-        await self._change(f"/engine/requests/{id}/update", {"changes": changes_to_json(changes)})
+    async def send(self, command: Command[T]) -> T:
+        """One that changes something waits for those before it; whoever only asks does not."""
+        kind = type(command)
+        path, fields = f"/engine/commands/{command.verb}", fields_of(command)
+        if result_of(kind) is NoneType:
+            told = await self._in_turn(path, fields)
+        else:
+            told = await self._link.ask("POST", path, fields)
+        result: T = decode_result(kind, check_version("answer", told).get("result"))
+        return result
 
-    async def abort(self, id: int) -> None:
-        await self._change(f"/engine/requests/{id}/abort")
-
-    async def preempt(self, id: int) -> None:
-        await self._change(f"/engine/requests/{id}/preempt")
-
-    async def set_switch(self, name: str, on: bool) -> None:
-        await self._change(f"/engine/switches/{name}", {"on": on})
-
-    async def set_quantization(self, scheme: str) -> None:
-        await self._change("/engine/quantization", {"scheme": scheme})
-
-    async def cancel_quantization(self) -> None:
-        await self._change("/engine/quantization/cancel")
-
-    async def set_kv_scheme(self, scheme: str) -> None:
-        await self._change("/engine/kv", {"scheme": scheme})
-
-    async def _change(self, path: str, body: Any = None) -> None:
+    async def _in_turn(self, path: str, fields: Any) -> Any:
         async with self._in_order:
             boot = self._boot
             await self._link.ready()
             if boot != self._boot:  # its number may be another request's by now
                 raise UnknownRequest("the engine was started anew meanwhile")
-            await self._link.ask("POST", path, body)
+            return await self._link.ask("POST", path, fields)
 
     # Looking
 
@@ -228,9 +220,6 @@ class RemoteBackend:
         shot = decode_snapshot(await self._link.ask("GET", "/engine/snapshot"))
         self._clock = (shot.at, time.monotonic())
         return shot
-
-    async def speeds(self) -> Speeds:
-        return codec(Speeds).read(await self._link.ask("GET", "/engine/speeds"))
 
     def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
         self._handlers.append(handler)

@@ -113,6 +113,7 @@ def _messages(options: argparse.Namespace, text: str) -> list[dict[str, str]]:
 def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]
     as_json, began = options.json, time.monotonic()
     stream = host.submit(prompt, params)
+    stream.begun.result()  # a refusal is bad usage, and no reply that failed
     pieces, tokens, first = [], 0, None
     for delta in stream:
         first = first or time.monotonic()

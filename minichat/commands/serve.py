@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.commands import Warm
 from engine.errors import BadInput, EngineError
 from engine.events import Died
 from minichat import __version__
@@ -162,7 +163,7 @@ def listen(
     )
     _log(options)
     host = engine(options, told)
-    host.warm()
+    host.send(Warm()).result()
     built = server(
         host,
         config,

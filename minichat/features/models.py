@@ -33,6 +33,7 @@ class ModelScreen(PickScreen[Model]):
         self._found_in: dict[int, list[Model]] = {}  # by the place of the source; the rest has not answered
         self._typed: dict[str, Model | None] = {}  # what was typed, as the file system knows it
         self._present = identity(keeper.model)
+        self._remarked = ""  # the name of the model that a remark was last made on
 
     def on_mount(self) -> None:
         self.query_one(".sheet").add_class("-wide")
@@ -100,7 +101,12 @@ class ModelScreen(PickScreen[Model]):
         return model.name == self._present and self._keeper.alive
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        if not self._keeper.fetching and (choice := self.choice(event.option)) is not None:
+        """Remarks on a line when it is reached, and not again when the list is filled anew around it."""
+        choice = self.choice(event.option)
+        if self._keeper.fetching or choice is None or event.option_index != event.option_list.highlighted:
+            return
+        if choice.value.name != self._remarked:
+            self._remarked = choice.value.name
             self.say(_remark(choice.value))
 
     def take(self, model: Model) -> None:

@@ -6,6 +6,7 @@ from typing import Self
 from textual import on
 from textual.widget import Widget
 
+from engine.commands import Abort, Preempt
 from engine.events import Event
 from engine.snapshot import Snapshot
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
@@ -53,11 +54,11 @@ class MonitorSide(MonitorPanel):
 
     @on(Queues.Abort)
     def _abort(self, event: Queues.Abort) -> None:
-        self.context.program.ask(self.context.program.backend.abort(event.request))
+        self.context.program.ask(self.context.program.backend.send(Abort((event.request,))))
 
     @on(Queues.Preempt)
     def _preempt(self, event: Queues.Preempt) -> None:
-        self.context.program.ask(self.context.program.backend.preempt(event.request))
+        self.context.program.ask(self.context.program.backend.send(Preempt(event.request)))
 
     @on(KVMap.Pointed)
     def _point(self, event: KVMap.Pointed) -> None:

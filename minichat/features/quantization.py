@@ -2,6 +2,7 @@
 
 from textual import on
 
+from engine.commands import CancelQuantization, SetKvScheme, SetQuantization
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
 from minichat.widgets.marks import ASCII
 from minichat.widgets.quantization import QuantizationDrawer, Schemes
@@ -21,11 +22,11 @@ class QuantizationPanel(QuantizationDrawer):
         """The weights; an empty scheme takes back the change that is under way."""
         program, shot, scheme = self.context.program, self.context.engine.latest, chosen.scheme
         if not scheme:
-            program.ask(program.backend.cancel_quantization())
+            program.ask(program.backend.send(CancelQuantization()))
         elif shot and shot.quantization == scheme and (shot.change is None or shot.change.over):
             self.notify(f"the weights are kept as {scheme} already", severity="warning")
         else:
-            program.ask(program.backend.set_quantization(scheme))
+            program.ask(program.backend.send(SetQuantization(scheme)))
 
     @on(QuantizationDrawer.Recache)
     def _recache(self, chosen: QuantizationDrawer.Recache) -> None:
@@ -33,7 +34,7 @@ class QuantizationPanel(QuantizationDrawer):
         if shot and shot.kv_scheme == scheme:
             self.notify(f"the cache is kept as {scheme} already", severity="warning")
         else:
-            program.ask(program.backend.set_kv_scheme(scheme))
+            program.ask(program.backend.send(SetKvScheme(scheme)))
 
     @on(QuantizationDrawer.Left)
     def _leave(self) -> None:

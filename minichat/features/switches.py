@@ -5,6 +5,7 @@ from functools import partial
 
 from textual.content import Content
 
+from engine.commands import SetSwitch
 from engine.snapshot import Switch
 from minichat.features.feature import Command, Context, Feature, Offer
 from minichat.screens.pick import Choice, PickScreen
@@ -19,7 +20,7 @@ def turn(context: Context, name: str) -> None:
         context.app.notify(f"the engine has no {NAMES.get(name, name)} to turn", severity="warning")
         return
     on = not present[name]
-    context.program.ask(backend.set_switch(name, on))
+    context.program.ask(backend.send(SetSwitch(name, on)))
     context.app.notify(f"{named(name, on)}, from the next step on", timeout=2)
 
 

@@ -9,6 +9,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
+from engine.commands import MeasureSpeeds
 from engine.errors import EngineError
 from engine.snapshot import Snapshot, Speeds
 from minichat.backends.protocol import Backend
@@ -56,7 +57,7 @@ class WhyScreen(Dialog[None]):
 
     async def _measure(self) -> None:
         try:
-            self._speeds = await self._backend.speeds()
+            self._speeds = await self._backend.send(MeasureSpeeds())
         except EngineError as error:
             self._trouble = f"the device could not be measured: {error}"
         self._show()

@@ -26,7 +26,7 @@ from minichat.screens.main import MainScreen
 from minichat.settings import load
 from minichat.terminal import Terminal
 from minichat.widgets.picker import TokenPicker
-from tests import impatient  # noqa: F401
+from tests import impatient
 
 HERE = Terminal(ssh=False, tmux=False, unicode=True)
 PATIENCE = 20.0  # seconds, on a machine that does much else
@@ -174,7 +174,7 @@ def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def plain(*arguments: Any, **keywords: Any) -> None:
-        asyncio.run(test(*arguments, **keywords))
+        impatient.run(test(*arguments, **keywords))
 
     plain.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
     return plain

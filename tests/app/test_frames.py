@@ -1,6 +1,5 @@
 """Small frames: the terminal shows what a whole drawing would, and little is sent for it."""
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -20,6 +19,7 @@ from textual.widgets import Input, Static
 from minichat.chats.model import Message
 from minichat.frames import FrameScreen
 from minichat.widgets.transcript import Transcript
+from tests import impatient
 from tests.app.screen_cells import Cells, Recorder, cells_of
 
 SIZE = (90, 24)
@@ -106,7 +106,7 @@ def staged(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
             await test(app, **arguments)
             app.exit()
 
-        asyncio.run(app.run_async(size=SIZE, auto_pilot=inside))
+        impatient.run(app.run_async(size=SIZE, auto_pilot=inside))
 
     play.__signature__ = signature(test).replace(  # type: ignore[attr-defined]
         parameters=[each for name, each in signature(test).parameters.items() if name != "app"]

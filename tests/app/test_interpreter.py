@@ -27,6 +27,7 @@ def _as_before() -> Iterator[None]:
     yield
     sys.setswitchinterval(interval)
     gc.set_threshold(*generations)
+    gc.freeze()  # as tests/conftest.py has it
 
 
 @pytest.mark.usefixtures("_as_before")

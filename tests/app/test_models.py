@@ -4,6 +4,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,35 @@ async def test_no_network_is_one_sentence_where_the_person_looks(bench: Callable
         await it.pilot.press("escape")
         assert it.app.screen is it.main
         await it.answered(await it.say("hello"))
+
+
+@run
+async def test_a_late_answer_of_the_file_system_leaves_what_is_said(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+
+    found = local(str(folder(tmp_path / "away")))
+    assert found is not None
+
+    def late(query: str) -> Model:
+        answer.wait(20)
+        return replace(found, name=query)
+
+    async def fake_fetch(name: str, progress: Progress) -> None:
+        raise ModelNotFound(f"{name} is not on this machine, and the hub cannot be reached")
+
+    monkeypatch.setattr("minichat.screens.models.local", late)
+    async with bench((120, 30)) as it:
+        it.app.keeper._fetch = fake_fetch
+        await picker(it, "org/large")
+        await it.pilot.press("enter")
+        await it.until(lambda: "the hub cannot be" in it.screen_text())
+        answer.set()
+        await it.until(lambda: "Enter fetches it" not in it.screen_text())
+        assert "the hub cannot be" in it.screen_text()
+        await it.pilot.press("r")
+        await it.until(lambda: "the hub cannot be" not in it.screen_text())
 
 
 def test_what_is_remembered_survives_nonsense(tmp_path: Path) -> None:

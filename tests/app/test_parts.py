@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from textual._xterm_parser import XTermParser
 
 from engine.events import Delta, Event
+from engine.host.handover import Handover
 from engine.request import Finish
 from minichat import clipboard
-from minichat.backends.bridge import Handover, gathered, in_thread
+from minichat.backends.bridge import gathered, in_thread
 from minichat.features import BUILT_IN
 from minichat.features.table import bound, commands
 from minichat.keys import key_name
@@ -107,7 +108,7 @@ async def test_threads_bring_results_and_errors() -> None:
 @run
 async def test_events_come_in_order_and_together() -> None:
     heard: list[list[int]] = []
-    hand_over = Handover(lambda events: heard.append([event.step for event in events]))
+    hand_over = Handover[Event](lambda events: heard.append([event.step for event in events]))
     for step in range(3):
         hand_over(Event(step, 0.0))
     await asyncio.sleep(0)

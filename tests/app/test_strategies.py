@@ -20,6 +20,7 @@ from minichat.backends.fake import FakeBackend
 from minichat.beam_tree import lines_of
 from minichat.decoding import KNOBS, Preset, grammar_of, nudged, shown
 from minichat.strategies import NAMES, Strategies, name_of
+from tests import impatient
 from tests.app.conftest import run, snapshot
 from tests.app.test_decoding import row
 
@@ -175,14 +176,14 @@ async def test_what_the_engine_refuses_is_said_and_taken_back(bench: Callable[..
 @run
 async def test_turned_quickly_it_ends_where_it_was_turned_last(bench: Callable[..., Any]) -> None:
     """Answers come from threads, and the first may be the slowest."""
-    import asyncio
 
     class Slow(FakeBackend):
-        pause = 0.1
+        asked = 0
 
         async def update(self, id: int, **changes: Any) -> None:
-            pause, self.pause = self.pause, 0.0
-            await asyncio.sleep(pause)
+            self.asked += 1
+            if self.asked == 1:
+                await impatient.rest()  # whatever else is on its way comes first
             await super().update(id, **changes)
 
     async with bench(backend=Slow([snapshot()])) as it:

@@ -57,7 +57,6 @@ async def test_what_came_before_is_harmless_wherever_it_is_shown(
         await it.until(lambda: "draft" in it.screen_text())
         for keys in ("", "alt+e", "alt+t", "alt+s", "ctrl+o", "ctrl+o s a i d", "ctrl+p g o space t o"):
             await it.pilot.press(*keys.split())
-            await it.pilot.pause(0.05)
             assert harmless(it), keys
             await it.pilot.press("escape")
             await it.pilot.pause()

@@ -189,17 +189,21 @@ async def test_one_on_its_way_there_is_handed_over_before_the_screen_goes(bench:
     class Slow(FakeBackend):
         async def submit(self, *given: Any, **more: Any) -> FakeReply:
             asked.set()
-            await asyncio.sleep(0.1)
+            await goes.wait()
             return await super().submit(*given, **more)
 
-    asked = asyncio.Event()
+    asked, goes = asyncio.Event(), asyncio.Event()
     backend = Slow([snapshot()], elsewhere="box:8000")
     async with bench(backend=backend) as it:
         await it.until(lambda: it.app.keeper.alive)
         it.main.prompt.put("hello")
         await it.pilot.press("enter")
         await it.until(asked.is_set)
-        await it.app.action_quit()
+        quitting = asyncio.create_task(it.app.action_quit())
+        await it.pilot.pause()
+        assert not quitting.done()
+        goes.set()
+        await quitting
         [reply] = backend.replies
         assert not reply.finished
         await it.until(lambda: it.app.return_code == 0)

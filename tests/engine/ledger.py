@@ -5,7 +5,6 @@ stale or never written cell gets other tokens than it would alone, or an asserti
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from engine.cache.pool import BlockPool
 from engine.cache.tables import BlockTables, TableMirror
 from engine.core import Engine
-from engine.events import Bus, Delta
+from engine.events import Bus
 from engine.limits import Limits
 from engine.observe import Facts
 from engine.params import SPECULATION
@@ -243,20 +242,6 @@ class LedgerRunner:
 
     def reads(self) -> Reads:
         return Reads()
-
-
-@dataclass
-class Reply:
-    """What a sink has heard."""
-
-    tokens: list[int] = field(default_factory=list)
-    last: Delta | None = None
-
-    def __call__(self, delta: Delta) -> None:
-        assert self.last is None, "a delta after the last one"
-        self.tokens += delta.tokens
-        if delta.finish:
-            self.last = delta
 
 
 class Clock:

@@ -12,12 +12,13 @@ from engine.request import Finish, Phase
 from engine.scheduling.costs import Costs
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.step import Step
-from tests.engine.ledger import Clock, Reply, alone, drain, ledger_engine
+from tests.engine.ledger import Clock, alone, drain, ledger_engine
+from tests.heard import Heard
 
 
-def ask(engine: Engine, prompt: int, count: int = 4, first: int = 0, **how: object) -> tuple[int, Reply]:
+def ask(engine: Engine, prompt: int, count: int = 4, first: int = 0, **how: object) -> tuple[int, Heard]:
     """A request with a prompt of that many tokens, unlike others by its first."""
-    reply = Reply()
+    reply = Heard()
     seed = how.pop("seed", 0)
     tokens = [first, *range(1, prompt)]
     return engine.submit(tokens, SamplingParams(max_tokens=count, seed=seed), reply, **how), reply
@@ -58,7 +59,7 @@ def test_the_next_turn_starts_from_the_last_one() -> None:
     _, reply = ask(engine, prompt=30, count=20)
     drain(engine)
     turn = [0, *range(1, 30), *reply.tokens, 5, 6, 7]
-    engine.submit(turn, SamplingParams(max_tokens=2, seed=0), (again := Reply()))
+    engine.submit(turn, SamplingParams(max_tokens=2, seed=0), (again := Heard()))
     drain(engine)
     assert (
         steps(engine)[-2].rows[0].start == 48
@@ -152,7 +153,7 @@ def test_a_fork_shares_blocks_until_one_writes() -> None:
     id, reply = ask(engine, prompt=40, count=10)
     engine.step()
     engine.step()
-    child = engine.fork(id, branch := Reply(), SamplingParams(max_tokens=10, seed=5))
+    child = engine.fork(id, branch := Heard(), SamplingParams(max_tokens=10, seed=5))
     assert engine.scheduler.requests[child].phase is Phase.DECODE  # it has no prompt to read
     assert engine.scheduler.requests[child].blocks == engine.scheduler.requests[id].blocks
     assert engine.scheduler.pool.in_use == 3
@@ -305,7 +306,7 @@ def test_a_fork_fails_with_the_step_that_was_to_write_its_blocks() -> None:
     id, reply = ask(engine, prompt=60, count=10)
     engine.step()
     engine.step()  # the second chunk is on its way
-    engine.fork(id, branch := Reply(), SamplingParams(max_tokens=10, seed=5))
+    engine.fork(id, branch := Heard(), SamplingParams(max_tokens=10, seed=5))
     _, other = ask(engine, prompt=10, count=3, first=1)
     collect = engine.runner.collect
 

@@ -14,9 +14,10 @@ from engine.errors import BadParams
 from engine.params import Grammar, SamplingParams
 from engine.request import Finish
 from engine.start import start
+from tests.heard import Heard
 from tests.models.tiny import write_config
 from tests.runner.letters import EOS, byte_tokenizer
-from tests.runner.small import Heard, alone, ask, drain, engine_on, turn
+from tests.runner.small import alone, ask, drain, engine_on, turn
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 PROMPT, OTHER = [1, *range(40, 60)], [1, *range(60, 97)]

@@ -14,9 +14,9 @@ from engine.request import Finish
 from tests.engine.ledger import alone, ledger_engine
 from tests.engine.ledger import drain as drain_ledger
 from tests.groups.test_company import STOPS
-from tests.groups.told import Told
-from tests.runner.small import Heard, drain, engine_on
+from tests.heard import Heard, Told
 from tests.runner.small import alone as one_alone
+from tests.runner.small import drain, engine_on
 from tests.runner.test_company import A, B
 
 PROMPT = [1, *range(40, 77)]

@@ -12,7 +12,7 @@ from engine.params import SamplingParams
 from engine.request import Finish
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.groups.test_company import STOPS, searched
-from tests.groups.told import Told
+from tests.heard import Told
 from tests.runner.small import drain as drain_model
 from tests.runner.small import engine_on
 

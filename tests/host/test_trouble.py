@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine import events
+from engine.commands import Abort, Preempt, Update
 from engine.errors import EngineDead, UnknownRequest
 from engine.host.stream import ReplyFailed
 from engine.host.thread import EngineThread
@@ -65,19 +66,19 @@ class TestWhenThingsBreak:
         shot = host.snapshot()
         assert (shot.state, shot.error) == ("dead", "ZeroDivisionError: scheduler broke")
         assert (shot.running, shot.waiting, shot.blocks.in_use, len(died)) == (0, 0, 0, 1)
-        for command in (lambda: host.submit([1], params()), lambda: host.fork(0)):
+        for stream in (host.submit([1], params()), host.fork(0)):
             with pytest.raises(EngineDead, match="stopped: ZeroDivisionError: scheduler broke"):
-                command()
+                stream.result()
         with pytest.raises(UnknownRequest):
-            host.update(0, top_k=3)
-        host.abort(0)
+            host.send(Update(0, {"top_k": 3})).result()
+        host.send(Abort((0,))).result()
 
     @staticmethod
     def _end_of(host: EngineThread, n: int) -> str:
         try:
             stream = host.submit([n], params(50_000))
             with suppress(UnknownRequest):  # dead already, as the stream will say
-                host.preempt(stream.id)
+                host.send(Preempt(stream.id)).result()
             return stream.result().finish.value
         except (ReplyFailed, EngineDead) as error:
             return str(error)
@@ -108,7 +109,7 @@ class TestWhenThingsBreak:
         with pytest.raises(ReplyFailed, match="told to fail"):
             stream.result()
         with pytest.raises(EngineDead, match="the GPU is gone"):
-            host.submit([1], params())
+            host.submit([1], params()).result()
 
     def test_a_subscriber_that_raises_is_dropped(
         self, opened: Open, caplog: pytest.LogCaptureFixture
@@ -160,13 +161,18 @@ class TestClosing:
         engine = roomy(depth, slots=2)
         host = EngineThread(engine)
         streams = [endless(host, n) for n in range(2)] + [host.submit([7], params(9))]
+        streams[-1].begun.result()
         host.close()
         for stream in streams:
             with pytest.raises(ReplyFailed, match="the engine was closed"):
                 stream.result()
         engine.scheduler.check()
         assert engine.scheduler.pool.in_use == 0
-        commands = (lambda: host.submit([1], params()), host.snapshot, lambda: host.abort(0))
+        commands = (
+            lambda: host.submit([1], params()).result(),
+            host.snapshot,
+            lambda: host.send(Abort((0,))).result(),
+        )
         for command in commands:
             with pytest.raises(EngineDead, match="has been closed"):
                 command()

@@ -13,12 +13,12 @@ from engine.attention.triton_backend import TritonAttention
 from engine.cache.store import KVLayer
 from engine.config import DecoderConfig, EngineConfig, LayerSpec, RopeSpec
 from engine.core import Engine
-from engine.events import Delta
 from engine.models.decoder import Decoder
 from engine.models.loader import random_weights
 from engine.params import SamplingParams
 from engine.runner.staging import Form
 from engine.start import start
+from tests.heard import Heard
 from tests.kernels import oracles
 from tests.kernels.cases import make_long_case
 from tests.models.tiny import write_config
@@ -106,16 +106,6 @@ def test_drawing_is_the_definition(rows: int, filtered: bool, dtype: torch.dtype
     assert found[0, rows // 2] == -1
     same = (found == wanted).all(0)[:rows].float().mean()
     assert same > 0.97, f"{same:.3f} of the tokens agree"
-
-
-class Heard:
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.error = ""
-
-    def __call__(self, delta: Delta) -> None:
-        self.tokens += delta.tokens
-        self.error += delta.error
 
 
 def replies(engine: Engine, seed: int, params: Callable[[int], SamplingParams]) -> list[list[int]]:

@@ -16,7 +16,8 @@ from engine.events import Delta
 from engine.params import SPECULATION, Grammar, SamplingParams
 from engine.replay import Replayed, replay
 from engine.runner.runner import ModelRunner
-from tests.runner.small import GREEDY, Heard, ask, drain, engine_on, make, turn
+from tests.heard import Heard
+from tests.runner.small import GREEDY, ask, drain, engine_on, make, turn
 from tests.runner.test_speculation import LETTERS, drafted, eager
 
 __all__ = ["drafted"]  # a fixture

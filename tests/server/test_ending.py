@@ -8,7 +8,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -116,6 +115,12 @@ def program(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str]
         process.wait()
 
 
+def refuses(path: Path) -> bool:
+    """Whether the server lets nobody in any more."""
+    with socket.socket(socket.AF_UNIX) as late:
+        return late.connect_ex(str(path)) != 0
+
+
 class TestSignals:
     def test_under_load_replies_may_finish_and_nothing_new_begins(self, tmp_path: Path) -> None:
         with program(tmp_path, "--rate", "40", "--drain", "20") as (process, path):
@@ -174,8 +179,9 @@ class TestSignals:
                     lines = reply.iter_lines()
                     next(lines)
                     process.send_signal(signal.SIGTERM)
-                    time.sleep(0.3)
-                    assert process.poll() is None
+                    assert becomes(lambda: refuses(path))
+                    next(lines)
+                    assert process.poll() is None, "it ended the reply"
                     process.send_signal(signal.SIGTERM)
                     assert process.wait(5) == 128 + signal.SIGTERM
             assert not path.exists()

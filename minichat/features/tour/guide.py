@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from engine.commands import SetQuantization
 from engine.events import Event, Quantized
 from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
@@ -96,7 +97,7 @@ class Guide:
 
     async def quantize(self, scheme: str) -> Quantized:
         """The weights of the whole engine; returns when the way is over."""
-        await self._context.program.backend.set_quantization(scheme)
+        await self._context.program.backend.send(SetQuantization(scheme))
         return await self.heard(Quantized)
 
     async def quiet(self) -> None:
