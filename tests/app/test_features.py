@@ -136,6 +136,11 @@ async def test_one_that_does_not_fit_is_told_of_and_the_screen_comes_up(
         await it.until(lambda: panel(it).display), "the one that fits is there"
 
 
+def test_the_page_shows_this_very_feature(root: Path) -> None:
+    page = (root / "docs" / "extending.md").read_text(encoding="utf-8")
+    assert f"```python\n{MODULE.read_text(encoding='utf-8')}```\n" in page, "docs/extending.md differs"
+
+
 def test_those_of_others_come_after_the_built_in_ones(site: Path) -> None:
     found, problems = installed()
     assert [each.name for each in found] == [*(each.name for each in BUILT_IN), "fullness"]

@@ -385,7 +385,7 @@ async def test_a_late_answer_of_the_file_system_leaves_what_is_said(
     async def fake_fetch(name: str, progress: Progress) -> None:
         raise ModelNotFound(f"{name} is not on this machine, and the hub cannot be reached")
 
-    monkeypatch.setattr("minichat.screens.models.local", late)
+    monkeypatch.setattr("minichat.features.models.local", late)
     async with bench((120, 30)) as it:
         it.app.keeper._fetch = fake_fetch
         await picker(it, "org/large")
