@@ -21,9 +21,9 @@ from minichat.chats.store import Store
 from minichat.features.decoding import DecodingPanel
 from minichat.features.tour.pages import BLOCKS
 from minichat.paths import locate
-from minichat.picture import picture
 from minichat.settings import load
 from minichat.terminal import Terminal
+from minichat.ui.picture import picture
 from minichat.widgets.picker import TokenPicker
 
 PICTURES = Path(__file__).parent / "pictures"

@@ -42,18 +42,18 @@ from minichat.keys import Keys
 from minichat.open_chats import OpenChats
 from minichat.pacer import Pacer
 from minichat.presets import SavedPresets
-from minichat.pulse import Pulse
 from minichat.remembered import Remembered
-from minichat.screens.dialog import closed_by
-from minichat.screens.main import MainScreen
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
 from minichat.start import Start as Start
 from minichat.terminal import when_gone
 from minichat.themes import Themes, Watch, load_themes, shipped_themes
-from minichat.widgets.marks import PlainBars
-from minichat.widgets.transcript import glyphs
-from minichat.widgets.transcript.glyphs import enterable, one_line
+from minichat.ui.dialogs.dialog import closed_by
+from minichat.ui.main import MainScreen
+from minichat.ui.marks import PlainBars
+from minichat.ui.pulse import Pulse
+from minichat.ui.transcript import glyphs
+from minichat.ui.transcript.glyphs import enterable, one_line
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _LEAVE_WITHIN = 2.0  # seconds after a signal

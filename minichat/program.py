@@ -12,18 +12,18 @@ from engine.events import Event
 from engine.snapshot import Snapshot
 from minichat.backends.protocol import Backend
 from minichat.conversation import Conversation
-from minichat.engine_watch import EngineWatch
 from minichat.keys import Keys
 from minichat.open_chats import OpenChats
 from minichat.paths import Paths
-from minichat.pulse import Pulse
 from minichat.settings.schema import Settings
 from minichat.start import Start
-from minichat.widgets.banner import Banner
-from minichat.widgets.keybar import KeyBar
-from minichat.widgets.pane import ChatPane
-from minichat.widgets.prompt import Prompt
-from minichat.widgets.transcript import Transcript
+from minichat.ui.engine_watch import EngineWatch
+from minichat.ui.panes.banner import Banner
+from minichat.ui.panes.keybar import KeyBar
+from minichat.ui.panes.pane import ChatPane
+from minichat.ui.panes.prompt import Prompt
+from minichat.ui.pulse import Pulse
+from minichat.ui.transcript import Transcript
 
 
 class Program(Protocol):

@@ -6,9 +6,9 @@ from textual.content import Content
 
 from minichat.conversation import Conversation
 from minichat.features.feature import Command, Context, Feature
-from minichat.layout import SEVERAL
 from minichat.parting import MOST, Comparison, Parting
-from minichat.widgets.likely import visible
+from minichat.ui.layout import SEVERAL
+from minichat.ui.likely import visible
 
 _WORD = 16  # cells of a token
 

@@ -9,9 +9,9 @@ from minichat.branching import join
 from minichat.chats.model import Chat, Message
 from minichat.features.feature import Command, Context, Feature, Handler, Offer
 from minichat.plural import plural
-from minichat.screens.ask import AskScreen
-from minichat.screens.pick import Choice, PickScreen
-from minichat.widgets.tabs import titled
+from minichat.ui.dialogs.ask import AskScreen
+from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.panes.tabs import titled
 
 DELETE_KEY = "alt+d"  # in the list of all chats, too
 

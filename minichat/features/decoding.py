@@ -10,11 +10,11 @@ from engine.snapshot import BeamsView, Snapshot, Speculation
 from minichat.conversation import Conversation
 from minichat.decoding import grammar_of, preset_of
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
-from minichat.screens.ask import AskScreen
-from minichat.screens.pick import Choice, PickScreen
+from minichat.ui.dialogs.ask import AskScreen
+from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.marks import ASCII
 from minichat.widgets.decoding import DecodingDrawer
 from minichat.widgets.knobs import Knobs
-from minichat.widgets.marks import ASCII
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from minichat.features.feature import Command, Context, Feature
 from minichat.paths import private_folder
-from minichat.screens.ask import AskScreen
+from minichat.ui.dialogs.ask import AskScreen
 
 
 def export(context: Context) -> None:

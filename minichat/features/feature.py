@@ -10,15 +10,15 @@ from textual.widget import Widget
 
 from engine.snapshot import Snapshot
 from minichat.chats.model import Message
-from minichat.engine_watch import EngineWatch
 from minichat.keeper import Keeper
 from minichat.keys import Keys
 from minichat.open_chats import OpenChats
-from minichat.panels import Panel, Panels, Place
 from minichat.presets import SavedPresets
 from minichat.program import Program, Workspace
-from minichat.signals import Signals
-from minichat.widgets.pane import ChatPane
+from minichat.ui.engine_watch import EngineWatch
+from minichat.ui.panels import Panel, Panels, Place
+from minichat.ui.panes.pane import ChatPane
+from minichat.ui.signals import Signals
 
 T = TypeVar("T")
 W = TypeVar("W", bound=Widget)

@@ -8,8 +8,8 @@ from textual.containers import Horizontal
 from textual.widgets import Input, Label
 
 from minichat.features.feature import Command, Context, Feature
-from minichat.widgets.keybar import Hints
-from minichat.widgets.pane import ChatPane
+from minichat.ui.panes.keybar import Hints
+from minichat.ui.panes.pane import ChatPane
 
 
 class FindBar(Horizontal):

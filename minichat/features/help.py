@@ -14,7 +14,7 @@ from textual.widgets import Static
 
 from minichat.features.feature import Command, Context, Feature, HelpSection
 from minichat.keys import Keys, key_name
-from minichat.screens.dialog import Dialog
+from minichat.ui.dialogs.dialog import Dialog
 
 _KEYS, _FEW_KEYS = 26, 13  # cells
 _NARROW = 50  # columns below which the keys have fewer

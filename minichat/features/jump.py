@@ -9,9 +9,9 @@ from textual.widgets import Input, OptionList
 from minichat.features.chats import DELETE_KEY, ask_to_delete, reopen
 from minichat.features.feature import Command, Context, Feature
 from minichat.plural import plural
-from minichat.screens.pick import Choice, PickScreen
-from minichat.widgets.tabs import titled
-from minichat.widgets.transcript.glyphs import one_line
+from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.panes.tabs import titled
+from minichat.ui.transcript.glyphs import one_line
 
 _FOUND = 50
 _DELETE = "chat.delete"

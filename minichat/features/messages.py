@@ -4,7 +4,7 @@ from minichat.chats.model import Message
 from minichat.features.chats import fork
 from minichat.features.feature import Context, Feature, HelpSection, MessageCommand
 from minichat.features.replies import edit
-from minichat.widgets.transcript import Transcript
+from minichat.ui.transcript import Transcript
 
 
 async def _copy(context: Context, message: Message) -> None:

@@ -13,8 +13,8 @@ from minichat.features.feature import Command, Context, Feature
 from minichat.keeper import Keeper
 from minichat.progress import size
 from minichat.remembered import Remembered
-from minichat.screens.pick import Choice, PickScreen
-from minichat.widgets.transcript.glyphs import one_line
+from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.transcript.glyphs import one_line
 
 _WIDEST, _REST = 110, 50  # cells: of the sheet, and of all in it but the names
 _HINT = "type to filter; a folder, or a name of the hub such as Qwen/Qwen3-0.6B"

@@ -10,9 +10,9 @@ from engine.commands import Abort, Preempt
 from engine.events import Event
 from engine.snapshot import Snapshot
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
-from minichat.panels import Place
-from minichat.widgets.monitor import EngineLine, KVMap, MonitorPanel, Queues
-from minichat.widgets.monitor.cells import Order, Tint
+from minichat.ui.monitor import EngineLine, KVMap, MonitorPanel, Queues
+from minichat.ui.monitor.cells import Order, Tint
+from minichat.ui.panels import Place
 
 
 class MonitorSide(MonitorPanel):

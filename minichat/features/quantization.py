@@ -4,7 +4,7 @@ from textual import on
 
 from engine.commands import CancelQuantization, SetKvScheme, SetQuantization
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
-from minichat.widgets.marks import ASCII
+from minichat.ui.marks import ASCII
 from minichat.widgets.quantization import QuantizationDrawer, Schemes
 
 

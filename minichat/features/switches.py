@@ -8,8 +8,8 @@ from textual.content import Content
 from engine.commands import SetSwitch
 from engine.snapshot import Switch
 from minichat.features.feature import Command, Context, Feature, Offer
-from minichat.screens.pick import Choice, PickScreen
-from minichat.switches import MEANING, NAMES, named
+from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.switches import MEANING, NAMES, named
 
 
 def turn(context: Context, name: str) -> None:

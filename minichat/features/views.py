@@ -1,7 +1,7 @@
 """What of the chats is seen: several side by side or one, and the end of the active one."""
 
 from minichat.features.feature import Command, Context, Feature
-from minichat.layout import SEVERAL
+from minichat.ui.layout import SEVERAL
 
 
 def side_by_side(context: Context) -> None:

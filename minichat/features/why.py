@@ -13,13 +13,13 @@ from engine.commands import MeasureSpeeds
 from engine.errors import EngineError
 from engine.snapshot import Snapshot, Speeds
 from minichat.backends.protocol import Backend
-from minichat.engine_watch import EngineWatch
 from minichat.features.feature import Command, Context, Feature
-from minichat.screens.dialog import Dialog
 from minichat.speed import Speed, Use, explain
-from minichat.widgets.monitor.figures import duration, size
-from minichat.widgets.monitor.graphs import bar, shares
-from minichat.widgets.monitor.pane import ASCII, UNICODE, Signs
+from minichat.ui.dialogs.dialog import Dialog
+from minichat.ui.engine_watch import EngineWatch
+from minichat.ui.monitor.figures import duration, size
+from minichat.ui.monitor.graphs import bar, shares
+from minichat.ui.monitor.pane import ASCII, UNICODE, Signs
 
 _PARTS = (("plan", "$primary"), ("launch", "$accent"), ("wait", "$text-success"), ("commit", "$text-warning"))
 _LABEL = 12  # cells

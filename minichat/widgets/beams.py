@@ -7,8 +7,8 @@ from textual.widget import Widget
 
 from engine.snapshot import BeamsView
 from minichat.beam_tree import TreeLine, Words, lines_of
-from minichat.widgets.likely import seen_as
-from minichat.widgets.marks import UNICODE, Marks
+from minichat.ui.likely import seen_as
+from minichat.ui.marks import UNICODE, Marks
 
 _SCORE = 7  # cells
 _UNICODE = str.maketrans({"|": "│", "+": "├", "`": "└"})

@@ -16,8 +16,8 @@ from engine.errors import BadParams
 from engine.params import SamplingParams
 from minichat.decoding import KNOBS, PLAIN, Knob, Preset, nudged, parsed, preset_of, shown
 from minichat.strategies import Strategies, name_of
-from minichat.widgets.keybar import Hints
-from minichat.widgets.marks import UNICODE, Marks
+from minichat.ui.marks import UNICODE, Marks
+from minichat.ui.panes.keybar import Hints
 
 _LABEL = 13  # cells
 _NOTE = 2  # lines at the end: a hint, or what is wrong

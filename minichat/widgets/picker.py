@@ -10,9 +10,9 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from minichat.widgets.keybar import Hints
-from minichat.widgets.likely import Likely, row_of, seen_as
-from minichat.widgets.marks import UNICODE, Marks
+from minichat.ui.likely import Likely, row_of, seen_as
+from minichat.ui.marks import UNICODE, Marks
+from minichat.ui.panes.keybar import Hints
 
 _HEAT = " ▁▂▃▄▅▆▇█"
 _PLAIN_HEAT = " 123456789"

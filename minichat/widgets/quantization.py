@@ -15,8 +15,8 @@ from textual.widgets.option_list import Option
 
 from engine.snapshot import SchemeView, Snapshot
 from minichat.progress import size
-from minichat.widgets.keybar import Hints
-from minichat.widgets.marks import UNICODE, Marks
+from minichat.ui.marks import UNICODE, Marks
+from minichat.ui.panes.keybar import Hints
 
 _LABEL, _FIGURE = 13, 9  # cells
 _BAR = 20  # cells, of a change that goes on

@@ -10,7 +10,7 @@ from textual.geometry import Size
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from minichat.widgets.marks import UNICODE, Marks
+from minichat.ui.marks import UNICODE, Marks
 
 
 class TourPanel(Widget, can_focus=True):

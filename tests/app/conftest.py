@@ -22,9 +22,9 @@ from minichat.features.decoding import DecodingPanel
 from minichat.features.monitor import MonitorSide
 from minichat.features.quantization import QuantizationPanel
 from minichat.paths import locate
-from minichat.screens.main import MainScreen
 from minichat.settings import load
 from minichat.terminal import Terminal
+from minichat.ui.main import MainScreen
 from minichat.widgets.picker import TokenPicker
 from tests import impatient
 

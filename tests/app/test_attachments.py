@@ -183,7 +183,7 @@ async def test_a_folder_that_hangs_holds_up_no_key(
         answer.wait(20)
         return entries(folder)
 
-    monkeypatch.setattr("minichat.widgets.prompt.entries", slow)
+    monkeypatch.setattr("minichat.ui.panes.prompt.entries", slow)
     async with bench() as it:
         await it.pilot.press(*"see @n")
         assert it.main.prompt.text == "see @n"

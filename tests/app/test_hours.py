@@ -12,8 +12,8 @@ from minichat.backends.fake import FakeBackend, FakeReply
 from minichat.chats.store import Store
 from minichat.features import BUILT_IN
 from minichat.features.table import commands
-from minichat.widgets.monitor.bindings import KEYS as MONITOR
-from minichat.widgets.transcript.bindings import KEYS as TRANSCRIPT
+from minichat.ui.monitor.bindings import KEYS as MONITOR
+from minichat.ui.transcript.bindings import KEYS as TRANSCRIPT
 from tests.app.conftest import run, snapshot
 
 SIZES = ((40, 12), (80, 24), (120, 40), (200, 60), (300, 90))

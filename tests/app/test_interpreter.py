@@ -10,7 +10,7 @@ import pytest
 
 from minichat import interpreter
 from minichat.backends.fake import FakeBackend
-from minichat.pulse import Pulse
+from minichat.ui.pulse import Pulse
 from tests.app.conftest import run, snapshot
 
 

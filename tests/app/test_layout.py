@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minichat.layout import MOST_PANES, layout
-from minichat.widgets.monitor import EngineLine
+from minichat.ui.layout import MOST_PANES, layout
+from minichat.ui.monitor import EngineLine
 from tests.app.conftest import run
 
 

@@ -24,7 +24,7 @@ from minichat.keys import key_name
 from minichat.pacer import Pacer
 from minichat.reasoning import ReplyText
 from minichat.terminal import teach_alt_keys
-from minichat.widgets.likely import visible
+from minichat.ui.likely import visible
 from tests.app.conftest import HERE, run
 
 

@@ -8,7 +8,7 @@ from engine.snapshot import Rates as Figures
 from engine.snapshot import Switch
 from minichat.backends.fake import FakeBackend
 from minichat.features import switches
-from minichat.widgets.monitor import EngineLine, MonitorPanel
+from minichat.ui.monitor import EngineLine, MonitorPanel
 from tests.app.conftest import run, snapshot
 
 SWITCHES = (Switch("prefix_cache", True, True), Switch("overlap", False, False))

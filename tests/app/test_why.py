@@ -10,7 +10,7 @@ from engine.snapshot import Rates, Reads, Snapshot, Speeds, StepTimes
 from minichat.backends.fake import FakeBackend
 from minichat.features.why import described
 from minichat.speed import explain
-from minichat.widgets.monitor.pane import ASCII
+from minichat.ui.monitor.pane import ASCII
 from tests.app.conftest import run, snapshot
 
 SPEEDS = Speeds(read=10e9, multiply=100e9)

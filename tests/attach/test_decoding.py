@@ -12,7 +12,7 @@ from engine.start import start
 from minichat.backends.address import Address
 from minichat.backends.local import LocalBackend
 from minichat.backends.remote import RemoteBackend
-from minichat.widgets.likely import Likely
+from minichat.ui.likely import Likely
 from tests.app.conftest import Bench, bench, run
 from tests.attach.conftest import nothing, text_of, whole
 from tests.server.conftest import KEY, Served, serving

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from minichat.picture import picture
+from minichat.ui.picture import picture
 from tests.app.conftest import bench, run  # noqa: F401 (a fixture)
 from tests.pictures.scenes import MAIN, MODELS, SITTINGS
 from tests.pictures.world import opened

@@ -29,8 +29,8 @@ from minichat.backends.moments import moment
 from minichat.chats.model import ReplyStats
 from minichat.chats.store import Store
 from minichat.paths import locate
-from minichat.pulse import Pulse
-from minichat.widgets.transcript import highlight
+from minichat.ui.pulse import Pulse
+from minichat.ui.transcript import highlight
 from tests.app.conftest import Bench
 
 NOON = 1_700_049_600.0  # the 15th of November 2023, twelve o'clock UTC

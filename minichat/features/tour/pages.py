@@ -7,7 +7,7 @@ from engine.events import Admitted, Copied, Finished, FirstToken, Forked, Preemp
 from minichat.features.tour.guide import Guide
 from minichat.plural import plural
 from minichat.progress import size
-from minichat.widgets.monitor.figures import duration
+from minichat.ui.monitor.figures import duration
 
 BLOCKS = 24  # of the tour's cache: three replies do not fit
 SCHEME = "int8"  # that the weights are converted to

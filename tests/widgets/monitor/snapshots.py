@@ -7,7 +7,7 @@ import numpy as np
 
 from engine.snapshot import BlockView, RequestView, Snapshot
 from minichat.backends.moments import moment
-from minichat.widgets.monitor import Owner
+from minichat.ui.monitor import Owner
 
 BLOCK = 16
 OWNERS: Mapping[int, Owner] = {
