@@ -18,13 +18,13 @@ from minichat.app import MinichatApp, Start
 from minichat.backends.local import LocalBackend
 from minichat.chats.model import Message
 from minichat.chats.store import Store
-from minichat.features.decoding import DecodingPanel
+from minichat.features.decoding.feature import DecodingPanel
+from minichat.features.picking.line import TokenPicker
 from minichat.features.tour.pages import BLOCKS
 from minichat.paths import locate
 from minichat.settings import load
 from minichat.terminal import Terminal
 from minichat.ui.picture import picture
-from minichat.widgets.picker import TokenPicker
 
 PICTURES = Path(__file__).parent / "pictures"
 PATIENCE = 120.0  # seconds

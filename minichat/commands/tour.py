@@ -40,7 +40,7 @@ def _lead(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
     from minichat.app import MinichatApp, Start
     from minichat.backends.local import LocalBackend
     from minichat.chats.store import Store
-    from minichat.features.tour.lead import KEEP
+    from minichat.features.tour.feature import KEEP
     from minichat.features.tour.pages import BLOCKS
 
     teach_alt_keys()

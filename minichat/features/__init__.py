@@ -6,28 +6,28 @@ its own in the entry points `minichat.features`.
 
 from importlib.metadata import entry_points
 
-from minichat.features.broadcast import BROADCAST
-from minichat.features.chats import CHATS
-from minichat.features.decoding import DECODING
-from minichat.features.export import EXPORT
+from minichat.features.chats.broadcast import BROADCAST
+from minichat.features.chats.chats import CHATS
+from minichat.features.chats.export import EXPORT
+from minichat.features.chats.find import FIND
+from minichat.features.chats.jump import JUMP
+from minichat.features.chats.messages import MESSAGES
+from minichat.features.chats.replies import REPLIES
+from minichat.features.decoding.feature import DECODING
 from minichat.features.feature import Feature
-from minichat.features.find import FIND
 from minichat.features.help import HELP
-from minichat.features.jump import JUMP
 from minichat.features.leaving import INTERRUPT, LEAVING
 from minichat.features.links import LINKS
-from minichat.features.messages import MESSAGES
 from minichat.features.models import MODELS
 from minichat.features.monitor import MONITOR
 from minichat.features.palette import PALETTE
-from minichat.features.picking import PICKING
-from minichat.features.quantization import QUANTIZATION
-from minichat.features.replies import REPLIES
+from minichat.features.picking.feature import PICKING
+from minichat.features.quantization.feature import QUANTIZATION
 from minichat.features.switches import SWITCHES
 from minichat.features.terminal import TERMINAL
-from minichat.features.tour.lead import TOUR
+from minichat.features.tour.feature import TOUR
 from minichat.features.views import VIEWS
-from minichat.features.why import WHY
+from minichat.features.why.feature import WHY
 
 BUILT_IN: tuple[Feature, ...] = (
     REPLIES,

@@ -2,7 +2,7 @@
 
 from minichat.attachments import CannotAttach, attach
 from minichat.chats.errors import StoreError
-from minichat.features import chats
+from minichat.features.chats import chats
 from minichat.features.feature import Context
 from minichat.progress import size
 from minichat.ui.transcript.glyphs import one_line

@@ -18,14 +18,14 @@ from minichat.app import MinichatApp, Start
 from minichat.backends.fake import FakeBackend, FakeReply
 from minichat.backends.moments import moment
 from minichat.chats.store import Store
-from minichat.features.decoding import DecodingPanel
+from minichat.features.decoding.feature import DecodingPanel
 from minichat.features.monitor import MonitorSide
-from minichat.features.quantization import QuantizationPanel
+from minichat.features.picking.line import TokenPicker
+from minichat.features.quantization.feature import QuantizationPanel
 from minichat.paths import locate
 from minichat.settings import load
 from minichat.terminal import Terminal
 from minichat.ui.main import MainScreen
-from minichat.widgets.picker import TokenPicker
 from tests import impatient
 
 HERE = Terminal(ssh=False, tmux=False, unicode=True)

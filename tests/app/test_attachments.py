@@ -21,7 +21,7 @@ from minichat.attachments import (
     typing,
 )
 from minichat.chats.model import Attachment, Message
-from minichat.features import replies
+from minichat.features.chats import replies
 from minichat.first import First, first_message
 from tests.app.conftest import run
 

@@ -10,7 +10,7 @@ from engine.errors import EngineDead
 from engine.params import SamplingParams
 from engine.request import Finish
 from minichat.chats.errors import StoreBusy
-from minichat.features import chats
+from minichat.features.chats import chats
 from tests.app.conftest import run
 
 

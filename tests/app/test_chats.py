@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minichat.backends.fake import FakeBackend
-from minichat.features import chats
+from minichat.features.chats import chats
 from tests.app.conftest import run, snapshot
 
 

@@ -9,7 +9,7 @@ import pytest
 from engine.errors import BadInput
 from engine.snapshot import Change, SchemeView
 from minichat.backends.fake import FakeBackend
-from minichat.widgets.quantization import memory, room, scheme
+from minichat.features.quantization.drawer import memory, room, scheme
 from tests.app.conftest import run, snapshot
 
 MEMORY = {"weights": 4_000_000_000, "cache": 12_000_000_000, "host_cache": 0, "workspace": 500_000_000}

@@ -22,9 +22,9 @@ from engine.params import SamplingParams
 from minichat.backends.local import LocalBackend
 from minichat.chats.store import Store
 from minichat.commands.tour import _keep
-from minichat.features.tour.lead import KEEP
+from minichat.features.tour.feature import KEEP
 from minichat.features.tour.pages import BLOCKS, PAGES, SCHEME
-from minichat.widgets.tour import TourPanel
+from minichat.features.tour.panel import TourPanel
 from tests.app.conftest import run
 
 

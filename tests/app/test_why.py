@@ -8,8 +8,8 @@ import pytest
 
 from engine.snapshot import Rates, Reads, Snapshot, Speeds, StepTimes
 from minichat.backends.fake import FakeBackend
-from minichat.features.why import described
-from minichat.speed import explain
+from minichat.features.why.feature import described
+from minichat.features.why.speed import explain
 from minichat.ui.monitor.pane import ASCII
 from tests.app.conftest import run, snapshot
 

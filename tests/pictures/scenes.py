@@ -12,8 +12,8 @@ from engine.models.support import Support
 from engine.params import SamplingParams
 from engine.snapshot import BeamsView, HypothesisView
 from minichat.catalogue import Model
-from minichat.features import chats
-from minichat.widgets.tour import TourPanel
+from minichat.features.chats import chats
+from minichat.features.tour.panel import TourPanel
 from tests.pictures.world import Device, Sitting, World, course, rest
 
 MODELS = [

@@ -8,7 +8,7 @@ from engine.commands import SetQuantization
 from engine.events import Event, Quantized
 from engine.snapshot import Snapshot
 from minichat.conversation import Conversation
-from minichat.features import chats, replies
+from minichat.features.chats import chats, replies
 from minichat.features.feature import Context
 from minichat.features.monitor import MonitorSide
 

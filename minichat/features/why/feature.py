@@ -14,7 +14,7 @@ from engine.errors import EngineError
 from engine.snapshot import Snapshot, Speeds
 from minichat.backends.protocol import Backend
 from minichat.features.feature import Command, Context, Feature
-from minichat.speed import Speed, Use, explain
+from minichat.features.why.speed import Speed, Use, explain
 from minichat.ui.dialogs.dialog import Dialog
 from minichat.ui.engine_watch import EngineWatch
 from minichat.ui.monitor.figures import duration, size

@@ -1,9 +1,9 @@
 """Messages of a chat: the keys while it has the focus, and what can be done with one of them."""
 
 from minichat.chats.model import Message
-from minichat.features.chats import fork
+from minichat.features.chats.chats import fork
+from minichat.features.chats.replies import edit
 from minichat.features.feature import Context, Feature, HelpSection, MessageCommand
-from minichat.features.replies import edit
 from minichat.ui.transcript import Transcript
 
 

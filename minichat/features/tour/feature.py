@@ -11,8 +11,8 @@ from engine.errors import EngineError
 from minichat.features.feature import Command, Context, Feature
 from minichat.features.tour.guide import Guide
 from minichat.features.tour.pages import PAGES, SYSTEM, Page
+from minichat.features.tour.panel import TourPanel
 from minichat.ui.marks import ASCII
-from minichat.widgets.tour import TourPanel
 
 KEEP = 65  # the exit code that says that the chats are wanted
 

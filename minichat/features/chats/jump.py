@@ -6,7 +6,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input, OptionList
 
-from minichat.features.chats import DELETE_KEY, ask_to_delete, reopen
+from minichat.features.chats.chats import DELETE_KEY, ask_to_delete, reopen
 from minichat.features.feature import Command, Context, Feature
 from minichat.plural import plural
 from minichat.ui.dialogs.pick import Choice, PickScreen

@@ -4,8 +4,8 @@ from textual import on
 
 from engine.commands import CancelQuantization, SetKvScheme, SetQuantization
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
+from minichat.features.quantization.drawer import QuantizationDrawer, Schemes
 from minichat.ui.marks import ASCII
-from minichat.widgets.quantization import QuantizationDrawer, Schemes
 
 
 class QuantizationPanel(QuantizationDrawer):

@@ -9,11 +9,11 @@ from textual.message import Message
 from textual.widgets import Static
 
 from engine.snapshot import BeamsView, Speculation
-from minichat.beam_tree import Words
+from minichat.features.decoding.beam_tree import Words
+from minichat.features.decoding.beams import BeamTree
+from minichat.features.decoding.knobs import Knobs
 from minichat.ui.likely import ROWS, LikelyTokens
 from minichat.ui.marks import Marks
-from minichat.widgets.beams import BeamTree
-from minichat.widgets.knobs import Knobs
 
 _LIVE = 5  # lines of what is seen of the running reply, at least
 _TREE = 24  # lines of a tree, at most

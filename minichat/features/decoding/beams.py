@@ -6,7 +6,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from engine.snapshot import BeamsView
-from minichat.beam_tree import TreeLine, Words, lines_of
+from minichat.features.decoding.beam_tree import TreeLine, Words, lines_of
 from minichat.ui.likely import seen_as
 from minichat.ui.marks import UNICODE, Marks
 
