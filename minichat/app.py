@@ -30,8 +30,6 @@ from minichat.backends.protocol import Backend, LinkBack, LinkLost
 from minichat.chats.errors import StoreError
 from minichat.chats.model import Message
 from minichat.chats.store import Store
-from minichat.conversation import Conversation
-from minichat.desk import Desk
 from minichat.features import installed
 from minichat.features.feature import Command, Context, Feature
 from minichat.features.leaving import RESTART as RESTART
@@ -39,10 +37,12 @@ from minichat.features.table import bindings, bound, commands
 from minichat.keeper import Keeper
 from minichat.key_order import KeyOrder
 from minichat.keys import Keys
-from minichat.open_chats import OpenChats
-from minichat.pacer import Pacer
-from minichat.presets import SavedPresets
 from minichat.remembered import Remembered
+from minichat.session.conversation import Conversation
+from minichat.session.desk import Desk
+from minichat.session.open_chats import OpenChats
+from minichat.session.pacer import Pacer
+from minichat.session.presets import SavedPresets
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
 from minichat.start import Start as Start

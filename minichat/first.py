@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from minichat.attachments import MOST, PIPED, text_of
 from minichat.chats.model import Attachment
+from minichat.session.attachments import MOST, PIPED, text_of
 
 
 @dataclass(frozen=True, slots=True)

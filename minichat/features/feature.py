@@ -12,9 +12,9 @@ from engine.snapshot import Snapshot
 from minichat.chats.model import Message
 from minichat.keeper import Keeper
 from minichat.keys import Keys
-from minichat.open_chats import OpenChats
-from minichat.presets import SavedPresets
 from minichat.program import Program, Workspace
+from minichat.session.open_chats import OpenChats
+from minichat.session.presets import SavedPresets
 from minichat.ui.engine_watch import EngineWatch
 from minichat.ui.panels import Panel, Panels, Place
 from minichat.ui.panes.pane import ChatPane

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from engine.snapshot import Snapshot
 from minichat.features.feature import Context, Feature
 from minichat.features.monitor import MonitorSide
-from minichat.shared_blocks import Spans, blocks_of, texts_of
-from minichat.traces import Known
+from minichat.session.shared_blocks import Spans, blocks_of, texts_of
+from minichat.session.traces import Known
 
 _UNREAD = "blocks not known: not read since the start"
 _GONE = "was read, but is no longer in the cache"

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from engine.events import Event
 from engine.snapshot import Snapshot
-from minichat.conversation import Conversation
+from minichat.session.conversation import Conversation
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.signals import Signals
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from textual.widget import Widget
 
 from engine.snapshot import Snapshot
-from minichat.conversation import Conversation
-from minichat.decoding import strategy
 from minichat.features.feature import Command
 from minichat.keys import Keys
+from minichat.session.conversation import Conversation
+from minichat.session.decoding import strategy
 from minichat.ui.panes.keybar import Hinting, Key
 from minichat.ui.panes.tabs import Tab, titled
 

@@ -12,10 +12,10 @@ from textual.events import DescendantBlur, DescendantFocus, Resize
 
 from engine.events import Event
 from engine.snapshot import Snapshot
-from minichat.conversation import Conversation
 from minichat.features.chats.chats import go
 from minichat.features.feature import Context
-from minichat.open_chats import OpenChats
+from minichat.session.conversation import Conversation
+from minichat.session.open_chats import OpenChats
 from minichat.ui import labels, sending
 from minichat.ui.dialogs import menus
 from minichat.ui.dialogs.dialog import closed_by

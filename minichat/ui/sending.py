@@ -1,10 +1,10 @@
 """From the prompt into the chats, with the files that are named."""
 
-from minichat.attachments import CannotAttach, attach
 from minichat.chats.errors import StoreError
 from minichat.features.chats import chats
 from minichat.features.feature import Context
 from minichat.progress import size
+from minichat.session.attachments import CannotAttach, attach
 from minichat.ui.transcript.glyphs import one_line
 
 

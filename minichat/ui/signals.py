@@ -6,7 +6,7 @@ from typing import Generic, ParamSpec
 
 from engine.events import Event
 from engine.snapshot import Snapshot
-from minichat.conversation import Conversation
+from minichat.session.conversation import Conversation
 
 P = ParamSpec("P")
 

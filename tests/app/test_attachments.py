@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minichat.attachments import (
+from minichat.chats.model import Attachment, Message
+from minichat.features.chats import replies
+from minichat.first import First, first_message
+from minichat.session.attachments import (
     MOST,
     CannotAttach,
     Entry,
@@ -20,9 +23,6 @@ from minichat.attachments import (
     offers,
     typing,
 )
-from minichat.chats.model import Attachment, Message
-from minichat.features.chats import replies
-from minichat.first import First, first_message
 from tests.app.conftest import run
 
 

@@ -8,7 +8,7 @@ import pytest
 from engine.errors import BadParams
 from engine.events import TokenLogprob
 from engine.params import Grammar, SamplingParams
-from minichat.decoding import KNOBS, Preset, nudged, parsed, preset_of, shown, strategy
+from minichat.session.decoding import KNOBS, Preset, nudged, parsed, preset_of, shown, strategy
 from tests.app.conftest import run
 
 KNOB = {knob.field: knob for knob in KNOBS}

@@ -21,8 +21,8 @@ from minichat.backends.bridge import gathered, in_thread
 from minichat.features import BUILT_IN
 from minichat.features.table import bound, commands
 from minichat.keys import key_name
-from minichat.pacer import Pacer
-from minichat.reasoning import ReplyText
+from minichat.session.pacer import Pacer
+from minichat.session.reasoning import ReplyText
 from minichat.terminal import teach_alt_keys
 from minichat.ui.likely import visible
 from tests.app.conftest import HERE, run

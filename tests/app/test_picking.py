@@ -12,7 +12,7 @@ from engine.events import Delta, TokenLogprob
 from engine.params import SamplingParams
 from engine.request import Finish
 from minichat.backends.fake import FakeBackend, FakeReply
-from minichat.resuming import tag_of
+from minichat.session.resuming import tag_of
 from tests.app.conftest import Bench, run, snapshot
 
 TOP = tuple((token, math.log(share)) for token, share in ((97, 0.5), (98, 0.25), (99, 0.125)))

@@ -17,9 +17,9 @@ from engine.params import SPECULATION, Grammar, SamplingParams
 from engine.request import Finish
 from engine.snapshot import BeamsView, HypothesisView, Speculation
 from minichat.backends.fake import FakeBackend
-from minichat.decoding import KNOBS, Preset, grammar_of, nudged, shown
 from minichat.features.decoding.beam_tree import lines_of
-from minichat.strategies import NAMES, Strategies, name_of
+from minichat.session.decoding import KNOBS, Preset, grammar_of, nudged, shown
+from minichat.session.strategies import NAMES, Strategies, name_of
 from tests import impatient
 from tests.app.conftest import run, snapshot
 from tests.app.test_decoding import row

@@ -11,14 +11,14 @@ from engine.params import SPECULATION, SamplingParams
 from engine.quant.registry import BUILT_IN as SCHEMES
 from engine.scheduling.policy import POLICIES
 from minichat.cli import COMMANDS, parser
-from minichat.decoding import KNOBS as DRAWER
 from minichat.features import BUILT_IN
 from minichat.features.decoding.knobs import Knobs
 from minichat.features.models import ModelScreen
 from minichat.features.table import bound
+from minichat.session.decoding import KNOBS as DRAWER
+from minichat.session.strategies import NAMES as STRATEGIES
 from minichat.settings.presets import SHIPPED
 from minichat.settings.schema import SAMPLING, Settings
-from minichat.strategies import NAMES as STRATEGIES
 from training.facts import Fact, all_facts
 from training.kinds.unknown import KEYS
 from training.kinds.wishes import CHOICES, KNOBS

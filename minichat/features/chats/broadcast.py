@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from minichat.conversation import Conversation
 from minichat.features.feature import Command, Context, Feature
-from minichat.parting import MOST, Comparison, Parting
+from minichat.session.conversation import Conversation
+from minichat.session.parting import MOST, Comparison, Parting
 from minichat.ui.layout import SEVERAL
 from minichat.ui.likely import visible
 

@@ -5,10 +5,10 @@ from functools import partial
 
 from textual.content import Content
 
-from minichat.branching import join
 from minichat.chats.model import Chat, Message
 from minichat.features.feature import Command, Context, Feature, Handler, Offer
 from minichat.plural import plural
+from minichat.session.branching import join
 from minichat.ui.dialogs.ask import AskScreen
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.panes.tabs import titled

@@ -7,11 +7,11 @@ from textual.content import Content
 
 from engine.errors import EngineError
 from engine.snapshot import BeamsView, Snapshot, Speculation
-from minichat.conversation import Conversation
-from minichat.decoding import grammar_of, preset_of
 from minichat.features.decoding.drawer import DecodingDrawer
 from minichat.features.decoding.knobs import Knobs
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
+from minichat.session.conversation import Conversation
+from minichat.session.decoding import grammar_of, preset_of
 from minichat.ui.dialogs.ask import AskScreen
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.marks import ASCII

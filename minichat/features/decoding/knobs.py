@@ -14,8 +14,8 @@ from textual.widget import Widget
 
 from engine.errors import BadParams
 from engine.params import SamplingParams
-from minichat.decoding import KNOBS, PLAIN, Knob, Preset, nudged, parsed, preset_of, shown
-from minichat.strategies import Strategies, name_of
+from minichat.session.decoding import KNOBS, PLAIN, Knob, Preset, nudged, parsed, preset_of, shown
+from minichat.session.strategies import Strategies, name_of
 from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints
 

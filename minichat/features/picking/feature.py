@@ -8,15 +8,15 @@ from textual import on
 
 from engine.errors import EngineError
 from engine.events import TokenLogprob
-from minichat.branching import go_on_with
 from minichat.chats.model import Message
-from minichat.conversation import Conversation
 from minichat.features.feature import Command, Context, Feature, HelpSection, MessageCommand
 from minichat.features.picking.line import TokenPicker
+from minichat.session.branching import go_on_with
+from minichat.session.conversation import Conversation
+from minichat.session.walk import NoWay, Walk, walk_along
 from minichat.ui.likely import likely_of
 from minichat.ui.marks import ASCII, UNICODE, Marks
 from minichat.ui.panes.pane import ChatPane
-from minichat.walk import NoWay, Walk, walk_along
 
 _AT_ONCE = 4  # places that the engine is asked for
 

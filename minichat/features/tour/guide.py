@@ -7,10 +7,10 @@ from typing import Any, TypeVar
 from engine.commands import SetQuantization
 from engine.events import Event, Quantized
 from engine.snapshot import Snapshot
-from minichat.conversation import Conversation
 from minichat.features.chats import chats, replies
 from minichat.features.feature import Context
 from minichat.features.monitor import MonitorSide
+from minichat.session.conversation import Conversation
 
 _LOOK_EVERY = 0.02  # seconds
 _ITSELF = -2  # no request's number

@@ -4,7 +4,7 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from minichat.attachments import Offer
+from minichat.session.attachments import Offer
 from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.transcript.glyphs import one_line
 

@@ -13,8 +13,8 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from minichat.chats.model import Message
-from minichat.conversation import Conversation
-from minichat.decoding import strategy
+from minichat.session.conversation import Conversation
+from minichat.session.decoding import strategy
 from minichat.ui.panes.tabs import titled
 from minichat.ui.transcript import Glyphs, Transcript
 

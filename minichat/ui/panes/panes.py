@@ -6,7 +6,7 @@ from textual.containers import Horizontal
 from textual.widget import Widget
 
 from engine.snapshot import Snapshot
-from minichat.conversation import Conversation
+from minichat.session.conversation import Conversation
 from minichat.ui.panes.pane import ChatPane
 from minichat.ui.transcript import Glyphs
 

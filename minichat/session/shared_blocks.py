@@ -11,7 +11,7 @@ import numpy as np
 
 from engine.layout import Place
 from engine.snapshot import BlockView
-from minichat.traces import Known
+from minichat.session.traces import Known
 
 Spans = dict[int, list[tuple[int, int]]]  # by message: characters, from and to
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from engine.params import SamplingParams
 from minichat.backends.protocol import Backend, Reply
 from minichat.chats.model import Message
-from minichat.resuming import tag_of
-from minichat.traces import Trace
+from minichat.session.resuming import tag_of
+from minichat.session.traces import Trace
 
 if TYPE_CHECKING:
-    from minichat.conversation import Conversation
-    from minichat.run import Run
-    from minichat.walk import Walk
+    from minichat.session.conversation import Conversation
+    from minichat.session.run import Run
+    from minichat.session.walk import Walk
 
 _LOOK_EVERY = 0.01  # seconds
 

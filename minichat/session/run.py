@@ -9,9 +9,9 @@ from engine.params import FIELDS, SamplingParams
 from engine.request import Finish
 from minichat.backends.protocol import Past, Reply
 from minichat.chats.model import Message, ReplyStats, State
-from minichat.decoding import strategy
-from minichat.reasoning import ReplyText
-from minichat.traces import Trace
+from minichat.session.decoding import strategy
+from minichat.session.reasoning import ReplyText
+from minichat.session.traces import Trace
 
 STATES: dict[Finish, State] = {
     Finish.STOP: "done",

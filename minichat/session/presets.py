@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from engine.params import SamplingParams
-from minichat.decoding import Preset
+from minichat.session.decoding import Preset
 from minichat.settings.presets import PresetError, delete_preset, load_presets, save_preset
 
 

@@ -16,14 +16,14 @@ from minichat.backends.protocol import Past, Reply
 from minichat.chats.errors import StoreError
 from minichat.chats.letters import colour_index
 from minichat.chats.model import Attachment, Chat, Message, State, title_from
-from minichat.decoding import changed_from_default
-from minichat.desk import Desk
-from minichat.errands import Errands
-from minichat.parting import MOST, Comparison
-from minichat.resuming import tag_of, unfinished
-from minichat.run import STATES, Run, View
-from minichat.traces import Trace
-from minichat.turns import Reading
+from minichat.session.decoding import changed_from_default
+from minichat.session.desk import Desk
+from minichat.session.errands import Errands
+from minichat.session.parting import MOST, Comparison
+from minichat.session.resuming import tag_of, unfinished
+from minichat.session.run import STATES, Run, View
+from minichat.session.traces import Trace
+from minichat.session.turns import Reading
 
 log = logging.getLogger("minichat.app")
 

@@ -9,10 +9,10 @@ from engine.events import TokenLogprob
 from engine.layout import Place
 from engine.params import SamplingParams
 from minichat.chats.model import Message
-from minichat.conversation import Conversation
-from minichat.parting import MOST
-from minichat.traces import Trace
-from minichat.turns import prompt_of
+from minichat.session.conversation import Conversation
+from minichat.session.parting import MOST
+from minichat.session.traces import Trace
+from minichat.session.turns import prompt_of
 
 
 class NoWay(Exception):

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from minichat.backends.protocol import Backend
 from minichat.chats.model import Message
 from minichat.chats.store import Store
-from minichat.pacer import Pacer
+from minichat.session.pacer import Pacer
 
 Chatting = TypeVar("Chatting")  # Conversation, whose file knows this one
 

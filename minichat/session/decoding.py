@@ -9,7 +9,7 @@ from typing import Any
 
 from engine.errors import BadParams
 from engine.params import FIELDS, SPECULATION, Grammar, SamplingParams
-from minichat.strategies import BESIDE
+from minichat.session.strategies import BESIDE
 
 PLAIN = SamplingParams()
 

@@ -8,8 +8,8 @@ from engine.params import SamplingParams
 from minichat.backends.protocol import Prompt, Reply
 from minichat.chats.model import Chat, Message
 from minichat.chats.store import Store
-from minichat.desk import Desk
 from minichat.plural import plural
+from minichat.session.desk import Desk
 
 Parts = tuple[tuple[int, int], ...]  # of the prompt: the id of each message, -1 for none, and its length
 
