@@ -34,9 +34,9 @@ from minichat.features import installed
 from minichat.features.feature import Command, Context, Feature
 from minichat.features.leaving import RESTART as RESTART
 from minichat.features.table import bindings, bound, commands
-from minichat.keeper import Keeper
 from minichat.key_order import KeyOrder
 from minichat.keys import Keys
+from minichat.models.keeper import Keeper
 from minichat.remembered import Remembered
 from minichat.session.conversation import Conversation
 from minichat.session.desk import Desk

@@ -10,8 +10,8 @@ from minichat.backends.address import Address, find_key, server_url
 from minichat.commands.again import words_of
 from minichat.commands.options import failed
 from minichat.commands.screen import show
+from minichat.models.residents import Resident, Waiting, home_of
 from minichat.paths import Paths, locate
-from minichat.residents import Resident, Waiting, home_of
 from minichat.settings import load
 
 

@@ -4,7 +4,7 @@ import argparse
 import json
 import os
 
-from minichat.catalogue import hub_cache
+from minichat.models.catalogue import hub_cache
 from minichat.paths import locate
 from minichat.themes import shipped_themes
 

@@ -10,8 +10,8 @@ from textual.widget import Widget
 
 from engine.snapshot import Snapshot
 from minichat.chats.model import Message
-from minichat.keeper import Keeper
 from minichat.keys import Keys
+from minichat.models.keeper import Keeper
 from minichat.program import Program, Workspace
 from minichat.session.open_chats import OpenChats
 from minichat.session.presets import SavedPresets

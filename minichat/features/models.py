@@ -8,10 +8,10 @@ from textual.content import Content
 from textual.widgets import Input, OptionList
 
 from minichat.backends.bridge import in_thread
-from minichat.catalogue import Model, Source, arranged, identity, local, on_hub, sources
 from minichat.features.feature import Command, Context, Feature
-from minichat.keeper import Keeper
-from minichat.progress import size
+from minichat.models.catalogue import Model, Source, arranged, identity, local, on_hub, sources
+from minichat.models.keeper import Keeper
+from minichat.models.progress import size
 from minichat.remembered import Remembered
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.transcript.glyphs import one_line

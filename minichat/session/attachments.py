@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from minichat.chats.model import Attachment
-from minichat.progress import size
+from minichat.models.progress import size
 
 MOST = 1_000_000  # bytes in all that go with one message
 PIPED = "stdin"  # what was piped into the program, as if it were a file of that name

@@ -3,7 +3,7 @@
 from minichat.chats.errors import StoreError
 from minichat.features.chats import chats
 from minichat.features.feature import Context
-from minichat.progress import size
+from minichat.models.progress import size
 from minichat.session.attachments import CannotAttach, attach
 from minichat.ui.transcript.glyphs import one_line
 

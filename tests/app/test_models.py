@@ -13,10 +13,10 @@ import pytest
 from engine.errors import ModelNotFound, UnsupportedModel
 from minichat.backends.fake import FakeBackend
 from minichat.backends.protocol import Progress
-from minichat.catalogue import Model, Source, arranged, local, on_hub, sources
 from minichat.features.models import ModelScreen
-from minichat.fetching import fetch
-from minichat.progress import Course, duration, size
+from minichat.models.catalogue import Model, Source, arranged, local, on_hub, sources
+from minichat.models.fetching import fetch
+from minichat.models.progress import Course, duration, size
 from minichat.remembered import Remembered
 from tests.app.conftest import run, snapshot
 from tests.models.tiny import checkpoint, write_config

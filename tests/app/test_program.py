@@ -10,8 +10,8 @@ from engine.errors import ModelNotFound
 from engine.events import Died
 from minichat.app import RESTART
 from minichat.backends.fake import FakeBackend
+from minichat.models.welcome import found_here
 from minichat.terminal import Terminal
-from minichat.welcome import found_here
 from tests.app.conftest import run, snapshot
 
 

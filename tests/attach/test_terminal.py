@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from minichat.backends.address import KEY_VARIABLE
+from minichat.models.residents import Resident, home_of
 from minichat.paths import locate
-from minichat.residents import Resident, home_of
 from tests.app.test_terminal import ENDED, Tmux, gone, terminal
 from tests.attach.proxy import Proxy
 from tests.cli.conftest import Run, run

@@ -11,9 +11,9 @@ from engine.events import Admitted, Delta, FirstToken, TokenLogprob
 from engine.models.support import Support
 from engine.params import SamplingParams
 from engine.snapshot import BeamsView, HypothesisView
-from minichat.catalogue import Model
 from minichat.features.chats import chats
 from minichat.features.tour.panel import TourPanel
+from minichat.models.catalogue import Model
 from tests.pictures.world import Device, Sitting, World, course, rest
 
 MODELS = [

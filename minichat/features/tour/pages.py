@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from engine.events import Admitted, Copied, Finished, FirstToken, Forked, Preempted, Resumed, Updated
 from minichat.features.tour.guide import Guide
+from minichat.models.progress import size
 from minichat.plural import plural
-from minichat.progress import size
 from minichat.ui.monitor.figures import duration
 
 BLOCKS = 24  # of the tour's cache: three replies do not fit

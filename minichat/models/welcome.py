@@ -1,7 +1,7 @@
 """What was found on the first start, in a sentence."""
 
 from engine.snapshot import Snapshot
-from minichat.progress import size
+from minichat.models.progress import size
 from minichat.terminal import Terminal
 
 _COLOURS = {"truecolor": "16 million colours", "256": "256 colours", "standard": "16 colours"}

@@ -8,12 +8,12 @@ from functools import partial
 from engine.errors import ModelNotFound
 from engine.snapshot import Snapshot
 from minichat.backends.protocol import LinkBack, LinkLost, Progress
-from minichat.catalogue import Model, identity
-from minichat.fetching import fetch
+from minichat.models.catalogue import Model, identity
+from minichat.models.fetching import fetch
+from minichat.models.progress import Course
+from minichat.models.welcome import found_here
 from minichat.program import Program
-from minichat.progress import Course
 from minichat.remembered import Remembered
-from minichat.welcome import found_here
 
 _SURE_WITHIN = 4.0  # seconds, as long as the question is seen
 
