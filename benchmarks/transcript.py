@@ -12,7 +12,7 @@ from textual.containers import Horizontal
 from benchmarks.harness import Bench
 from benchmarks.sink import Sink, Stretches
 from minichat.chats.model import Message
-from minichat.interpreter import share
+from minichat.shell.interpreter import share
 from minichat.ui.frames import FrameScreen
 from minichat.ui.transcript import Transcript
 

@@ -21,9 +21,9 @@ from minichat.chats.store import Store
 from minichat.features.decoding.feature import DecodingPanel
 from minichat.features.picking.line import TokenPicker
 from minichat.features.tour.pages import BLOCKS
-from minichat.paths import locate
 from minichat.settings import load
-from minichat.terminal import Terminal
+from minichat.shell.paths import locate
+from minichat.shell.terminal import Terminal
 from minichat.ui.picture import picture
 
 PICTURES = Path(__file__).parent / "pictures"

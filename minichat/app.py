@@ -25,7 +25,6 @@ from textual.theme import Theme
 from engine.errors import EngineError
 from engine.events import Died, Event
 from engine.snapshot import Snapshot
-from minichat import clipboard
 from minichat.backends.protocol import Backend, LinkBack, LinkLost
 from minichat.chats.errors import StoreError
 from minichat.chats.model import Message
@@ -34,10 +33,7 @@ from minichat.features import installed
 from minichat.features.feature import Command, Context, Feature
 from minichat.features.leaving import RESTART as RESTART
 from minichat.features.table import bindings, bound, commands
-from minichat.key_order import KeyOrder
-from minichat.keys import Keys
 from minichat.models.keeper import Keeper
-from minichat.remembered import Remembered
 from minichat.session.conversation import Conversation
 from minichat.session.desk import Desk
 from minichat.session.open_chats import OpenChats
@@ -45,9 +41,13 @@ from minichat.session.pacer import Pacer
 from minichat.session.presets import SavedPresets
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
+from minichat.shell import clipboard
+from minichat.shell.key_order import KeyOrder
+from minichat.shell.keys import Keys
+from minichat.shell.remembered import Remembered
+from minichat.shell.terminal import when_gone
+from minichat.shell.themes import Themes, Watch, load_themes, shipped_themes
 from minichat.start import Start as Start
-from minichat.terminal import when_gone
-from minichat.themes import Themes, Watch, load_themes, shipped_themes
 from minichat.ui.dialogs.dialog import closed_by
 from minichat.ui.main import MainScreen
 from minichat.ui.marks import PlainBars

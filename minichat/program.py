@@ -11,11 +11,11 @@ from textual.widget import AwaitMount, Widget
 from engine.events import Event
 from engine.snapshot import Snapshot
 from minichat.backends.protocol import Backend
-from minichat.keys import Keys
-from minichat.paths import Paths
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats
 from minichat.settings.schema import Settings
+from minichat.shell.keys import Keys
+from minichat.shell.paths import Paths
 from minichat.start import Start
 from minichat.ui.engine_watch import EngineWatch
 from minichat.ui.panes.banner import Banner

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 
 from engine.params import SamplingParams
-from minichat.first import First
-from minichat.paths import Paths
 from minichat.settings import Loaded
-from minichat.terminal import Terminal
+from minichat.shell.first import First
+from minichat.shell.paths import Paths
+from minichat.shell.terminal import Terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from engine.params import SamplingParams
 from engine.snapshot import Snapshot
 from minichat.backends.bridge import gathered, in_thread
 from minichat.backends.protocol import Progress, Prompt, Turn
-from minichat.interpreter import loading
-from minichat.paths import private_folder
+from minichat.shell.interpreter import loading
+from minichat.shell.paths import private_folder
 
 if TYPE_CHECKING:
     from engine.host.protocol import EngineHost

@@ -11,8 +11,8 @@ from minichat.commands.again import words_of
 from minichat.commands.options import failed
 from minichat.commands.screen import show
 from minichat.models.residents import Resident, Waiting, home_of
-from minichat.paths import Paths, locate
 from minichat.settings import load
+from minichat.shell.paths import Paths, locate
 
 
 def run(options: argparse.Namespace) -> int:

@@ -22,12 +22,12 @@ from engine.scheduling import policy
 from minichat import __version__
 from minichat.features import installed
 from minichat.features.table import bound
-from minichat.paths import locate
 from minichat.settings import load
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
 from minichat.settings.presets import load_presets
-from minichat.themes import load_themes, shipped_themes
+from minichat.shell.paths import locate
+from minichat.shell.themes import load_themes, shipped_themes
 
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx"]
 if sys.platform == "linux":

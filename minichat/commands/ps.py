@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from engine.errors import EngineError
 from minichat.backends.address import Address
 from minichat.models.residents import Resident, home_of, residents
-from minichat.paths import locate
+from minichat.shell.paths import locate
 
 _WITHIN = 3.0  # seconds for an engine to answer
 

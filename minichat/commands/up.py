@@ -13,8 +13,8 @@ from minichat.commands.serve import check
 from minichat.commands.tui import settle
 from minichat.models.catalogue import identity
 from minichat.models.residents import Resident, Waiting, home_of
-from minichat.paths import locate
 from minichat.settings import load
+from minichat.shell.paths import locate
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,11 +10,11 @@ from textual.widget import Widget
 
 from engine.snapshot import Snapshot
 from minichat.chats.model import Message
-from minichat.keys import Keys
 from minichat.models.keeper import Keeper
 from minichat.program import Program, Workspace
 from minichat.session.open_chats import OpenChats
 from minichat.session.presets import SavedPresets
+from minichat.shell.keys import Keys
 from minichat.ui.engine_watch import EngineWatch
 from minichat.ui.panels import Panel, Panels, Place
 from minichat.ui.panes.pane import ChatPane

@@ -13,7 +13,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from minichat.features.feature import Command, Context, Feature, HelpSection
-from minichat.keys import Keys, key_name
+from minichat.shell.keys import Keys, key_name
 from minichat.ui.dialogs.dialog import Dialog
 
 _KEYS, _FEW_KEYS = 26, 13  # cells

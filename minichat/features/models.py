@@ -12,7 +12,7 @@ from minichat.features.feature import Command, Context, Feature
 from minichat.models.catalogue import Model, Source, arranged, identity, local, on_hub, sources
 from minichat.models.keeper import Keeper
 from minichat.models.progress import size
-from minichat.remembered import Remembered
+from minichat.shell.remembered import Remembered
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.transcript.glyphs import one_line
 

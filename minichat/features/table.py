@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from textual.binding import Binding
 
 from minichat.features.feature import Command, Feature
-from minichat.keys import bound_by
 from minichat.settings.keymap import Bound
+from minichat.shell.keys import bound_by
 
 _NO_KEY = "no_key"  # which no terminal sends
 

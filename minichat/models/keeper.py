@@ -13,7 +13,7 @@ from minichat.models.fetching import fetch
 from minichat.models.progress import Course
 from minichat.models.welcome import found_here
 from minichat.program import Program
-from minichat.remembered import Remembered
+from minichat.shell.remembered import Remembered
 
 _SURE_WITHIN = 4.0  # seconds, as long as the question is seen
 

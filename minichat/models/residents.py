@@ -23,7 +23,7 @@ from typing import Any
 
 from engine.errors import BadInput, EngineError
 from minichat.backends.protocol import Progress
-from minichat.paths import Paths, files_in, private_folder
+from minichat.shell.paths import Paths, files_in, private_folder
 
 USUAL = "main"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")

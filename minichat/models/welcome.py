@@ -2,7 +2,7 @@
 
 from engine.snapshot import Snapshot
 from minichat.models.progress import size
-from minichat.terminal import Terminal
+from minichat.shell.terminal import Terminal
 
 _COLOURS = {"truecolor": "16 million colours", "256": "256 colours", "standard": "16 colours"}
 

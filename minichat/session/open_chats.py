@@ -10,9 +10,9 @@ from engine.params import SamplingParams
 from minichat.chats.errors import ChatGone, StoreError
 from minichat.chats.model import Chat, Message
 from minichat.chats.queries import PAGE
-from minichat.remembered import Remembered
 from minichat.session.conversation import Conversation
 from minichat.session.desk import Desk
+from minichat.shell.remembered import Remembered
 
 
 class OpenChats:

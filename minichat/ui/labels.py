@@ -6,9 +6,9 @@ from textual.widget import Widget
 
 from engine.snapshot import Snapshot
 from minichat.features.feature import Command
-from minichat.keys import Keys
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
+from minichat.shell.keys import Keys
 from minichat.ui.panes.keybar import Hinting, Key
 from minichat.ui.panes.tabs import Tab, titled
 

@@ -22,9 +22,9 @@ from minichat.features.decoding.feature import DecodingPanel
 from minichat.features.monitor import MonitorSide
 from minichat.features.picking.line import TokenPicker
 from minichat.features.quantization.feature import QuantizationPanel
-from minichat.paths import locate
 from minichat.settings import load
-from minichat.terminal import Terminal
+from minichat.shell.paths import locate
+from minichat.shell.terminal import Terminal
 from minichat.ui.main import MainScreen
 from tests import impatient
 

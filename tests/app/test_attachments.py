@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from minichat.chats.model import Attachment, Message
 from minichat.features.chats import replies
-from minichat.first import First, first_message
 from minichat.session.attachments import (
     MOST,
     CannotAttach,
@@ -23,6 +22,7 @@ from minichat.session.attachments import (
     offers,
     typing,
 )
+from minichat.shell.first import First, first_message
 from tests.app.conftest import run
 
 

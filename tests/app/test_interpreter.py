@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from minichat import interpreter
 from minichat.backends.fake import FakeBackend
+from minichat.shell import interpreter
 from minichat.ui.pulse import Pulse
 from tests.app.conftest import run, snapshot
 

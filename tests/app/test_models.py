@@ -17,7 +17,7 @@ from minichat.features.models import ModelScreen
 from minichat.models.catalogue import Model, Source, arranged, local, on_hub, sources
 from minichat.models.fetching import fetch
 from minichat.models.progress import Course, duration, size
-from minichat.remembered import Remembered
+from minichat.shell.remembered import Remembered
 from tests.app.conftest import run, snapshot
 from tests.models.tiny import checkpoint, write_config
 

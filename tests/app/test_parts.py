@@ -16,14 +16,14 @@ from textual._xterm_parser import XTermParser
 from engine.events import Delta, Event
 from engine.host.handover import Handover
 from engine.request import Finish
-from minichat import clipboard
 from minichat.backends.bridge import gathered, in_thread
 from minichat.features import BUILT_IN
 from minichat.features.table import bound, commands
-from minichat.keys import key_name
 from minichat.session.pacer import Pacer
 from minichat.session.reasoning import ReplyText
-from minichat.terminal import teach_alt_keys
+from minichat.shell import clipboard
+from minichat.shell.keys import key_name
+from minichat.shell.terminal import teach_alt_keys
 from minichat.ui.likely import visible
 from tests.app.conftest import HERE, run
 

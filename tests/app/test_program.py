@@ -11,7 +11,7 @@ from engine.events import Died
 from minichat.app import RESTART
 from minichat.backends.fake import FakeBackend
 from minichat.models.welcome import found_here
-from minichat.terminal import Terminal
+from minichat.shell.terminal import Terminal
 from tests.app.conftest import run, snapshot
 
 

@@ -23,7 +23,7 @@ from minichat.cli import parser
 from minichat.commands import serve
 from minichat.commands.resident import Teller
 from minichat.models.residents import Record, Resident, Waiting, home_of
-from minichat.paths import locate
+from minichat.shell.paths import locate
 from tests.cli.conftest import Run, run
 from tests.server.conftest import becomes, dry
 

@@ -10,7 +10,7 @@ import pytest
 
 from minichat.backends.address import KEY_VARIABLE
 from minichat.models.residents import Resident, home_of
-from minichat.paths import locate
+from minichat.shell.paths import locate
 from tests.app.test_terminal import ENDED, Tmux, gone, terminal
 from tests.attach.proxy import Proxy
 from tests.cli.conftest import Run, run

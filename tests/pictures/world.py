@@ -28,7 +28,7 @@ from minichat.backends.fake import FakeBackend
 from minichat.backends.moments import moment
 from minichat.chats.model import ReplyStats
 from minichat.chats.store import Store
-from minichat.paths import locate
+from minichat.shell.paths import locate
 from minichat.ui.pulse import Pulse
 from minichat.ui.transcript import highlight
 from tests.app.conftest import Bench

@@ -4,7 +4,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from minichat.features.feature import Command, Context, Feature
-from minichat.paths import private_folder
+from minichat.shell.paths import private_folder
 from minichat.ui.dialogs.ask import AskScreen
 
 

@@ -15,7 +15,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from engine.snapshot import Snapshot
-from minichat.themes import OKABE_ITO
+from minichat.shell.themes import OKABE_ITO
 from minichat.ui.lines import lines_of
 from minichat.ui.monitor.owners import UNKNOWN, Owner
 from minichat.ui.panes.keybar import Hints

@@ -10,7 +10,7 @@ from rich.style import Style
 from textual.app import App
 from textual.color import Color
 
-from minichat.themes import MAP
+from minichat.shell.themes import MAP
 from minichat.ui.monitor.cells import BRIGHT, RAMP, State, Tint
 from minichat.ui.monitor.owners import Owner
 

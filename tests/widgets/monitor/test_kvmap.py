@@ -7,7 +7,7 @@ from rich.color import Color as RichColor
 from textual.geometry import Region
 
 from engine.snapshot import Snapshot
-from minichat.themes import OKABE_ITO
+from minichat.shell.themes import OKABE_ITO
 from minichat.ui.monitor import KVMap
 from minichat.ui.monitor.owners import Owner
 from tests.widgets.monitor.snapshots import OWNERS, blocks, request, snapshot

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minichat.paths import private_folder
+from minichat.shell.paths import private_folder
 
 _MODELS = 8
 

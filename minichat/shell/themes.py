@@ -9,10 +9,10 @@ from typing import Any
 from textual.color import Color, ColorParseError
 from textual.theme import Theme
 
-from minichat.paths import files_in
 from minichat.settings.load import Document, Problem, read
 from minichat.settings.nearest import unknown
 from minichat.settings.toml import literal
+from minichat.shell.paths import files_in
 
 COLOURS = tuple("primary secondary accent foreground background surface panel success warning error".split())
 MAP = ("free", "cached")
@@ -109,8 +109,8 @@ class Themes:
 
 def shipped_themes() -> Path:
     """The folder of the shipped ones: inside the package where it is installed, above it in a checkout."""
-    inside = Path(__file__).parent / "themes"
-    return inside if inside.is_dir() else Path(__file__).parents[1] / "themes"
+    inside = Path(__file__).parents[1] / "themes"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "themes"
 
 
 def load_themes(*folders: Path) -> Themes:

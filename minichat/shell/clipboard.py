@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from minichat.paths import private_folder
-from minichat.terminal import Terminal
+from minichat.shell.paths import private_folder
+from minichat.shell.terminal import Terminal
 
 MOST = 74_994  # encoded bytes that terminals take
 _PIECE = 256  # characters that GNU screen hands on at a time; older ones drop a string of more than 767

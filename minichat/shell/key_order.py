@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from textual.events import Key, Paste
 from textual.message_pump import MessagePump
 
-from minichat import pasting
+from minichat.shell import pasting
 
 if TYPE_CHECKING:
     from textual.app import App
