@@ -15,7 +15,7 @@ from benchmarks.sink import Sink
 from engine.cache.pool import BlockPool
 from engine.events import Admitted
 from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
-from minichat.backends.moments import moment
+from minichat.clients.moments import moment
 from minichat.ui.frames import FrameScreen
 from minichat.ui.monitor import MonitorPanel, Owner
 

@@ -15,9 +15,9 @@ from textual.pilot import Pilot
 from engine.config import EngineConfig
 from engine.params import SamplingParams
 from minichat.app import MinichatApp, Start
-from minichat.backends.local import LocalBackend
 from minichat.chats.model import Message
 from minichat.chats.store import Store
+from minichat.clients.local import LocalBackend
 from minichat.features.decoding.feature import DecodingPanel
 from minichat.features.picking.line import TokenPicker
 from minichat.features.tour.pages import BLOCKS

@@ -25,10 +25,10 @@ from textual.theme import Theme
 from engine.errors import EngineError
 from engine.events import Died, Event
 from engine.snapshot import Snapshot
-from minichat.backends.protocol import Backend, LinkBack, LinkLost
 from minichat.chats.errors import StoreError
 from minichat.chats.model import Message
 from minichat.chats.store import Store
+from minichat.clients.protocol import Backend, LinkBack, LinkLost
 from minichat.features import installed
 from minichat.features.feature import Command, Context, Feature
 from minichat.features.leaving import RESTART as RESTART

@@ -10,7 +10,7 @@ from textual.widget import AwaitMount, Widget
 
 from engine.events import Event
 from engine.snapshot import Snapshot
-from minichat.backends.protocol import Backend
+from minichat.clients.protocol import Backend
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats
 from minichat.settings.schema import Settings

@@ -20,7 +20,7 @@ from minichat.shell.streams import draw_on_terminal
 from minichat.shell.terminal import Terminal, calm, teach_alt_keys
 
 if TYPE_CHECKING:
-    from minichat.backends.protocol import Backend
+    from minichat.clients.protocol import Backend
 
 
 class Drawn(NamedTuple):

@@ -38,8 +38,8 @@ def _lead(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
     calm(terminal)
     draw_on_terminal()
     from minichat.app import MinichatApp, Start
-    from minichat.backends.local import LocalBackend
     from minichat.chats.store import Store
+    from minichat.clients.local import LocalBackend
     from minichat.features.tour.feature import KEEP
     from minichat.features.tour.pages import BLOCKS
 

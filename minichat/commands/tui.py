@@ -5,8 +5,8 @@ import os
 import sys
 
 from engine.errors import BadInput, EngineError
-from minichat.backends.local import LocalBackend, in_process, on_thread
 from minichat.chats.model import Message
+from minichat.clients.local import LocalBackend, in_process, on_thread
 from minichat.commands.again import words_of
 from minichat.commands.options import engine_config, failed
 from minichat.commands.screen import show

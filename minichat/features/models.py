@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.widgets import Input, OptionList
 
-from minichat.backends.bridge import in_thread
+from minichat.clients.bridge import in_thread
 from minichat.features.feature import Command, Context, Feature
 from minichat.models.catalogue import Model, Source, arranged, identity, local, on_hub, sources
 from minichat.models.keeper import Keeper

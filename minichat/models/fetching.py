@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from engine.errors import ModelNotFound
-from minichat.backends.protocol import Progress
+from minichat.clients.protocol import Progress
 
 
 async def fetch(name: str, progress: Progress, command: Sequence[str] = ()) -> None:

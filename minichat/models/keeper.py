@@ -7,7 +7,7 @@ from functools import partial
 
 from engine.errors import ModelNotFound
 from engine.snapshot import Snapshot
-from minichat.backends.protocol import LinkBack, LinkLost, Progress
+from minichat.clients.protocol import LinkBack, LinkLost, Progress
 from minichat.models.catalogue import Model, identity
 from minichat.models.fetching import fetch
 from minichat.models.progress import Course

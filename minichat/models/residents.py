@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import BadInput, EngineError
-from minichat.backends.protocol import Progress
+from minichat.clients.protocol import Progress
 from minichat.shell.paths import Paths, files_in, private_folder
 
 USUAL = "main"

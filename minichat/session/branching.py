@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.params import SamplingParams
-from minichat.backends.protocol import Backend, Reply
 from minichat.chats.model import Message
+from minichat.clients.protocol import Backend, Reply
 from minichat.session.resuming import tag_of
 from minichat.session.traces import Trace
 

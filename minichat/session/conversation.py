@@ -12,10 +12,10 @@ from engine.errors import EngineError
 from engine.events import Delta, TokenLogprob
 from engine.params import SamplingParams
 from engine.request import Finish
-from minichat.backends.protocol import Past, Reply
 from minichat.chats.errors import StoreError
 from minichat.chats.letters import colour_index
 from minichat.chats.model import Attachment, Chat, Message, State, title_from
+from minichat.clients.protocol import Past, Reply
 from minichat.session.decoding import changed_from_default
 from minichat.session.desk import Desk
 from minichat.session.errands import Errands

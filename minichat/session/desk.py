@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from minichat.backends.protocol import Backend
 from minichat.chats.model import Message
 from minichat.chats.store import Store
+from minichat.clients.protocol import Backend
 from minichat.session.pacer import Pacer
 
 Chatting = TypeVar("Chatting")  # Conversation, whose file knows this one

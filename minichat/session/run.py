@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from engine.events import Delta
 from engine.params import FIELDS, SamplingParams
 from engine.request import Finish
-from minichat.backends.protocol import Past, Reply
 from minichat.chats.model import Message, ReplyStats, State
+from minichat.clients.protocol import Past, Reply
 from minichat.session.decoding import strategy
 from minichat.session.reasoning import ReplyText
 from minichat.session.traces import Trace

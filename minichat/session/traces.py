@@ -9,7 +9,7 @@ import numpy as np
 from engine.errors import EngineError
 from engine.events import Delta, TokenLogprob
 from engine.layout import Layout, Place
-from minichat.backends.protocol import Backend, Prompt
+from minichat.clients.protocol import Backend, Prompt
 
 NOWHERE = Place(-1)
 

@@ -5,9 +5,9 @@ from typing import Any
 
 from engine.errors import RequestTooLong
 from engine.params import SamplingParams
-from minichat.backends.protocol import Prompt, Reply
 from minichat.chats.model import Chat, Message
 from minichat.chats.store import Store
+from minichat.clients.protocol import Prompt, Reply
 from minichat.plural import plural
 from minichat.session.desk import Desk
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from engine.errors import EngineDead
 from engine.snapshot import Snapshot
-from minichat.backends.protocol import Backend
+from minichat.clients.protocol import Backend
 from minichat.shell.interpreter import tidy
 
 _SLOWEST, _FASTEST = 0.5, 16.0  # looks a second

@@ -15,9 +15,9 @@ from textual.pilot import Pilot
 from engine.params import SamplingParams
 from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
 from minichat.app import MinichatApp, Start
-from minichat.backends.fake import FakeBackend, FakeReply
-from minichat.backends.moments import moment
 from minichat.chats.store import Store
+from minichat.clients.fake import FakeBackend, FakeReply
+from minichat.clients.moments import moment
 from minichat.features.decoding.feature import DecodingPanel
 from minichat.features.monitor import MonitorSide
 from minichat.features.picking.line import TokenPicker

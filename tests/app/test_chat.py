@@ -53,7 +53,7 @@ async def test_the_next_turn_carries_what_was_said(bench: Callable[..., Any]) ->
 
 @run
 async def test_a_model_without_a_template_goes_on_with_the_text(bench: Callable[..., Any]) -> None:
-    from minichat.backends.fake import FakeBackend
+    from minichat.clients.fake import FakeBackend
     from tests.app.conftest import snapshot
 
     async with bench(backend=FakeBackend([snapshot()], has_template=False)) as it:

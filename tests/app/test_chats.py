@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minichat.backends.fake import FakeBackend
+from minichat.clients.fake import FakeBackend
 from minichat.features.chats import chats
 from tests.app.conftest import run, snapshot
 

@@ -8,8 +8,8 @@ import pytest
 
 from engine.events import Admitted, Evicted, FirstToken, Quantized, Quantizing
 from engine.snapshot import Change, SchemeView, Switch
-from minichat.backends.fake import FakeBackend, FakeReply
 from minichat.chats.store import Store
+from minichat.clients.fake import FakeBackend, FakeReply
 from minichat.features import BUILT_IN
 from minichat.features.table import commands
 from minichat.ui.monitor.bindings import KEYS as MONITOR

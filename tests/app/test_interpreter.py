@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from minichat.backends.fake import FakeBackend
+from minichat.clients.fake import FakeBackend
 from minichat.shell import interpreter
 from minichat.ui.pulse import Pulse
 from tests.app.conftest import run, snapshot

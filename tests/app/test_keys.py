@@ -10,7 +10,7 @@ from textual.events import Click
 from engine.events import Admitted
 from engine.request import Finish
 from engine.snapshot import SchemeView, Switch
-from minichat.backends.fake import FakeBackend
+from minichat.clients.fake import FakeBackend
 from minichat.features.chats.export import export
 from minichat.settings.presets import load_presets
 from tests.app.conftest import run, snapshot

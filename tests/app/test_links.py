@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.snapshot import BlockView
-from minichat.backends.fake import FakeBackend
+from minichat.clients.fake import FakeBackend
 from minichat.features.links import Links
 from tests.app.conftest import run, snapshot
 

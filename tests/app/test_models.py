@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from engine.errors import ModelNotFound, UnsupportedModel
-from minichat.backends.fake import FakeBackend
-from minichat.backends.protocol import Progress
+from minichat.clients.fake import FakeBackend
+from minichat.clients.protocol import Progress
 from minichat.features.models import ModelScreen
 from minichat.models.catalogue import Model, Source, arranged, local, on_hub, sources
 from minichat.models.fetching import fetch

@@ -16,7 +16,7 @@ from textual._xterm_parser import XTermParser
 from engine.events import Delta, Event
 from engine.host.handover import Handover
 from engine.request import Finish
-from minichat.backends.bridge import gathered, in_thread
+from minichat.clients.bridge import gathered, in_thread
 from minichat.features import BUILT_IN
 from minichat.features.table import bound, commands
 from minichat.session.pacer import Pacer

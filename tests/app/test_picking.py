@@ -11,7 +11,7 @@ from engine.errors import EngineError
 from engine.events import Delta, TokenLogprob
 from engine.params import SamplingParams
 from engine.request import Finish
-from minichat.backends.fake import FakeBackend, FakeReply
+from minichat.clients.fake import FakeBackend, FakeReply
 from minichat.session.resuming import tag_of
 from tests.app.conftest import Bench, run, snapshot
 

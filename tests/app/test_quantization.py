@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import BadInput
 from engine.snapshot import Change, SchemeView
-from minichat.backends.fake import FakeBackend
+from minichat.clients.fake import FakeBackend
 from minichat.features.quantization.drawer import memory, room, scheme
 from tests.app.conftest import run, snapshot
 

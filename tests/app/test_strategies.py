@@ -16,7 +16,7 @@ from engine.events import Delta, TokenLogprob
 from engine.params import SPECULATION, Grammar, SamplingParams
 from engine.request import Finish
 from engine.snapshot import BeamsView, HypothesisView, Speculation
-from minichat.backends.fake import FakeBackend
+from minichat.clients.fake import FakeBackend
 from minichat.features.decoding.beam_tree import lines_of
 from minichat.session.decoding import KNOBS, Preset, grammar_of, nudged, shown
 from minichat.session.strategies import NAMES, Strategies, name_of

@@ -6,7 +6,7 @@ from typing import Any
 from engine.events import Switched
 from engine.snapshot import Rates as Figures
 from engine.snapshot import Switch
-from minichat.backends.fake import FakeBackend
+from minichat.clients.fake import FakeBackend
 from minichat.features import switches
 from minichat.ui.monitor import EngineLine, MonitorPanel
 from tests.app.conftest import run, snapshot

@@ -19,8 +19,8 @@ from engine.events import (
     Updated,
 )
 from engine.params import SamplingParams
-from minichat.backends.local import LocalBackend
 from minichat.chats.store import Store
+from minichat.clients.local import LocalBackend
 from minichat.commands.tour import _keep
 from minichat.features.tour.feature import KEEP
 from minichat.features.tour.pages import BLOCKS, PAGES, SCHEME

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.snapshot import Rates, Reads, Snapshot, Speeds, StepTimes
-from minichat.backends.fake import FakeBackend
+from minichat.clients.fake import FakeBackend
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
 from minichat.ui.monitor.pane import ASCII

@@ -9,9 +9,9 @@ import pytest
 from engine.config import EngineConfig
 from engine.params import SamplingParams
 from engine.start import start
-from minichat.backends.address import Address
-from minichat.backends.local import LocalBackend
-from minichat.backends.remote import RemoteBackend
+from minichat.clients.address import Address
+from minichat.clients.local import LocalBackend
+from minichat.clients.remote import RemoteBackend
 from minichat.ui.likely import Likely
 from tests.app.conftest import Bench, bench, run
 from tests.attach.conftest import nothing, text_of, whole

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from engine.params import SamplingParams
-from minichat.backends.address import Address
-from minichat.backends.remote import RemoteBackend
+from minichat.clients.address import Address
+from minichat.clients.remote import RemoteBackend
 from tests.app.conftest import Bench, bench, run
 from tests.attach.conftest import served, slow
 from tests.server.conftest import KEY, Served, becomes

@@ -8,9 +8,9 @@ import pytest
 
 from engine.params import SamplingParams
 from minichat.app import MinichatApp
-from minichat.backends.fake import FakeBackend, FakeReply
-from minichat.backends.protocol import LinkBack, LinkLost, Past
 from minichat.chats.queries import INTERRUPTED
+from minichat.clients.fake import FakeBackend, FakeReply
+from minichat.clients.protocol import LinkBack, LinkLost, Past
 from tests.app.conftest import bench, run, snapshot
 
 __all__ = ["bench"]

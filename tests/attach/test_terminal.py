@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from minichat.backends.address import KEY_VARIABLE
+from minichat.clients.address import KEY_VARIABLE
 from minichat.models.residents import Resident, home_of
 from minichat.shell.paths import locate
 from tests.app.test_terminal import ENDED, Tmux, gone, terminal

@@ -24,10 +24,10 @@ from engine.snapshot import (
     StepTimes,
     Switch,
 )
-from minichat.backends.fake import FakeBackend
-from minichat.backends.moments import moment
 from minichat.chats.model import ReplyStats
 from minichat.chats.store import Store
+from minichat.clients.fake import FakeBackend
+from minichat.clients.moments import moment
 from minichat.shell.paths import locate
 from minichat.ui.pulse import Pulse
 from minichat.ui.transcript import highlight

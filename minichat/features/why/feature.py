@@ -12,7 +12,7 @@ from textual.widgets import Static
 from engine.commands import MeasureSpeeds
 from engine.errors import EngineError
 from engine.snapshot import Snapshot, Speeds
-from minichat.backends.protocol import Backend
+from minichat.clients.protocol import Backend
 from minichat.features.feature import Command, Context, Feature
 from minichat.features.why.speed import Speed, Use, explain
 from minichat.ui.dialogs.dialog import Dialog

@@ -18,7 +18,7 @@ from engine.events import (
     Switched,
     Updated,
 )
-from minichat.backends.protocol import LinkBack, LinkLost
+from minichat.clients.protocol import LinkBack, LinkLost
 from minichat.plural import plural
 from minichat.ui.monitor.figures import duration
 from minichat.ui.switches import named

@@ -8,7 +8,7 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widgets import TextArea
 
-from minichat.backends.bridge import in_thread
+from minichat.clients.bridge import in_thread
 from minichat.session.attachments import Entry, entries, folder_of, offers, typing
 from minichat.ui.panes.completion import CompletionList
 from minichat.ui.transcript.glyphs import enterable, skinless

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from engine.snapshot import BlockView, RequestView, Snapshot
-from minichat.backends.moments import moment
+from minichat.clients.moments import moment
 from minichat.ui.monitor import Owner
 
 BLOCK = 16

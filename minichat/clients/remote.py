@@ -24,9 +24,9 @@ from engine.wire import (
     decode_snapshot,
     params_to_json,
 )
-from minichat.backends.address import Address
-from minichat.backends.link import Hello, Link
-from minichat.backends.protocol import LinkBack, LinkLost, Past, Progress, Prompt, Turn
+from minichat.clients.address import Address
+from minichat.clients.link import Hello, Link
+from minichat.clients.protocol import LinkBack, LinkLost, Past, Progress, Prompt, Turn
 
 T = TypeVar("T")
 _WORDS = 100_000  # tokens whose text is remembered

@@ -23,8 +23,8 @@ from engine.layout import Layout, Place
 from engine.params import SamplingParams
 from engine.request import Finish
 from engine.snapshot import Snapshot, Speeds
-from minichat.backends.bridge import gathered
-from minichat.backends.protocol import Past, Progress, Prompt, Turn
+from minichat.clients.bridge import gathered
+from minichat.clients.protocol import Past, Progress, Prompt, Turn
 
 T = TypeVar("T")
 

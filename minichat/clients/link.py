@@ -12,8 +12,8 @@ import httpx
 
 from engine.errors import BadInput, BadWire, Ending, EngineDead, EngineError
 from engine.wire import check_version, decode_error
-from minichat.backends.address import Address
-from minichat.backends.sse import Message, messages
+from minichat.clients.address import Address
+from minichat.clients.sse import Message, messages
 
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds
 _SILENCE = 35.0  # seconds without a word on a stream, on which the server says each 15 that it is there

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from engine.events import Delta
 from engine.host.handover import call_on
-from minichat.backends.protocol import Turn
+from minichat.clients.protocol import Turn
 
 T = TypeVar("T")
 

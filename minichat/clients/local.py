@@ -18,8 +18,8 @@ from engine.host.handover import Handover, call_on
 from engine.layout import Layout
 from engine.params import SamplingParams
 from engine.snapshot import Snapshot
-from minichat.backends.bridge import gathered, in_thread
-from minichat.backends.protocol import Progress, Prompt, Turn
+from minichat.clients.bridge import gathered, in_thread
+from minichat.clients.protocol import Progress, Prompt, Turn
 from minichat.shell.interpreter import loading
 from minichat.shell.paths import private_folder
 
