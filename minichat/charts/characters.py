@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
 
-from minichat.axes import Axis, axis
+from minichat.charts.axes import Axis, axis
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _COLUMNS, _LINES = 56, 13

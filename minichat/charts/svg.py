@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
 
-from minichat.axes import Axis
-from minichat.charts import Chart
+from minichat.charts.axes import Axis
+from minichat.charts.characters import Chart
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BELOW = 460, 300, 64, 40, 56  # of one chart's frame, and around it
 _LETTER, _LETTERING = 7, 13  # how wide a letter of a name is, and how high a line
