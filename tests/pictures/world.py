@@ -30,7 +30,7 @@ from minichat.clients.fake import FakeBackend
 from minichat.clients.moments import moment
 from minichat.shell.paths import locate
 from minichat.ui.pulse import Pulse
-from minichat.ui.transcript import highlight
+from minichat.ui.transcript.markdown import highlight
 from tests.app.conftest import Bench
 
 NOON = 1_700_049_600.0  # the 15th of November 2023, twelve o'clock UTC

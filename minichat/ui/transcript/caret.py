@@ -5,8 +5,8 @@ from typing import NamedTuple
 from textual.geometry import Offset
 from textual.selection import Selection
 
+from minichat.ui.transcript.markdown.rows import Row
 from minichat.ui.transcript.marks import column_of, ends, nearest, row_of
-from minichat.ui.transcript.rows import Row
 from minichat.ui.transcript.view import Place, View
 
 

@@ -7,13 +7,13 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from minichat.chats.model import Message
-from minichat.ui.transcript.canvas import Canvas
-from minichat.ui.transcript.cells import cell_width, clip, wrap
-from minichat.ui.transcript.document import Document, Enough, estimate
-from minichat.ui.transcript.draw import draw
 from minichat.ui.transcript.glyphs import drawable, one_line
-from minichat.ui.transcript.leaves import Leaf
-from minichat.ui.transcript.rows import Drawn, Fragment, Look, Row
+from minichat.ui.transcript.markdown.canvas import Canvas
+from minichat.ui.transcript.markdown.cells import cell_width, clip, wrap
+from minichat.ui.transcript.markdown.document import Document, Enough, estimate
+from minichat.ui.transcript.markdown.draw import draw
+from minichat.ui.transcript.markdown.leaves import Leaf
+from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Look, Row
 
 RETRY = "r to retry"
 _THOUGHT: Look = ("thought",)

@@ -3,10 +3,10 @@
 import re
 from typing import NamedTuple
 
-from minichat.ui.transcript.document import Enough
 from minichat.ui.transcript.entry import Part, Spot
+from minichat.ui.transcript.markdown.document import Enough
+from minichat.ui.transcript.markdown.rows import Drawn
 from minichat.ui.transcript.marks import row_of
-from minichat.ui.transcript.rows import Drawn
 from minichat.ui.transcript.view import Place, View
 
 

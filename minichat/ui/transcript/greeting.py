@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Sequence
 
-from minichat.ui.transcript.rows import Fragment, Row
+from minichat.ui.transcript.markdown.rows import Fragment, Row
 
 _EASY = 76  # columns in which a paragraph reads well
 

@@ -6,9 +6,9 @@ from typing import Literal, get_args
 from textual.geometry import Offset
 from textual.selection import Selection
 
-from minichat.ui.transcript.cells import Span
-from minichat.ui.transcript.document import Document
 from minichat.ui.transcript.entry import Entry, Part, Spot
+from minichat.ui.transcript.markdown.cells import Span
+from minichat.ui.transcript.markdown.document import Document
 from minichat.ui.transcript.marks import row_of
 from minichat.ui.transcript.view import Place, View
 

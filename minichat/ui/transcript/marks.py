@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from minichat.ui.transcript.cells import cell_width
-from minichat.ui.transcript.rows import Drawn, Fragment, Row
+from minichat.ui.transcript.markdown.cells import cell_width
+from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Row
 
 _WORD = re.compile(r"[\w./~-]*\w")
 

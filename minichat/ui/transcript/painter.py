@@ -7,13 +7,13 @@ from textual.geometry import Offset
 from textual.selection import Selection
 from textual.strip import Strip
 
-from minichat.ui.transcript import highlight
-from minichat.ui.transcript.cells import clip
 from minichat.ui.transcript.finding import Find
-from minichat.ui.transcript.leaves import Leaf
 from minichat.ui.transcript.lit import WAYS, Lit
+from minichat.ui.transcript.markdown import highlight
+from minichat.ui.transcript.markdown.cells import clip
+from minichat.ui.transcript.markdown.leaves import Leaf
+from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Row
 from minichat.ui.transcript.marks import marked
-from minichat.ui.transcript.rows import Drawn, Fragment, Row
 from minichat.ui.transcript.view import Place, View
 
 

@@ -6,8 +6,8 @@ from textual.color import Color
 from textual.screen import Screen
 from textual.widget import Widget
 
-from minichat.ui.transcript.highlight import SYNTAX
-from minichat.ui.transcript.rows import Look
+from minichat.ui.transcript.markdown.highlight import SYNTAX
+from minichat.ui.transcript.markdown.rows import Look
 
 LOOKS = (
     "head",

@@ -5,9 +5,9 @@ from textwrap import dedent
 from textual.geometry import Offset
 from textual.selection import Selection
 
-from minichat.ui.transcript.document import Document
 from minichat.ui.transcript.entry import Entry, Part, Spot
 from minichat.ui.transcript.glyphs import pasteable
+from minichat.ui.transcript.markdown.document import Document
 from minichat.ui.transcript.view import Place, View
 
 

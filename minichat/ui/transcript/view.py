@@ -4,10 +4,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from minichat.chats.model import Message
-from minichat.ui.transcript.canvas import Canvas
-from minichat.ui.transcript.document import Enough
 from minichat.ui.transcript.entry import Entry, Part, Spot
-from minichat.ui.transcript.heights import Heights
+from minichat.ui.transcript.markdown.canvas import Canvas
+from minichat.ui.transcript.markdown.document import Enough
+from minichat.ui.transcript.markdown.heights import Heights
 
 _MIDDLE = 1 << 30  # the first entry's serial: older ones count down from it
 _BITS_PART, _BITS_LEAF = 3, 24

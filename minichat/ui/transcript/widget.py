@@ -14,14 +14,15 @@ from textual.strip import Strip
 
 from minichat.chats.model import Message
 from minichat.ui.lines import Bar, lines_of
-from minichat.ui.transcript import highlight, requests
+from minichat.ui.transcript import requests
 from minichat.ui.transcript.bindings import HINTS, KEYS
-from minichat.ui.transcript.canvas import Canvas
 from minichat.ui.transcript.caret import Caret
 from minichat.ui.transcript.entry import Entry, Part, Spot
 from minichat.ui.transcript.glyphs import UNICODE, Glyphs
 from minichat.ui.transcript.greeting import greeting_row
 from minichat.ui.transcript.lit import Spans, Way, chosen_spans
+from minichat.ui.transcript.markdown import highlight
+from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.painter import Frame, Painter
 from minichat.ui.transcript.palette import CSS, LOOKS, colour, component
 from minichat.ui.transcript.pointer import asked_at, word_at_pointer

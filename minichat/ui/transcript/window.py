@@ -7,8 +7,8 @@ from textual.scroll_view import ScrollView
 from textual.timer import Timer
 from textual.widget import Widget
 
-from minichat.ui.transcript.document import Enough
 from minichat.ui.transcript.entry import Entry
+from minichat.ui.transcript.markdown.document import Enough
 from minichat.ui.transcript.marks import ends, row_of
 from minichat.ui.transcript.view import Place, View
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from rich.style import Style
 
 from minichat.ui.transcript import UNICODE
-from minichat.ui.transcript.canvas import Canvas
 from minichat.ui.transcript.finding import Find
+from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.view import View
 from tests.widgets.transcript.reader import Reader, reading, reply, scene
 

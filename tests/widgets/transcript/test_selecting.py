@@ -9,9 +9,9 @@ from textual.geometry import Offset
 from textual.selection import SELECT_ALL, Selection
 
 from minichat.ui.transcript import UNICODE, Transcript
-from minichat.ui.transcript.canvas import Canvas
 from minichat.ui.transcript.entry import Part, Spot
 from minichat.ui.transcript.glyphs import pasteable
+from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.selecting import selected
 from minichat.ui.transcript.view import Place, View
 from tests.themes.colours import contrast

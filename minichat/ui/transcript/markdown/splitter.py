@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from rich.cells import get_character_cell_size
 
-from minichat.ui.transcript.leaves import MAX_CODE, MAX_TEXT, Container, Fence, Kind, Leaf
+from minichat.ui.transcript.markdown.leaves import MAX_CODE, MAX_TEXT, Container, Fence, Kind, Leaf
 
 _FENCE = re.compile(r"`{3,}|~{3,}")
 _HEADING = re.compile(r"(#{1,6})(?=[ \t]|$)")

@@ -8,11 +8,11 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.strip import Strip
 
-from minichat.ui.transcript.cells import cell_width
-from minichat.ui.transcript.draw import draw
 from minichat.ui.transcript.glyphs import Glyphs
-from minichat.ui.transcript.leaves import Leaf
-from minichat.ui.transcript.rows import Drawn, Fragment, Look, Row
+from minichat.ui.transcript.markdown.cells import cell_width
+from minichat.ui.transcript.markdown.draw import draw
+from minichat.ui.transcript.markdown.leaves import Leaf
+from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Look, Row
 
 MAX_ROWS = 400  # that are kept: some screens of them
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from minichat.ui.transcript.cells import Span, cell_width, wrap
 from minichat.ui.transcript.glyphs import Glyphs
-from minichat.ui.transcript.inline import Run, parse
-from minichat.ui.transcript.leaves import Leaf
-from minichat.ui.transcript.rows import Drawn, Fragment, Look, Row, fragments_of, links_in
-from minichat.ui.transcript.splitter import cells_of
+from minichat.ui.transcript.markdown.cells import Span, cell_width, wrap
+from minichat.ui.transcript.markdown.inline import Run, parse
+from minichat.ui.transcript.markdown.leaves import Leaf
+from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Look, Row, fragments_of, links_in
+from minichat.ui.transcript.markdown.splitter import cells_of
 
 _NARROWEST = 4  # a column that has less is no column
 

@@ -1,12 +1,12 @@
 """Leaves drawn as rows at a width."""
 
-from minichat.ui.transcript import highlight
-from minichat.ui.transcript.cells import Span, break_line, cell_width, clip, wrap
 from minichat.ui.transcript.glyphs import Glyphs, drawable
-from minichat.ui.transcript.inline import Run, as_written, parse
-from minichat.ui.transcript.leaves import Leaf
-from minichat.ui.transcript.rows import Drawn, Fragment, Look, Row, fragments_of, links_in
-from minichat.ui.transcript.table import draw_table
+from minichat.ui.transcript.markdown import highlight
+from minichat.ui.transcript.markdown.cells import Span, break_line, cell_width, clip, wrap
+from minichat.ui.transcript.markdown.inline import Run, as_written, parse
+from minichat.ui.transcript.markdown.leaves import Leaf
+from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Look, Row, fragments_of, links_in
+from minichat.ui.transcript.markdown.table import draw_table
 
 _TAB = 4
 _NARROW = 8  # cells

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from minichat.ui.transcript.canvas import Canvas, Sheet
-from minichat.ui.transcript.heights import Heights
-from minichat.ui.transcript.leaves import Leaf
-from minichat.ui.transcript.rows import Look
-from minichat.ui.transcript.splitter import Splitter
+from minichat.ui.transcript.markdown.canvas import Canvas, Sheet
+from minichat.ui.transcript.markdown.heights import Heights
+from minichat.ui.transcript.markdown.leaves import Leaf
+from minichat.ui.transcript.markdown.rows import Look
+from minichat.ui.transcript.markdown.splitter import Splitter
 
 Enough = Callable[[], bool]
 

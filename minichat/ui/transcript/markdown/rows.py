@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from minichat.ui.transcript.cells import Span, cell_width
-from minichat.ui.transcript.inline import Run
+from minichat.ui.transcript.markdown.cells import Span, cell_width
+from minichat.ui.transcript.markdown.inline import Run
 
 Look = tuple[str, ...]
 

@@ -4,7 +4,7 @@ from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from minichat.ui.transcript.inline import Run
+from minichat.ui.transcript.markdown.inline import Run
 
 if TYPE_CHECKING:
     from pygments.lexer import Lexer  # type: ignore[import-untyped]
