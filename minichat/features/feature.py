@@ -16,7 +16,7 @@ from minichat.session.open_chats import OpenChats
 from minichat.session.presets import SavedPresets
 from minichat.shell.keys import Keys
 from minichat.ui.engine_watch import EngineWatch
-from minichat.ui.panels import Panel, Panels, Place
+from minichat.ui.panels import Dock, Panel, Panels
 from minichat.ui.panes.pane import ChatPane
 from minichat.ui.signals import Signals
 
@@ -103,7 +103,7 @@ class PanelSpec(Generic[W]):
     """What stands beside the chats: how it is made, where it is placed, and what it is shown."""
 
     make: Callable[[Context], W]
-    place: Place = Place.DRAWER
+    dock: Dock = Dock.DRAWER
     sees: Callable[[W, Snapshot], None] | None = None  # called only while the panel is visible
     line: Callable[[Context], Widget] | None = None  # above the prompt while the panel is hidden
 
@@ -112,7 +112,7 @@ class PanelSpec(Generic[W]):
         context.add(widget)
         if line is not None:
             context.add(line)
-        return Panel(self.place, widget, partial(self.sees, widget) if self.sees is not None else None, line)
+        return Panel(self.dock, widget, partial(self.sees, widget) if self.sees is not None else None, line)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from engine.snapshot import Snapshot
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
 from minichat.ui.monitor import EngineLine, KVMap, MonitorPanel, Queues
 from minichat.ui.monitor.cells import Order, Tint
-from minichat.ui.panels import Place
+from minichat.ui.panels import Dock
 
 
 class MonitorSide(MonitorPanel):
@@ -92,7 +92,7 @@ MONITOR = Feature(
         ),
         Command("view.to_monitor", "View", "Go to the monitor", go, "alt+m"),
     ),
-    panel=PanelSpec(MonitorSide, Place.SIDE, line=_line),
+    panel=PanelSpec(MonitorSide, Dock.SIDE, line=_line),
     help=(
         HelpSection(
             "In the monitor ({view.to_monitor} goes there)",

@@ -23,7 +23,7 @@ from minichat.ui.engine_watch import EngineWatch
 from minichat.ui.frames import FrameScreen
 from minichat.ui.layout import layout
 from minichat.ui.marks import ASCII
-from minichat.ui.panels import Panels, Place
+from minichat.ui.panels import Dock, Panels
 from minichat.ui.panes.banner import Banner
 from minichat.ui.panes.keybar import KeyBar
 from minichat.ui.panes.pane import ChatPane
@@ -66,8 +66,8 @@ class MainScreen(FrameScreen[None]):
         yield self.banner
         with Horizontal(id="work"):
             yield self._panes
-            for place in (Place.DRAWER, Place.SIDE):
-                yield from (each.widget for each in panels if each.place is place)
+            for dock in (Dock.DRAWER, Dock.SIDE):
+                yield from (each.widget for each in panels if each.dock is dock)
         yield from (each.line for each in panels if each.line is not None)
         yield self.prompt.completion
         yield self.prompt

@@ -11,7 +11,7 @@ from minichat.ui.engine_watch import EngineWatch
 from minichat.ui.layout import Layout
 
 
-class Place(Enum):
+class Dock(Enum):
     """Where a panel stands, and what shows it."""
 
     DRAWER = "drawer"  # beside the chats, one at a time; a key opens it and closes it
@@ -22,7 +22,7 @@ class Place(Enum):
 class Panel:
     """A widget in its place. `see` is called with each snapshot, only while it is visible."""
 
-    place: Place
+    dock: Dock
     widget: Widget
     see: Callable[[Snapshot], None] | None = None
     line: Widget | None = None  # above the prompt, while the widget is hidden
@@ -47,7 +47,7 @@ class Panels:
     ) -> None:
         """Those of a screen, which is told when another one is open."""
         self.all, self._chats, self._prompt, self._changed = list(panels), chats, prompt, changed
-        self._side = next((each for each in self.all if each.place is Place.SIDE), None)
+        self._side = next((each for each in self.all if each.dock is Dock.SIDE), None)
         for each in self.all:
             each.widget.display = False
 
@@ -58,16 +58,16 @@ class Panels:
     def lay_out(self, plan: Layout) -> None:
         """As there is room for them."""
         for each in self.all:
-            if each.place is Place.DRAWER:
+            if each.dock is Dock.DRAWER:
                 each.widget.styles.width = plan.drawer_columns or "1fr"
-            elif each.place is Place.SIDE:
+            elif each.dock is Dock.SIDE:
                 each.widget.styles.width = plan.monitor_columns or "1fr"
                 self._display(each, plan.monitor and each is self._side)
 
     def toggle(self, widget: Widget) -> None:
         """What its key does."""
         panel = self._of(widget)
-        if panel.place is Place.SIDE:
+        if panel.dock is Dock.SIDE:
             self._toggle_side(panel)
         else:
             self._toggle_drawer(panel)
@@ -114,7 +114,7 @@ class Panels:
         """This drawer and no other."""
         self._open = panel
         for each in self.all:
-            if each.place is Place.DRAWER:
+            if each.dock is Dock.DRAWER:
                 self._display(each, each is panel)
         self._changed()
 
