@@ -201,7 +201,7 @@ class Warm(Command[None]):
 class GetSnapshot(Command[Snapshot]):
     """The engine between two steps."""
 
-    sender = Sender.KEY
+    sender = Sender.SCREEN  # over HTTP, GET /engine/snapshot makes one for all who ask at once
 
 
 @dataclass(frozen=True, slots=True)

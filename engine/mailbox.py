@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -14,6 +14,8 @@ from engine.handlers import HANDLERS, Handler
 from engine.reply import Sink
 
 T = TypeVar("T")
+_HELPERS = 8  # threads for what is done beside the steps
+_CLOSED = "the engine has been closed"
 
 
 class Mailbox:
@@ -22,6 +24,7 @@ class Mailbox:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._helpers = ThreadPoolExecutor(_HELPERS, "engine-beside")
         self._gate = threading.Lock()  # no command slips in behind the closing one
         self.closed = False
 
@@ -35,11 +38,13 @@ class Mailbox:
             return answer
         work = self._work(handler, command, sink)
         if handler.beside:
-            self._beside(partial(_settle, answer, work))
+            taken = self._take(self._helpers.submit, partial(_settle, answer, work))
         elif before := handler.first and handler.first(self._engine, command):
-            self._beside(partial(self._put_after, before, answer, work))
+            taken = self._take(self._helpers.submit, partial(self._put_after, before, answer, work))
         else:
-            self._put(answer, work)
+            taken = self._take(self._waiting.put, partial(_run, answer, work))
+        if not taken:
+            answer.set_exception(EngineDead(_CLOSED))
         return answer
 
     def _work(self, handler: Handler, command: Command[T], sink: Sink | None) -> Callable[[], T]:
@@ -47,13 +52,11 @@ class Mailbox:
             return partial(handler.run, self._engine, command)
         return partial(handler.run, self._engine, command, sink)
 
-    def _put(self, answer: Future[T], work: Callable[[], T]) -> None:
+    def _take(self, put: Callable[[Callable[[], None]], object], work: Callable[[], None]) -> bool:
         with self._gate:
-            closed = self.closed
-            if not closed:
-                self._waiting.put(partial(_run, answer, work))
-        if closed:
-            answer.set_exception(EngineDead("the engine has been closed"))
+            if not self.closed:
+                put(work)
+            return not self.closed
 
     def _put_after(self, before: Callable[[], object], answer: Future[T], work: Callable[[], T]) -> None:
         try:
@@ -61,16 +64,15 @@ class Mailbox:
         except Exception as error:  # it belongs to the sender
             answer.set_exception(error)
         else:
-            self._put(answer, work)
-
-    def _beside(self, work: Callable[[], object]) -> None:
-        threading.Thread(target=work, name="engine-beside", daemon=True).start()
+            if not self._take(self._waiting.put, partial(_run, answer, work)):
+                answer.set_exception(EngineDead(_CLOSED))
 
     def close(self) -> None:
         """Nothing more is taken; a `drain` that waits returns."""
         with self._gate:
             self.closed = True
             self._waiting.put(None)
+            self._helpers.shutdown(wait=False)  # what they have begun still gets its answer
 
     def drain(self, *, wait: bool = False, timeout: float | None = None) -> None:
         """On the engine's thread: runs what has come; with `wait`, not before there is something."""
@@ -86,18 +88,16 @@ class Mailbox:
             return
 
 
-def _settle(answer: Future[T], work: Callable[[], T]) -> BaseException | None:
+def _settle(answer: Future[Any], work: Callable[[], Any]) -> None:
     """Whatever it raises belongs to the sender."""
     try:
         answer.set_result(work())
     except BaseException as error:
         answer.set_exception(error)
-        return error
-    return None
 
 
 def _run(answer: Future[Any], work: Callable[[], Any]) -> None:
     """Between two steps a defect may leave things half changed: it goes on, and ends the engine."""
-    error = _settle(answer, work)
-    if error is not None and not isinstance(error, EngineError):
+    _settle(answer, work)
+    if (error := answer.exception()) is not None and not isinstance(error, EngineError):
         raise error

@@ -44,10 +44,10 @@ ROUTES = (
 
 
 @router.post("/engine/commands/{verb}")
-async def command(request: Request, verb: str) -> dict[str, Any]:
+async def command(request: Request, verb: str) -> JSONResponse:
     """Any command that a key may send, by its name. The body has its fields (docs/wire.md)."""
     kind = known_command(verb, Sender.KEY)
-    return {"v": VERSION, "result": await _send(request, kind, await read_json(request))}
+    return JSONResponse({"v": VERSION, "result": await _send(request, kind, await read_json(request))})
 
 
 async def _send(request: Request, kind: type[Command[Any]], fields: Any) -> Any:

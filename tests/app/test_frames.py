@@ -80,12 +80,8 @@ class Stage(App[None]):
 
     async def drawn(self) -> None:
         """All that was asked for is on the terminal."""
-        calm = 0
-        while calm < 3:
-            await self.pilot.pause(0.005)
-            screen = self.screen
-            wanted = screen._layout_required or screen._scroll_required or screen._repaint_required
-            calm = 0 if wanted or screen._dirty_widgets or screen._compositor._dirty_regions else calm + 1
+        await self.pilot.pause()
+        await impatient.rest()
 
 
 def staged(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -150,10 +146,6 @@ async def test_the_terminal_shows_what_a_whole_drawing_would(app: Stage, seed: i
         do(app, draw)
         await app.drawn()
         if len(app.screen_stack) == 1:  # what lies under another screen is not Textual's concern either
-            for _ in range(20):  # a layout may come late; a cell that is wrong stays wrong
-                if Recorder.cells.lines == whole(app):
-                    break
-                await app.drawn()
             assert Recorder.cells.lines == whole(app), number
 
 

@@ -95,9 +95,10 @@ async def test_monitor_on_and_off(bench: Callable[..., Any]) -> None:
 @run
 async def test_snapshots_are_taken_only_while_something_happens(bench: Callable[..., Any]) -> None:
     async with bench((130, 40)) as it:
-        await it.until(lambda: it.app.pulse._task.done())
+        await it.answered(await it.say("hello"))
+        await it.until(lambda: it.backend.snapshots_taken and it.app.pulse._task.done())
         before = it.backend.snapshots_taken
         await it.pilot.press(*"typed")
         assert it.backend.snapshots_taken == before
-        await it.say("hello")
+        await it.say("more")
         await it.until(lambda: it.backend.snapshots_taken > before)

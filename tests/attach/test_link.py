@@ -202,7 +202,7 @@ async def test_a_reply_is_found_again_by_its_tag(slow: Served) -> None:
         running = await it.backend.resume("endless")
         assert running is not None
         assert running.lasted is None
-        await it.backend.abort(endless.id)
+        await it.backend.send(Abort((endless.id,)))
         past = await it.backend.resume("mine")
         assert past is not None
         assert running.age < past.age < 60

@@ -17,6 +17,7 @@ from engine.limits import Limits
 from engine.observe import Facts
 from engine.params import SPECULATION
 from engine.request import Request
+from engine.runner.changes import Change, UseGraphs
 from engine.runner.protocol import Likeliest, Masks, StepResult
 from engine.scheduling.policy import choose
 from engine.scheduling.rules import Rules
@@ -148,6 +149,10 @@ class LedgerRunner:
 
     def skip(self, step: Step) -> None:
         self._apply(step)
+
+    def apply(self, change: Change) -> None:
+        assert isinstance(change, UseGraphs), change
+        self.graphs = change.on
 
     def _apply(self, step: Step) -> None:
         """The changes that the step brings; then its rows are as the scheduler has them."""

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from engine import wire
-from engine.commands import Command, Sender, decode_result, encode_command
+from engine.commands import Abort, Command, Sender, decode_result, encode_command
 from engine.core import Engine
-from engine.errors import BadInput, EngineError, UnknownCommand
+from engine.errors import BadInput, EngineDead, EngineError, UnknownCommand
 from engine.handlers import HANDLERS, Handler
 from engine.host.child import Desk
 from engine.host.frames import Frames
@@ -48,6 +48,11 @@ class Dump(Command[None]):
     """For code in the engine's own process alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Forgotten(Command[None]):
+    """Nobody wrote its handler."""
+
+
 def count(engine: Engine, asked: CountHeld) -> Held:
     if asked.note == "none":
         raise BadInput("note may not be none", field="note", value=asked.note)
@@ -72,6 +77,39 @@ def test_on_a_thread(opened: Open) -> None:
     assert host.send(CountHeld("so")).result(20) == Held(0, "so")
     assert host.send(Dump()).result(20) is None
     assert refused_by_name(host.send(CountHeld("none")).exception(20))
+
+
+def test_beside_the_steps(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine takes steps meanwhile; and what comes before a command may refuse it."""
+    hold = threading.Event()
+
+    def slow(engine: Engine, asked: CountHeld) -> Held:
+        assert hold.wait(20)
+        return count(engine, asked)
+
+    def refuse() -> None:
+        raise BadInput("not now")
+
+    host = opened(roomy())
+    monkeypatch.setitem(HANDLERS, CountHeld, Handler(slow, beside=True))
+    monkeypatch.setitem(HANDLERS, Dump, Handler(lambda engine, asked: None, first=lambda e, c: refuse))
+    answers = [host.send(CountHeld()) for _ in range(20)]  # more than there are threads for them
+    assert len(host.submit([1], params(50)).result().tokens) == 50
+    assert not any(answer.done() for answer in answers)
+    hold.set()
+    assert {answer.result(20) for answer in answers} == {Held(0, "all")}
+    with pytest.raises(BadInput, match="not now"):
+        host.send(Dump()).result(20)
+    assert host.snapshot().state == "ready"
+    host.close()
+    for command in (CountHeld(), Dump(), Abort((0,))):
+        with pytest.raises(EngineDead, match="has been closed"):
+            host.send(command).result(20)
+
+
+def test_a_verb_without_a_handler_is_refused(opened: Open) -> None:
+    with pytest.raises(UnknownCommand, match="this engine has no handler for forgotten"):
+        opened(ledger_engine()).send(Forgotten()).result(20)
 
 
 class Parent:
