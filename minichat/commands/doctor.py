@@ -20,13 +20,14 @@ from engine.models.find import find_model
 from engine.quant import registry as schemes
 from engine.scheduling import policy
 from minichat import __version__
-from minichat.keys import bound
-from minichat.paths import locate
+from minichat.features import installed
+from minichat.features.table import bound
 from minichat.settings import load
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
 from minichat.settings.presets import load_presets
-from minichat.themes import load_themes, shipped_themes
+from minichat.shell.paths import locate
+from minichat.shell.themes import load_themes, shipped_themes
 
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx"]
 if sys.platform == "linux":
@@ -125,9 +126,10 @@ def _settings() -> dict[str, Any]:
     """What the screen would complain of, at leisure."""
     paths = locate()
     loaded = load(paths.settings)
-    keymap(loaded, bound())
+    features, misfits = installed()
+    keymap(loaded, bound(features))
     themes = load_themes(shipped_themes(), paths.themes)
-    problems = [*loaded.problems, *load_presets(paths.presets).problems, *themes.problems]
+    problems = [*misfits, *loaded.problems, *load_presets(paths.presets).problems, *themes.problems]
     faults = [str(each) for each in problems]
     if (theme := loaded.settings.screen.theme) not in themes.palettes:
         faults.append(f"screen.theme: {theme!r} {unknown(theme, themes.palettes)}")

@@ -13,11 +13,11 @@ from termios import FIONREAD
 from engine.errors import BadInput, BadParams, EngineError
 from engine.params import Grammar
 from engine.request import Finish
-from minichat.attachments import MOST, PIPED
 from minichat.chats.model import Attachment, Message
 from minichat.commands.options import engine_config, failed, running, sampling
+from minichat.models.progress import size
 from minichat.plural import plural
-from minichat.progress import size
+from minichat.session.attachments import MOST, PIPED
 
 _STDIN = "-"  # among the words: what is piped in goes along
 

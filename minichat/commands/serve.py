@@ -18,9 +18,9 @@ from engine.commands import Warm
 from engine.errors import BadInput, EngineError
 from engine.events import Died
 from minichat import __version__
-from minichat.backends.address import is_loopback
+from minichat.clients.address import is_loopback
 from minichat.commands.options import engine_config, failed, show_progress
-from minichat.paths import locate, private_folder
+from minichat.shell.paths import locate, private_folder
 
 if TYPE_CHECKING:
     from engine.host.protocol import EngineHost

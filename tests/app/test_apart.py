@@ -15,9 +15,9 @@ from engine.events import Died, Event
 from engine.host.process import EngineProcess
 from engine.params import SamplingParams
 from minichat.app import RESTART
-from minichat.backends.fake import FakeBackend
-from minichat.backends.local import LocalBackend, in_process
-from minichat.backends.protocol import Progress
+from minichat.clients.fake import FakeBackend
+from minichat.clients.local import LocalBackend, in_process
+from minichat.clients.protocol import Progress
 from tests.app.conftest import run, snapshot
 from tests.cli.conftest import TEMPLATE, write_model
 

@@ -17,8 +17,8 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from minichat.chats.model import Message
-from minichat.frames import FrameScreen
-from minichat.widgets.transcript import Transcript
+from minichat.ui.frames import FrameScreen
+from minichat.ui.transcript import Transcript
 from tests import impatient
 from tests.app.screen_cells import Cells, Recorder, cells_of
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from minichat import interpreter
-from minichat.backends.fake import FakeBackend
-from minichat.pulse import Pulse
+from minichat.clients.fake import FakeBackend
+from minichat.shell import interpreter
+from minichat.ui.pulse import Pulse
 from tests.app.conftest import run, snapshot
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minichat.layout import MOST_PANES, layout
+from minichat.ui.layout import MOST_PANES, layout
+from minichat.ui.monitor import EngineLine
 from tests.app.conftest import run
 
 
@@ -77,17 +78,17 @@ async def test_several_chats_or_one(bench: Callable[..., Any]) -> None:
 @run
 async def test_monitor_on_and_off(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
-        assert not it.main.monitor.display
-        assert it.main.engine_line.display
+        assert not it.monitor.display
+        assert it.main.query_one(EngineLine).display
         await it.pilot.press("f2")
-        assert it.main.monitor.display
+        assert it.monitor.display
         assert not it.main.query_one("#panes").display
         await it.pilot.press("f2")
         assert it.main.query_one("#panes").display
         await it.pilot.resize_terminal(130, 40)
-        assert not it.main.monitor.display
+        assert not it.monitor.display
         await it.pilot.press("f2")
-        assert it.main.monitor.display
+        assert it.monitor.display
         assert it.main.query_one("#panes").display
 
 

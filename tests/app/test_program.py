@@ -9,9 +9,9 @@ import pytest
 from engine.errors import ModelNotFound
 from engine.events import Died
 from minichat.app import RESTART
-from minichat.backends.fake import FakeBackend
-from minichat.terminal import Terminal
-from minichat.welcome import found_here
+from minichat.clients.fake import FakeBackend
+from minichat.models.welcome import found_here
+from minichat.shell.terminal import Terminal
 from tests.app.conftest import run, snapshot
 
 

@@ -17,10 +17,10 @@ from engine.events import Delta, TokenLogprob
 from engine.params import SPECULATION, Grammar, SamplingParams
 from engine.request import Finish
 from engine.snapshot import BeamsView, HypothesisView, Speculation
-from minichat.backends.fake import FakeBackend
-from minichat.beam_tree import lines_of
-from minichat.decoding import KNOBS, Preset, grammar_of, nudged, shown
-from minichat.strategies import NAMES, Strategies, name_of
+from minichat.clients.fake import FakeBackend
+from minichat.features.decoding.beam_tree import lines_of
+from minichat.session.decoding import KNOBS, Preset, grammar_of, nudged, shown
+from minichat.session.strategies import NAMES, Strategies, name_of
 from tests import impatient
 from tests.app.conftest import run, snapshot
 from tests.app.test_decoding import row
@@ -119,7 +119,9 @@ async def test_the_tree_is_seen_live(bench: Callable[..., Any]) -> None:
         text = it.screen_text()
         assert "·word65" in text and "├▸·word66" in text and "└ ·word67" in text, text
         assert "ended ·word68" in text and "dropped ·word69" in text and "-9.00" in text
-        assert it.main.owners[5] == it.main.owners[0], "the monitor knows whose hypotheses they are"
+        assert it.main.engine.owners[5] == it.main.engine.owners[0], (
+            "the monitor knows whose hypotheses they are"
+        )
 
 
 def test_a_tree_has_each_shared_text_once() -> None:
@@ -167,7 +169,7 @@ async def test_what_the_engine_refuses_is_said_and_taken_back(bench: Callable[..
         active = it.app.chats.active
         active.tune(active.chat.params.changed(speculate="draft"))
         await it.until(lambda: any("no draft model" in notice for notice in it.notices()))
-        assert active.chat.params.speculate == "" == it.main.drawer.knobs.params.speculate
+        assert active.chat.params.speculate == "" == it.drawer.knobs.params.speculate
         active.tune(active.chat.params.changed(top_k=5))
         await it.until(lambda: reply.params.top_k == 5)
 
@@ -199,7 +201,7 @@ async def test_only_kinds_that_the_engine_has_are_offered(bench: Callable[..., A
     shot = snapshot(speculates=("ngram", "exit"))
     async with bench((100, 40), backend=FakeBackend([shot])) as it:
         await it.pilot.press("f3")
-        await it.until(lambda: it.main.drawer.knobs.kinds)
+        await it.until(lambda: it.drawer.knobs.kinds)
         row(it, "speculate")
         seen = []
         for _ in range(3):
@@ -236,7 +238,7 @@ async def test_a_schema_of_a_file_is_kept_to(bench: Callable[..., Any], tmp_path
         assert it.app.store.chat(it.app.chats.active.chat.id).params.grammar, "kept with the chat"
         row(it, "speculate")
         await it.pilot.press("right")
-        await it.until(lambda: "grammar" in it.main.drawer.knobs.trouble)
+        await it.until(lambda: "grammar" in it.drawer.knobs.trouble)
         row(it, "grammar")
         await it.pilot.press("delete")
         await it.until(lambda: reply.params.grammar is None)
@@ -338,7 +340,7 @@ async def test_whatever_is_turned_the_engine_is_told_the_same(bench: Callable[..
                 await it.pilot.press("escape")
                 active.send("go")
                 await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
-            if not it.main.drawer.display:
+            if not it.drawer.display:
                 await it.pilot.press("f3")
             for _ in range(25):
                 await it.pilot.press(draw.choice(TURNS if draw.random() < 0.85 else WALKS))

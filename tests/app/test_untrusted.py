@@ -7,8 +7,8 @@ import pytest
 from textual.events import Paste
 
 from minichat.chats.store import Store
-from minichat.first import First
-from minichat.paths import locate
+from minichat.shell.first import First
+from minichat.shell.paths import locate
 from tests.app.conftest import Bench, run
 
 EVIL = "\x1b]52;c;aGk=\x07\x1b[31mred\x9b2J\x00\x7f \u202egnol"

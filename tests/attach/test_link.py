@@ -20,9 +20,9 @@ from engine.errors import (
 from engine.events import Finished, FirstToken, Queued, Switched
 from engine.params import SamplingParams
 from engine.request import Finish
-from minichat.backends.address import Address
-from minichat.backends.link import Link
-from minichat.backends.protocol import LinkLost
+from minichat.clients.address import Address
+from minichat.clients.link import Link
+from minichat.clients.protocol import LinkLost
 from tests.app.conftest import run
 from tests.attach.conftest import Attached, at_once, attached, text_of, whole
 from tests.server.conftest import KEY, Served, dry, serving, user
@@ -113,7 +113,7 @@ async def test_a_place_that_sends_on_says_where_to(monkeypatch: pytest.MonkeyPat
         return httpx.Response(308, headers={"location": "https://box/engine"})
 
     client = httpx.AsyncClient(base_url="http://box", transport=httpx.MockTransport(door))
-    monkeypatch.setattr("minichat.backends.link._client", lambda address: client)
+    monkeypatch.setattr("minichat.clients.link._client", lambda address: client)
     link = Link(Address("http://box"))
     with pytest.raises(BadInput, match=r"http://box/engine sends on to 'https://box/engine'"):
         await link.open()
@@ -234,7 +234,7 @@ async def test_another_engine_at_the_same_place_is_noticed(own: Served) -> None:
 
 @run
 async def test_a_line_that_goes_silent_is_a_cut_one(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minichat.backends.link._SILENCE", 0.1)
+    monkeypatch.setattr("minichat.clients.link._SILENCE", 0.1)
     async with attached(slow) as it:
         await it.lost()
         assert it.said(LinkLost)[0].why == "it has gone silent"
@@ -268,7 +268,7 @@ async def test_why_there_is_no_connection_is_known_by_what_the_system_raised(
             raise httpx.ConnectError("as httpx says it") from error
 
     client = httpx.AsyncClient(base_url="https://box", transport=httpx.MockTransport(door))
-    monkeypatch.setattr("minichat.backends.link._client", lambda address: client)
+    monkeypatch.setattr("minichat.clients.link._client", lambda address: client)
     link = Link(Address("https://box"))
     with pytest.raises(EngineDead) as caught:
         await link.open()
@@ -286,7 +286,7 @@ async def test_what_is_no_engine_is_not_taken_for_one(
     client = httpx.AsyncClient(
         base_url="http://box", transport=httpx.MockTransport(lambda request: httpx.Response(status, text="-"))
     )
-    monkeypatch.setattr("minichat.backends.link._client", lambda address: client)
+    monkeypatch.setattr("minichat.clients.link._client", lambda address: client)
     link = Link(Address("http://box"))
     with pytest.raises(kind):
         await link.open()

@@ -22,8 +22,8 @@ from engine.server.listen import Server
 from minichat.cli import parser
 from minichat.commands import serve
 from minichat.commands.resident import Teller
-from minichat.paths import locate
-from minichat.residents import Record, Resident, Waiting, home_of
+from minichat.models.residents import Record, Resident, Waiting, home_of
+from minichat.shell.paths import locate
 from tests.cli.conftest import Run, run
 from tests.server.conftest import becomes, dry
 

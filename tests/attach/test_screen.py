@@ -8,9 +8,9 @@ import pytest
 
 from engine.params import SamplingParams
 from minichat.app import MinichatApp
-from minichat.backends.fake import FakeBackend, FakeReply
-from minichat.backends.protocol import LinkBack, LinkLost, Past
 from minichat.chats.queries import INTERRUPTED
+from minichat.clients.fake import FakeBackend, FakeReply
+from minichat.clients.protocol import LinkBack, LinkLost, Past
 from tests.app.conftest import bench, run, snapshot
 
 __all__ = ["bench"]
@@ -111,19 +111,19 @@ async def test_what_a_lost_engine_did_last_is_not_shown_as_if_it_went_on(
         await it.until(lambda: "80 tok/s" not in it.screen_text())
         shown = it.screen_text()
         assert "0 running" in shown or "no engine: the engine has ended" in shown
-        assert it.main.latest.state == "dead"
+        assert it.main.engine.latest.state == "dead"
 
 
 @run
 async def test_another_engine_there_knows_none_of_the_old_requests(bench: Callable[..., Any]) -> None:
     async with bench(backend=elsewhere()) as it:
         await it.answered(await it.say("hello"))
-        assert it.main.owners
+        assert it.main.engine.owners
         it.backend.emit(lost(), back(anew=True))
-        await it.until(lambda: not it.main.owners and it.app.keeper.alive)
+        await it.until(lambda: not it.main.engine.owners and it.app.keeper.alive)
         it.backend.emit(lost(), back())
         await it.answered(await it.say("and now"))
-        assert it.main.owners
+        assert it.main.engine.owners
 
 
 @run
@@ -173,7 +173,7 @@ def test_the_next_screen_reads_on(bench: Callable[..., Any], how: Any) -> None:
         async with bench((100, 30), backend=backend) as it:
             await it.until(lambda: "half a" in it.screen_text())
             assert "half half" not in it.screen_text()
-            assert it.main.owners[7].letter == "A"
+            assert it.main.engine.owners[7].letter == "A"
             reply.say(" loaf", tokens=3)
             reply.end()
             await it.until(lambda: it.texts()[-1] == ("assistant", "half a loaf", "done"))

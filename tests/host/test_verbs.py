@@ -21,8 +21,8 @@ from engine.host.child import Desk
 from engine.host.frames import Frames
 from engine.host.outbox import Outbox
 from engine.host.thread import EngineThread
-from minichat.backends.fake import FakeBackend
-from minichat.backends.local import LocalBackend
+from minichat.clients.fake import FakeBackend
+from minichat.clients.local import LocalBackend
 from tests.attach.conftest import attached
 from tests.engine.ledger import ledger_engine
 from tests.host.conftest import Open

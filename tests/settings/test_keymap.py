@@ -5,6 +5,8 @@ import pytest
 from textual.app import App
 from textual.binding import Binding
 
+from minichat.features import BUILT_IN
+from minichat.features.table import bound
 from minichat.settings import load
 from minichat.settings.keymap import Bound, keymap, normalized
 from tests import impatient
@@ -114,3 +116,14 @@ def test_textual_takes_the_map(tmp_path: Path) -> None:
 
     impatient.run(press())
     assert pressed == ["new", "new"]
+
+
+def test_what_was_remapped_in_the_first_edition_still_is() -> None:
+    loaded = load(Path(__file__).parent / "first_edition.toml")
+    found = keymap(loaded, bound(BUILT_IN))
+    assert loaded.problems == []
+    assert found.keys() == loaded.settings.keys.keys()
+    usual = {each.id: tuple(map(normalized, each.keys)) for each in bound(BUILT_IN)}
+    moved = {id for id, keys in loaded.settings.keys.items() if usual[id] != tuple(map(normalized, keys))}
+    assert all(found[id].startswith(("f1", "f2")) for id in moved), "a key does what it did"
+    assert len(found) > 100 and len(moved) == 10

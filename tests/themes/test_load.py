@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from minichat import themes
-from minichat.themes import OKABE_ITO, Watch, load_themes, shipped_themes
+from minichat.shell import themes
+from minichat.shell.themes import OKABE_ITO, Watch, load_themes, shipped_themes
 
 GOOD = """\
 name = "mine"

@@ -7,7 +7,7 @@ from textual.color import Color
 from textual.widgets import Static
 
 from minichat.settings import Settings
-from minichat.themes import OKABE_ITO, Palette, load_themes, shipped_themes
+from minichat.shell.themes import OKABE_ITO, Palette, load_themes, shipped_themes
 from tests import impatient
 
 from .colours import VISIONS, contrast, difference

@@ -10,8 +10,8 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from minichat.chats.model import Message
-from minichat.widgets.lines import Bar
-from minichat.widgets.transcript import Transcript, widget
+from minichat.ui.lines import Bar
+from minichat.ui.transcript import Transcript, widget
 from tests import impatient
 
 SIZE = (40, 12)

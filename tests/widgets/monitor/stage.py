@@ -9,7 +9,7 @@ from textual.message import Message
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from minichat.themes import load_themes, shipped_themes
+from minichat.shell.themes import load_themes, shipped_themes
 
 PATIENCE = 20.0  # seconds, on a machine that does much else
 

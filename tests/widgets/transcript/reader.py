@@ -11,7 +11,7 @@ from textual.message import Message as TextualMessage
 from textual.pilot import Pilot
 
 from minichat.chats.model import Message, ReplyStats
-from minichat.widgets.transcript import UNICODE, Glyphs, Transcript
+from minichat.ui.transcript import UNICODE, Glyphs, Transcript
 from tests import impatient
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from minichat.chats.model import Message, ReplyStats
-from minichat.widgets.transcript import ASCII, Transcript
+from minichat.ui.transcript import ASCII, Transcript
 from tests.widgets.transcript.reader import reading, reply, scene, streaming, user
 from tests.widgets.transcript.test_drawing import sendable
 from tests.widgets.transcript.texts import EVERYTHING
