@@ -10,7 +10,7 @@ INSTALL = command -v "$(PYTHON)" >/dev/null || { \
 	exit 2; }; "$(PYTHON)" install.py --venv "$(VENV)"
 RECIPE_OF_ENVIRONMENT = pyproject.toml constraints.txt install.py
 
-.PHONY: help chat test cuda lint format bench shots pictures clean
+.PHONY: help chat test soak cuda lint format bench shots pictures clean
 
 help:  ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -18,8 +18,11 @@ help:  ## list these commands
 chat: $(VENV)/.for-chat  ## install what is missing and chat; ARGS="--model ..." goes to minichat
 	@"$(BIN)/python" -m minichat $(ARGS)
 
-test: lint  ## install what is missing, then lint, types and the whole suite; ARGS goes to pytest
+test: lint  ## install what is missing, then lint, types and tests; ARGS goes to pytest
 	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+soak: $(VENV)/.for-test  ## the long tests that `make test` leaves out, and no others
+	@"$(BIN)/python" -m pytest -n $(WORKERS) --dist worksteal -m soak --timeout 600 $(ARGS)
 
 cuda: $(VENV)/.for-test  ## the tests that need an NVIDIA GPU, and no others
 	@"$(BIN)/python" -m pytest -n 12 -m cuda --timeout 280 $(ARGS)

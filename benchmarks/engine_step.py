@@ -1,17 +1,25 @@
 """What a step of the engine costs besides the model: 8 and 256 rows, a long waiting line, a snapshot.
 
-Planning, the batch's tensors, how rows are sampled, commit and text are all there. Further figures add what
-the CPU's attention prepares once a step, and sampling itself, from a model that always says the same.
+Scheduling, the batch's tensors, how rows are sampled, commit and text are all there. Further figures add what
+the CPU's attention prepares once a step; sampling itself, from a model that always says the same; and the
+graph path: filling the fields of a graph, what is new in the block tables, and the copy to the device, with
+launches that compute nothing. Rows with a grammar run one step ahead, as on a GPU.
 """
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
+from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+import engine as package
 from benchmarks.harness import Bench
 from engine.attention.base import Attend
 from engine.attention.torch_backend import TorchAttention
@@ -21,17 +29,23 @@ from engine.cache.tables import BlockTables
 from engine.config import LayerSpec, ModelConfig
 from engine.core import Engine
 from engine.events import Bus
+from engine.grammar.grammars import Grammars
 from engine.limits import Limits
 from engine.observe import Facts
-from engine.params import SamplingParams
+from engine.params import Grammar, SamplingParams
+from engine.runner.graphs import DecodeSteps, Draws
 from engine.runner.results import Drawn
 from engine.runner.runner import Launched, ModelRunner
-from engine.scheduling.plan import Plan
+from engine.sampling.penalties import SeenTokens
 from engine.scheduling.policy import choose
-from engine.scheduling.scheduler import Rules, Scheduler
+from engine.scheduling.rules import Rules
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Step
 from engine.text.bare import BareTokenizer
+from engine.text.tokenizer import Tokenizer
 
-VOCAB = 512
+BUILT_IN = Path(package.__file__).parent / "pocket"
+VOCAB = int(json.loads((BUILT_IN / "config.json").read_text())["vocab_size"])
 SPEC = LayerSpec(heads=1, kv_heads=1, key_dim=8, value_dim=8, scale=1.0)
 CONFIG = ModelConfig(family="empty", dtype="float32", hidden=1, layers=(SPEC,), vocab=VOCAB, max_context=4096)
 
@@ -49,20 +63,80 @@ class EmptyModel(torch.nn.Module):
         return torch.zeros(len(hidden), VOCAB)
 
 
+@dataclass
+class NoWork:
+    """Attention's lists for a graph: none."""
+
+    numbers: int = 0
+
+    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
+        return False
+
+    def prepared(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> None:
+        return None
+
+
+class HollowStage:
+    """What a graph would hold, without the model: every row draws the same token."""
+
+    def work(self, rows: int) -> NoWork:
+        return NoWork()
+
+    def rehearse(self, launches: Callable[[], object]) -> None:
+        raise AssertionError("nothing is compiled on a CPU")
+
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
+        return torch.zeros(len(fields["ids"]), VOCAB)
+
+    def draw(
+        self,
+        logits: Tensor,
+        fields: Mapping[str, Tensor],
+        last_ids: Tensor,
+        draws: Draws,
+        seen: SeenTokens | None,
+    ) -> tuple[Tensor, ...]:
+        fields["tokens"].fill_(1)
+        return ()
+
+
 class Mute(ModelRunner):
     """Prepares every step, and then runs nothing: the same token comes from everywhere."""
 
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> Launched:
+    def launch(self, step: Step) -> Launched:
         began = time.monotonic()
-        rows = [row for row in plan.rows if row.samples]
-        self._batches.build(plan, self._drawing.last_ids)
+        self._tables.apply(step.tables)
+        self._drawing.apply(step.sampling)
+        rows = step.rows.where(step.rows.samples)
+        self._batches.build(step.rows, step.ids, step.single, self._drawing.last_ids)
         self._drawing.view(rows)
         drawn = Drawn(torch.ones(len(rows), dtype=torch.int64))
-        return Launched(rows, drawn, None, began, lambda: 0.0)
+        return Launched(rows, began, lambda: 0.0, {}, drawn=drawn)
 
 
-def empty_engine(rows: int, blocks: int, kind: type[ModelRunner] = Mute) -> Engine:
+class Graphed(ModelRunner):
+    """Its decode steps go the way of CUDA graphs, and their launches compute nothing."""
+
+    def _on_store(self) -> None:
+        super()._on_store()
+        self._steps = DecodeSteps(
+            HollowStage(),
+            tables=self._tables,
+            block_size=self._block_size,
+            last_ids=self._drawing.last_ids,
+        )
+        self.graphs = True
+
+
+def empty_engine(
+    rows: int,
+    blocks: int,
+    kind: type[ModelRunner] = Mute,
+    *,
+    depth: int = 0,
+    grammars: Grammars | None = None,
+) -> Engine:
     bus, tables = Bus(), BlockTables(rows, 256)
     pool, host = BlockPool(blocks, 16), BlockPool(0, 16)
     rules = Rules(step_tokens=8192)
@@ -75,8 +149,8 @@ def empty_engine(rows: int, blocks: int, kind: type[ModelRunner] = Mute) -> Engi
         model=EmptyModel(),
         store=store,
         attention=TorchAttention(),
-        requests=scheduler.requests,
-        tables=tables,
+        slots=rows,
+        width=256,
         block_size=16,
         stop_ids=frozenset(),
         device=device,
@@ -88,6 +162,8 @@ def empty_engine(rows: int, blocks: int, kind: type[ModelRunner] = Mute) -> Engi
         limits=Limits(4096, VOCAB, 100_000),
         facts=Facts("empty", "float32", "cpu", "torch", "fcfs"),
         bus=bus,
+        depth=depth,
+        grammars=grammars,
     )
 
 
@@ -106,6 +182,10 @@ def steps(engine: Engine, count: int) -> list[float]:
     return samples
 
 
+def tokens_of(engine: Engine) -> int:
+    return sum(len(each.tokens) for each in engine.scheduler.requests.values())
+
+
 def run(bench: Bench, *, count: int = 500) -> None:
     torch.set_num_threads(1)
     greedy = SamplingParams(temperature=0)
@@ -113,6 +193,11 @@ def run(bench: Bench, *, count: int = 500) -> None:
         "": (Mute, greedy),
         ", greedy sampling": (ModelRunner, greedy),
         ", top-p sampling": (ModelRunner, SamplingParams(top_p=0.9, seed=1)),
+        ", graph path": (Graphed, greedy),
+        ", graph path, top-p and penalties": (
+            Graphed,
+            SamplingParams(top_p=0.9, seed=1, frequency_penalty=0.1),
+        ),
     }
     for rows in (8, 256):
         for name, (kind, params) in variants.items():
@@ -120,6 +205,17 @@ def run(bench: Bench, *, count: int = 500) -> None:
             fill(engine, rows, params)
             steps(engine, 20)
             bench.note(f"one step, {rows} rows{name}", steps(engine, count), "s")
+
+    tokenizer = Tokenizer.load(BUILT_IN)
+    grammars = Grammars(tokenizer, VOCAB, tokenizer.stop_ids)
+    ruled = replace(greedy, ignore_eos=True, grammar=Grammar("regex", "[a-z ]+"))
+    for rows in (8, 256):
+        engine = empty_engine(rows, 100_000, ModelRunner, depth=1, grammars=grammars)
+        fill(engine, rows, ruled)
+        steps(engine, 20)
+        before, taken = tokens_of(engine), steps(engine, count)
+        a_token = sum(taken) * rows / (tokens_of(engine) - before)
+        bench.note(f"one token each, {rows} rows, a grammar, one step ahead", a_token, "s")
 
     few, many = (empty_engine(8, blocks=100_000) for _ in range(2))
     fill(few, 8, greedy)

@@ -15,9 +15,9 @@ from benchmarks.sink import Sink
 from engine.cache.pool import BlockPool
 from engine.events import Admitted
 from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
-from minichat.backends.moments import moment
-from minichat.frames import FrameScreen
-from minichat.widgets.monitor import MonitorPanel, Owner
+from minichat.clients.moments import moment
+from minichat.ui.frames import FrameScreen
+from minichat.ui.monitor import MonitorPanel, Owner
 
 _BLOCK = 16
 _GROWTH = 10  # tokens of each request from one update to the next: 40 a second, looked at 4 times

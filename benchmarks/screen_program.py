@@ -56,7 +56,7 @@ def screen(diary: Diary, stretches: Stretches, words: list[str]) -> int:
     """The program as it is, but for the diary."""
     from minichat.app import MinichatApp
     from minichat.cli import main
-    from minichat.keeper import Keeper
+    from minichat.models.keeper import Keeper
 
     def watched(method: Callable[[Any, Snapshot], None]) -> Any:
         def call(self: Any, snapshot: Snapshot) -> None:

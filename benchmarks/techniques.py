@@ -21,10 +21,10 @@ from engine.config import EngineConfig
 from engine.core import Engine
 from engine.events import Copied, Delta, Event
 from engine.params import SamplingParams
-from engine.runner.protocol import Outcome
+from engine.runner.protocol import StepResult
 from engine.sampling.rows import RowsView, SamplingRows
 from engine.sampling.sampler import sample
-from engine.scheduling.plan import Plan
+from engine.scheduling.step import Step
 from engine.start import start
 
 
@@ -260,14 +260,14 @@ class Device(Mute):
 
     seconds = free_at = 0.0
 
-    def launch(self, plan: Plan) -> tuple[int, float]:  # type: ignore[override]
+    def launch(self, step: Step) -> tuple[int, float]:  # type: ignore[override]
         self.free_at = max(self.free_at, time.perf_counter()) + self.seconds
-        return sum(row.samples for row in plan.rows), self.free_at
+        return int(step.rows.samples.sum()), self.free_at
 
-    def collect(self, handle: tuple[int, float]) -> Outcome:  # type: ignore[override]
+    def collect(self, handle: tuple[int, float]) -> StepResult:  # type: ignore[override]
         count, ready = handle
         time.sleep(max(0.0, ready - time.perf_counter()))
-        return Outcome([7] * count)
+        return StepResult([7] * count)
 
 
 def launch_and_commit(bench: Bench, device_ms: float = 2.0) -> None:

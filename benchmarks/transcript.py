@@ -12,9 +12,9 @@ from textual.containers import Horizontal
 from benchmarks.harness import Bench
 from benchmarks.sink import Sink, Stretches
 from minichat.chats.model import Message
-from minichat.frames import FrameScreen
-from minichat.interpreter import share
-from minichat.widgets.transcript import Transcript
+from minichat.shell.interpreter import share
+from minichat.ui.frames import FrameScreen
+from minichat.ui.transcript import Transcript
 
 _TURN = 0.02  # seconds between two panes, as the program does it
 _PIECE = 20  # characters of a flush: 40 to 50 tokens a second, ten times a second

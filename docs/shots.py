@@ -15,14 +15,16 @@ from textual.pilot import Pilot
 from engine.config import EngineConfig
 from engine.params import SamplingParams
 from minichat.app import MinichatApp, Start
-from minichat.backends.local import LocalBackend
 from minichat.chats.model import Message
 from minichat.chats.store import Store
-from minichat.paths import locate
-from minichat.picture import picture
+from minichat.clients.local import LocalBackend
+from minichat.features.decoding.feature import DecodingPanel
+from minichat.features.picking.line import TokenPicker
+from minichat.features.tour.pages import BLOCKS
 from minichat.settings import load
-from minichat.terminal import Terminal
-from minichat.tour import BLOCKS
+from minichat.shell.paths import locate
+from minichat.shell.terminal import Terminal
+from minichat.ui.picture import picture
 
 PICTURES = Path(__file__).parent / "pictures"
 PATIENCE = 120.0  # seconds
@@ -117,12 +119,14 @@ async def strategies() -> None:
         it.app.chats.active.tune(SamplingParams(beams=4, ignore_eos=True))
         await it.say("Tell me a story about an owl.")
         await it.pilot.press("f3")
-        await it.until(lambda: len(it.app.main.drawer.beams.lines) > 4 and max(it.tokens()) > 20)
+        await it.until(
+            lambda: len(it.app.context.part(DecodingPanel).beams.lines) > 4 and max(it.tokens()) > 20
+        )
         await it.take("beams-120x40")
     async with program((120, 40)) as it:
         await it.ask("Tell me a story about an owl.")
         await it.pilot.press("alt+c")
-        line = it.app.main.pane.picker
+        line = it.app.main.pane.query_one(TokenPicker)
         await it.until(lambda: line.rows and all(line.shares[at] is not None for at in line.seen()))
         line.action_move(min(line.seen(), key=lambda at: line.shares[at] or 1.0))
         await it.until(lambda: line.rows and line.rows[line.choice].chosen)

@@ -13,9 +13,9 @@ from engine.meters import Meters
 from engine.params import SamplingParams
 from engine.reply import Reply, Sink, Written
 from engine.request import Finish, Phase, Request
-from engine.runner.protocol import BAD, Likeliest, Outcome
-from engine.scheduling.plan import Plan, Row
+from engine.runner.protocol import BAD, Likeliest, StepResult
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Row, Step
 from engine.snapshot import BeamsView
 
 
@@ -85,24 +85,24 @@ class Answers:
 
     # What is drawn
 
-    def take(self, plan: Plan, row: Row, token: int, outcome: Outcome, now: float) -> None:
+    def take(self, step: Step, row: Row, token: int, result: StepResult, now: float) -> None:
         """What a row has drawn: one token, or a run of them where drafts stood."""
-        if outcome.likeliest is not None and row.request in outcome.likeliest.places:
-            return self._take_likeliest(plan.step, row, token, outcome.likeliest, now)
-        logprobs = outcome.logprobs.get(row.request, ())
+        if result.likeliest is not None and row.request in result.likeliest.places:
+            return self._take_likeliest(step.number, row, token, result.likeliest, now)
+        logprobs = result.logprobs.get(row.request, ())
         if not row.drafted:
-            return self._take_token(plan.step, row, token, logprobs, now)
+            return self._take_token(step.number, row, token, logprobs, now)
         if (request := self._scheduler.requests.get(row.request)) is None:
             return None
-        run = outcome.runs[row.request]
-        self._scheduler.speculator.saw_run(request, row.drafted, len(run) - 1, len(plan.rows))
-        if request.stamp != plan.drafts[row.request].stamp:
+        run = result.runs[row.request]
+        self._scheduler.speculator.saw_run(request, row.drafted, len(run) - 1, len(step.rows))
+        if request.stamp != step.drafts[row.request].stamp:
             run = run[:1]  # only that one was on its way when the request was changed
         self._scheduler.settle(row, len(run))
         before = now if request.first_token_at is None else request.last_token_at
         for at, token in enumerate(run):  # they share the step's time
             came = before + (now - before) * (at + 1) / len(run)
-            self._take_token(plan.step, row, token, logprobs[at : at + 1], came)
+            self._take_token(step.number, row, token, logprobs[at : at + 1], came)
         return None
 
     def _take_token(

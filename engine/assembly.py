@@ -31,7 +31,8 @@ from engine.runner.runner import ModelRunner
 from engine.runner.weights import Weights, scheme_of
 from engine.scheduling.policy import Policy
 from engine.scheduling.policy import choose as choose_policy
-from engine.scheduling.scheduler import Rules, Scheduler
+from engine.scheduling.rules import Rules
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.window import Window
 from engine.text.bare import BareTokenizer
 from engine.text.tokenizer import Tokenizer
@@ -68,18 +69,19 @@ def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None)
     grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
     store = room.store(scheme)
     drafters = found.drafters(model, store, attention, config)
+    weights = Weights(model, scheme_of(model, config.quantization), share=_share(device))
     runner = ModelRunner(
         model=model,
         store=store,
         drafters=drafters,
         room=room,
         attention=attention,
-        requests=scheduler.requests,
-        tables=scheduler.tables,
+        slots=scheduler.tables.grid.shape[0],
+        width=scheduler.tables.grid.shape[1],
         block_size=config.block_size,
         stop_ids=stop_ids,
         device=device,
-        grammars=grammars,
+        weights=weights,
     )
     return Engine(
         scheduler=scheduler,
@@ -105,7 +107,7 @@ def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None)
         depth=config.depth if config.depth is not None else int(device.type == "cuda"),
         seed=config.seed if config.seed is not None else secrets.randbits(64),
         grammars=grammars,
-        weights=Weights(model, runner, scheme_of(model, config.quantization), share=_share(device)),
+        weights=weights,
     )
 
 

@@ -7,7 +7,7 @@ passed over, and a field that is missing takes its default, if it has one.
 import base64
 import binascii
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -30,8 +30,12 @@ class Misfit(Exception):
         self.problem = problem
         self.place: list[str] = []
 
+    @property
+    def field(self) -> str:
+        return ".".join(reversed(self.place))
+
     def __str__(self) -> str:
-        return " ".join([*([".".join(reversed(self.place))] if self.place else []), self.problem])
+        return f"{self.field} {self.problem}" if self.place else self.problem
 
 
 class Codec(NamedTuple):
@@ -39,6 +43,9 @@ class Codec(NamedTuple):
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
+
+
+_USUAL: Mapping[str, Codec] = {}
 
 
 def _as_is(value: Any) -> Any:
@@ -57,7 +64,7 @@ def codec(kind: Any) -> Codec:
     if origin in (Union, UnionType) and len(arguments) == 2 and NoneType in arguments:
         return _optional(codec(next(each for each in arguments if each is not NoneType)))
     if origin is tuple and len(arguments) == 2 and arguments[1] is ...:
-        return _many(codec(arguments[0]))
+        return _many(codec(arguments[0]), arguments[0] if arguments[0] in (int, str, bool) else None)
     if origin is tuple:
         return _row([codec(each) for each in arguments])
     if origin is dict and arguments[0] is str:
@@ -69,10 +76,13 @@ def codec(kind: Any) -> Codec:
     raise TypeError(f"{kind} has no form as JSON: give it one in engine/codec.py")
 
 
-def record(kind: type, *, sparse: bool = False) -> Codec:
-    """A dataclass or named tuple as an object; `sparse` leaves out what is as it would be by itself."""
+def record(kind: type, *, sparse: bool = False, forms: Mapping[str, Codec] = _USUAL) -> Codec:
+    """A dataclass or named tuple as an object; `sparse` leaves out what is as it would be by itself.
+
+    `forms`: of fields whose form does not follow from their types.
+    """
     defaults = _defaults(kind)
-    parts = {name: codec(each) for name, each in field_types(kind).items()}
+    parts = {name: forms[name] if name in forms else codec(each) for name, each in field_types(kind).items()}
     writers = [(name, part.write, defaults.get(name, MISSING)) for name, part in parts.items()]
 
     def write(value: Any) -> dict[str, Any]:
@@ -198,12 +208,17 @@ def _read_list(value: Any) -> list[Any]:
     return value
 
 
-def _many(inner: Codec) -> Codec:
+def _many(inner: Codec, plain: type | None) -> Codec:
+    """`plain`: what all of them are if one look at their types is enough, as a prompt's tokens."""
     write, read = inner
-    return Codec(
-        list if write is _as_is else lambda values: [write(each) for each in values],
-        lambda value: tuple([read(each) for each in _read_list(value)]),
-    )
+
+    def read_all(value: Any) -> tuple[Any, ...]:
+        values = _read_list(value)
+        if plain is not None and set(map(type, values)) <= {plain}:
+            return tuple(values)
+        return tuple([read(each) for each in values])
+
+    return Codec(list if write is _as_is else lambda values: [write(each) for each in values], read_all)
 
 
 def _row(parts: list[Codec]) -> Codec:
@@ -298,5 +313,6 @@ _PLAIN: dict[Any, Codec] = {
     str: Codec(_as_is, _exactly(str, "a text")),
     float: Codec(_write_float, _read_float),
     bytes: Codec(_write_bytes, _read_bytes),
+    NoneType: Codec(_as_is, _exactly(NoneType, "null")),
     np.ndarray: Codec(_write_column, _read_column),
 }

@@ -1,8 +1,9 @@
 """What an engine is made with, and what a model is made of. Plain values, no tensors."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from engine.errors import BadInput
 
@@ -90,8 +91,8 @@ def _is_one_of(value: object, choices: tuple[str | int, ...]) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSpec:
-    """What attention must know of a layer; the cache sizes its tensors by it."""
+class CacheSpec:
+    """What a layer keeps between steps and attention must know of it; the cache sizes its tensors by it."""
 
     heads: int
     kv_heads: int
@@ -102,6 +103,9 @@ class LayerSpec:
     kept: int = 0  # and, with a window, the first so many of its request
     softcap: float | None = None  # scores pass through cap * tanh(score / cap)
     sinks: bool = False  # a learned score a head stands beside the keys; KVLayer.sinks holds them
+
+
+LayerSpec = CacheSpec  # its older name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +131,7 @@ class ModelConfig:
     family: str  # the checkpoint's model_type
     dtype: str  # the checkpoint's, as torch names it: float32, bfloat16, float16
     hidden: int
-    layers: tuple[LayerSpec, ...]
+    layers: tuple[CacheSpec, ...]
     vocab: int
     max_context: int
     start_id: int | None = None
@@ -136,9 +140,9 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):
-    """A model of the Llama family, in the engine's own words."""
+    """A model that the native decoder runs, in the engine's own words."""
 
-    mlp: int
+    mlp: int  # the width inside a feed-forward
     norm_eps: float
     rope: RopeSpec
     tied: bool
@@ -147,6 +151,7 @@ class DecoderConfig(ModelConfig):
     mlp_bias: bool = False
     qk_norm: bool = False
     unrotated: tuple[int, ...] = ()  # layers without rotary positions
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)  # that a family's own parts read
     exits: tuple[int, ...] = ()  # layers after which it was trained to leave, through the last norm and head
 
 

@@ -5,7 +5,10 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
 
 from engine import events
 from engine.answers import Answers
@@ -17,12 +20,16 @@ from engine.limits import Limits, check_order
 from engine.meters import Meters
 from engine.observe import Facts, snapshot
 from engine.params import Grammar, SamplingParams
+from engine.replay import Origin, Recorder, Recording
 from engine.reply import Sink, Written
 from engine.requantize import Requantization, begin
 from engine.request import Finish, Request
-from engine.runner.protocol import Outcome, Runner
-from engine.scheduling.plan import Plan
+from engine.runner.changes import Recache
+from engine.runner.protocol import Masks, Runner, StepResult
+from engine.scheduling import recovery
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Step
+from engine.scheduling.step_bytes import Bounds
 from engine.snapshot import BeamsView, Change, Snapshot, Switch
 from engine.switches import Switches
 from engine.text.tokenizer import Tokenizer
@@ -35,10 +42,10 @@ if TYPE_CHECKING:
 class Flight:
     """A step on its way: launched, not committed."""
 
-    plan: Plan
+    step: Step
     handle: object
-    planned: float  # seconds
-    launched: float  # seconds
+    scheduling: float  # seconds
+    launching: float  # seconds
 
 
 class Engine:
@@ -69,6 +76,7 @@ class Engine:
         self._seeds = random.Random(seed)
         self._ahead: Flight | None = None
         self._requantization: Requantization | None = None
+        self._recorder: Recorder | None = None
         self.change: Change | None = None  # of the weights' scheme, that goes on or has failed
         self._committed_at = 0.0
         self._switches = Switches(self)
@@ -191,7 +199,8 @@ class Engine:
         self._refuse_if_dead()
         self._refuse_while_changing()
         if self.weights is None:
-            raise BadInput(f"quantization {scheme!r}: this engine's weights have one form, and keep it")
+            problem = "this engine's weights have one form, and keep it"
+            raise BadInput(f"quantization {scheme!r}: {problem}", field="scheme", value=scheme)
         begun = self._requantization = begin(self, self.weights, scheme)
         self.change = begun.change if begun else None  # one that failed is no longer wanted
 
@@ -203,7 +212,10 @@ class Engine:
     def set_kv_scheme(self, scheme: str) -> None:
         """Another form of the cache, while no request is alive. What was cached is forgotten."""
         if (form := next((each for each in KV_SCHEMES if each == scheme), None)) is None:
-            raise BadInput(f"there is no KV scheme {scheme!r}; there are {', '.join(KV_SCHEMES)}")
+            known = ", ".join(KV_SCHEMES)
+            raise BadInput(
+                f"there is no KV scheme {scheme!r}; there are {known}", field="scheme", value=scheme
+            )
         self._refuse_if_dead()
         self._refuse_while_changing()
         self._commit_what_is_ahead()  # of requests that have ended, there may be a step on its way
@@ -213,9 +225,10 @@ class Engine:
         if form == self.scheduler.holdings.kv_scheme:
             return
         if problem := next((each.why_not for each in self.runner.kv_schemes() if each.name == form), ""):
-            raise BadInput(problem)
+            raise BadInput(problem, field="scheme", value=scheme)
         self.scheduler.pool.forget_all()  # even where this fails, what the blocks hold is gone
-        fit = self.runner.recache(form)
+        self.runner.apply(Recache(form))
+        fit = self.runner.fit()
         self.scheduler.recache(form, fit.blocks, fit.host_blocks)
         self.limits = replace(self.limits, context=fit.context)
         self.facts = replace(self.facts, kv_dtype=self.facts.dtype if form == "none" else form)
@@ -251,16 +264,17 @@ class Engine:
         if self._requantization is not None:
             return self._requantize(self._requantization)
         began = self.clock()
-        plan = self.scheduler.plan()
-        planned = self.clock()
-        flight = self._launch(plan, planned - began) if plan else None
+        step = self.scheduler.schedule()
+        scheduled = self.clock()
+        flight = self._launch(step, scheduled - began) if step else None
         before, self._ahead = self._ahead, flight
         if before:
             self._commit(before)
-        if self.depth == 0 and self._ahead:
-            flight, self._ahead = self._ahead, None
-            self._commit(flight)
-        return plan is not None or before is not None or self.scheduler.gave_way
+        if flight and flight.step.guided:
+            self._supply(flight)
+        if self.depth == 0:
+            self._commit_what_is_ahead()
+        return step is not None or before is not None or self.scheduler.gave_way
 
     def _requantize(self, change: Requantization) -> bool:
         """A layer of weights in a step's place."""
@@ -280,74 +294,122 @@ class Engine:
             self._ahead = None
             self._commit(before)
 
-    def _launch(self, plan: Plan, planned: float) -> Flight | None:
+    def _launch(self, step: Step, scheduling: float) -> Flight | None:
         began = self.clock()
         try:
-            handle = self.runner.launch(plan)
+            handle = self.runner.launch(step)
         except NoMemory as error:
-            self._lighten(plan, error)
-            return None
+            self._lighten(step, error)
         except Exception as error:
-            self._step_failed(plan, error)
-            return None
-        return Flight(plan, handle, planned, self.clock() - began)
+            self._step_failed(step, error)
+        else:
+            return Flight(step, handle, scheduling, self.clock() - began)
+        return None
+
+    def _supply(self, flight: Flight) -> None:
+        """What the guided rows of a step may draw, which depends on the step before it."""
+        try:
+            self.runner.supply(flight.handle, self._masks(flight.step))
+        except NoMemory as error:
+            self._ahead = None
+            self._lighten(flight.step, error)
+        except Exception as error:
+            self._ahead = None
+            self._step_failed(flight.step, error)
+
+    def _masks(self, step: Step) -> Masks:
+        assert self.grammars is not None
+        rows = [step.rows[at] for at in step.guided]
+        alive = [(row.slot, each) for row in rows if (each := self.scheduler.requests.get(row.request))]
+        if not alive:  # all of them ended with the step before
+            return Masks((), np.zeros((0, 0), np.uint8))
+        slots, requests = zip(*alive, strict=True)
+        return Masks(slots, np.stack([self.grammars.allowed(each) for each in requests]))
 
     def _commit(self, flight: Flight) -> None:
-        began = self.clock()
+        began, step = self.clock(), flight.step
         try:
-            outcome = self.runner.collect(flight.handle)
+            result = self.runner.collect(flight.handle)
         except Exception as error:
-            self._step_failed(flight.plan, error)
+            self._step_failed(step, error)
             return
-        now = self.clock()
-        prefill = flight.plan.prefill
-        self._learn(flight, outcome, prefill, now)
-        sampled = iter(outcome.tokens)
-        for row in flight.plan.rows:
+        now, prefill = self.clock(), step.prefill
+        self._learn(step, result, prefill, now)
+        sampled = iter(result.tokens)
+        for row in step.rows:
             if row.samples:
-                self.answers.take(flight.plan, row, next(sampled), outcome, now)
+                self.answers.take(step, row, next(sampled), result, now)
             else:
                 self.scheduler.commit(row, None)
-        spent = (flight.planned, flight.launched, now - began, self.clock() - now)
-        self.meters.step(now, flight.plan, prefill, spent)
+        spent = (flight.scheduling, flight.launching, now - began, self.clock() - now)
+        self.meters.step(now, step, prefill, spent)
         if blocks := self.meters.evicted(now, self.scheduler.pool.evictions):
-            self.bus.emit(events.Evicted(flight.plan.step, now, blocks))
+            self.bus.emit(events.Evicted(step.number, now, blocks))
 
-    def _learn(self, flight: Flight, outcome: Outcome, prefill: int, now: float) -> None:
+    def _learn(self, step: Step, result: StepResult, prefill: int, now: float) -> None:
         """Lets the scheduler know what this step has cost."""
-        begun = max(self._committed_at, now - outcome.seconds) if self.depth else now - outcome.seconds
+        begun = max(self._committed_at, now - result.seconds) if self.depth else now - result.seconds
         self.scheduler.costs.saw_step(prefill, now - begun)
-        if not prefill and flight.plan.rows:
-            self.scheduler.speculator.saw_step(flight.plan, now - begun)
-        self.scheduler.costs.saw_swap(
-            len(flight.plan.swaps_out) + len(flight.plan.swaps_in), outcome.swap_seconds
-        )
+        if not prefill and len(step.rows):
+            self.scheduler.speculator.saw_step(step, now - begun)
+        self.scheduler.costs.saw_swap(len(step.swaps_out) + len(step.swaps_in), result.swap_seconds)
         self._committed_at = now
+
+    def record(self, path: Path) -> None:
+        """Writes all that the runner is told to a new file, and the tokens it gave, until `stop_recording`.
+
+        For a program that holds the engine, never for a route: a caller who names files could write any. It
+        begins with an engine at rest, and what was cached is forgotten, so that a fresh runner can follow.
+        """
+        if self._recorder is not None:
+            raise BadInput("the engine is being recorded already: stop that first")
+        self._refuse_while_changing()
+        self._commit_what_is_ahead()
+        if alive := self.answers.alive:
+            raise BadInput(f"a recording begins with an engine at rest: wait for {alive}, or end them")
+        self.scheduler.pool.forget_all()
+        self._recorder = Recorder(self.runner, Recording(path, self.origin))
+        self.runner = cast(Runner, self._recorder)
+
+    def stop_recording(self) -> None:
+        """With a step that is under way. Does nothing where there is no recording."""
+        if self._recorder is not None:
+            self._commit_what_is_ahead()
+            self._recorder.close()
+            self.runner, self._recorder = self._recorder.runner, None
+
+    @property
+    def origin(self) -> Origin:
+        """What a recording that is begun now begins with."""
+        scheduler, scheme = self.scheduler, self.weights.scheme.name if self.weights else "none"
+        slots, width = scheduler.tables.grid.shape
+        pool, host = scheduler.pool, scheduler.host
+        bounds = Bounds(slots, width, pool.block_size, pool.size, host.size, self.limits.vocab)
+        return Origin(bounds, scheme, scheduler.holdings.kv_scheme)
 
     # When it fails
 
-    def _step_failed(self, plan: Plan, error: Exception) -> None:
+    def _step_failed(self, step: Step, error: Exception) -> None:
         """The requests of the step end with the reason; the engine goes on, if the device still answers."""
         reason = f"the step failed: {type(error).__name__}: {error} ({place(error)})"
-        log.error("step %d failed", plan.step, exc_info=error)
-        self.bus.emit(
-            events.StepBroke(plan.step, self.clock(), reason, tuple(row.request for row in plan.rows))
-        )
-        self.scheduler.abandon(plan)
-        for request in self.scheduler.relying_on(plan):
+        log.error("step %d failed", step.number, exc_info=error)
+        rows = tuple(row.request for row in step.rows)
+        self.bus.emit(events.StepBroke(step.number, self.clock(), reason, rows))
+        recovery.abandon(self.scheduler, step)
+        for request in recovery.relying_on(self.scheduler, step):
             self.answers.end(request, Finish.FAILED, reason)
         if problem := self.runner.ailing():
             raise EngineDead(f"{problem} (after: {reason})")
 
-    def _lighten(self, plan: Plan, error: NoMemory) -> None:
+    def _lighten(self, step: Step, error: NoMemory) -> None:
         """A step without memory is taken back, and smaller ones follow; what was alone in it fails."""
-        alone = self.scheduler.take_back(plan)
+        alone = recovery.take_back(self.scheduler, step)
         log.warning(
             "no memory for step %d, %d tokens in %d rows; at most %d tokens go into the next ones: %s",
-            plan.step, plan.tokens, len(plan.rows), self.scheduler.rules.step_tokens, error,
+            step.number, step.tokens, len(step.rows), self.scheduler.rules.step_tokens, error,
         )  # fmt: skip
         if alone is not None:
-            self.answers.end(alone, Finish.FAILED, f"no memory for a step of {plan.tokens} tokens: {error}")
+            self.answers.end(alone, Finish.FAILED, f"no memory for a step of {step.tokens} tokens: {error}")
 
     def die(self, reason: str) -> None:
         """Ends every request with the reason. Nothing runs after this."""

@@ -71,6 +71,8 @@ class Limits:
 
 def check_order(priority: object, deadline: object) -> None:
     if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 2**31:
-        raise BadInput(f"priority must be a whole number, not {priority!r}")
+        raise BadInput(f"priority must be a whole number, not {priority!r}", field="priority", value=priority)
     if deadline is not None and not (isinstance(deadline, int | float) and math.isfinite(deadline)):
-        raise BadInput(f"deadline must be seconds from now, not {deadline!r}")
+        raise BadInput(
+            f"deadline must be seconds from now, not {deadline!r}", field="deadline", value=deadline
+        )

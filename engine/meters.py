@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from engine.scheduling.plan import Plan
+from engine.scheduling.step import Step
 from engine.snapshot import Quantiles, Rates, StepTimes
 
 _WINDOW = 1.0  # seconds that a rate looks back
@@ -27,10 +27,10 @@ class Meters:
         self.first_token = self._ttft.append
         self.next_token = self._itl.append
 
-    def step(self, at: float, plan: Plan, prefill: int, spent: tuple[float, float, float, float]) -> None:
-        """One step is committed; `spent` are its seconds for plan, launch, wait and commit."""
+    def step(self, at: float, step: Step, prefill: int, spent: tuple[float, float, float, float]) -> None:
+        """One step is committed; `spent` are its seconds for schedule, launch, wait and commit."""
         began = at - sum(spent[:3])  # what is committed behind it is the next one's
-        self._steps.append((began, at, len(plan.rows), prefill, plan.tokens - prefill))
+        self._steps.append((began, at, len(step.rows), prefill, step.tokens - prefill))
         for i, seconds in enumerate(spent):
             old = self._means[i]
             self._means[i] = old + _NEWEST * (seconds - old) if old else seconds

@@ -67,7 +67,7 @@ def snapshot(engine: Engine) -> Snapshot:
         switches=engine.switches,
         reads=engine.runner.reads(),
         kv_dtype=facts.kv_dtype,
-        schemes=engine.weights.schemes if engine.weights else (),
+        schemes=engine.runner.weight_schemes(),
         change=engine.change,
         beams=engine.beams(),
         speculation=scheduler.speculator.total(),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from engine import events
 from engine.errors import BadInput, EngineDead
 from engine.events import log
+from engine.runner.changes import ReplaceLayer, Resize, UseScheme
+from engine.scheduling.recovery import abandon
 from engine.scheduling.resize import shrink
 from engine.snapshot import Change
 
@@ -18,23 +20,26 @@ if TYPE_CHECKING:
 
 def begin(engine: Engine, weights: Weights, name: str) -> Requantization | None:
     """None: the weights are of that scheme already. Raises where it cannot be, and touches nothing then."""
-    conversion = weights.begin(name)
+    conversion = weights.begin(name, lambda at, scheme: engine.runner.apply(ReplaceLayer(at, scheme.name)))
     if conversion.new is weights.scheme:
         return None
-    blocks, size = weights.blocks(conversion.new), engine.scheduler.pool.block_size
+    blocks = engine.runner.blocks_with(weights.won(conversion.new))
+    size = engine.scheduler.pool.block_size
     if blocks is not None and blocks * size < engine.limits.context:
         raise BadInput(
             f"quantization {name!r} would leave {blocks} blocks of the cache, {blocks * size} tokens; "
-            f"a request may have {engine.limits.context}. Start again with it, or with a smaller max_context"
+            f"a request may have {engine.limits.context}. Start again with it, or with a smaller max_context",
+            field="scheme",
+            value=name,
         )
-    return Requantization(engine, weights, conversion, blocks)
+    return Requantization(engine, conversion, blocks)
 
 
 class Requantization:
     """The cache gives room first, if it must; then layer after layer; then the cache takes what was won."""
 
-    def __init__(self, engine: Engine, weights: Weights, conversion: Conversion, blocks: int | None) -> None:
-        self._engine, self._weights, self._conversion = engine, weights, conversion
+    def __init__(self, engine: Engine, conversion: Conversion, blocks: int | None) -> None:
+        self._engine, self._conversion = engine, conversion
         self._before = engine.scheduler.pool.size
         self._after = self._before if blocks is None else blocks
         self._began = engine.clock()
@@ -79,17 +84,17 @@ class Requantization:
             ) from error
 
     def _give_room(self) -> None:
-        scheduler, runner = self._engine.scheduler, self._engine.runner
-        plan = shrink(scheduler, self._after)
+        engine, scheduler = self._engine, self._engine.scheduler
+        step = shrink(scheduler, self._after)
         try:
-            runner.collect(runner.launch(plan))
+            engine.runner.collect(engine.runner.launch(step))
         except Exception as error:
-            scheduler.abandon(plan)
+            abandon(scheduler, step)
             raise EngineDead(
                 f"the cache's blocks cannot be moved: {type(error).__name__}: {error}"
             ) from error
         try:
-            self._weights.resize(self._after, scheduler.pool.held)
+            engine.runner.apply(Resize(self._after, tuple(scheduler.pool.held)))
         except (RuntimeError, MemoryError) as error:
             self._conversion.cancel(f"the cache cannot be made smaller: {error}")
 
@@ -99,10 +104,10 @@ class Requantization:
         if blocks <= pool.size:
             return
         try:
-            self._weights.resize(blocks, pool.held)
+            self._engine.runner.apply(Resize(blocks, tuple(pool.held)))
         except (RuntimeError, MemoryError) as error:
             log.warning("the cache stays at %d blocks: %s", pool.size, error)
-            self._weights.resize(pool.size, pool.held)
+            self._engine.runner.apply(Resize(pool.size, tuple(pool.held)))
         else:
             pool.grow(blocks)
 
@@ -111,7 +116,7 @@ class Requantization:
         if conversion.error:
             self._take_room(self._before)
         else:
-            self._weights.settle(conversion.new)
+            engine.runner.apply(UseScheme(conversion.new.name))
             engine.scheduler.holdings.reweigh()
             self._take_room(self._after)
         engine.bus.emit(

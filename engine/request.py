@@ -63,8 +63,9 @@ class Request:
     awaits: bool = False  # its next token cannot be computed before the last one is known here
 
     launched: int = 0  # tokens whose KV is written or being written: the next plan starts here
-    stamp: int = -1  # another one, its own, whenever it may be sampled in another way or place
+    stamp: int = -1  # changes whenever it may be sampled in another way or place
     pending: int = 0  # sampled on the device, not yet committed here
+    mirrored: int = 0  # tokens that the runner has of it for a model that drafts
     slot: int = -1  # its row in the runner's columns while it runs
     blocks: list[int] = field(default_factory=list)
     gone: int = 0  # how many of its blocks have left the window

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from engine import events
 from engine.errors import BadInput
+from engine.runner.changes import UseGraphs
 from engine.snapshot import Switch
 
 if TYPE_CHECKING:
@@ -23,9 +24,10 @@ class Switches:
     def turn(self, name: str, on: bool) -> None:
         engine, present = self._engine, self._present()
         if name not in present:
-            raise BadInput(f"this engine has no switch {name!r}; it has {', '.join(present)}")
+            known = ", ".join(present)
+            raise BadInput(f"this engine has no switch {name!r}; it has {known}", field="name", value=name)
         if not isinstance(on, bool):
-            raise BadInput(f"the switch {name} is True or False, not {on!r}")
+            raise BadInput(f"the switch {name} is True or False, not {on!r}", field="on", value=on)
         if on is present[name]:
             return
         match name:
@@ -36,7 +38,7 @@ class Switches:
             case "overlap":  # a step that is under way is committed before the next one, or with it
                 engine.depth = int(on)
             case "graphs":
-                engine.runner.graphs = on
+                engine.runner.apply(UseGraphs(on))
         engine.bus.emit(events.Switched(engine.scheduler.step, engine.clock(), name, on))
 
     def _present(self) -> dict[str, bool]:

@@ -97,20 +97,11 @@ def config_from_json(value: Any) -> EngineConfig:
 
 
 def encode_error(error: EngineError) -> dict[str, Any]:
-    """Its class, its sentence, and what it knows besides."""
-    return {"v": VERSION, "error": type(error).__name__, "message": str(error), "about": vars(error)}
+    return {"v": VERSION, **error.to_wire()}
 
 
 def decode_error(value: Any) -> EngineError:
-    """Of its own class; one of a class that is not known here is an EngineError with the same sentence."""
-    known = check_version("error", value)
-    name, message, about = known.get("error"), known.get("message"), known.get("about", {})
-    if type(name) is not str or type(message) is not str or type(about) is not dict:
-        raise BadWire(f"error: must have a class and a message, not {value!r}")
-    kind = next((each for each in _below(EngineError) if each.__name__ == name), EngineError)
-    error = kind.__new__(kind, message)  # past __init__, which puts the sentence together
-    vars(error).update(about)
-    return error
+    return EngineError.from_wire(check_version("error", value))
 
 
 def check_version(what: str, value: Any) -> dict[str, Any]:

@@ -5,63 +5,59 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import ClassVar
+from functools import partial
+from inspect import isawaitable
 
-from textual.actions import ActionParseResult
-from textual.app import App, SuspendNotSupported
-from textual.binding import BindingType
-from textual.command import CommandPalette, Provider
+from textual.app import App
+from textual.binding import BindingsMap
+from textual.css.errors import StylesheetError
+from textual.css.stylesheet import Stylesheet, StylesheetParseError
+from textual.css.tokenizer import TokenError
 from textual.dom import DOMNode
 from textual.events import Event as TextualEvent
 from textual.events import Key, Paste
 from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.theme import Theme
 from textual.widget import Widget
-from textual.widgets import Input, TextArea
 
 from engine.errors import EngineError
 from engine.events import Died, Event
-from engine.params import SamplingParams
 from engine.snapshot import Snapshot
-from minichat import clipboard
-from minichat.backends.protocol import Backend, LinkBack, LinkLost
 from minichat.chats.errors import StoreError
 from minichat.chats.model import Message
 from minichat.chats.store import Store
-from minichat.containment import Containment
-from minichat.conversation import Conversation
-from minichat.desk import Desk
-from minichat.first import First
-from minichat.keeper import Keeper
-from minichat.key_order import KeyOrder
-from minichat.keys import bindings, bound, key_name, keys_of
-from minichat.open_chats import OpenChats
-from minichat.pacer import Pacer
-from minichat.palette import Commands, Palette
-from minichat.paths import Paths
-from minichat.presets import Presets
-from minichat.pulse import Pulse
-from minichat.remembered import Remembered
-from minichat.screens.guide import Guide
-from minichat.screens.main import MainScreen
-from minichat.settings import Loaded
+from minichat.clients.protocol import Backend, LinkBack, LinkLost
+from minichat.features import installed
+from minichat.features.feature import Command, Context, Feature
+from minichat.features.leaving import RESTART as RESTART
+from minichat.features.table import bindings, bound, commands
+from minichat.models.keeper import Keeper
+from minichat.session.conversation import Conversation
+from minichat.session.desk import Desk
+from minichat.session.open_chats import OpenChats
+from minichat.session.pacer import Pacer
+from minichat.session.presets import SavedPresets
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
-from minichat.terminal import Terminal, when_gone
-from minichat.themes import Themes, Watch, load_themes, shipped_themes
-from minichat.widgets.marks import PlainBars
-from minichat.widgets.transcript import glyphs
-from minichat.widgets.transcript.glyphs import enterable, one_line
+from minichat.shell import clipboard
+from minichat.shell.key_order import KeyOrder
+from minichat.shell.keys import Keys
+from minichat.shell.remembered import Remembered
+from minichat.shell.terminal import when_gone
+from minichat.shell.themes import Themes, Watch, load_themes, shipped_themes
+from minichat.start import Start as Start
+from minichat.ui.containment import Containment
+from minichat.ui.dialogs.dialog import closed_by
+from minichat.ui.main import MainScreen
+from minichat.ui.marks import PlainBars
+from minichat.ui.pulse import Pulse
+from minichat.ui.transcript import glyphs
+from minichat.ui.transcript.glyphs import enterable, one_line
 
-RESTART = 64  # the exit code that asks to be started again
-_TWICE = 1.0  # seconds between two Ctrl+C that quit
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _LEAVE_WITHIN = 2.0  # seconds after a signal
 _PROBLEMS = 4  # that are told at the start
@@ -69,56 +65,48 @@ _AWAY = 2.0  # seconds without a look at what others may have written
 _THEME = "minichat-dark"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """What the command line and the settings say."""
-
-    model: str
-    paths: Paths
-    terminal: Terminal
-    params: SamplingParams
-    system: str = ""
-    named: bool = False  # the command line says how a chat is drawn, and gets one that is
-    ascii: bool = False
-    loaded: Loaded
-    first: First = field(default_factory=First)
-    tour: bool = False  # whether a panel leads through what the engine can do
-
-
 class MinichatApp(App[object], inherit_bindings=False):
     """Draws at once; the engine comes when it has been loaded."""
 
     CSS_PATH = "minichat.tcss"
     TITLE = "minichat"
-    BINDINGS: ClassVar[list[BindingType]] = [*bindings("app")]
-    COMMANDS: ClassVar[set[type[Provider] | Callable[[], type[Provider]]]] = {Commands}
     NOTIFICATION_TIMEOUT = 4
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-normal")]  # noqa: RUF012 (textual's own type)
     VERTICAL_BREAKPOINTS = [(0, "-short"), (20, "-high")]  # noqa: RUF012 (textual's own type)
 
-    def __init__(self, backend: Backend, store: Store, start: Start) -> None:
+    def __init__(
+        self, backend: Backend, store: Store, start: Start, features: Sequence[Feature] | None = None
+    ) -> None:
+        """`features`: what the screen is made of; by default all that are installed."""
         super().__init__()
         self.backend, self.store, self.start, self.paths = backend, store, start, start.paths
         self.settings = start.loaded.settings
-        self.keymap = keymap(start.loaded, bound())
-        self.glyphs = glyphs.ASCII if start.ascii else glyphs.UNICODE
+        found, self._misfits = installed() if features is None else (tuple(features), ())
+        known = tuple(bound(found))
+        self.keys = Keys(known, keymap(start.loaded, known))
+        self._bindings = BindingsMap(bindings(found))
         self.keeper = Keeper(self, start.model)
         self.containment = Containment(self)
         self._key_order = KeyOrder(self)
-        self._interrupted_at = 0.0
         self._mouse_is_ours = self.settings.screen.mouse
         remembered = Remembered.read(self.paths.remembered)
         self._themes = self._read_themes(remembered.theme_for(self.settings.screen.theme))
-        self.presets = Presets(self)
         self._theme_files, self._looked_around = Watch(self.paths.themes), time.monotonic()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
         told = (self._took, self._changed, self._spread, self.complain)
         desk = Desk(store, backend, pacer, self.keeper.ready, *told)
         self.chats = OpenChats(desk, start.params, start.system, remembered.chats, remembered.active)
-        self.main = MainScreen(self.chats)
-        if not self.settings.screen.monitor:
-            self.main.monitor_wanted = False
+        signs = glyphs.ASCII if start.ascii else glyphs.UNICODE
+        self.main = MainScreen(self.chats, signs, self.owner_colours, self.containment.each)
+        self.presets = SavedPresets(
+            self.paths.presets,
+            changed=self.main.signals.presets,
+            notify=self.notify,
+            complain_of=self._complain_of,
+        )
+        self.main.context = self.context = self._context_of(found)
+        self._dress(found)
         self.pulse = Pulse(
             backend,
             self._show,
@@ -126,16 +114,51 @@ class MinichatApp(App[object], inherit_bindings=False):
             rates.ssh_monitor if ssh else rates.monitor,
         )
 
+    def _context_of(self, features: tuple[Feature, ...]) -> Context:
+        """What the features of this screen work with."""
+        return Context(
+            app=self,
+            program=self,
+            chats=self.chats,
+            workspace=self.main,
+            panels=self.main.panels,
+            engine=self.main.engine,
+            keeper=self.keeper,
+            presets=self.presets,
+            keys=self.keys,
+            signals=self.main.signals,
+            features=features,
+            commands=commands(features),
+            run=self.run_command,
+            do=self._do,
+        )
+
+    def _dress(self, features: Sequence[Feature]) -> None:
+        """How the features look. What cannot be read costs one its looks, and nobody the screen."""
+        for each in features:
+            trial = Stylesheet(variables=self.get_css_variables())
+            where = (f"the feature {each.name}", "")
+            trial.add_source(each.css, where)
+            try:
+                trial.parse()
+            except StylesheetParseError as error:
+                token, _ = next(fault for rule in error.errors.rules for fault in rule.errors)
+                self._misfits += (f"the css of the feature {each.name} is wrong at {token.value!r}",)
+            except (StylesheetError, TokenError) as error:
+                self._misfits += (f"the css of the feature {each.name} cannot be read: {error}",)
+            else:
+                self.stylesheet.add_source(each.css, where)
+
     def get_default_screen(self) -> MainScreen:
         return self.main
 
     def on_mount(self) -> None:
         self.set_class(self.start.ascii, "-ascii")
         ScrollBar.renderer = PlainBars if self.start.ascii else ScrollBarRender
-        self.set_keymap(self.keymap)
+        self.set_keymap(dict(self.keys.keymap))
         self.theme_changed_signal.subscribe(self, self._theme_chosen)
         self.presets.read()
-        self.complain_of([*self.start.loaded.problems, *self._themes.problems])
+        self._complain_of([*self._misfits, *self.start.loaded.problems, *self._themes.problems])
         if (wanted := self.settings.screen.theme) not in self._themes.palettes:
             self.complain(f"screen.theme: {wanted!r} {unknown(wanted, self._themes.palettes)}")
         self._tell_notices()
@@ -147,9 +170,6 @@ class MinichatApp(App[object], inherit_bindings=False):
             when_gone(lambda: self._told_to_end(signal.SIGHUP, None))
         self._key_order.settle()
         self.call_after_refresh(lambda: self.run_worker(self.keeper.load()))
-        if self.start.tour:
-            self.chats.first_ever = False  # the panel says what there is
-            self.run_worker(Guide(self.main).begin())
 
     def on_unmount(self) -> None:
         for number in _ENDING:
@@ -232,7 +252,7 @@ class MinichatApp(App[object], inherit_bindings=False):
     def complain(self, sentence: str) -> None:
         self.notify(one_line(sentence), severity="error", timeout=8, markup=False)
 
-    def complain_of(self, problems: Sequence[object]) -> None:
+    def _complain_of(self, problems: Sequence[object]) -> None:
         """The first ones; each may take a quarter of a small screen."""
         for problem in problems[:_PROBLEMS]:
             self.complain(str(problem))
@@ -253,20 +273,6 @@ class MinichatApp(App[object], inherit_bindings=False):
         for sentence in self.store.notices:
             self.complain(sentence)
         self.store.notices.clear()
-
-    async def run_action(  # whatever a key or the palette does may touch the disk
-        self,
-        action: str | ActionParseResult,
-        default_namespace: DOMNode | None = None,
-        namespaces: Mapping[str, DOMNode] | None = None,
-    ) -> bool:
-        try:
-            return await super().run_action(action, default_namespace, namespaces)
-        except (StoreError, OSError) as error:
-            self.complain(str(error))
-            return True
-        finally:
-            self._tell_notices()
 
     # How it looks
 
@@ -295,7 +301,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         if self._theme_files.changed():
             self._themes = self._read_themes(self.theme)
             self.refresh_css(animate=False)
-            self.complain_of(self._themes.problems)
+            self._complain_of(self._themes.problems)
 
     def owner_colours(self, index: int) -> str:
         return self._themes.palettes[self.theme].letter(index)
@@ -308,66 +314,40 @@ class MinichatApp(App[object], inherit_bindings=False):
         said = await clipboard.send(text, self.paths.clipboard, write, self.start.terminal)
         self.notify(said)
 
-    async def action_interrupt(self) -> None:
-        """Ctrl+C: copies a selection; else stops the reply; twice in a second it quits."""
-        field = self.focused
-        selected = field.selected_text if isinstance(field, Input | TextArea) else ""
-        if selected := selected or self.screen.get_selected_text() or "":
-            self.screen.clear_selection()
-            await self.send_to_clipboard(selected)
-            return
-        now = time.monotonic()
-        if now - self._interrupted_at < _TWICE:
-            await self.action_quit()
-            return
-        self._interrupted_at = now
-        if not self.chats.active.stop():
-            self.notify("once more quits", timeout=_TWICE)
+    async def action_command(self, id: str) -> None:
+        """What a key has been bound to."""
+        await self.run_command(next(each for each in self.context.commands if each.id == id))
 
-    def action_mouse(self) -> None:
-        """Lets the terminal select by itself, which it cannot while the program has the mouse."""
+    async def run_command(self, command: Command) -> None:
+        """As its key would. A dialog that it opens is closed by the same key."""
+        before = self.screen
+        if command.run is not None and command.enabled(self.context):
+            await self._do(partial(command.run, self.context))
+        if self.screen is not before:
+            closed_by(self.screen, self.keys.of(command.id))
+
+    async def _do(self, work: Callable[[], object]) -> None:
+        """Whatever a person does may touch the disk."""
+        with self.complaining():
+            if isawaitable(going := work()):
+                await going
+
+    async def action_quit(self) -> None:
+        await self.end(0)
+
+    def toggle_mouse(self) -> bool:
         taken = not self._mouse_is_ours
         self._mouse_is_ours = taken
         switch = getattr(self._driver, "_enable_mouse_support" if taken else "_disable_mouse_support", None)
         if switch is not None:  # a driver without a terminal has none
             switch()
-        self.notify(
-            "the mouse is minichat's again"
-            if taken
-            else f"the mouse is the terminal's; {key_name(keys_of('view.mouse', self.keymap))} takes it back"
-        )
+        return taken
 
-    def action_redraw(self) -> None:
+    def redraw(self) -> None:
         """What something else has written to the terminal goes: only cells that change are sent else."""
         if self._driver is not None:
             self._driver.write("\x1b[0m\x1b[2J")
         self.screen.refresh()
-
-    def action_command_palette(self) -> None:
-        if not CommandPalette.is_open(self):
-            self.push_screen(Palette())
-
-    def action_tour(self) -> None:
-        """A program of its own, with an engine of its own, while this one stands aside."""
-        if self.start.tour:
-            self.notify("this is the tour")
-            return
-        words = ["--ascii"] if self.start.ascii else []
-        try:
-            with self.suspend():
-                subprocess.run([sys.executable, "-m", "minichat", "tour", *words], check=False)
-        except SuspendNotSupported:
-            self.notify("the tour needs the terminal: leave, and say minichat tour", severity="warning")
-
-    def leave(self, code: int) -> None:
-        self.run_worker(self._leave(code))
-
-    async def action_restart(self) -> None:
-        if not self.keeper.again():
-            await self._leave(RESTART)
-
-    async def action_quit(self) -> None:
-        await self._leave(0)
 
     def _told_to_end(self, number: int, _frame: object) -> None:
         """Leaves as if told by a key; soon without the terminal, which may be gone or stalled."""
@@ -376,14 +356,14 @@ class MinichatApp(App[object], inherit_bindings=False):
         last_resort.daemon = True
         last_resort.start()
         if not self._loop_of_signals.is_closed():
-            asyncio.run_coroutine_threadsafe(self._leave(code), self._loop_of_signals)
+            asyncio.run_coroutine_threadsafe(self.end(code), self._loop_of_signals)
 
     def _leave_at_once(self, code: int) -> None:
         for conversation in self.chats.streaming:
             conversation.keep()
         os._exit(code)
 
-    async def _leave(self, code: int) -> None:
+    async def end(self, code: int) -> None:
         """Every reply is saved where it is, then the screen goes, then the engine."""
         self.chats.active.chat.draft = self.main.prompt.text
         await self.chats.put_away()

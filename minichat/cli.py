@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import NoReturn
 
 from minichat import __version__
-from minichat.streams import settle
-from minichat.usage import Parser, given, near_to, number, whole
+from minichat.shell.streams import settle
+from minichat.shell.usage import Parser, given, near_to, number, whole
 
 COMMANDS = {
     "chat": "chat in the terminal (what plain `minichat` does)",

@@ -1,5 +1,6 @@
 """What every test may count on: repeatable randomness, no network, one thread a process."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -39,6 +40,12 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("no ../shared beside this checkout")
     return folder
+
+
+def pytest_collection_finish() -> None:
+    """What all tests share lives as long as they do: no collection walks it again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

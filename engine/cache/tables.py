@@ -1,8 +1,20 @@
 """Block tables as one grid of numbers, a row a running request, so that a step reads them at once."""
 
 from collections.abc import Sequence
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
+
+
+class TableDelta(NamedTuple):
+    """Cells of the grid, counted through all its rows, and the blocks that are in them now."""
+
+    cells: np.ndarray  # int64
+    blocks: np.ndarray  # int32
+
+
+NO_CHANGES = TableDelta(np.zeros(0, np.int64), np.zeros(0, np.int32))
 
 
 class BlockTables:
@@ -10,7 +22,7 @@ class BlockTables:
 
     def __init__(self, slots: int, width: int) -> None:
         self.grid = np.zeros((slots, width), np.int32)
-        self.written: dict[int, tuple[int, int]] = {}  # by slot, the columns since a copy was last made
+        self._written: dict[int, tuple[int, int]] = {}  # by slot, the columns since changes were last taken
         self.clear()
 
     @property
@@ -26,11 +38,53 @@ class BlockTables:
     def write(self, slot: int, at: int, blocks: Sequence[int]) -> None:
         end = at + len(blocks)
         self.grid[slot, at:end] = blocks
-        begin, last = self.written.get(slot, (at, end))
-        self.written[slot] = min(begin, at), max(last, end)
+        begin, last = self._written.get(slot, (at, end))
+        self._written[slot] = min(begin, at), max(last, end)
 
     def close(self, slot: int) -> None:
         self._free.append(slot)
 
     def clear(self) -> None:
         self._free = list(reversed(range(len(self.grid))))
+
+    def take_changes(self) -> TableDelta:
+        """What was written since this was last asked."""
+        if not self._written:
+            return NO_CHANGES
+        written, width = self._written, self.grid.shape[1]
+        self._written = {}
+        runs = (range(slot * width + at, slot * width + end) for slot, (at, end) in written.items())
+        cells = np.fromiter(chain.from_iterable(runs), np.int64)
+        return TableDelta(cells, self.grid.reshape(-1)[cells])
+
+
+class TableMirror:
+    """The same grid on the runner's side, which only steps change."""
+
+    def __init__(self, slots: int, width: int) -> None:
+        self.grid = np.zeros((slots, width), np.int32)
+        self._flat = self.grid.reshape(-1)
+        self._unsent: list[np.ndarray] = []  # cells that the device's own copy lacks
+        self._count = 0
+
+    def apply(self, delta: TableDelta) -> None:
+        if len(delta.cells):
+            self._flat[delta.cells] = delta.blocks
+            self._unsent.append(delta.cells)
+            self._count += len(delta.cells)
+            if self._count > 2 * self.grid.size:  # where no copy is ever made
+                self.unsent()
+
+    def unsent(self) -> TableDelta:
+        """What changed since `sent`, each cell once. It stays unsent until then."""
+        if not self._unsent:
+            return NO_CHANGES
+        if len(self._unsent) > 1:
+            self._unsent = [np.unique(np.concatenate(self._unsent))]
+        [cells] = self._unsent
+        self._count = len(cells)
+        return TableDelta(cells, self._flat[cells])
+
+    def sent(self) -> None:
+        self._unsent.clear()
+        self._count = 0

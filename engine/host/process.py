@@ -9,37 +9,52 @@ import sys
 import sysconfig
 import threading
 import time
-from base64 import b64encode
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Unpack, cast
+from queue import SimpleQueue
+from typing import Any, TypeVar, cast
 
 from engine import wire
-from engine.codec import codec
+from engine.commands import Command, decode_result, encode_command
 from engine.config import EngineConfig
-from engine.errors import BadInput, EngineDead
+from engine.errors import BadInput, EngineDead, EngineError
 from engine.events import Bus, Delta, Died, Handler, log
+from engine.host.base import Host, Sink
 from engine.host.frames import Frames
-from engine.host.prompts import Prompt, prompt_ids
-from engine.host.protocol import Order
-from engine.host.stream import Stream
-from engine.host.words import Words
-from engine.params import SamplingParams
 from engine.request import Finish
-from engine.snapshot import Snapshot, Speeds
+from engine.snapshot import Snapshot
 from engine.text.bare import BareTokenizer
 from engine.text.chat import Chat
 from engine.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _ENDS_WITHIN = 5.0  # seconds from the end of the socket to that of the process
 _LOG_BYTES = 2**20  # a log that is longer begins anew
 
 
-class EngineProcess(Words):
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One that the child has not answered yet. `read`: makes the answer of its JSON."""
+
+    answer: Future[Any]
+    read: Callable[[Any], Any]
+
+
+@dataclass(slots=True)
+class _Request:
+    """One whose deltas come."""
+
+    sink: Sink
+    id: int | None = None  # once the engine has taken it
+
+
+class EngineProcess(Host):
     """Starts an engine in a child process, and speaks to it. Prompts are tokenized here.
 
     Whatever else the child has to say goes to `log_file`: nothing of it touches this process's terminal.
@@ -53,13 +68,17 @@ class EngineProcess(Words):
         self._error = ""  # why the process is gone
         self._last: Snapshot | None = None  # there is one when this has been made
         self._closing = False
-        self._answers: dict[int, Future[Any]] = {}
-        self._streams: dict[int, Stream] = {}  # by the number of the question that began them
+        self._asked: dict[int, _Question] = {}
+        self._requests: dict[int, _Request] = {}  # by the number of the command that began them
         self._process, self._frames = _spawn(log_file)
+        self._outgoing: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, name="engine-reader", daemon=True)
+        self._writer = threading.Thread(target=self._write, name="engine-writer", daemon=True)
         self._reader.start()
+        self._writer.start()
         try:
-            ready = self._ask("start", config=wire.config_to_json(config))
+            start = partial(wire.config_to_json, config)
+            ready = self._ask("start", start, lambda answer: answer).result()
             self._last = wire.decode_snapshot(ready["snapshot"])
             folder, vocab = ready["tokenizer"], ready["vocab"]
             stand_in = cast(Tokenizer, BareTokenizer(vocab))
@@ -74,63 +93,23 @@ class EngineProcess(Words):
     def pid(self) -> int:
         return self._process.pid
 
-    def submit(self, prompt: Prompt, params: SamplingParams, **order: Unpack[Order]) -> Stream:
-        ids, continues = prompt_ids(prompt, self._chat)
-        stream = Stream(len(ids))
-        stream.id = self._ask(
-            "submit",
-            stream,
-            prompt=ids,
-            continues=continues,
-            params=wire.params_to_json(params),
-            salt=b64encode(order.pop("salt", b"")).decode(),
-            said=list(order.pop("said", ())),
-            **order,
-        )
-        return stream
-
-    def fork(self, id: int, params: SamplingParams | None = None) -> Stream:
-        stream = Stream(0)
-        changed = None if params is None else wire.params_to_json(params)
-        stream.id, stream.prompt_tokens = self._ask("fork", stream, id=id, params=changed)
-        return stream
-
-    def update(self, id: int, **changes: Any) -> None:
-        self._ask("update", id=id, changes=wire.changes_to_json(changes))
-
-    def abort(self, *ids: int) -> None:
-        self._ask("abort", ids=ids)
-
-    def preempt(self, id: int) -> None:
-        self._ask("preempt", id=id)
-
-    def set_switch(self, name: str, on: bool) -> None:
-        self._ask("set_switch", name=name, on=on)
-
-    def set_quantization(self, scheme: str) -> None:
-        self._ask("set_quantization", scheme=scheme)
-
-    def cancel_quantization(self) -> None:
-        self._ask("cancel_quantization")
-
-    def set_kv_scheme(self, scheme: str) -> None:
-        self._ask("set_kv_scheme", scheme=scheme)
-
-    def warm(self) -> None:
-        self._ask("warm")
+    def send(self, command: Command[T], sink: Sink | None = None) -> Future[T]:
+        read = partial(decode_result, type(command))
+        return self._ask("command", partial(encode_command, command), read, sink)
 
     def snapshot(self) -> Snapshot:
         """Of a process that is gone: the last one, with nothing running, and why."""
+        if threading.current_thread() is self._reader:
+            raise RuntimeError(
+                "a handler of events can only hand them on: the answer would come to its own thread"
+            )
         try:
-            self._last = wire.decode_snapshot(self._ask("snapshot"))
+            self._last = super().snapshot()
         except EngineDead:
             if self._closing:
                 raise
         assert self._last is not None
         return self._last.ended(self._error) if self._error else self._last
-
-    def speeds(self) -> Speeds:
-        return codec(Speeds).read(self._ask("speeds"))
 
     def subscribe(self, handler: Handler) -> Callable[[], None]:
         """The handler runs on the thread that reads: it must only hand the event on."""
@@ -144,31 +123,50 @@ class EngineProcess(Words):
     def _leave(self) -> None:
         self._closing = True
         self._frames.end()
+        self._outgoing.put(None)
+        self._writer.join()
         self._reader.join()
 
-    def _ask(self, what: str, stream: Stream | None = None, **values: Any) -> Any:
-        """Waits for the answer, which comes at most one step later, or with the end of the process."""
-        if threading.current_thread() is self._reader:
-            raise RuntimeError(
-                "a handler of events can only hand them on: the answer would come to its own thread"
-            )
-        answer: Future[Any] = Future()
+    def _ask(
+        self, what: str, write: Callable[[], Any], read: Callable[[Any], T], sink: Sink | None = None
+    ) -> Future[T]:
+        """The answer comes at most one step later, or with the end of the process."""
+        question = _Question(Future(), read)
+        question.answer.set_running_or_notify_cancel()  # a reader who leaves cannot cancel it
         with self._gate:
-            if self._error:
-                raise EngineDead(self._error)
-            number = next(self._numbers)
-            self._answers[number] = answer
-            if stream is not None:
-                self._streams[number] = stream
+            error, number = self._error, next(self._numbers)
+            if not error:
+                self._asked[number] = question
+                if sink is not None:
+                    self._requests[number] = _Request(sink)
+        if error:
+            question.answer.set_exception(EngineDead(error))
+        else:
+            self._outgoing.put(partial(self._send, number, what, write))
+        return question.answer
+
+    # On the thread that writes: the socket may be full
+
+    def _write(self) -> None:
+        while (send := self._outgoing.get()) is not None:
+            send()
+
+    def _send(self, number: int, what: str, write: Callable[[], Any]) -> None:
         try:
-            self._frames.send({"ask": number, "what": what, "with": values})
+            self._frames.send({"ask": number, what: write()})
         except OSError:
             pass  # the process is gone: the reader has the reason
+        except EngineError as error:
+            self._refuse(number, error)
         except (TypeError, ValueError) as error:  # no JSON can be made of it
-            del self._answers[number]
-            self._streams.pop(number, None)
-            raise BadInput(f"{what}: {error}") from None
-        return answer.result()
+            self._refuse(number, BadInput(f"it cannot be sent to the engine's process: {error}"))
+
+    def _refuse(self, number: int, error: EngineError) -> None:
+        with self._gate:
+            question = self._asked.pop(number, None)
+            self._requests.pop(number, None)
+        if question is not None:
+            question.answer.set_exception(error)
 
     # On the thread that reads
 
@@ -189,18 +187,21 @@ class EngineProcess(Words):
         if "progress" in frame and self._progress:
             self._progress(*frame["progress"])
         for answer in frame.get("answers", ()):
-            waiting = self._answers.pop(answer["to"])
+            number = answer["to"]
             if "error" in answer:
-                self._streams.pop(answer["to"], None)
-                waiting.set_exception(wire.decode_error(answer["error"]))
+                self._refuse(number, wire.decode_error(answer["error"]))
             else:
-                waiting.set_result(answer["is"])
+                question = self._asked.pop(number)
+                result = question.read(answer["is"])
+                if number in self._requests:
+                    self._requests[number].id = result.id
+                question.answer.set_result(result)
         for event in frame.get("events", ()):  # before the deltas: who reads those knows how it was let in
             self._bus.emit(wire.decode_event(event))
         for number, written in frame.get("deltas", ()):
             delta = wire.decode_delta(written)
-            stream = self._streams.pop(number) if delta.last else self._streams[number]
-            stream.put(delta)
+            request = self._requests.pop(number) if delta.last else self._requests[number]
+            request.sink(delta)
 
     def _reason(self) -> str:
         """Why nothing comes any more, and where to read on."""
@@ -218,12 +219,13 @@ class EngineProcess(Words):
         """Everybody who waits learns why."""
         with self._gate:
             self._error = reason
-            answers, self._answers = self._answers, {}
-            streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.put(Delta(stream.id, finish=Finish.FAILED, error=reason))
-        for answer in answers.values():
-            answer.set_exception(EngineDead(reason))
+            asked, self._asked = self._asked, {}
+            requests, self._requests = self._requests, {}
+        for request in requests.values():
+            if request.id is not None:
+                request.sink(Delta(request.id, finish=Finish.FAILED, error=reason))
+        for question in asked.values():
+            question.answer.set_exception(EngineDead(reason))
         self._bus.emit(Died(self._last.step if self._last else 0, time.monotonic(), reason))
 
 

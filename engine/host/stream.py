@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 
+from engine.commands import Begun
 from engine.errors import EngineError
 from engine.events import Delta
+from engine.host.handover import call_on
 from engine.request import Finish
 
 
@@ -28,15 +30,35 @@ class Result:
 class Stream:
     """Deltas of one request, for one reader: iterate it, plainly or with `async for`, up to the last.
 
-    The engine's thread puts, and never waits for the reader.
+    The engine's thread puts, and never waits for the reader. Of a request that the engine refuses, the only
+    delta is one that has failed; `begun`, `id`, `prompt_tokens` and `result` raise the refusal itself.
     """
 
-    def __init__(self, prompt_tokens: int) -> None:
-        self.id = -1  # set when the engine has taken the request
-        self.prompt_tokens = prompt_tokens
+    begun: Future[Begun]
+
+    def __init__(self) -> None:
         self._deltas: SimpleQueue[Delta] = SimpleQueue()
         self._last: Delta | None = None  # once the reader has it
         self._wake: Callable[[Delta], None] | None = None
+
+    def begin(self, begun: Future[Begun]) -> None:
+        """`begun`: whether the engine takes the request, which it says at the end of a step."""
+        self.begun = begun
+        begun.add_done_callback(self._refuse)
+
+    @property
+    def id(self) -> int:
+        """Waits until the engine has taken the request; raises where it has not."""
+        return self.begun.result().id
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.begun.result().prompt_tokens
+
+    def _refuse(self, begun: Future[Begun]) -> None:
+        if (error := begun.exception()) is not None:
+            field = error.field if isinstance(error, EngineError) else ""
+            self.put(Delta(-1, finish=Finish.FAILED, error=str(error), fault=field))
 
     def put(self, delta: Delta) -> None:
         self._deltas.put(delta)
@@ -51,8 +73,7 @@ class Stream:
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: Delta) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody reads any more
-                loop.call_soon_threadsafe(arrived.set)
+            call_on(loop, arrived.set)
 
         self._wake = wake
         try:
@@ -88,6 +109,8 @@ class Stream:
             heard.setdefault(delta.choice, []).append(delta)
         if not heard and self._last is not None:  # all of it has been read
             heard[self._last.choice] = [self._last._replace(tokens=(), text="")]
+        if self.begun.done() and (refusal := self.begun.exception()) is not None:
+            raise refusal
         for deltas in heard.values():
             if deltas[-1].finish is Finish.FAILED:
                 raise ReplyFailed(deltas[-1].error)
@@ -98,6 +121,15 @@ class Stream:
         if delta.last:
             self._last = delta
         return delta
+
+
+def refused(error: EngineError) -> Stream:
+    """Of a request that never came as far as the engine."""
+    begun: Future[Begun] = Future()
+    begun.set_exception(error)
+    stream = Stream()
+    stream.begin(begun)
+    return stream
 
 
 def _result(deltas: list[Delta]) -> Result:

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from engine.config import DecoderConfig, LayerSpec
+from engine.config import DecoderConfig
 from engine.models.checkpoint import has_weights, stored_dtype
-from engine.models.families import FAMILIES
-from engine.models.fields import MOST_HEAD_DIM, MOST_HEADS, MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Fields
+from engine.models.families import named, names
+from engine.models.fields import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Fields
 from engine.models.packing import packing
 from engine.models.rope_spec import rope_spec
 
@@ -25,45 +25,26 @@ def read_generation(folder: Path) -> Fields:
 
 def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
     name = fields.text("model_type")
-    if name not in FAMILIES:
-        raise fields.unsupported("model_type", f"the native decoder runs {', '.join(FAMILIES)}")
+    if (family := named(name)) is None:
+        raise fields.unsupported("model_type", f"the native decoder runs {', '.join(names())}")
     _refuse(fields)
     layers = fields.whole("num_hidden_layers", high=MOST_LAYERS)
-    traits = FAMILIES[name](fields, layers)
     vocab = fields.whole("vocab_size", high=MOST_TOKENS)
-    hidden = fields.whole("hidden_size", high=MOST_WIDTH)
     context = fields.whole("max_position_embeddings", high=MOST_TOKENS)
-    heads, kv_heads = _heads(fields)
-    dim = _head_dim(fields, hidden, heads, traits.head_dim)
     return DecoderConfig(
         family=name,
         dtype=checkpoint_dtype(fields),
-        hidden=hidden,
-        layers=tuple(
-            LayerSpec(
-                heads=heads,
-                kv_heads=kv_heads,
-                key_dim=dim,
-                value_dim=dim,
-                scale=dim**-0.5,
-                window=window if window and window < context else None,
-            )
-            for window in traits.windows
-        ),
-        mlp=fields.whole("intermediate_size", high=MOST_WIDTH),
+        hidden=fields.whole("hidden_size", high=MOST_WIDTH),
         vocab=vocab,
         max_context=context,
         norm_eps=fields.real("rms_norm_eps", 1e-6, high=1.0),
-        rope=rope_spec(fields, context, traits.theta),
-        tied=fields.flag("tie_word_embeddings", traits.tied),
-        qkv_bias=traits.qkv_bias,
-        out_bias=traits.out_bias,
-        mlp_bias=traits.mlp_bias,
-        qk_norm=traits.qk_norm,
-        unrotated=traits.unrotated,
+        rope=rope_spec(fields, context, family.theta),
+        tied=fields.flag("tie_word_embeddings", family.tied),
         exits=_exits(fields, layers),
-        start_id=start_id(fields, generation, vocab, traits.start_id),
-        stop_ids=stop_ids(fields, generation, vocab, traits.stop_id),
+        start_id=start_id(fields, generation, vocab, family.start_id),
+        stop_ids=stop_ids(fields, generation, vocab, family.stop_id),
+        **family.attention.read(fields, layers),
+        **family.feed_forward.read(fields, layers),
     )
 
 
@@ -82,8 +63,6 @@ def _refuse(fields: Fields) -> None:
     if names and not any(isinstance(name, str) and name.endswith("ForCausalLM") for name in names):
         raise fields.unsupported("architectures", "it does not end in a head that predicts tokens")
     packing(fields)  # raises where its weights are quantized in a way that is not known
-    if fields.text("hidden_act", "silu") not in ("silu", "swish"):
-        raise fields.unsupported("hidden_act", "only silu can be run")
 
 
 def refuse_quantized(fields: Fields) -> None:
@@ -91,23 +70,6 @@ def refuse_quantized(fields: Fields) -> None:
         method = fields.inside("quantization_config").text("quant_method", "unknown")
         what = f"it is quantized by {method}; such weights are loaded for models of the Llama family alone"
         raise fields.unsupported("quantization_config", what)
-
-
-def _heads(fields: Fields) -> tuple[int, int]:
-    heads = fields.whole("num_attention_heads", high=MOST_HEADS)
-    kv_heads = fields.whole("num_key_value_heads", heads, high=MOST_HEADS)
-    if heads % kv_heads:
-        raise fields.bad("num_key_value_heads", f"must divide the {heads} attention heads")
-    return heads, kv_heads
-
-
-def _head_dim(fields: Fields, hidden: int, heads: int, default: int | None) -> int:
-    if default is None or fields.given("head_dim"):  # a null asks for the share of the width
-        default = hidden // heads if hidden % heads == 0 else None
-    dim = fields.whole("head_dim", default, high=MOST_HEAD_DIM)
-    if dim % 2:
-        raise fields.bad("head_dim", "must be even for rotary positions")
-    return dim
 
 
 def checkpoint_dtype(fields: Fields) -> str:

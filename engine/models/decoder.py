@@ -1,4 +1,4 @@
-"""The decoder of the Llama family: Llama, Mistral, Qwen2, Qwen3, SmolLM and their kin.
+"""The native decoder: an embedding, blocks of the parts that its family names, a last norm, a head.
 
 Tokens of all requests lie end to end; which ones see each other is `attend`'s business alone.
 """
@@ -6,7 +6,6 @@ Tokens of all requests lie end to end; which ones see each other is `attend`'s b
 from collections.abc import Mapping
 from contextlib import nullcontext
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -14,80 +13,33 @@ from torch import Tensor, nn
 
 from engine.attention.base import Attend
 from engine.config import DecoderConfig
-from engine.models.rope import rope_table, rotate
+from engine.errors import BadInput
+from engine.models.families import Family, named, names
+from engine.models.layers.block import Block
+from engine.models.layers.build import Build
+from engine.models.layers.cut import VOCABULARY, WHOLE, Cut
+from engine.models.layers.norm import Norm
+from engine.models.layers.part import StepContext
+from engine.models.rope import rope_table
+from engine.quant.conversion import Source
+from engine.quant.linear import Linear, parameter
 
-if TYPE_CHECKING:
-    from engine.models.source import Source
-
-
-def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
-
-
-class Linear(nn.Module):
-    """One product. A quantization scheme may put its own in this place."""
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
-        super().__init__()
-        self.weight, self.bias = weight, bias
-
-    @classmethod
-    def empty(cls, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype) -> "Linear":
-        return cls(parameter(outputs, inputs, dtype=dtype), parameter(outputs, dtype=dtype) if bias else None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+__all__ = ["Decoder", "Linear", "Norm", "block", "parameter"]
 
 
-class Norm(nn.Module):
-    """Root mean square in float32; scaled only after rounding, as the models were trained."""
-
-    def __init__(self, *shape: int, eps: float, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = parameter(*shape, dtype=dtype)
-        self.axis = shape[-1:]
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.axis, None, self.eps).mul_(self.weight)
+def family_of(config: DecoderConfig) -> Family:
+    if (found := named(config.family)) is None:
+        raise BadInput(f"there is no model family {config.family!r}; there are {', '.join(names())}")
+    return found
 
 
-class Layer(nn.Module):
-    def __init__(self, index: int, config: DecoderConfig, dtype: torch.dtype) -> None:
-        super().__init__()
-        spec = config.layers[index]
-        self.index = index
-        self.heads = (spec.heads, spec.kv_heads)
-        self.parts = (sum(self.heads), spec.kv_heads)  # queries and keys lie side by side, and turn together
-        self.shape = (-1, sum(self.parts), spec.key_dim)
-        self.has_rope = index not in config.unrotated
-
-        width, eps = config.hidden, config.norm_eps
-        self.attn_norm = Norm(width, eps=eps, dtype=dtype)
-        self.qkv = Linear.empty(width, sum(self.parts) * spec.key_dim, bias=config.qkv_bias, dtype=dtype)
-        self.qk_norm = Norm(sum(self.heads), spec.key_dim, eps=eps, dtype=dtype) if config.qk_norm else None
-        self.out = Linear.empty(spec.heads * spec.key_dim, width, bias=config.out_bias, dtype=dtype)
-        self.mlp_norm = Norm(width, eps=eps, dtype=dtype)
-        self.gate_up = Linear.empty(width, 2 * config.mlp, bias=config.mlp_bias, dtype=dtype)
-        self.down = Linear.empty(config.mlp, width, bias=config.mlp_bias, dtype=dtype)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> None:
-        """Adds the two terms of this layer to x, in place."""
-        x += self.attention(self.attn_norm(x), cos, sin, attend)
-        x += self.mlp(self.mlp_norm(x))
-
-    def attention(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        qk, v = self.qkv(x).view(self.shape).split_with_sizes(self.parts, 1)
-        if self.qk_norm is not None:
-            qk = self.qk_norm(qk)
-        if self.has_rope:
-            rotate(qk, cos, sin)
-        q, k = qk.split_with_sizes(self.heads, 1)
-        return self.out(attend(self.index, q, k, v).flatten(1))
-
-    def mlp(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate).mul_(up))
+def block(config: DecoderConfig, index: int, dtype: torch.dtype, ranks: int = 1) -> Block:
+    """Made empty, on the current default device; for one of `ranks`, with the shapes of its share."""
+    family = family_of(config)
+    build = Build.of(family, config, dtype, ranks)
+    attention = family.attention.part()(config, index, build)
+    feed_forward = family.feed_forward.part()(config, index, build)
+    return Block(index, attention, feed_forward, family.names["block"].format(index))
 
 
 class Decoder(nn.Module):
@@ -99,28 +51,46 @@ class Decoder(nn.Module):
 
     sinks: Mapping[int, Tensor] = {}
     rope: Tensor
-    source: "Source | None" = None  # that its layers can be made from anew
+    source: Source | None = None  # that its layers can be made from anew
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, *, hollow: bool = False) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.family = config, family_of(config)
         self.embed = parameter(config.vocab, config.hidden, dtype=dtype)
         with torch.device("meta") if hollow else nullcontext():
-            self.layers = nn.ModuleList(Layer(i, config, dtype) for i in range(len(config.layers)))
+            self.layers = nn.ModuleList(block(config, i, dtype) for i in range(len(config.layers)))
             own = None if config.tied else parameter(config.vocab, config.hidden, dtype=dtype)
-        self.norm = Norm(config.hidden, eps=config.norm_eps, dtype=dtype)
+        self.norm: nn.Module = Build.of(self.family, config, dtype).norm(config.hidden)
         self.head: nn.Module = Linear(self.embed if own is None else own)
         table = rope_table(config.rope, config.layers[0].key_dim, config.max_context, dtype)
         self.register_buffer("rope", table, persistent=False)
 
+    @property
+    def tied(self) -> bool:
+        return self.config.tied
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [each for each in self.layers if isinstance(each, Block)]
+
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, layers: int | None = None) -> Tensor:
         """[T] -> [T, hidden] after the last norm; `layers` leaves early, after so many."""
-        x = F.embedding(ids, self.embed)
-        cos, sin = F.embedding(positions, self.rope).unsqueeze(1).chunk(2, dim=-1)
-        for layer in islice(self.layers, layers):
-            layer(x, cos, sin, attend)
-        return self.norm(x)
+        x, step = F.embedding(ids, self.embed), StepContext(positions, self.rope, attend)
+        for each in islice(self.layers, layers):
+            each.forward(x, step)
+        out: Tensor = self.norm(x)
+        return out
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab], in float32 whatever the weights are."""
         return self.head(hidden).float()
+
+    def shards(self, ranks: int) -> dict[str, Cut]:
+        """How each tensor of a checkpoint is cut over ranks. Embeddings add up, logits lie side by side."""
+        names = self.family.names
+        found = {f"{names['embed']}.weight": VOCABULARY, f"{names['norm']}.weight": WHOLE}
+        if not self.tied:
+            found[f"{names['head']}.weight"] = VOCABULARY
+        for each in self.blocks:
+            found |= each.shards(ranks)
+        return found

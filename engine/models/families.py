@@ -1,113 +1,100 @@
-"""Where the families of the native decoder differ: one short reader each. Needs no torch."""
+"""The families that the native decoder runs: each a short table of parts and names. Needs no torch."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 
-from engine.models.fields import MOST_LAYERS, MOST_TOKENS, Fields
+from engine.errors import BadInput
+from engine.models.kinds import (
+    Dense,
+    Grouped,
+    PartKind,
+    one_window,
+    unrotated,
+    windows_by_layer,
+    windows_where_unrotated,
+)
+from engine.outside import lacking
+
+GROUP = "minichat.families"  # entry points of packages that bring a family of their own
+
+# What parts ask for, and what checkpoints call it.
+NAMES: Mapping[str, str] = {
+    "embed": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "block": "model.layers.{}",
+    "attention.norm": "input_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "feed_forward.norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
-    """Where one family differs from another, and what it takes for granted."""
+class Family:
+    """What its blocks are made of, and what its config.json takes for granted."""
 
-    windows: tuple[int | None, ...]  # one a layer
-    qkv_bias: bool = False
-    out_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    unrotated: tuple[int, ...] = ()
-    head_dim: int | None = None
+    attention: PartKind
+    feed_forward: PartKind
+    names: Mapping[str, str] = field(default_factory=lambda: NAMES)
+    norm: str = ""  # an operator of one's own (layers/operators.py) instead of the root mean square
+    product: str = ""  # and one instead of the plain product
     theta: float = 10_000.0
     tied: bool = False
     start_id: int | None = None
     stop_id: int | None = None
 
 
-Reader = Callable[[Fields, int], Traits]
-FAMILIES: dict[str, Reader] = {}
+FAMILIES: dict[str, Family] = {
+    "llama": Family(
+        attention=Grouped(biased=True), feed_forward=Dense(biased=True), start_id=1, stop_id=2
+    ),
+    "mistral": Family(
+        attention=Grouped(windows=one_window), feed_forward=Dense(), start_id=1, stop_id=2
+    ),
+    "qwen2": Family(
+        attention=Grouped(windows=windows_by_layer, qkv_bias=True), feed_forward=Dense()
+    ),
+    "qwen3": Family(
+        attention=Grouped(windows=windows_by_layer, biased=True, qk_norm=True, head_dim=128),
+        feed_forward=Dense(),
+    ),
+    "smollm3": Family(
+        attention=Grouped(windows=windows_where_unrotated, unrotated=unrotated, biased=True),
+        feed_forward=Dense(biased=True), theta=2_000_000.0, tied=True, start_id=128_000, stop_id=128_001,
+    ),
+}  # fmt: skip
 
 
-def family(name: str) -> Callable[[Reader], Reader]:
-    """Registers the reader of a model_type that the native decoder can run."""
-
-    def register(reader: Reader) -> Reader:
-        FAMILIES[name] = reader
-        return reader
-
-    return register
+def register(name: str, family: Family) -> None:
+    """Adds the family of a model_type; an entry point does the same for an installed package."""
+    if (problem := lacking(family, "attention", "feed_forward", "names")) is not None:
+        raise BadInput(f"model family {name!r}: {problem}")
+    FAMILIES[name] = family
 
 
-@family("llama")
-def llama(fields: Fields, layers: int) -> Traits:
-    bias = fields.flag("attention_bias", False)
-    return Traits(
-        windows=(None,) * layers,
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=fields.flag("mlp_bias", False),
-        start_id=1,
-        stop_id=2,
-    )
+def named(name: str) -> Family | None:
+    """The family of a model_type. None: there is none, which leaves the model to transformers.
+
+    Raises for one whose package cannot be used.
+    """
+    for point in entry_points(group=GROUP, name=name) if name not in FAMILIES else ():
+        try:
+            found = point.load()
+        except (ImportError, AttributeError) as error:
+            raise BadInput(f"model family {name!r}: it cannot be imported ({error})") from error
+        register(name, found)
+    return FAMILIES.get(name)
 
 
-@family("mistral")
-def mistral(fields: Fields, layers: int) -> Traits:
-    window = _window(fields) if fields.get("sliding_window") or not fields.given("sliding_window") else None
-    return Traits(windows=(window,) * layers, start_id=1, stop_id=2)
-
-
-@family("qwen2")
-def qwen2(fields: Fields, layers: int) -> Traits:
-    return Traits(windows=_mixed_windows(fields, layers), qkv_bias=True)
-
-
-@family("qwen3")
-def qwen3(fields: Fields, layers: int) -> Traits:
-    bias = fields.flag("attention_bias", False)
-    return Traits(
-        windows=_mixed_windows(fields, layers), qkv_bias=bias, out_bias=bias, qk_norm=True, head_dim=128
-    )
-
-
-@family("smollm3")
-def smollm3(fields: Fields, layers: int) -> Traits:
-    bias = fields.flag("attention_bias", False)
-    interval = fields.whole("no_rope_layer_interval", 4, high=MOST_LAYERS)
-    rotated = fields.list("no_rope_layers", [int((i + 1) % interval != 0) for i in range(layers)])
-    if len(rotated) < layers or any(mark not in (0, 1) for mark in rotated):
-        raise fields.bad("no_rope_layers", f"must mark each of the {layers} layers with 1 (rotary) or 0")
-    unrotated = tuple(i for i in range(layers) if not rotated[i])
-    return Traits(
-        windows=_mixed_windows(fields, layers, default=lambda i: i in unrotated),
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=fields.flag("mlp_bias", False),
-        unrotated=unrotated,
-        theta=2_000_000.0,
-        tied=True,
-        start_id=128_000,
-        stop_id=128_001,
-    )
-
-
-def _window(fields: Fields) -> int:
-    return fields.whole("sliding_window", 4096, high=MOST_TOKENS)
-
-
-def _mixed_windows(
-    fields: Fields, layers: int, default: Callable[[int], bool] | None = None
-) -> tuple[int | None, ...]:
-    """Full and sliding layers side by side: by name, or by what `default` says of a layer's number."""
-    if not fields.flag("use_sliding_window", False):
-        return (None,) * layers
-    window = _window(fields)
-    if fields.get("layer_types") is None:
-        first = fields.whole("max_window_layers", 28, low=0, high=MOST_TOKENS)
-        slides = default or (lambda i: i >= first)
-        return tuple(window if slides(i) else None for i in range(layers))
-    kinds = fields.list("layer_types")
-    if len(kinds) != layers:
-        raise fields.bad("layer_types", f"must name {layers} layers, as num_hidden_layers says")
-    if any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
-        raise fields.unsupported("layer_types", "only full_attention and sliding_attention can be run")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+def names() -> list[str]:
+    """The built-in ones first."""
+    return list(dict.fromkeys((*FAMILIES, *sorted(point.name for point in entry_points(group=GROUP)))))

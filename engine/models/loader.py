@@ -5,30 +5,24 @@ import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from engine.errors import BadCheckpoint, BadInput
 from engine.models.checkpoint import FLOATS, Header, check, headers, opened, state
-from engine.models.decoder import Decoder, Layer, Linear
+from engine.models.decoder import Decoder, Linear
 from engine.models.find import Progress
-from engine.models.packing import Packing
+from engine.models.layers.block import Block
+from engine.models.layers.part import Slot
+from engine.models.packing import tensors_of
 from engine.quant.formats import Stored, stored
+from engine.quant.packing import Packing
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports keep what is computed anyway
 
-EMBEDDING = "model.embed_tokens.weight"
 # Beside quantized weights: how others round what they are multiplied with, and what they keep in the cache.
 ROUNDING = re.compile(r"\.(input|activation|output|k|v)_scale$")
-
-
-class Slot(NamedTuple):
-    """Where a tensor goes: a view into a parameter, and the shape that the file must have."""
-
-    view: Tensor
-    shape: tuple[int, ...]
 
 
 class Checkpoint:
@@ -42,10 +36,12 @@ class Checkpoint:
         `packing`: how those weights are quantized that are.
         """
         self._progress, self._packing, self._device = progress, packing, model.embed.device
+        names = model.family.names
+        self._embedding, self._head = f"{names['embed']}.weight", f"{names['head']}.weight"
         self._headers = {
             name: header
             for name, header in headers(folder).items()
-            if not HARMLESS.search(name) and not (model.config.tied and name.startswith("lm_head."))
+            if not HARMLESS.search(name) and not (model.tied and name.startswith(f"{names['head']}."))
         }
         self._states = {header.file: state(header.file) for header in self._headers.values()}
         self._shapes = {name: slot.shape for name, slot in decoder_slots(model).items()}
@@ -73,9 +69,9 @@ class Checkpoint:
             view = slots[name].view
             view.copy_(weight if isinstance(weight, Tensor) else weight.dequantized()[:, : view.shape[1]])
 
-    def fill(self, part: Layer | Linear) -> None:
+    def fill(self, part: Block | Linear) -> None:
         """A layer, or the head."""
-        self.read(named_slots(part) if isinstance(part, Layer) else head_slots(part))
+        self.read(dict(part.slots()) if isinstance(part, Block) else {self._head: whole(part.weight)})
 
     def weights(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor | Stored]]:
         """What these slots are filled from, as it is stored; file by file."""
@@ -113,9 +109,9 @@ class Checkpoint:
     def _find_packed(self) -> Iterator[tuple[str, list[str]]]:
         for slot, shape in self._shapes.items():
             product, _, kind = slot.rpartition(".")
-            if self._packing is None or kind != "weight" or len(shape) != 2 or slot == EMBEDDING:
+            if self._packing is None or kind != "weight" or len(shape) != 2 or slot == self._embedding:
                 continue
-            if names := self._packing.tensors(self._headers, product, (shape[0], shape[1])):
+            if names := tensors_of(self._packing, self._headers, product, (shape[0], shape[1])):
                 yield slot, names
 
     def _check(self, folder: Path) -> None:
@@ -141,54 +137,25 @@ class Checkpoint:
 
 
 def decoder_slots(model: Decoder) -> dict[str, Slot]:
-    """Every tensor that a checkpoint of the Llama family has, by its name there."""
+    """Every tensor that a checkpoint of it has, by its name there."""
     slots = outer_slots(model)
-    if not model.config.tied:
-        slots |= head_slots(model.head)
-    for layer in model.layers:
-        assert isinstance(layer, Layer)
-        slots |= named_slots(layer)
+    if not model.tied:
+        slots |= head_slots(model, model.head)
+    for each in model.blocks:
+        slots |= dict(each.slots())
     return slots
-
-
-def named_slots(layer: Layer) -> dict[str, Slot]:
-    return {f"model.layers.{layer.index}.{name}": slot for name, slot in layer_slots(layer)}
 
 
 def outer_slots(model: Decoder) -> dict[str, Slot]:
     """Those that no scheme touches."""
-    return {EMBEDDING: whole(model.embed), "model.norm.weight": whole(model.norm.weight)}
+    names, norm = model.family.names, model.norm.weight
+    assert isinstance(norm, Tensor)
+    return {f"{names['embed']}.weight": whole(model.embed), f"{names['norm']}.weight": whole(norm)}
 
 
-def head_slots(head: nn.Module) -> dict[str, Slot]:
+def head_slots(model: Decoder, head: nn.Module) -> dict[str, Slot]:
     assert isinstance(head, Linear), "it has been quantized"
-    return {"lm_head.weight": whole(head.weight)}
-
-
-def layer_slots(layer: Layer) -> Iterator[tuple[str, Slot]]:
-    for linear, rows in products_of(layer).values():
-        for kind, fused in linear.named_parameters():
-            for name, part in zip(rows, fused.split(tuple(rows.values())), strict=True):
-                yield f"{name}.{kind}", whole(part)
-    yield "input_layernorm.weight", whole(layer.attn_norm.weight)
-    yield "post_attention_layernorm.weight", whole(layer.mlp_norm.weight)
-    if layer.qk_norm is not None:  # one scale for all queries, another for all keys
-        dim = layer.shape[-1]
-        for name, part in zip(("q_norm", "k_norm"), layer.qk_norm.weight.split(layer.heads), strict=True):
-            yield f"self_attn.{name}.weight", Slot(part, (dim,))
-
-
-def products_of(layer: Layer) -> dict[str, tuple[nn.Module, dict[str, int]]]:
-    """Of a layer that is new, by their names there: products, and outputs by the names of a checkpoint."""
-    dim = layer.shape[-1]
-    queries, keys = (heads * dim for heads in layer.heads)
-    width, mlp = layer.down.weight.shape
-    return {
-        "qkv": (layer.qkv, {"self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": keys}),
-        "out": (layer.out, {"self_attn.o_proj": width}),
-        "gate_up": (layer.gate_up, {"mlp.gate_proj": mlp, "mlp.up_proj": mlp}),
-        "down": (layer.down, {"mlp.down_proj": width}),
-    }
+    return {f"{model.family.names['head']}.weight": whole(head.weight)}
 
 
 def whole(view: Tensor) -> Slot:

@@ -4,23 +4,17 @@ Which of them are is for the files to say: a weight that a list leaves out lies 
 Needs no torch.
 """
 
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from engine.errors import BadCheckpoint
 from engine.models.checkpoint import FLOATS, Header, check
 from engine.models.fields import MOST_WIDTH, Fields
+from engine.quant.packing import BITS, BLOCK, NUMBERS, STEPS, Packing
 
-Method = Literal["gptq", "awq", "fp8"]
-
-BITS = 4  # of a number of gptq and awq
-NUMBERS = 32 // BITS  # of them in one number of a file
-BLOCK = 128  # rows and columns that share a scale, in fp8 by blocks
-STEPS = (128, 64, 32)  # inputs of a scale that our products take; a longer group is several such
 KNOWN = "gptq, awq, fp8 and compressed-tensors can be loaded"
 
 
-class Part(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor that a quantized weight is made of."""
 
     kinds: tuple[str, ...]
@@ -28,71 +22,52 @@ class Part(NamedTuple):
     needed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """What has to be known to read a quantized weight."""
+def tensors_of(
+    packing: Packing, headers: dict[str, Header], product: str, shape: tuple[int, int]
+) -> list[str]:
+    """The tensors that a weight [outputs, inputs] is made of; none where it is not quantized.
 
-    method: Method
-    group: int = 0  # of gptq and awq: inputs of a scale; 0: all that an output has
-    ordered: bool = False  # of gptq: groups are of inputs that lie apart, and `g_idx` tells which
-    decremented: bool = False  # of gptq: zeros are stored less one
-    blocks: bool = False  # of fp8: a scale for each block, not for each output or for all
+    Raises where they are not as they have to be.
+    """
+    mark = f"{product}.weight" if packing.method == "fp8" else f"{product}.qweight"
+    if mark not in headers or (packing.method == "fp8" and headers[mark].kind != "F8_E4M3"):
+        return []
+    if packing.method != "fp8" and any(side % NUMBERS for side in shape):
+        raise BadCheckpoint(f"{headers[mark].file}: {mark} is of {list(shape)}, no multiples of {NUMBERS}")
+    found = []
+    for suffix, part in _parts(packing, *shape).items():
+        if (name := f"{product}.{suffix}") in headers:
+            check(name, headers[name], part.kinds, part.shapes)
+            found.append(name)
+        elif part.needed:
+            raise BadCheckpoint(f"{headers[mark].file}: {mark} is there, and {name} is missing")
+    if packing.method == "fp8" and len(found) != 2:
+        scale = f"{product}.weight_scale"
+        raise BadCheckpoint(f"{headers[mark].file}: {mark} has to have either {scale} or {scale}_inv")
+    return found
 
-    @property
-    def step(self) -> int:
-        """Inputs of a scale as our products have it."""
-        return next(step for step in STEPS if self.group % step == 0)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What the scheme is called whose products take its numbers as they are."""
-        return ("fp8",) if self.method == "fp8" else ("int4", f"int4-{self.step}")
-
-    def tensors(self, headers: dict[str, Header], product: str, shape: tuple[int, int]) -> list[str]:
-        """Those that a weight [outputs, inputs] is made of; none where it is not quantized.
-
-        Raises where they are not as they have to be.
-        """
-        mark = f"{product}.weight" if self.method == "fp8" else f"{product}.qweight"
-        if mark not in headers or (self.method == "fp8" and headers[mark].kind != "F8_E4M3"):
-            return []
-        if self.method != "fp8" and any(side % NUMBERS for side in shape):
-            raise BadCheckpoint(
-                f"{headers[mark].file}: {mark} is of {list(shape)}, no multiples of {NUMBERS}"
-            )
-        found = []
-        for suffix, part in self._parts(*shape).items():
-            if (name := f"{product}.{suffix}") in headers:
-                check(name, headers[name], part.kinds, part.shapes)
-                found.append(name)
-            elif part.needed:
-                raise BadCheckpoint(f"{headers[mark].file}: {mark} is there, and {name} is missing")
-        if self.method == "fp8" and len(found) != 2:
-            scale = f"{product}.weight_scale"
-            raise BadCheckpoint(f"{headers[mark].file}: {mark} has to have either {scale} or {scale}_inv")
-        return found
-
-    def _parts(self, outputs: int, inputs: int) -> dict[str, Part]:
-        """What a weight of that shape has to be made of."""
-        if self.method == "fp8":
-            blocks = -(-outputs // BLOCK), -(-inputs // BLOCK)
-            shapes = (blocks,) if self.blocks else ((), (1,), (1, 1), (outputs,), (outputs, 1))
-            scale = Part(tuple(FLOATS), shapes, needed=False)  # one of two names
-            return {
-                "weight": Part(("F8_E4M3",), ((outputs, inputs),)),
-                "weight_scale": scale,
-                "weight_scale_inv": scale,
-            }
-        groups = -(-inputs // self.group) if self.group else 1
-        along, across = (inputs // NUMBERS, outputs), (inputs, outputs // NUMBERS)
-        found = {
-            "qweight": Part(("I32",), (along if self.method == "gptq" else across,)),
-            "qzeros": Part(("I32",), ((groups, outputs // NUMBERS),)),
-            "scales": Part(tuple(FLOATS), ((groups, outputs),)),
+def _parts(packing: Packing, outputs: int, inputs: int) -> dict[str, StoredTensor]:
+    """What a weight of that shape has to be made of."""
+    if packing.method == "fp8":
+        blocks = -(-outputs // BLOCK), -(-inputs // BLOCK)
+        shapes = (blocks,) if packing.blocks else ((), (1,), (1, 1), (outputs,), (outputs, 1))
+        scale = StoredTensor(tuple(FLOATS), shapes, needed=False)  # one of two names
+        return {
+            "weight": StoredTensor(("F8_E4M3",), ((outputs, inputs),)),
+            "weight_scale": scale,
+            "weight_scale_inv": scale,
         }
-        if self.method == "gptq":
-            found["g_idx"] = Part(("I32", "I64"), ((inputs,),), needed=self.ordered)
-        return found
+    groups = -(-inputs // packing.group) if packing.group else 1
+    along, across = (inputs // NUMBERS, outputs), (inputs, outputs // NUMBERS)
+    found = {
+        "qweight": StoredTensor(("I32",), (along if packing.method == "gptq" else across,)),
+        "qzeros": StoredTensor(("I32",), ((groups, outputs // NUMBERS),)),
+        "scales": StoredTensor(tuple(FLOATS), ((groups, outputs),)),
+    }
+    if packing.method == "gptq":
+        found["g_idx"] = StoredTensor(("I32", "I64"), ((inputs,),), needed=packing.ordered)
+    return found
 
 
 def packing(fields: Fields) -> Packing | None:

@@ -1,6 +1,5 @@
 """Which code runs which model_type, and the one call that gives a model ready to run."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,14 +8,16 @@ from engine.config import DTypeName, ModelConfig, ModelPlace
 from engine.errors import BadInput
 from engine.models.base import LanguageModel
 from engine.models.config_json import read_config
-from engine.models.decoder import Decoder, Layer, Linear
-from engine.models.families import FAMILIES
+from engine.models.decoder import Decoder
+from engine.models.families import named as family_named
 from engine.models.fields import Fields
 from engine.models.find import Progress
+from engine.models.layers.block import Block
 from engine.models.loader import Checkpoint, outer_slots, random_weights
 from engine.models.packing import packing
 from engine.models.source import PlainSource, settle
 from engine.models.stored import StoredSource
+from engine.quant.linear import Linear
 from engine.quant.registry import named
 
 
@@ -44,21 +45,6 @@ class Order:
         return self.max_context or config.max_context
 
 
-Builder = Callable[[Order], LanguageModel]
-BUILDERS: dict[str, Builder] = {}
-
-
-def builds(*model_types: str) -> Callable[[Builder], Builder]:
-    """Registers what makes the models of these types."""
-
-    def register(builder: Builder) -> Builder:
-        BUILDERS.update(dict.fromkeys(model_types, builder))
-        return builder
-
-    return register
-
-
-@builds(*FAMILIES)
 def native(order: Order) -> LanguageModel:
     config = read_config(order.place.folder)
     config = replace(config, max_context=order.context_of(config))
@@ -71,11 +57,11 @@ def native(order: Order) -> LanguageModel:
     packed = packing(Fields.read(order.place.folder / "config.json"))
     checkpoint = None if order.dummy else Checkpoint(model, order.place.folder, order.progress, packed)
 
-    def fill(part: Layer | Linear) -> None:
+    def fill(part: Block | Linear) -> None:
         if checkpoint is not None:
             checkpoint.fill(part)
         else:
-            name = f"layers.{part.index}" if isinstance(part, Layer) else "head"
+            name = f"layers.{part.index}" if isinstance(part, Block) else "head"
             random_weights(part, order.seed, name)
 
     def check() -> None:
@@ -121,7 +107,7 @@ def load_model(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> LanguageModel:
-    """The model on its device. What has no native builder goes by way of transformers."""
+    """The model on its device. What is of no native family goes by way of transformers."""
     order = Order(
         place=place,
         device=torch.device(device),
@@ -133,4 +119,4 @@ def load_model(
         progress=progress,
     )
     model_type = Fields.read(place.folder / "config.json").text("model_type")
-    return BUILDERS.get(model_type, bridged)(order)
+    return bridged(order) if family_named(model_type) is None else native(order)

@@ -2,38 +2,18 @@
 when the scheme in which weights are kept changes."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import nn
 
 from engine.config import DecoderConfig
 from engine.errors import BadInput
-from engine.kernels.mirrored import MirroredNorm
-from engine.models.decoder import Layer, Linear, Norm
+from engine.models.decoder import block
+from engine.models.layers.block import Block
+from engine.models.layers.norm import Norm
 from engine.quant.base import Scheme
+from engine.quant.linear import Linear
 from engine.quant.registry import choose, of_head
-
-
-class Source(Protocol):
-    """Makes layers and the head from the exact weights, whatever the present ones are kept as."""
-
-    device: torch.device
-    dtype: torch.dtype
-
-    def scheme(self, name: str) -> Scheme:
-        """The scheme of that name, if it runs here; `none` is what the checkpoint has."""
-
-    def check(self) -> None:
-        """Raises where the exact weights are no longer to be had."""
-
-    def layer(self, index: int, scheme: Scheme) -> Layer: ...
-
-    def of_head(self, scheme: Scheme) -> Scheme:
-        """What `head` keeps it in, beside layers of that scheme."""
-
-    def head(self, scheme: Scheme) -> nn.Module:
-        """Of a model whose head is not the embedding's table."""
 
 
 class PlainSource:
@@ -44,7 +24,7 @@ class PlainSource:
         config: DecoderConfig,
         dtype: torch.dtype,
         device: torch.device,
-        fill: Callable[[Layer | Linear], None],
+        fill: Callable[[Block | Linear], None],
         check: Callable[[], None],
     ) -> None:
         """`fill`: a layer, or the head. `check`: that it still can."""
@@ -54,7 +34,7 @@ class PlainSource:
     def scheme(self, name: str) -> Scheme:
         return choose(name, self.device, self.dtype)
 
-    def layer(self, index: int, scheme: Scheme) -> Layer:
+    def layer(self, index: int, scheme: Scheme) -> Block:
         layer = empty_layer(index, self.config, self.dtype, self.device)
         self._fill(layer)
         settle(layer, scheme)
@@ -70,10 +50,10 @@ class PlainSource:
         return self.of_head(scheme).make(head.weight, head.bias)
 
 
-def empty_layer(index: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Layer:
+def empty_layer(index: int, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> Block:
     try:
         with device:
-            return Layer(index, config, dtype).eval()
+            return block(config, index, dtype).eval()
     except RuntimeError as error:
         raise BadInput(f"layer {index} does not fit on {device}: {error}") from error
 
@@ -92,6 +72,6 @@ def settle(module: nn.Module, scheme: Scheme) -> None:
     for owner in list(module.modules()):
         for name, child in list(owner.named_children()):
             if isinstance(child, Linear):
-                setattr(owner, name, scheme.make(child.weight, child.bias))
-            elif isinstance(child, Norm) and child.weight.device.type == "cpu":
-                setattr(owner, name, MirroredNorm(child.weight, child.eps))
+                setattr(owner, name, child.settled(scheme))
+            elif isinstance(child, Norm):
+                setattr(owner, name, child.settled())

@@ -1,16 +1,15 @@
 """Layers and a head from weights that a checkpoint has quantized already."""
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 
-from engine.models.decoder import Layer, Linear
-from engine.models.loader import Checkpoint, named_slots, products_of
-from engine.models.packing import Packing
+from engine.models.layers.block import Block
+from engine.models.loader import Checkpoint
 from engine.models.source import PlainSource, empty_layer, settle
 from engine.quant.base import Scheme
 from engine.quant.formats import Stored, own, product
+from engine.quant.linear import Linear
+from engine.quant.packing import Packing
 from engine.quant.registry import choose, named
 
 
@@ -31,7 +30,7 @@ class StoredSource:
         scheme = choose(name, self.device, self.dtype)
         return self._own if name in self._names else scheme
 
-    def layer(self, index: int, scheme: Scheme) -> Layer:
+    def layer(self, index: int, scheme: Scheme) -> Block:
         return self._as_stored(index) if scheme is self._own else self._plain.layer(index, scheme)
 
     def of_head(self, scheme: Scheme) -> Scheme:
@@ -42,20 +41,25 @@ class StoredSource:
         return self._plain.head(named("none") if scheme is self._own else scheme)
 
     @torch.no_grad()
-    def _as_stored(self, index: int) -> Layer:
+    def _as_stored(self, index: int) -> Block:
         """What the checkpoint has plain stays plain."""
         layer = empty_layer(index, self._plain.config, self.dtype, self.device)
-        slots, kept = named_slots(layer), dict[str, Stored]()
+        slots, kept = dict(layer.slots()), dict[str, Stored]()
         for name, weight in self._checkpoint.weights(slots):
             if isinstance(weight, Tensor):
                 slots[name].view.copy_(weight)
             else:
                 kept[name] = weight
-        for attribute, (linear, rows) in products_of(layer).items():
-            names = [f"model.layers.{index}.{name}.weight" for name in rows]
-            if not kept.keys().isdisjoint(names):
+        for part in layer.parts:
+            for attribute, pieces in part.pieces().items():
+                linear, names = getattr(part, attribute), [layer.named(f"{it.name}.weight") for it in pieces]
+                if not isinstance(linear, Linear) or kept.keys().isdisjoint(names):
+                    continue
+                if not linear.quantizes:
+                    for name in kept.keys() & names:
+                        slots[name].view.copy_(kept[name].dequantized()[:, : linear.weight.shape[1]])
+                    continue
                 parts = [kept[name] if name in kept else slots[name].view.clone() for name in names]
-                weight, bias = cast(Linear, linear).weight, cast(Linear, linear).bias
-                setattr(layer, attribute, product(parts, bias, weight.shape[1], self.dtype))
+                setattr(part, attribute, product(parts, linear.bias, linear.weight.shape[1], self.dtype))
         settle(layer, named("none"))
         return layer

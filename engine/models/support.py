@@ -6,7 +6,7 @@ from pathlib import Path
 from engine.errors import EngineError
 from engine.models.checkpoint import shards
 from engine.models.config_json import read_config, refuse_quantized
-from engine.models.families import FAMILIES
+from engine.models.families import named
 from engine.models.fields import Fields
 
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # that predict tokens
@@ -29,7 +29,7 @@ def support(folder: Path) -> Support:
     try:
         fields = Fields.read(file)
         family = fields.text("model_type")
-        native = family in FAMILIES
+        native = named(family) is not None
         files = shards(folder)
         size = sum(each.stat().st_size for each in files)
         if native:

@@ -72,7 +72,7 @@ def _as_it_is(function: Any = None, **_: Any) -> Any:
 def missing() -> str | None:
     """Looks for it, and does not import it: that takes seconds, and whoever lists the schemes has no time."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        return "the library bitsandbytes is not installed; `pip install minichat[bitsandbytes]` brings it"
+        return "the library bitsandbytes is not installed; `pip install bitsandbytes` brings it"
     return None
 
 

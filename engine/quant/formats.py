@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from engine.errors import BadCheckpoint
-from engine.models.decoder import Linear
-from engine.models.packing import BLOCK, Packing
 from engine.quant import fp8, int4
 from engine.quant.base import Scheme
 from engine.quant.fp8 import Scaled
 from engine.quant.int4 import Grouped, Int4
+from engine.quant.linear import Linear
+from engine.quant.packing import BLOCK, Packing
 from engine.quant.plain import parameter_of
 from engine.quant.registry import named
 from engine.quant.shapes import rounded_up

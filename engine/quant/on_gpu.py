@@ -2,29 +2,33 @@
 
 Few rows have kernels that read the numbers as they lie, and a single one may have another; many rows are
 multiplied with a weight that is spread out on the way. The first two can be parts of the fused decoder
-(models/fused.py), `vector` with what stands before and behind a product.
+(launched.py), `vector` with what stands before and behind a product.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.cache.store import KVLayer
 from engine.kernels import nibble_row, nibbles, products
 from engine.kernels.norm import Normed
+from engine.kernels.rotary import turn
 from engine.kernels.rounded import rounded
 from engine.kernels.spread import spread_bytes, spread_nibbles
 from engine.quant.fp8 import ScaledFp8
 from engine.quant.int4 import Grouped, in_place
+from engine.quant.launched import Called, Product, Rotation
+from engine.quant.linear import Launcher
 from engine.quant.shapes import rounded_up, side_by_side
 
 SPREAD = 2**27  # numbers of a weight that are spread out at a time: more than a layer's, less than a head's
 
 
-class OnGpu(nn.Module, ABC):
+class OnGpu(nn.Module, Product):
     """What the products here have in common: [parts, rows, outputs] of few rows, and biases."""
 
     bias: Tensor | None
@@ -33,6 +37,9 @@ class OnGpu(nn.Module, ABC):
     def fused(self) -> bool:
         """Whether `parts` says all of it."""
         return self.bias is None
+
+    def launched(self, gpu: Launcher) -> Product:
+        return self if self.fused else Called(self)
 
     @abstractmethod
     def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
@@ -44,12 +51,13 @@ class OnGpu(nn.Module, ABC):
         return out if self.bias is None else out + self.bias
 
 
-class WithVector(OnGpu, ABC):
+class WithVector(OnGpu):
     """A single row has a kernel of its own, which does what stands around the product too."""
 
+    single = True
+
     @abstractmethod
-    def vector(self, x: Tensor, **around: Any) -> Tensor:
-        """One row, as products.vector takes it."""
+    def vector(self, x: Tensor, **around: Any) -> Tensor: ...
 
 
 class ByteProduct(WithVector):
@@ -129,6 +137,28 @@ class NibbleProduct(OnGpu):
 
     def joined(self, stream: Tensor, x: Tensor, scale: Tensor, eps: float, *, early: bool = False) -> Normed:
         return nibble_row.joined_row(stream, x, self.words, self.grid, self.eye, scale, eps, early=early)
+
+    def gates(self, rows: int) -> bool:
+        return self.finishes(rows)
+
+    def gated(self, x: Normed, *, early: bool = False) -> Tensor:
+        if self.finishes(len(x.values)):
+            return self.row(x, gated=True, early=early)
+        return super().gated(x, early=early)
+
+    def rotates(self, rows: int, layer: KVLayer) -> bool:
+        return self.finishes(rows)
+
+    def rotated(self, x: Normed, around: Rotation, *, early: bool = False) -> Tensor:
+        if self.finishes(len(x.values)):
+            parts = self.row(x, early=early).unsqueeze(0)
+            return turn(parts, *around, dtype=x.values.dtype, early=early)
+        return super().rotated(x, around, early=early)
+
+    def added(
+        self, stream: Tensor, x: Tensor, norm_weight: Tensor, eps: float, *, early: bool = False
+    ) -> Normed | None:
+        return self.joined(stream, x, norm_weight, eps, early=early) if self.finishes(len(stream)) else None
 
     def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
         if self.order is not None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels.packed import PackedLinear, why_not
-from engine.models.decoder import Linear
+from engine.quant.linear import Linear
 from engine.quant.registry import register
 
 

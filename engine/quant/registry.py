@@ -38,7 +38,8 @@ def names() -> list[str]:
 
 def named(name: str) -> Scheme:
     if (problem := _load(name)) is not None:
-        raise BadInput(f"quantization {name!r}: {problem}; there are {', '.join(names())}")
+        known = ", ".join(names())
+        raise BadInput(f"quantization {name!r}: {problem}; there are {known}", field="scheme", value=name)
     return SCHEMES[name]
 
 
@@ -51,7 +52,7 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> Scheme:
     """The scheme of that name, if it runs there."""
     scheme = named(name)
     if (problem := scheme.why_not(device, dtype)) is not None:
-        raise BadInput(f"quantization {name!r}: {problem}")
+        raise BadInput(f"quantization {name!r}: {problem}", field="scheme", value=name)
     return scheme
 
 

@@ -4,24 +4,27 @@ Each is drawn with the number that its place in the reply will be drawn with, so
 very token even of a sampled reply.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch, attending
 from engine.cache.store import KVStore
+from engine.errors import BadWire
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
-from engine.request import Request
 from engine.runner.batch import BatchBuilder
-from engine.scheduling.plan import Plan, Row
+from engine.scheduling.step import LAST, Row, Rows, SlotTokens
 
 PIECE = 512  # tokens that a draft model takes in at a time, where it has a prompt to catch up on
 
 # (logits, slots, rows) -> tokens, kept as each slot's last
-Draw = Callable[[Tensor, Tensor, list[Row]], Tensor]
+Draw = Callable[[Tensor, Tensor, Rows], Tensor]
+
+Turn = tuple[Row, Sequence[int]]  # a row of the drafter's, and its tokens
 
 
 class EarlyExit:
@@ -33,10 +36,13 @@ class EarlyExit:
     def serve(self, store: KVStore) -> None:
         """The cache has another form now: it is the very same."""
 
-    def begin(self, row: Row, request: Request) -> Row:
-        return Row(row.request, row.slot, row.start, 1, True)
+    def read(self, tokens: SlotTokens) -> None:
+        """The model's own cache holds them."""
 
-    def saw(self, row: Row, request: Request, drafts: tuple[int, ...]) -> None:
+    def begin(self, row: Row, token: int) -> Turn:
+        return Row(row.request, row.slot, row.start, 1, True), [token]
+
+    def saw(self, row: Row, drafts: tuple[int, ...]) -> None:
         """Its cache is written again by the step itself."""
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -47,24 +53,22 @@ class EarlyExit:
         return self._model.logits(hidden)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Held:
-    """What a slot of the draft's cache holds: a request's first tokens, then drafts."""
+    """A slot: its tokens, and how many of them, and then which drafts, the draft model's cache holds."""
 
-    request: int
-    preemptions: int
-    known: int
-    drafts: tuple[int, ...]
+    tokens: list[int]
+    known: int = 0
+    drafts: tuple[int, ...] = ()
 
-    def right(self, request: Request) -> int:
-        """How many of its cells are those of the request's tokens."""
-        if (self.request, self.preemptions) != (request.id, request.preemptions):
-            return 0  # other blocks
-        said = request.tokens[self.known : self.known + len(self.drafts)]
-        for at, (draft, token) in enumerate(zip(self.drafts, said, strict=False)):
+    @property
+    def right(self) -> int:
+        """How many cells of the cache are those of the slot's tokens."""
+        text = self.tokens[self.known : self.known + len(self.drafts)]
+        for at, (draft, token) in enumerate(zip(self.drafts, text, strict=False)):
             if draft != token:
                 return self.known + at
-        return min(self.known + len(self.drafts), len(request.tokens))
+        return min(self.known + len(self.drafts), len(self.tokens))
 
 
 class SmallModel:
@@ -79,7 +83,8 @@ class SmallModel:
         """A cache with as many blocks as that one, which holds nothing."""
         blocks, block_size = store.layers[0].keys.shape[:2]
         first = next(self.model.parameters())
-        self._held.clear()
+        for held in self._held.values():
+            held.known, held.drafts = 0, ()
         self.store = KVStore(
             self.model.config.layers,
             blocks=blocks,
@@ -90,14 +95,33 @@ class SmallModel:
             sinks=self.model.sinks,
         )
 
-    def begin(self, row: Row, request: Request) -> Row:
+    def read(self, tokens: SlotTokens) -> None:
+        """Behind those it has read of the slot; or from the first on, of a new owner with other blocks."""
+        if tokens.at == 0:
+            self._held[tokens.slot] = _Held(list(tokens.tokens))
+            return
+        held = self._held.get(tokens.slot)
+        if held is None or tokens.at > len(held.tokens):
+            raise BadWire(
+                f"the step has tokens of slot {tokens.slot} from {tokens.at} on, without those before"
+            )
+        held.tokens[tokens.at :] = tokens.tokens
+
+    def begin(self, row: Row, token: int) -> Turn:
         """From where its cache ends up to the row's token."""
         held = self._held.get(row.slot)
-        start = min(held.right(request) if held else 0, row.start)
-        return Row(row.request, row.slot, start, row.start + 1 - start, True)
+        if held is None or len(held.tokens) != row.start + 1:
+            raise BadWire(
+                f"the step drafts in slot {row.slot} from {row.start} on, without the tokens before"
+            )
+        start = min(held.right, row.start)
+        return Row(row.request, row.slot, start, row.start + 1 - start, True), held.tokens[
+            start : row.start + 1
+        ]
 
-    def saw(self, row: Row, request: Request, drafts: tuple[int, ...]) -> None:
-        self._held[row.slot] = _Held(request.id, request.preemptions, row.start + 1, drafts[:-1])
+    def saw(self, row: Row, drafts: tuple[int, ...]) -> None:
+        held = self._held[row.slot]
+        held.known, held.drafts = row.start + 1, drafts[:-1]
 
     def hidden(self, batch: Batch) -> Tensor:
         attend = attending(self._attention, self.store.layers, batch)
@@ -112,28 +136,26 @@ Drafter = EarlyExit | SmallModel
 
 def drafts_of(
     drafter: Drafter,
-    rows: Sequence[Row],
-    requests: Mapping[int, Request],
+    rows: Sequence[tuple[Row, int]],
     batches: BatchBuilder,
     last_ids: Tensor,
     draw: Draw,
 ) -> dict[int, tuple[int, ...]]:
-    """By request, as many drafts as its row has room for."""
-    wanted = {row.request: row.drafted for row in rows}
-    turns = [
-        _caught_up(drafter, drafter.begin(row, requests[row.request]), batches, last_ids) for row in rows
-    ]
+    """By request, as many drafts as its row has room for. `rows`: each with its token."""
+    wanted = {row.request: row.drafted for row, _ in rows}
+    turns = [_caught_up(drafter, drafter.begin(row, token), batches, last_ids) for row, token in rows]
     drawn: list[tuple[list[Row], Tensor]] = []
     while turns:
-        turns.sort(key=lambda row: row.length > 1)
-        laid = batches.build(_plan(turns), last_ids)
-        hidden = drafter.hidden(laid.batch)
-        if laid.ends is not None:
-            hidden = hidden[laid.ends]
-        drawn.append((turns, draw(drafter.logits(hidden), laid.slots, turns)))
+        turns.sort(key=lambda turn: turn[0].length > 1)
+        of = Rows.of([row for row, _ in turns])
+        batch, ends, slots = _laid(of, turns, batches, last_ids)
+        hidden = drafter.hidden(batch)
+        if ends is not None:
+            hidden = hidden[ends]
+        drawn.append((list(of), draw(drafter.logits(hidden), slots, of)))
         turns = [
-            Row(row.request, row.slot, row.start + row.length, 1, True)
-            for row in turns
+            (Row(row.request, row.slot, row.start + row.length, 1, True), [LAST])
+            for row, _ in turns
             if wanted[row.request] > len(drawn)
         ]
     found: dict[int, tuple[int, ...]] = {}
@@ -141,20 +163,25 @@ def drafts_of(
     for made, _ in drawn:
         for row in made:
             found[row.request] = (*found.get(row.request, ()), next(tokens))
-    for row in rows:
-        drafter.saw(row, requests[row.request], found[row.request])
+    for row, _ in rows:
+        drafter.saw(row, found[row.request])
     return found
 
 
-def _caught_up(drafter: Drafter, row: Row, batches: BatchBuilder, last_ids: Tensor) -> Row:
+def _caught_up(drafter: Drafter, turn: Turn, batches: BatchBuilder, last_ids: Tensor) -> Turn:
     """The last piece of what the drafter has to take in; those before it are done."""
+    row, tokens = turn
     while row.length > PIECE:
-        piece = Row(row.request, row.slot, row.start, PIECE, False)
-        drafter.hidden(batches.build(_plan([piece]), last_ids).batch)
+        piece = (Row(row.request, row.slot, row.start, PIECE, False), tokens[:PIECE])
+        drafter.hidden(_laid(Rows.of([piece[0]]), [piece], batches, last_ids)[0])
         row = Row(row.request, row.slot, row.start + PIECE, row.length - PIECE, True)
-    return row
+        tokens = tokens[PIECE:]
+    return row, tokens
 
 
-def _plan(rows: Sequence[Row]) -> Plan:
-    single = sum(row.length == 1 for row in rows)
-    return Plan(0, tuple(rows), single, sum(row.length for row in rows))
+def _laid(
+    rows: Rows, turns: Sequence[Turn], batches: BatchBuilder, last_ids: Tensor
+) -> tuple[Batch, Tensor | None, Tensor]:
+    ids = np.concatenate([np.asarray(tokens, np.int64) for _, tokens in turns])
+    laid = batches.build(rows, ids, int((rows.lengths == 1).sum()), last_ids)
+    return laid.batch, laid.ends, laid.slots

@@ -1,16 +1,14 @@
 """Tokens for the rows of a step: by kernels where they know how, else by the sampler of all devices."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.grammar.grammars import Grammars
-from engine.request import Request
 from engine.runner.graphs import Draws, Stage, asked_of, biases_of
-from engine.runner.protocol import BAD
+from engine.runner.protocol import BAD, Masks
 from engine.runner.results import Drawn
 from engine.runner.staging import upload
 from engine.sampling.allowed import forbid
@@ -18,33 +16,29 @@ from engine.sampling.candidates import candidates
 from engine.sampling.logprobs import Logprobs
 from engine.sampling.rows import RowsView, SamplingRows, Wanted
 from engine.sampling.sampler import sample
-from engine.scheduling.plan import Row
+from engine.scheduling.step import Rows, SlotSampling
 
 
 class Drawing:
-    """Owns how each slot samples, and what it has drawn last."""
+    """Owns how each slot samples, and what it has drawn last. Steps say what changes."""
 
-    def __init__(
-        self,
-        *,
-        requests: Mapping[int, Request],
-        slots: int,
-        vocab: int,
-        stop_ids: frozenset[int],
-        grammars: Grammars | None,
-        device: torch.device,
-    ) -> None:
-        self._requests, self._stop_ids, self._grammars, self._device = requests, stop_ids, grammars, device
+    def __init__(self, *, slots: int, vocab: int, stop_ids: frozenset[int], device: torch.device) -> None:
+        self._stop_ids, self._device = stop_ids, device
         self._sampling = SamplingRows(slots, vocab, device)
-        self._stamps = [-1] * slots  # of what each slot's sampling is set for
+        self._origins = np.zeros(slots, np.int64)  # where each slot's reply begins
+        self._changed: dict[int, SlotSampling] = {}
         self.last_ids = torch.zeros(slots + 1, dtype=torch.int64, device=device)  # the last one is padding's
 
-    def wanted(self, rows: Sequence[Row]) -> Wanted | None:
+    def apply(self, changes: Iterable[SlotSampling]) -> None:
+        """From the next rows on. Applied again after drafts, which were counted as if they were text."""
+        self._changed |= {each.slot: each for each in changes}
+
+    def wanted(self, rows: Rows) -> Wanted | None:
         """How the rows draw, for kernels; None where only the sampler knows how."""
         return self._sampling.wanted(*self._settle(rows))
 
-    def view(self, rows: Sequence[Row], ahead: Sequence[tuple[int, int]] = ()) -> RowsView:
-        """The same for the sampler. `ahead`: which drafts stand before a row, as (row, token)."""
+    def view(self, rows: Rows, ahead: Sequence[tuple[int, int]] = ()) -> RowsView:
+        """The same for the sampler. `ahead`: which drafts come before a row, as (row, token)."""
         return self._sampling.view(*self._settle(rows), ahead)
 
     def by_stage(self, stage: Stage, logits: Tensor, slots: Tensor, wanted: Wanted) -> Drawn:
@@ -63,61 +57,50 @@ class Drawing:
         self,
         logits: Tensor,
         slots: Tensor,
-        rows: Sequence[Row],
+        rows: Rows,
         *,
         ahead: Sequence[tuple[int, int]] = (),
         logprobs: bool = True,
+        masks: Masks | None = None,
     ) -> Drawn:
-        view = self.view(rows, ahead)
+        """May be called again with the same logits after it has found no memory."""
+        view, of = self.view(rows, ahead), rows.slots.tolist()
         if not logprobs:
             view = replace(view, logprobs=())
-        self._keep_to_grammars(logits, rows)
+        if masks is not None and masks.slots:  # none: those rows have ended
+            place = {slot: at for at, slot in enumerate(of)}
+            forbid(logits, [place[slot] for slot in masks.slots], masks.bits)
         sampled = sample(logits, view)
         likeliest = candidates(logits, view) if view.candidates else None
         drawn = Drawn(sampled.ids.masked_fill(sampled.bad, BAD), sampled.logprobs, likeliest)
         # Last of all, so that a step without memory for the rest can be computed again.
         self.last_ids[slots] = sampled.ids
-        self._sampling.note([row.slot for row in rows], sampled.ids)
+        self._sampling.note(of, sampled.ids)
         return drawn
 
-    def guess(self, logits: Tensor, slots: Tensor, rows: list[Row]) -> Tensor:
+    def guess(self, logits: Tensor, slots: Tensor, rows: Rows) -> Tensor:
         """Drawn as the tokens at these places will be."""
         return self.by_sampler(logits, slots, rows, logprobs=False).tokens.clamp(min=0)
 
-    def recount(self, rows: Iterable[Row]) -> None:
-        """Drafts were noted as if they were said: penalties begin anew from what is."""
-        for row in rows:
-            if self._requests[row.request].params.penalised:
-                self._stamps[row.slot] = -1
+    def _settle(self, rows: Rows) -> tuple[list[int], np.ndarray]:
+        """The rows' slots, and which token of its reply each draws; what has changed is set first."""
+        while self._changed:
+            slot, change = next(iter(self._changed.items()))
+            self._set(change)
+            del self._changed[slot]  # not before: without memory it is set again
+        return rows.slots.tolist(), rows.ends - self._origins[rows.slots]
 
-    def _keep_to_grammars(self, logits: Tensor, rows: Sequence[Row]) -> None:
-        """What a row's grammar forbids cannot be drawn, and is not among the likeliest tokens."""
-        guided = self._sampling.guided([row.slot for row in rows])
-        if guided and self._grammars is not None:
-            requests = [self._requests[rows[at].request] for at in guided]
-            forbid(logits, guided, np.stack([self._grammars.allowed(each) for each in requests]))
-
-    def _settle(self, rows: Sequence[Row]) -> tuple[list[int], list[int]]:
-        """The rows' slots, and which token of its reply each draws; what was changed since then is set."""
-        indices = []
-        for row in rows:
-            request = self._requests[row.request]
-            if self._stamps[row.slot] != request.stamp:
-                self._set(row, request)
-                self._stamps[row.slot] = request.stamp
-            indices.append(row.start + row.length - request.prompt_len)
-        return [row.slot for row in rows], indices
-
-    def _set(self, row: Row, request: Request) -> None:
-        on_device_only = row.start + row.length > len(request.tokens)
+    def _set(self, change: SlotSampling) -> None:
+        slot = change.slot
+        self._origins[slot] = change.origin
         self._sampling.set(
-            row.slot,
-            request.params,
-            seed=request.seed,
-            end_ids=sorted(request.params.enders(self._stop_ids)),
-            tokens=request.tokens,
-            prompt_len=request.prompt_len,
-            pending=self.last_ids[row.slot : row.slot + 1] if on_device_only else None,
+            slot,
+            change.params,
+            seed=change.seed,
+            end_ids=sorted(change.params.enders(self._stop_ids)),
+            tokens=change.tokens,
+            prompt_len=change.origin,
+            pending=self.last_ids[slot : slot + 1] if change.pending else None,
         )
 
 

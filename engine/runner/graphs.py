@@ -8,21 +8,19 @@ recording.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cache.tables import BlockTables
-from engine.request import Request
+from engine.cache.tables import TableMirror
 from engine.runner.recording import Recorder, Recording
 from engine.runner.staging import Fields, Form, upload
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, Wanted
-from engine.scheduling.plan import Plan, Row
+from engine.scheduling.step import Rows
 
 SIZES = (1, 2, 4, *range(8, 513, 8))  # rows of a graph
 UNPENALISED = (("repetition", 1.0), ("presence", 0.0), ("frequency", 0.0))
@@ -85,12 +83,11 @@ class DecodeSteps:
         self,
         stage: Stage,
         *,
-        requests: Mapping[int, Request],
-        tables: BlockTables,
+        tables: TableMirror,
         block_size: int,
         last_ids: Tensor,
     ) -> None:
-        self._stage, self._requests, self._tables = stage, requests, tables
+        self._stage, self._tables = stage, tables
         self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
         rows, width = tables.grid.shape
         self._sizes = [*(size for size in SIZES if size < rows), rows]
@@ -100,20 +97,20 @@ class DecodeSteps:
         self._recordings: dict[tuple[int, Draws | None, bool], Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
-    def takes(self, plan: Plan) -> bool:
-        return 0 < len(plan.rows) == plan.single and all(row.samples for row in plan.rows)
+    def takes(self, rows: Rows, single: int) -> bool:
+        return 0 < len(rows) == single and bool(rows.samples.all())
 
-    def draw(self, rows: Sequence[Row], wanted: Wanted) -> tuple[Tensor, ...]:
+    def draw(self, rows: Rows, ids: np.ndarray, wanted: Wanted) -> tuple[Tensor, ...]:
         """The tokens of the rows, -1 where one had no number to draw from; and what `Stage.draw` returns."""
-        return self._run(rows, wanted)
+        return self._run(rows, ids, wanted)
 
-    def logits(self, rows: Sequence[Row]) -> Tensor:
-        return self._run(rows, None)[0]
+    def logits(self, rows: Rows, ids: np.ndarray) -> Tensor:
+        return self._run(rows, ids, None)[0]
 
     def may_draw(self, wanted: Wanted) -> bool:
         return wanted.edits is None or len(wanted.edits[0]) <= BIASES
 
-    def _run(self, rows: Sequence[Row], wanted: Wanted | None) -> tuple[Tensor, ...]:
+    def _run(self, rows: Rows, ids: np.ndarray, wanted: Wanted | None) -> tuple[Tensor, ...]:
         count, draws = len(rows), None if wanted is None else Draws.of(wanted)
         size = self._sizes[bisect_left(self._sizes, count)]
         biased = draws is not None and draws.biased
@@ -121,7 +118,7 @@ class DecodeSteps:
             self._forms[size, biased] = self._form(size, biased)
         form, work = self._forms[size, biased]
         fields = form.blank()
-        cut = self._fill(fields, rows, work)
+        cut = self._fill(fields, rows, ids, work)
         if wanted is not None:
             describe(fields, wanted)
         self._tell_of_blocks(fields["news"])
@@ -131,7 +128,7 @@ class DecodeSteps:
             launches = self._launches(form, work, draws, seen, cut)
             self._recordings[key] = Recording(self._recorder, launches, self._stage.rehearse)
         found = self._recordings[key].run()
-        self._tables.written.clear()  # not before: a step without memory is launched again
+        self._tables.sent()  # not before: a step without memory is launched again
         tokens = form.launched()
         if wanted is not None:
             found = (tokens, *found)
@@ -155,23 +152,20 @@ class DecodeSteps:
             fields["biases"] = ((BIASES,), np.dtype(np.float32))
         return Form(fields, size, self._mirror), work
 
-    def _fill(self, fields: Mapping[str, np.ndarray], rows: Sequence[Row], work: Work) -> bool:
+    def _fill(self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray, work: Work) -> bool:
         """Writes a step into a form; says whether attention cuts any context."""
-        count, requests = len(rows), self._requests
-        of = np.fromiter((row.slot for row in rows), np.int64, count)
-        starts = np.fromiter((row.start for row in rows), np.int64, count)
+        count, slots, starts = len(rows), rows.slots, rows.starts
         blocks, offsets = np.divmod(starts, self._block_size)
-        known = (requests[row.request].tokens for row in rows)
-        fields["ids"][:count] = [
-            tokens[row.start] if row.start < len(tokens) else -1
-            for row, tokens in zip(rows, known, strict=True)
-        ]
-        fields["positions"][:count] = starts
-        fields["places"][:count] = self._tables.grid[of, blocks].astype(np.int64) * self._block_size + offsets
-        fields["slots"][:count] = of
-        for name, padding in (("ids", 0), ("positions", 0), ("places", -1), ("slots", self._nobody)):
+        places = self._tables.grid[slots, blocks].astype(np.int64) * self._block_size + offsets
+        for name, values, padding in (
+            ("ids", ids, 0),
+            ("positions", starts, 0),
+            ("places", places, -1),
+            ("slots", slots, self._nobody),
+        ):
+            fields[name][:count] = values
             fields[name][count:] = padding
-        return work.fill(fields["work"], of, starts.astype(np.int32) + 1)
+        return work.fill(fields["work"], slots, starts.astype(np.int32) + 1)
 
     def _launches(
         self, form: Form, work: Work, draws: Draws | None, seen: SeenTokens | None, cut: bool
@@ -191,14 +185,7 @@ class DecodeSteps:
     def _tell_of_blocks(self, news: np.ndarray) -> None:
         """What was written into the tables since the last step: in the form, or ahead of it if it is much."""
         news[0] = -1
-        written, grid = self._tables.written, self._tables.grid
-        if not written:
-            return
-        slots = np.repeat(list(written), [end - begin for begin, end in written.values()])
-        columns = np.fromiter(
-            chain.from_iterable(range(*each) for each in written.values()), np.int64, len(slots)
-        )
-        cells, blocks = slots * grid.shape[1] + columns, grid[slots, columns]
+        cells, blocks = self._tables.unsent()
         if len(cells) <= news.shape[1]:
             news[:, : len(cells)] = cells, blocks
         else:

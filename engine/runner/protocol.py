@@ -1,4 +1,4 @@
-"""What the engine asks of whoever runs the model. No tensors: tests put other runners behind it."""
+"""What the engine asks of the part that runs the model. No tensors: tests put other runners behind it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from engine.config import KvSchemeName
 from engine.events import TokenLogprob
-from engine.scheduling.plan import Plan
+from engine.runner.changes import Change
+from engine.scheduling.step import Step
 from engine.snapshot import Load, Reads, SchemeView, Speeds
 
 
@@ -36,9 +36,16 @@ class Likeliest:
         return self.ids[place], self.values[place]
 
 
+class Masks(NamedTuple):
+    """Which tokens the guided rows of a step may draw."""
+
+    slots: tuple[int, ...]
+    bits: np.ndarray  # [slots, bytes] uint8: a bit for each token, the lowest first
+
+
 @dataclass(slots=True)
-class Outcome:
-    """What a step has brought: a token for each row that samples, in the plan's order; a run's first."""
+class StepResult:
+    """What a step has brought: a token for each row that samples, in the step's order; a run's first."""
 
     tokens: list[int]
     logprobs: Mapping[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # by request
@@ -51,20 +58,38 @@ class Outcome:
 class Runner(Protocol):
     graphs: bool | None  # whether steps are replayed from recorded graphs; None: they cannot be here
 
-    def launch(self, plan: Plan) -> Any:
-        """Starts a step and returns at once where the device works by itself."""
+    def launch(self, step: Step) -> Any:
+        """Starts a step and returns at once where the device works by itself.
 
-    def collect(self, handle: Any) -> Outcome:
+        Its changes of tables, sampling and tokens hold even if it raises.
+        """
+
+    def supply(self, handle: Any, masks: Masks) -> None:
+        """For a step with guided rows, once: it samples no row before. Raises as `launch` does."""
+
+    def skip(self, step: Step) -> None:
+        """Its changes and its block moves, and nothing else: what holds of a step that failed."""
+
+    def apply(self, change: Change) -> None:
+        """Between two steps, when none is under way. Raises BadInput where it cannot be."""
+
+    def fit(self) -> Fit:
+        """What the cache holds in its present form."""
+
+    def collect(self, handle: Any) -> StepResult:
         """Waits for a launched step. Steps are collected in the order they were launched."""
-
-    def recache(self, scheme: KvSchemeName) -> Fit:
-        """Another form of the cache, while nobody holds any of it; raises BadInput, and keeps the old one."""
 
     def ailing(self) -> str | None:
         """None where the device still works; else what is wrong with it, for good."""
 
     def memory(self) -> dict[str, int]:
         """Bytes, by what they are for."""
+
+    def weight_schemes(self) -> tuple[SchemeView, ...]:
+        """The schemes that the weights could have, and of those that they cannot, why."""
+
+    def blocks_with(self, more: int) -> int | None:
+        """How many blocks fit if the cache has so many bytes more; None: their number is settled."""
 
     def kv_schemes(self) -> tuple[SchemeView, ...]:
         """The forms that the cache could have, and of those that it cannot, why."""

@@ -1,7 +1,6 @@
 """What a step draws, on its way to the host, and as those read it who asked."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +10,7 @@ from engine.events import TokenLogprob
 from engine.runner.protocol import Likeliest
 from engine.sampling.candidates import Candidates
 from engine.sampling.logprobs import Logprobs
-from engine.scheduling.plan import Row
+from engine.scheduling.step import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +39,12 @@ def sent(values: Tensor) -> Tensor:
     return host.copy_(values, non_blocking=True)
 
 
-def likeliest_of(rows: Sequence[Row], found: Candidates) -> Likeliest:
+def likeliest_of(rows: Rows, found: Candidates) -> Likeliest:
     places = {rows[row].request: place for place, row in enumerate(found.rows)}
     return Likeliest(places, found.ids.numpy(), found.values.numpy())
 
 
-def logprobs_of(rows: Sequence[Row], tokens: Tensor, found: Logprobs) -> dict[int, tuple[TokenLogprob, ...]]:
+def logprobs_of(rows: Rows, tokens: Tensor, found: Logprobs) -> dict[int, tuple[TokenLogprob, ...]]:
     """By request, for those that asked."""
     columns = [each.tolist() for each in (found.chosen, found.ranks, found.ids, found.values)]
     said: dict[int, tuple[TokenLogprob, ...]] = {}

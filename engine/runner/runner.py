@@ -1,10 +1,10 @@
-"""Runs plans on a real model."""
+"""Runs steps on a real model."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -12,45 +12,64 @@ from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch, attending
 from engine.cache.store import KVStore
-from engine.cache.tables import BlockTables
+from engine.cache.tables import TableMirror
 from engine.config import KvSchemeName
+from engine.devices import give_back
 from engine.errors import BadInput, NoMemory
-from engine.grammar.grammars import Grammars
 from engine.models.base import LanguageModel
-from engine.request import Request
 from engine.runner.batch import BatchBuilder
+from engine.runner.changes import Change, Recache, ReplaceLayer, Resize, UseGraphs, UseScheme
 from engine.runner.drafting import Drafter, SmallModel, drafts_of
 from engine.runner.drawing import Drawing, by_row
 from engine.runner.graphs import DecodeSteps, Draws
 from engine.runner.load import LoadMeter
 from engine.runner.memory import MemoryMeter
 from engine.runner.moves import Seconds, mover_on, timed
-from engine.runner.protocol import Fit, Outcome
+from engine.runner.protocol import Fit, Masks, StepResult
 from engine.runner.results import Drawn, likeliest_of, logprobs_of
 from engine.runner.room import Room
 from engine.runner.staging import upload
 from engine.runner.traffic import measure, weights_read
 from engine.runner.verification import ahead, rolled, unrolled
+from engine.runner.weights import Weights
 from engine.sampling.rows import Wanted
-from engine.scheduling.plan import Drafts, Plan, Row
+from engine.scheduling.step import Drafts, Rows, Step
 from engine.snapshot import Load, Reads, SchemeView, Speeds
 
 if TYPE_CHECKING:
     from engine.runner.stage import GpuStage
 
+T = TypeVar("T")
+
 LARGE = 10  # from so many bits on, steps of all sizes take the same kernels
+
+
+NOTHING = Drawn(torch.empty(0, dtype=torch.int64))
+
+Sampled = Callable[["Masks | None"], Drawn]  # the rest of a step, once its logits are on the way
 
 
 @dataclass(slots=True)
 class Launched:
     """A step on the device, and where its results will be."""
 
-    rows: list[Row]  # those that sample
-    drawn: Drawn  # on the host once `arrived`
-    arrived: torch.cuda.Event | None  # None: they are there
+    rows: Rows  # those that sample
     began: float
     swap_seconds: Seconds
-    drafts: Mapping[int, Drafts] = field(default_factory=dict)  # each of which was a row
+    drafts: Mapping[int, Drafts]  # each of which was a row
+    sample: Sampled | None = None  # None: no row draws, or all have
+    drawn: Drawn = field(default_factory=lambda: NOTHING)  # on the host once `arrived`
+    arrived: torch.cuda.Event | None = None  # None: they are there
+
+
+class Piece(NamedTuple):
+    """What the model computes in a step, drafts unrolled."""
+
+    rows: Rows
+    ids: np.ndarray
+    single: int
+    drawing: Rows  # those that sample
+    drafts: Mapping[int, Drafts]
 
 
 class ModelRunner:
@@ -62,31 +81,26 @@ class ModelRunner:
         model: LanguageModel,
         store: KVStore,
         attention: AttentionBackend,
-        requests: Mapping[int, Request],
-        tables: BlockTables,
+        slots: int,
+        width: int,
         block_size: int,
         stop_ids: frozenset[int],
         device: torch.device,
         drafters: Mapping[str, Drafter] = MappingProxyType({}),
         room: Room | None = None,
-        grammars: Grammars | None = None,
+        weights: Weights | None = None,
     ) -> None:
+        """`slots` rows of at most `width` blocks."""
         self._drafters = drafters
         self.model, self.attention, self.device, self._room = model, attention, device, room
-        self._requests, self._tables, self._block_size = requests, tables, block_size
-        self._batches = BatchBuilder(requests, tables, block_size, device)
-        self._drawing = Drawing(
-            requests=requests,
-            slots=len(tables.grid),
-            vocab=model.config.vocab,
-            stop_ids=stop_ids,
-            grammars=grammars,
-            device=device,
-        )
+        self._tables, self._block_size = TableMirror(slots, width), block_size
+        self._batches = BatchBuilder(self._tables, block_size, device)
+        self._drawing = Drawing(slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device)
         self.graphs: bool | None = None
         self._speeds: Speeds | None = None
         self._load = LoadMeter.of(device)
-        self._recordable = True  # whether a graph may hold the model's products
+        self.weights = weights
+        self._recordable = weights is None or weights.scheme.graphs  # whether a graph may hold the products
         self.store = store
         self._on_store()
 
@@ -98,7 +112,6 @@ class ModelRunner:
         if self._stage is not None:
             self._steps = DecodeSteps(
                 self._stage,
-                requests=self._requests,
                 tables=self._tables,
                 block_size=self._block_size,
                 last_ids=self._drawing.last_ids,
@@ -129,24 +142,37 @@ class ModelRunner:
         except BadInput:  # not even one
             return 0
 
-    def widen(self, more: int) -> None:
-        """The room of the cache has so many bytes more from now on."""
+    def _own_weights(self) -> Weights:
+        if self.weights is None:
+            raise BadInput("this engine's weights have one form, and keep it")
+        return self.weights
+
+    def _use_scheme(self, weights: Weights, scheme: str) -> None:
+        """What the weights win or lose, the cache's room gets or gives."""
+        won = weights.settle(scheme)
         if self._room is not None:
-            self._room = replace(self._room, nbytes=self._room.nbytes + more)
+            self._room = replace(self._room, nbytes=self._room.nbytes + won)
+        self.products_changed(recordable=weights.scheme.graphs)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the other products leave is the cache's, and other processes'
+        give_back()
 
-    def resize(self, blocks: int, held: Sequence[int]) -> None:
-        """So many blocks from now on; what is in those `held` stays."""
-        self.store.resize(blocks, held)
-        if self._steps is not None:
-            self._steps.forget()
+    def weight_schemes(self) -> tuple[SchemeView, ...]:
+        return () if self.weights is None else self.weights.schemes(self.store.scheme, self.blocks_with)
 
-    def recache(self, scheme: KvSchemeName) -> Fit:
-        """Another form of the cache, while nobody holds any of it; on failure the old form is made anew."""
+    def fit(self) -> Fit:
+        if self._room is None:
+            raise BadInput("this engine's cache has one form, and keeps it")
+        return self._room.fit(self.store.scheme)
+
+    def _recache(self, scheme: KvSchemeName) -> None:
+        """On failure the old form is made anew."""
         if self._room is None:
             raise BadInput("this engine's cache has one form, and keeps it")
         if problem := self._kv_problem(scheme):
             raise BadInput(problem)
-        fit, before = self._room.fit(scheme), self.store.scheme
+        self._room.fit(scheme)  # raises where it holds nothing
+        before = self.store.scheme
         self.store.clear()  # first, as there is seldom room for both
         self._stage = self._steps = None
         try:
@@ -156,7 +182,6 @@ class ModelRunner:
             raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
         finally:
             self._on_store()
-        return fit
 
     def kv_schemes(self) -> tuple[SchemeView, ...]:
         return () if self._room is None else self._room.views(self._kv_problem)
@@ -167,33 +192,84 @@ class ModelRunner:
             return None
         return f"attention {self.attention.name} serves a cache of {' or '.join(able)}, not {scheme}"
 
+    def apply(self, change: Change) -> None:
+        match change:
+            case ReplaceLayer(index, scheme):
+                self._own_weights().replace(index, scheme)
+            case UseScheme(scheme):
+                self._use_scheme(self._own_weights(), scheme)
+            case Resize(blocks, held):
+                self.store.resize(blocks, held)
+                if self._steps is not None:
+                    self._steps.forget()
+            case Recache(kv_scheme):
+                self._recache(kv_scheme)
+            case UseGraphs(on):
+                self.graphs = on
+
     @torch.inference_mode()
-    def launch(self, plan: Plan) -> Launched:
-        """Without memory for it, what is held in reserve is given back for a second try; then NoMemory."""
+    def launch(self, step: Step) -> Launched:
         began = time.monotonic()
-        swap_seconds = self._move_blocks(plan)
+        swap_seconds = self._begin(step)
+
+        def compute() -> Launched:
+            launched = self._compute(step, began, swap_seconds)
+            if not step.guided:
+                self._sample(launched, None)
+            return launched
+
+        return self._with_memory(compute, step)
+
+    @torch.inference_mode()
+    def skip(self, step: Step) -> None:
+        self._begin(step)
+
+    def _begin(self, step: Step) -> Seconds:
+        """Changes and block moves; what the swaps took is known when the step is over."""
+        self._tables.apply(step.tables)
+        self._drawing.apply(step.sampling)
+        for tokens in step.history:
+            for drafter in self._drafters.values():
+                drafter.read(tokens)
+        return self._move_blocks(step)
+
+    @torch.inference_mode()
+    def supply(self, handle: Launched, masks: Masks) -> None:
+        self._with_memory(lambda: self._sample(handle, masks))
+
+    def _with_memory(self, work: Callable[[], T], step: Step | None = None) -> T:
+        """Without memory for it, what is held in reserve is given back for a second try; then NoMemory."""
         for _ in range(2):
             try:
-                return self._compute(plan, began, swap_seconds)
+                return work()
             except torch.OutOfMemoryError as error:
                 problem = str(error)
-            # From here on nobody holds the error, and with it the tensors of the frames that it went through.
-            self._drawing.recount(row for row in plan.rows if row.drafted)
+            # Nothing holds the error from here on, and with it the tensors of the frames it went through.
+            if step is not None:
+                self._drawing.apply(step.sampling)  # drafts of the first try were counted
             self._give_back_reserve()
         raise NoMemory(problem)
 
-    def _compute(self, plan: Plan, began: float, swap_seconds: Seconds) -> Launched:
-        if plan.drafts:
-            plan = unrolled(self._with_drafts(plan))
-        rows = [row for row in plan.rows if row.samples]
-        drawn = self._run(plan, rows) if plan.rows else None  # a plan may only move blocks
-        if drawn is None:
-            return Launched(rows, Drawn(torch.empty(0, dtype=torch.int64)), None, began, swap_seconds)
-        drawn, arrived = drawn.sent(), None
-        if self.device.type == "cuda":
-            arrived = torch.cuda.Event()
-            arrived.record()
-        return Launched(rows, drawn, arrived, began, swap_seconds, plan.drafts)
+    def _compute(self, step: Step, began: float, swap_seconds: Seconds) -> Launched:
+        """The model's part of a step. What draws from it may have to wait for masks."""
+        rows, ids, single, drafts = step.rows, step.ids, step.single, step.drafts
+        if drafts:
+            drafts, ids = self._with_drafts(step)
+            rows, single = unrolled(rows, single)
+        every = single == len(rows) and bool(rows.samples.all())
+        drawing = rows if every else rows.where(rows.samples)
+        launched = Launched(drawing, began, swap_seconds, drafts)
+        if len(rows):  # a step may only move blocks
+            launched.sample = self._run(Piece(rows, ids, single, drawing, drafts))
+        return launched
+
+    def _sample(self, launched: Launched, masks: Masks | None) -> None:
+        if launched.sample is not None:
+            launched.drawn = launched.sample(masks).sent()
+            launched.sample = None
+            if self.device.type == "cuda":
+                launched.arrived = torch.cuda.Event()
+                launched.arrived.record()
 
     def _give_back_reserve(self) -> None:
         """Recorded steps, which are recorded anew, and what torch keeps for tensors to come."""
@@ -203,7 +279,7 @@ class ModelRunner:
                 self._steps.forget()
             torch.cuda.empty_cache()
 
-    def collect(self, handle: Launched) -> Outcome:
+    def collect(self, handle: Launched) -> StepResult:
         if handle.arrived is not None:
             handle.arrived.synchronize()
         rows, drawn = handle.rows, handle.drawn
@@ -211,7 +287,7 @@ class ModelRunner:
         likeliest = likeliest_of(rows, drawn.candidates) if drawn.candidates else None
         seconds = time.monotonic() - handle.began
         tokens, runs = rolled(drawn.tokens.tolist(), rows, handle.drafts)
-        return Outcome(
+        return StepResult(
             tokens,
             logprobs,
             runs=runs,
@@ -243,22 +319,14 @@ class ModelRunner:
             self._speeds = measure(self.device, self.store.dtype, weights_read(self.model))
         return self._speeds
 
-    def _decode(self, steps: DecodeSteps, rows: list[Row]) -> Drawn:
-        """A step of one token a row, in a graph; what its kernels do not know is sampled behind it."""
-        wanted = self._drawing.wanted(rows)
-        if wanted is not None and steps.may_draw(wanted):
-            tokens, *found = steps.draw(rows, wanted)
-            return by_row(tokens, found, wanted)
-        (slots,) = upload([np.array([row.slot for row in rows])], self.device)
-        return self._drawing.by_sampler(steps.logits(rows).float(), slots, rows)
-
-    def _run(self, plan: Plan, rows: list[Row]) -> Drawn | None:
-        """A step of the model; a token for each of `rows`, if there are any."""
+    def _run(self, piece: "Piece") -> Sampled | None:
+        """A step of the model; what it gives draws a token for each row that samples, if there are any."""
+        rows, drawing = piece.rows, piece.drawing
         steps = self._steps if self.graphs and self._recordable else None
-        if steps is not None and not plan.drafts and steps.takes(plan):
-            return self._decode(steps, rows)
-        laid = self._batches.build(plan, self._drawing.last_ids)
-        stage, wanted = self._stage, self._for_kernels(plan, rows)
+        if steps is not None and not piece.drafts and steps.takes(rows, piece.single):
+            return self._decode(steps, piece)
+        laid = self._batches.build(rows, piece.ids, piece.single, self._drawing.last_ids)
+        stage, wanted = self._stage, self._for_kernels(piece)
 
         def launches() -> Drawn | Tensor:
             """Tokens, or what others draw them from."""
@@ -270,47 +338,68 @@ class ModelRunner:
             return self._drawing.by_stage(stage, stage.head(hidden), laid.slots, wanted)
 
         if stage is not None:
-            self._rehearse(stage, plan, wanted, launches)
+            self._rehearse(stage, piece, wanted, launches)
         found = launches()
         if isinstance(found, Drawn):
-            return found
-        if not rows:
+            return lambda masks: found
+        if not len(drawing):
             return None
-        before = ahead(rows, plan.drafts) if plan.drafts else ()
-        drawn = self._drawing.by_sampler(self.model.logits(found), laid.slots, rows, ahead=before)
-        self._drawing.recount(row for row in rows if row.request in plan.drafts)
-        return drawn
+        return self._sampler(self.model.logits(found), laid.slots, piece)
 
-    def _for_kernels(self, plan: Plan, rows: list[Row]) -> Wanted | None:
-        """How these rows draw, if kernels draw for them."""
-        if self._stage is None or not rows:
-            return None
+    def _decode(self, steps: DecodeSteps, piece: "Piece") -> Sampled:
+        """A step of one token a row, in a graph; what its kernels do not know is sampled behind it."""
+        rows = piece.rows
         wanted = self._drawing.wanted(rows)
-        if wanted is not None and wanted.seen and plan.drafts:  # penalties have to see the drafts
+        if wanted is not None and steps.may_draw(wanted):
+            tokens, *found = steps.draw(rows, piece.ids, wanted)
+            drawn = by_row(tokens, found, wanted)
+            return lambda masks: drawn
+        (slots,) = upload([rows.slots], self.device)
+        return self._sampler(steps.logits(rows, piece.ids).float(), slots, piece)
+
+    def _sampler(self, logits: Tensor, slots: Tensor, piece: "Piece") -> Sampled:
+        before = ahead(piece.drawing, piece.drafts) if piece.drafts else ()
+        return lambda masks: self._drawing.by_sampler(logits, slots, piece.drawing, ahead=before, masks=masks)
+
+    def _for_kernels(self, piece: "Piece") -> Wanted | None:
+        """How these rows draw, if kernels draw for them."""
+        if self._stage is None or not len(piece.drawing):
+            return None
+        wanted = self._drawing.wanted(piece.drawing)
+        if wanted is not None and wanted.seen and piece.drafts:  # penalties have to see the drafts
             return None
         return wanted
 
     def _rehearse(
-        self, stage: "GpuStage", plan: Plan, wanted: Wanted | None, launches: Callable[[], object]
+        self, stage: "GpuStage", piece: "Piece", wanted: Wanted | None, launches: Callable[[], object]
     ) -> None:
         """The first step of a kind. Which kernels it takes depends on its size, nearly by powers of two."""
-        size = min((plan.tokens - 1).bit_length(), LARGE)
-        kind = (size, plan.single > 0, wanted and Draws.of(wanted))
+        size = min((len(piece.ids) - 1).bit_length(), LARGE)
+        kind = (size, piece.single > 0, wanted and Draws.of(wanted))
         if kind not in self._rehearsed:
             stage.rehearse(launches)
             self._rehearsed.add(kind)
 
-    def _with_drafts(self, plan: Plan) -> Plan:
-        """The plan, with the drafts that models make in it."""
-        made: dict[int, Drafts] = dict(plan.drafts)
+    def _with_drafts(self, step: Step) -> tuple[Mapping[int, Drafts], np.ndarray]:
+        """The drafts, and the ids, with those that models make here."""
+        made, ids, own = dict(step.drafts), step.ids, self._drawing
+        drafted = step.rows[step.single : step.single + len(made)]
+        ends = step.single + np.cumsum(drafted.lengths)
+        places = {row.request: slice(end - row.drafted, end) for row, end in zip(drafted, ends, strict=True)}
         for kind, drafter in self._drafters.items():
-            rows = [row for row in plan.rows if row.drafted and made[row.request].kind == kind]
+            rows = [
+                (row, int(ids[places[row.request].start - 1]))
+                for row in drafted
+                if made[row.request].kind == kind
+            ]
             if rows:
-                own = self._drawing
-                found = drafts_of(drafter, rows, self._requests, self._batches, own.last_ids, own.guess)
-                own.recount(rows)
-                made |= {request: made[request]._replace(tokens=tokens) for request, tokens in found.items()}
-        return replace(plan, drafts=made)
+                found = drafts_of(drafter, rows, self._batches, own.last_ids, own.guess)
+                own.apply(step.sampling)  # what was drawn for the drafts was counted as text
+                ids = ids.copy()
+                for request, tokens in found.items():
+                    made[request] = made[request]._replace(tokens=tokens)
+                    ids[places[request]] = tokens
+        return made, ids
 
     def _forward(self, batch: Batch) -> Tensor:
         if self._stage is not None:
@@ -318,16 +407,16 @@ class ModelRunner:
         attend = attending(self.attention, self.store.layers, batch)
         return self.model.forward(batch.ids, batch.positions, attend)
 
-    def _move_blocks(self, plan: Plan) -> Seconds:
+    def _move_blocks(self, step: Step) -> Seconds:
         """Swaps and copies; what the swaps took is known when the step is over."""
 
         def swap() -> None:
-            self.store.swap_out(plan.swaps_out)
-            self.store.swap_in(plan.swaps_in)
+            self.store.swap_out(step.swaps_out)
+            self.store.swap_in(step.swaps_in)
 
-        took = timed(self.device, swap) if plan.swaps_out or plan.swaps_in else lambda: 0.0
+        took = timed(self.device, swap) if step.swaps_out or step.swaps_in else lambda: 0.0
         for each in (self.store, *self._beside()):
-            each.copy(plan.copies)
+            each.copy(step.copies)
         return took
 
     def _beside(self) -> list[KVStore]:

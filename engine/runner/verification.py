@@ -5,46 +5,47 @@ rows, they are computed as they would be one step after another, on a CPU to the
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
-from engine.scheduling.plan import Drafts, Plan, Row
+import numpy as np
+
+from engine.scheduling.step import Drafts, Row, Rows
 from engine.speculation.verify import run_of
 
 
-def unrolled(plan: Plan) -> Plan:
-    """Every draft as a row of its own; those of one request stand together."""
-    first = plan.single
-    last = first + len(plan.drafts)  # they come after the rows of one token
-    rows = [
-        Row(row.request, row.slot, at, 1, True)
-        for row in plan.rows[first:last]
-        for at in range(row.start, row.start + row.length)
-    ]
-    return replace(plan, rows=(*plan.rows[:first], *rows, *plan.rows[last:]), single=first + len(rows))
+def unrolled(rows: Rows, single: int) -> tuple[Rows, int]:
+    """Every draft as a row of its own, and how many rows have one token then. The ids stay as they are."""
+    numbers, counts = rows.numbers, np.where(rows.drafted > 0, rows.lengths, 1)
+    starts = np.cumsum(counts) - counts
+    wide = np.repeat(numbers, counts, axis=0)
+    drafted = wide[:, 5] > 0
+    wide[drafted, 2] += (np.arange(len(wide)) - np.repeat(starts, counts))[drafted]
+    wide[drafted, 3:6] = 1, 1, 0
+    return Rows(wide), single + int(drafted.sum())
 
 
 def rolled(
     tokens: list[int], rows: Sequence[Row], drafts: Mapping[int, Drafts]
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Of what the unrolled rows have drawn, a token for each row of the plan; and the runs."""
+    """Of what the unrolled rows have drawn, a token for each row of the step; and the runs."""
     if not drafts:
         return tokens, {}
-    firsts, runs, at = [], {}, 0
-    while at < len(rows):
+    requests, firsts, runs, at = [row.request for row in rows], [], {}, 0
+    while at < len(requests):
         firsts.append(tokens[at])
         width = 1
-        if (guessed := drafts.get(rows[at].request)) is not None:
+        if (guessed := drafts.get(requests[at])) is not None:
             width += guessed.length
-            runs[rows[at].request] = run_of(tokens[at : at + width], guessed.tokens)
+            runs[requests[at]] = run_of(tokens[at : at + width], guessed.tokens)
         at += width
     return firsts, runs
 
 
 def ahead(rows: Sequence[Row], drafts: Mapping[int, Drafts]) -> list[tuple[int, int]]:
-    """Which drafts stand before each unrolled row, as (row, token): penalties count them as if said."""
+    """Which drafts come before each unrolled row, as (row, token): penalties count them as text."""
+    requests = [row.request for row in rows]
     found, before = [], 0
-    for at, row in enumerate(rows):
-        guessed = drafts.get(row.request)
-        before = before + 1 if guessed is not None and at and rows[at - 1].request == row.request else 0
+    for at, request in enumerate(requests):
+        guessed = drafts.get(request)
+        before = before + 1 if guessed is not None and at and requests[at - 1] == request else 0
         found += [(at, token) for token in guessed.tokens[:before]] if guessed else []
     return found

@@ -20,7 +20,7 @@ class SeenTokens:
         """Counts the slot's tokens anew: those on the host, then those that only the device knows."""
         vocab = self.reply.shape[1]
         in_prompt = np.zeros(vocab, bool)
-        in_prompt[prompt] = True
+        in_prompt[np.array(prompt, np.int64)] = True
         counts = np.bincount(np.array(reply, np.int64), minlength=vocab).clip(max=_MOST)
         self.prompt[slot] = torch.from_numpy(in_prompt)
         self.reply[slot] = torch.from_numpy(counts.astype(np.int16))

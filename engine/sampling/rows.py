@@ -82,6 +82,7 @@ class RowsView:
         )
 
 
+Indices = Sequence[int] | np.ndarray  # which token of its reply each row draws, the first being 0
 EditColumns = tuple[np.ndarray, np.ndarray, np.ndarray]  # as in Edits, on the host
 
 
@@ -194,7 +195,7 @@ class SamplingRows:
         """Which of the rows of these slots keep to a grammar."""
         return [row for row, slot in enumerate(slots) if slot in self._guided] if self._guided else []
 
-    def wanted(self, slots: Sequence[int], indices: Sequence[int]) -> Wanted | None:
+    def wanted(self, slots: Sequence[int], indices: Indices) -> Wanted | None:
         """The same as `view` for kernels. None: grammars or searches look at the logits besides."""
         others = (self._candidates, self._guided)
         if any(others) and any(slot in each for each in others for slot in slots):
@@ -207,18 +208,16 @@ class SamplingRows:
             _asked(slots, self._logprobs),
         )
 
-    def numbers(self, slots: np.ndarray, indices: Sequence[int]) -> np.ndarray:
+    def numbers(self, slots: np.ndarray, indices: Indices) -> np.ndarray:
         """[rows, columns], the uniforms of this step among them."""
         host = self._numbers[slots]
         if host[:, 0].any():
             host[:, -1] = uniform(self._seeds[slots], np.asarray(indices))
         return host
 
-    def view(
-        self, slots: Sequence[int], indices: Sequence[int], ahead: Sequence[tuple[int, int]] = ()
-    ) -> RowsView:
-        """What the sampler needs to draw for these slots. `indices` say which token of its reply each row
-        draws, the first being 0; `ahead` which drafts stand before a row, as (row, token)."""
+    def view(self, slots: Sequence[int], indices: Indices, ahead: Sequence[tuple[int, int]] = ()) -> RowsView:
+        """What the sampler needs to draw for these slots; `ahead`: which drafts come before a row, as
+        (row, token)."""
         where = np.asarray(slots)
         host = self.numbers(where, indices)
         penalised = not self._penalised.isdisjoint(slots)
@@ -233,11 +232,11 @@ class SamplingRows:
             self._tensor(np.array(ahead).T) if penalised and ahead else None,
         )
 
-    def _edits_of(self, slots: Sequence[int], indices: Sequence[int]) -> Edits | None:
+    def _edits_of(self, slots: Sequence[int], indices: Indices) -> Edits | None:
         found = self._edits_at(slots, indices) if self._edits else None
         return None if found is None else Edits(*map(self._tensor, found))
 
-    def _edits_at(self, slots: Sequence[int], indices: Sequence[int]) -> EditColumns | None:
+    def _edits_at(self, slots: Sequence[int], indices: Indices) -> EditColumns | None:
         found = [
             (row, *self._edits[slot].at(index))
             for row, (slot, index) in enumerate(zip(slots, indices, strict=True))

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from engine.cache import prefix
 from engine.cache.pool import BlockPool
 from engine.cache.tables import BlockTables
+from engine.config import KvSchemeName
 from engine.request import Request
 from engine.scheduling.window import GONE, Window, held
 
@@ -15,7 +16,12 @@ class Holdings:
     """Takes, shares and gives back blocks for requests, and names those whose tokens others may find."""
 
     def __init__(
-        self, pool: BlockPool, host: BlockPool, tables: BlockTables, kv_scheme: str, window: Window | None
+        self,
+        pool: BlockPool,
+        host: BlockPool,
+        tables: BlockTables,
+        kv_scheme: KvSchemeName,
+        window: Window | None,
     ) -> None:
         self.pool, self.host, self.tables, self.window = pool, host, tables, window
         self.kv_scheme = kv_scheme  # of the cache: another one rounds otherwise, and makes another prefix

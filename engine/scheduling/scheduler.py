@@ -1,39 +1,30 @@
-"""Every request that is alive: in line, running, or giving way; and what becomes of it step by step."""
+"""Continuous batching: who runs in each step, for how many tokens, and who gives way to it.
+
+Decodes come first, pieces of prompts beside them, within one token budget a step.
+"""
 
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from engine import events
 from engine.cache.pool import BlockPool
 from engine.cache.tables import BlockTables
-from engine.config import PreemptionName
+from engine.config import KvSchemeName
 from engine.request import Finish, Phase, Request
+from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
-from engine.scheduling.holdings import Holdings, Moves
-from engine.scheduling.plan import Plan, Row
-from engine.scheduling.planner import Planner
-from engine.scheduling.policy import Policy
+from engine.scheduling.holdings import Holdings
+from engine.scheduling.policy import Outlook, Policy
 from engine.scheduling.queue import WaitingQueue
+from engine.scheduling.rules import Rules
+from engine.scheduling.step import LAST, Drafts, Row, Step, StepBuilder
 from engine.scheduling.window import Window
 from engine.speculation.speculator import Speculator
 
-EASED = 500  # steps that stay small when one has found no memory
-
-
-@dataclass(slots=True)
-class Rules:
-    """What may be switched while it runs."""
-
-    step_tokens: int
-    prefix_cache: bool = True
-    chunked_prefill: bool = True
-    preemption: PreemptionName = "auto"
-
 
 class Scheduler:
-    """Owns the requests. A `Planner` decides what a step does; `Holdings` know who holds which blocks."""
+    """Owns every request that is alive: waiting, running, or parked beside the line."""
 
     def __init__(
         self,
@@ -45,7 +36,7 @@ class Scheduler:
         rules: Rules,
         emit: Callable[[events.Event], None],
         clock: Callable[[], float] = time.monotonic,
-        kv_scheme: str = "none",
+        kv_scheme: KvSchemeName = "none",
         window: Window | None = None,
     ) -> None:
         self.pool, self.host, self.tables = pool, host, tables
@@ -56,120 +47,238 @@ class Scheduler:
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(policy.rank)
         self.running: list[Request] = []
-        self._ordered_out: list[Request] = []  # to be preempted by hand
+        self.changes = Changes(tables)
+        self._preempt_next: list[Request] = []  # asked for by a person
         self._stamps = itertools.count()
         self.step = 0
-        self.gave_way = False  # somebody did in the newest plan, so nobody was let in
-        self.held_until: float | None = None  # the door is held so long
-        self._eased = self._ease_until = 0  # step_tokens before memory ran short; from which step on it grows
+        self.gave_way = False  # a request was preempted in the newest step, so none was admitted
+        self.held_until: float | None = None  # nothing is admitted before
         self.preemptions = 0
         self.prompt_tokens = self.cached_tokens = 0  # of admitted requests, for the hit rate
 
-    # Who comes and goes
+    # One step
 
-    def add(self, request: Request) -> None:
-        self._line_up(request)
-        self.emit(events.Queued(self.step, self.clock(), request.id, request.prompt_len))
+    def schedule(self) -> Step | None:
+        """Decides the next step and takes the blocks it needs. None when there is nothing to run."""
+        self.pool.clock = self.host.clock = self.step
+        self.rules.ease(self.step)
+        builder = StepBuilder(self.rules.step_tokens)
+        victims, self._preempt_next = self._preempt_next, []
+        for victim in victims:
+            if victim.slot >= 0:
+                self._preempt(builder, victim)
+        self._schedule_running(builder)
+        if not builder.preempted:
+            self._admit_waiting(builder)
+            if builder.empty:
+                self._make_room(builder)
+        self.gave_way = builder.preempted
+        if builder.empty and not builder.swaps_out:
+            return None
+        step = self.changes.build(builder, self.step)
+        for request, _, _, length, samples, _ in step.rows.numbers.tolist():
+            scheduled = self.requests[request]
+            scheduled.launched += length
+            scheduled.pending += samples
+        self.step += 1
+        return step
 
-    def finish(self, request: Request, finish: Finish, error: str = "") -> None:
-        """Ends a request in whatever phase it is; all it holds is given back."""
-        if error:
-            self.pool.forget(request.blocks)  # what a failed request computed is not to be trusted
-        self.drop(request)
-        self._say_finished(request, finish, error)
+    def _schedule_running(self, builder: StepBuilder) -> None:
+        prefilling, speculating = [], []
+        if (window := self.holdings.window) is not None:
+            for request in self.running:
+                self.holdings.let_go(request, window)
+        size = self.pool.block_size
+        for request in list(self.running):
+            tokens, start = request.tokens, request.launched
+            known = len(tokens) + request.pending
+            if known - start > 1:
+                prefilling.append(request)
+            elif request.slot < 0 or known <= start or known == request.max_len:
+                continue  # preempted a moment ago for one before it, or nothing more to compute
+            elif request.pending and request.awaits:
+                continue
+            elif request.params.speculate:
+                speculating.append(request)
+            elif start < len(request.blocks) * size and not request.shares_tail:
+                # The plain case, for most rows of most steps.
+                builder.decode(request.id, request.slot, start, LAST if request.pending else tokens[start])
+                if request.params.grammar:
+                    builder.guide(request.id)
+            else:
+                self._schedule_row(builder, request, 1)
+        if speculating:
+            self._speculate(builder, speculating)
+        for request in sorted(prefilling, key=self.policy.rank):
+            if request.slot >= 0 and (count := self._chunk(builder, request.known - request.launched)):
+                self._schedule_row(builder, request, count)
 
-    def drop(self, request: Request) -> None:
-        """The same without a word, for one of several that answer a request."""
-        if request.slot >= 0:
-            self._stop_running(request)
-        else:
-            self.waiting.remove(request)
-        self.holdings.release(request)
-        self.speculator.forget(request)
-        del self.requests[request.id]
-        request.phase = Phase.DONE
+    def _chunk(self, builder: StepBuilder, left: int) -> int:
+        """How many of the tokens that a request has left go into this step."""
+        if (window := self.holdings.window) is not None:
+            left = min(left, window.size)  # a longer piece may need more blocks than are promised
+        if left <= builder.budget:
+            return left
+        if self.rules.chunked_prefill:
+            return max(0, builder.budget)  # forks may be more than a step that was short of memory has
+        return 0 if builder.has_prompt else left  # whole, but one a step
 
-    def clear(self, error: str) -> None:
-        """Fails all there is without looking at it: what called for this may have left anything half done."""
-        for request in self.requests.values():
-            self._say_finished(request, Finish.FAILED, error)
-        self.requests.clear()
-        self.running.clear()
-        self.waiting.clear()
-        self.speculator.clear()
-        self.holdings.clear()
+    def _speculate(self, builder: StepBuilder, rows: list[Request]) -> None:
+        """Decodes that may have drafts behind them: only those wait for their tokens to be here."""
+        self.speculator.begin_step(len(self.running))
+        spare = (builder.budget - len(rows)) // 2  # the rest is for prompts
+        for request in rows:
+            if request.slot < 0 or (request.pending and self.speculator.waits(request)):
+                continue
+            drafts = None
+            if not request.pending:
+                drafts = self.speculator.propose(request, min(spare, self._draft_room(request)))
+            if self._schedule_row(builder, request, 1, drafts) and drafts:
+                spare -= drafts.length
 
-    def recache(self, scheme: str, blocks: int, host_blocks: int) -> None:
-        """Begins with an empty cache of another form; nobody may hold any of the old one."""
-        assert not self.requests, "a request holds blocks of the cache that goes"
-        self.holdings.kv_scheme = scheme
-        self.pool.reset(blocks)
-        self.host.reset(host_blocks)
+    def _draft_room(self, request: Request) -> int:
+        """How many drafts there is room for, without a reply too long and without another's block."""
+        cells = len(request.blocks) * self.pool.block_size
+        if self.pool.available > len(self.running):
+            cells += self.pool.block_size
+        return min(cells - request.launched, request.max_len - request.known) - 1
 
-    def _line_up(self, request: Request) -> None:
-        self.requests[request.id] = request
-        request.phase, request.why = Phase.WAITING, "waits its turn"
-        self.waiting.push(request)
-
-    def _say_finished(self, request: Request, finish: Finish, error: str) -> None:
-        request.phase, request.finish, request.error, request.why = Phase.DONE, finish, error, ""
-        now, name = self.clock(), finish.value
-        self.emit(events.Finished(self.step, now, request.id, name, request.generated, error))
-
-    # Several that answer one
-
-    def fork(self, parent: Request, child: Request) -> None:
-        """A child with the parent's tokens. Where the parent runs and a row is free, it shares its blocks."""
-        if self.branch(parent, child):
-            shared = len(child.blocks)
-            self.emit(events.Forked(self.step, self.clock(), child.id, parent.id, shared))
-        else:
-            self.emit(events.Queued(self.step, self.clock(), child.id, child.prompt_len))
-
-    def branch(self, parent: Request, child: Request) -> bool:
-        """The same without a word; says whether blocks are shared. The child may have tokens of its own."""
-        if not self.holdings.may_share(parent, len(child.tokens)):
-            self._line_up(child)
-            return False
-        self.requests[child.id] = child
-        self.holdings.share(parent, child)
-        child.cached_tokens = child.launched
-        self._start_running(child)
+    def _schedule_row(
+        self, builder: StepBuilder, request: Request, count: int, drafts: Drafts | None = None
+    ) -> bool:
+        """A row for a running request, with the blocks it needs; others give way to it if they must."""
+        holdings, pool = self.holdings, self.pool
+        start, drafted = request.launched, drafts.length if drafts else 0
+        count += drafted
+        tail = holdings.shared_tail(request) if request.shares_tail else None
+        missing = holdings.blocks_for(start + count) - len(request.blocks)
+        while not pool.can_take(missing + (tail is not None)):
+            if self.give_way(builder) is request:
+                return False
+            if tail is not None and not pool.is_shared(tail):
+                tail = None
+        if tail is not None:
+            fresh = holdings.part(request, tail)
+            builder.copies[request.id] = (tail, fresh)
+            self.emit(events.Copied(self.step, self.clock(), request.id, tail, fresh))
+        if missing > 0:
+            holdings.lengthen(request, missing)
+        tokens = request.tokens[start : start + count - drafted] or [LAST]
+        samples = start + count - drafted == request.known
+        if drafts:
+            builder.drafts[request.id] = drafts
+            tokens += drafts.tokens or [0] * drafted
+            self.changes.drafts(request, on_device=not drafts.tokens)
+        builder.add(Row(request.id, request.slot, start, count, samples, drafted), tokens)
+        if samples and request.params.grammar:
+            builder.guide(request.id)
         return True
 
-    def go_on(self, request: Request, token: int) -> None:
-        """Somebody has decided how a request that awaits it goes on."""
-        request.tokens.append(token)
-        self.waiting.wake(request)
+    # Admission and preemption
 
-    def again(self, request: Request) -> None:
-        """Its last token is computed once more, to draw from it in another way."""
-        request.launched = min(request.launched, len(request.tokens) - 1)
-        request.shares_tail = bool(request.blocks)
-        self.waiting.wake(request)
+    def _admit_waiting(self, builder: StepBuilder) -> None:
+        self.held_until = None
+        if not len(self.waiting):
+            return
+        holdings = self.holdings
+        promised = sum(map(holdings.missing, self.running))
+        while builder.budget > 0 and self.tables.free and (request := self.waiting.head()):
+            if hold := self._hold(request):
+                request.why = f"held {hold * 1000:.0f} ms for a fuller batch"
+                self.held_until = self.clock() + hold
+                return
+            swapped = request.phase is Phase.SWAPPED
+            if not swapped and request.epoch != holdings.epoch:
+                request.epoch, request.chain = holdings.epoch, []  # all of it will be of these weights
+            hits = holdings.find(request) if self.rules.prefix_cache and not swapped else []
+            need, spare = holdings.needs(request, hits), holdings.spare(hits) - promised
+            if need > spare:
+                request.why = f"waits for blocks: needs {need}, {max(spare, 0)} to spare"
+                return
+            start = request.launched if swapped else len(hits) * self.pool.block_size
+            if not (count := self._chunk(builder, request.known - start)):
+                request.why = "waits for a step of its own: prompts are not cut now"
+                return
+            self._admit(builder, request, hits)
+            self._schedule_row(builder, request, count)
+            promised += holdings.missing(request)
 
-    # A step
+    def _hold(self, head: Request) -> float:
+        outlook = Outlook(
+            self.clock(), head, self.waiting.tokens, len(self.running), self.rules.step_tokens, self.costs
+        )
+        return self.policy.hold(outlook)
 
-    def plan(self) -> Plan | None:
-        """Who runs next. Takes the blocks that this needs; None where there is nothing to run."""
-        self.pool.clock = self.host.clock = self.step
-        if self._eased and self.step >= self._ease_until:
-            self._ease_off()
-        ordered_out, self._ordered_out = self._ordered_out, []
-        draft = Planner(self, self.rules.step_tokens).decide(ordered_out)
-        self.gave_way = draft.preempted
-        if not draft.rows and not draft.swaps_out:
-            return None
-        plan = draft.plan(self.step)
-        for row in plan.rows:
-            request = self.requests[row.request]
-            request.launched += row.length
-            request.pending += row.samples
-        self.step += 1
-        return plan
+    def _admit(self, builder: StepBuilder, request: Request, hits: list[int]) -> None:
+        """The head of the line runs from here on, with the blocks that were found, or with its own again."""
+        resumed, swapped = request.preemptions > 0, request.phase is Phase.SWAPPED
+        self.waiting.remove(request)
+        if swapped:
+            builder.swaps_in += self.holdings.swap_in(request)
+        else:
+            self.holdings.adopt(request, hits)
+        self._start_running(request)
+        now = self.clock()
+        if resumed:
+            self.emit(events.Resumed(self.step, now, request.id, swapped, request.launched))
+        else:
+            request.cached_tokens = request.launched
+            self.prompt_tokens += request.prompt_len
+            self.cached_tokens += request.launched
+            self.emit(events.Admitted(self.step, now, request.id, request.launched))
+
+    def preempt(self, request: Request) -> None:
+        """Makes a running request give way by hand, in the next step."""
+        if request.slot >= 0:
+            self._preempt_next.append(request)
+
+    def give_way(self, builder: StepBuilder) -> Request:
+        """Takes the blocks of the request that the policy ranks last."""
+        victim = max(self.running, key=self.policy.rank)
+        self._preempt(builder, victim)
+        return victim
+
+    def _make_room(self, builder: StepBuilder) -> None:
+        """Nothing can run: of those that hold blocks and only wait for their fellows, the last gives way."""
+        if not len(self.waiting) or self.held_until is not None:
+            return
+        if any(each.pending for each in self.running):
+            return
+        if idle := [each for each in self.running if each.launched == each.known]:
+            self._preempt(builder, max(idle, key=self.policy.rank))
+
+    def _preempt(self, builder: StepBuilder, victim: Request) -> None:
+        """Takes all of a running request's blocks. It comes back by itself when there is room."""
+        builder.preempted = True
+        swap = self._swaps(victim) and victim.id not in builder.copies  # a copy that is never made
+        builder.drop(victim.id)
+        holds, idle = len(victim.blocks), victim.launched == victim.known and not victim.pending
+        self._stop_running(victim)
+        victim.preemptions += 1
+        self.preemptions += 1
+        if swap:
+            builder.swaps_out += self.holdings.swap_out(victim)
+            victim.phase, victim.why = Phase.SWAPPED, "gave way; its blocks lie in host memory"
+        else:
+            self.start_over(victim, "gave way; will be computed again")
+        if idle:
+            self.waiting.park(victim)
+        else:
+            self.waiting.push(victim)
+        self.emit(events.Preempted(self.step, self.clock(), victim.id, swap, holds))
+
+    def _swaps(self, victim: Request) -> bool:
+        if not self.holdings.fits_host(victim):
+            return False
+        if self.rules.preemption != "auto":
+            return self.rules.preemption == "swap"
+        written = self.holdings.blocks_for(victim.launched)
+        return self.costs.swap_is_cheaper(victim.launched, written)
+
+    # What a step has brought
 
     def commit(self, row: Row, token: int | None) -> Request | None:
-        """Takes in what a row has computed. None where its request is gone: a stop that was found late."""
+        """Takes in what a row has computed. None when its request is gone: a stop that was found late."""
         request = self.requests.get(row.request)
         if request is None:
             return None
@@ -202,55 +311,96 @@ class Scheduler:
         if request.slot < 0:
             self.waiting.tokens += request.known - request.launched - left
 
-    # In and out of a row
+    # Who comes and goes
 
-    def let_in(self, request: Request, hits: list[int]) -> Moves:
-        """The head of the line runs from here on, with the blocks that were found, or with its own again."""
-        resumed, swapped = request.preemptions > 0, request.phase is Phase.SWAPPED
-        self.waiting.remove(request)
-        moves = self.holdings.swap_in(request) if swapped else []
-        if not swapped:
-            self.holdings.adopt(request, hits)
-        self._start_running(request)
-        now = self.clock()
-        if resumed:
-            self.emit(events.Resumed(self.step, now, request.id, swapped, request.launched))
-        else:
-            request.cached_tokens = request.launched
-            self.prompt_tokens += request.prompt_len
-            self.cached_tokens += request.launched
-            self.emit(events.Admitted(self.step, now, request.id, request.launched))
-        return moves
+    def add(self, request: Request) -> None:
+        self._line_up(request)
+        self.emit(events.Queued(self.step, self.clock(), request.id, request.prompt_len))
 
-    def put_out(self, victim: Request, *, swap: bool) -> Moves:
-        """Takes all of a running request's blocks. It comes back by itself when there is room."""
-        holds, idle = len(victim.blocks), victim.launched == victim.known and not victim.pending
-        self._stop_running(victim)
-        victim.preemptions += 1
-        self.preemptions += 1
-        moves = self.holdings.swap_out(victim) if swap else []
-        if swap:
-            victim.phase, victim.why = Phase.SWAPPED, "gave way; its blocks lie in host memory"
-        else:
-            self._start_over(victim, "gave way; will be computed again")
-        if idle:
-            self.waiting.park(victim)
-        else:
-            self.waiting.push(victim)
-        self.emit(events.Preempted(self.step, self.clock(), victim.id, swap, holds))
-        return moves
+    def finish(self, request: Request, finish: Finish, error: str = "") -> None:
+        """Ends a request in whatever phase it is; all it holds is given back."""
+        if error:
+            self.pool.forget(request.blocks)  # what a failed request computed is not to be trusted
+        self.drop(request)
+        self._report_finish(request, finish, error)
 
-    def preempt(self, request: Request) -> None:
-        """Makes a running request give way by hand, in the next plan."""
+    def drop(self, request: Request) -> None:
+        """The same without an event, for one of several that answer a request."""
         if request.slot >= 0:
-            self._ordered_out.append(request)
+            self._stop_running(request)
+        else:
+            self.waiting.remove(request)
+        self.holdings.release(request)
+        self.speculator.forget(request)
+        del self.requests[request.id]
+        request.phase = Phase.DONE
+
+    def clear(self, error: str) -> None:
+        """Fails all there is without looking at it: what called for this may have left anything half done."""
+        for request in self.requests.values():
+            self._report_finish(request, Finish.FAILED, error)
+        self.requests.clear()
+        self.running.clear()
+        self.waiting.clear()
+        self.speculator.clear()
+        self.holdings.clear()
+
+    def recache(self, scheme: KvSchemeName, blocks: int, host_blocks: int) -> None:
+        """Begins with an empty cache of another form; no request may hold any of the old one."""
+        assert not self.requests, "a request holds blocks of the cache that goes"
+        self.holdings.kv_scheme = scheme
+        self.pool.reset(blocks)
+        self.host.reset(host_blocks)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """A child with the parent's tokens. Where the parent runs and a row is free, it shares its blocks."""
+        if self.branch(parent, child):
+            shared = len(child.blocks)
+            self.emit(events.Forked(self.step, self.clock(), child.id, parent.id, shared))
+        else:
+            self.emit(events.Queued(self.step, self.clock(), child.id, child.prompt_len))
+
+    def branch(self, parent: Request, child: Request) -> bool:
+        """The same without an event; tells whether blocks are shared. The child may have its own tokens."""
+        if not self.holdings.may_share(parent, len(child.tokens)):
+            self._line_up(child)
+            return False
+        self.requests[child.id] = child
+        self.holdings.share(parent, child)
+        child.cached_tokens = child.launched
+        self._start_running(child)
+        return True
+
+    def go_on(self, request: Request, token: int) -> None:
+        """The next token of a request that awaits it has been decided elsewhere."""
+        request.tokens.append(token)
+        self.waiting.wake(request)
+
+    def again(self, request: Request) -> None:
+        """Its last token is computed once more, to draw from it in another way."""
+        request.launched = min(request.launched, len(request.tokens) - 1)
+        request.shares_tail = bool(request.blocks)
+        self.waiting.wake(request)
 
     def restamp(self, request: Request) -> None:
-        """Lets the runner see that the request's parameters, or its slot, are new."""
+        """The request's parameters, or its slot, are new."""
         request.stamp = next(self._stamps)
+        self.changes.resample(request)
+
+    def start_over(self, request: Request, why: str) -> None:
+        """What it has computed is gone."""
+        self.holdings.release(request)
+        request.launched = 0
+        request.phase, request.why = Phase.PREEMPTED, why
+
+    def _line_up(self, request: Request) -> None:
+        self.requests[request.id] = request
+        request.phase, request.why = Phase.WAITING, "waits its turn"
+        self.waiting.push(request)
 
     def _start_running(self, request: Request) -> None:
         self.holdings.open(request)
+        request.mirrored = 0
         self.restamp(request)
         goes_on = request.generated and request.known - request.launched == 1  # a fork, or back from a swap
         request.phase, request.why = Phase.DECODE if goes_on else Phase.PREFILL, ""
@@ -260,69 +410,10 @@ class Scheduler:
         self.running.remove(request)
         self.holdings.close(request)
 
-    def _start_over(self, request: Request, why: str) -> None:
-        self.holdings.release(request)
-        request.launched = 0
-        request.phase, request.why = Phase.PREEMPTED, why
-
-    # When a step fails
-
-    def take_back(self, plan: Plan) -> Request | None:
-        """A plan that found no memory was never computed, and steps are half as large for a while.
-
-        Who has no row in such a step gives way. What cannot be made smaller is one request: it is returned.
-        """
-        for row in plan.rows:
-            request = self.requests[row.request]
-            request.launched -= row.length
-            request.pending -= row.samples
-            if row.drafted:
-                self.holdings.cut(request)
-        cut = self.rules.chunked_prefill
-        if len(plan.rows) == 1 and (plan.tokens == 1 or not cut):
-            return self.requests[plan.rows[0].request]
-        self._eased = self._eased or self.rules.step_tokens
-        self.rules.step_tokens = max(1, plan.tokens // 2)
-        self._ease_until = self.step + EASED
-        rows = self.rules.step_tokens if cut else max(1, len(self.running) // 2)
-        for request in sorted(self.running, key=self.policy.rank)[rows:]:
-            self.preempt(request)
-        return None
-
-    def _ease_off(self) -> None:
-        """Steps have had memory for a long while: they may be twice as large again."""
-        self.rules.step_tokens = min(2 * self.rules.step_tokens, self._eased)
-        self._ease_until = self.step + EASED
-        if self.rules.step_tokens == self._eased:
-            self._eased = 0
-
-    def relying_on(self, plan: Plan) -> list[Request]:
-        """The requests of a plan, and forks of them that share a block which its step was to write."""
-        rows = {row.request: row for row in plan.rows}
-        size, blocks_for = self.pool.block_size, self.holdings.blocks_for
-        written = {
-            block
-            for row in plan.rows
-            if (request := self.requests.get(row.request))
-            for block in request.blocks[row.start // size : blocks_for(row.start + row.length)]
-        }
-        return [
-            each for each in self.requests.values() if each.id in rows or not written.isdisjoint(each.blocks)
-        ]
-
-    def abandon(self, plan: Plan) -> None:
-        """The plan's block moves may not have happened: who was being swapped out is computed again."""
-        moved = {host for _, host in plan.swaps_out}
-        why = "its swap failed; will be computed again"
-        for request in self.waiting.parked.values():
-            if moved.intersection(request.host_blocks):
-                self._start_over(request, why)
-        for request in [each for each in self.waiting if moved.intersection(each.host_blocks)]:
-            self.waiting.remove(request)
-            self._start_over(request, why)
-            self.waiting.push(request)
-
-    # The proof
+    def _report_finish(self, request: Request, finish: Finish, error: str) -> None:
+        request.phase, request.finish, request.error, request.why = Phase.DONE, finish, error, ""
+        now, name = self.clock(), finish.value
+        self.emit(events.Finished(self.step, now, request.id, name, request.generated, error))
 
     def check(self) -> None:
         """Proves that blocks, rows and lines agree; raises AssertionError where they do not."""

@@ -13,18 +13,18 @@ from starlette.exceptions import HTTPException
 
 from engine.errors import EngineError
 from engine.host.protocol import EngineHost
-from engine.server import attach, control, events, screens, ws
+from engine.server import attach, commands, control, events, screens, ws
 from engine.server.auth import Door, refuse
 from engine.server.config import ServerConfig
 from engine.server.drain import Drain
+from engine.server.errors import ApiError, from_engine
 from engine.server.openai import chat, completions, models
-from engine.server.openai.errors import ApiError, from_engine
 from engine.server.openai.schema import ChatRequest, CompletionRequest
 from engine.server.state import State
 
 _BODIES = (
-    *(ChatRequest, CompletionRequest, attach.ReplyRequest, attach.ForkRequest, control.Changes),
-    *(control.Quantization, control.KvScheme, control.Tokens, screens.Laid, screens.Said, screens.Switch),
+    *(ChatRequest, CompletionRequest, attach.ReplyRequest, attach.ForkRequest),
+    *(control.Tokens, screens.Laid, screens.Said),
 )
 _ABORTED_WITHIN = 3.0  # seconds
 
@@ -48,7 +48,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
         redoc_url=None,
         redirect_slashes=False,
     )
-    for part in (models, chat, completions, control, attach, screens, events, ws):
+    for part in (models, chat, completions, control, commands, attach, screens, events, ws):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(EngineError, _engine_refused)

@@ -13,8 +13,9 @@ from engine.host.prompts import Prompt
 from engine.params import SamplingParams
 from engine.server.bodies import beside, read_as
 from engine.server.connection import key_of, state_of
-from engine.server.openai.errors import ApiError
-from engine.server.openai.schema import (
+from engine.server.errors import ApiError
+from engine.server.replies import KeptReply
+from engine.server.schema import (
     MAX_SAID,
     STREAM,
     AnyPrompt,
@@ -23,7 +24,6 @@ from engine.server.openai.schema import (
     openapi_answers,
     openapi_body,
 )
-from engine.server.replies import KeptReply
 from engine.server.sse import PULSE, EventStream, event
 from engine.server.state import State
 from engine.wire import VERSION, encode_delta, params_from_json, params_to_json

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
+from engine.errors import Ending
 from engine.server.config import ServerConfig
-from engine.server.openai.errors import ApiError
+from engine.server.errors import ApiError, from_engine
 
 App = Callable[[Any, Any, Any], Any]
 OPEN = "/health"  # the one path that asks for no key
@@ -44,7 +45,7 @@ class Door:
         else:
             self._no_strangers(headers)
         if self._closing():
-            raise ApiError(503, "the server is ending", code="shutting_down", retry_after=5)
+            raise from_engine(Ending("the server is ending"))
 
     def _key(self, given: bytes) -> bytes:
         """The digest of a right key. Every known one is compared, each in constant time."""

@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect, HTTPConnection
 
 from engine.server.config import MAX_DEPTH, MAX_MEMBERS, MAX_PARTS
 from engine.server.connection import state_of
-from engine.server.openai.errors import ApiError
-from engine.server.openai.schema import Strict, parsed
+from engine.server.errors import ApiError
+from engine.server.schema import Strict, parsed
 
 M = TypeVar("M", bound=Strict)
 T = TypeVar("T")
@@ -22,6 +22,17 @@ _BODY_SECONDS = 60.0
 
 async def read_as(request: Request, kind: type[M]) -> M:
     """The body: JSON of a sound size and depth, and of that kind."""
+    body = await _read(request)
+    return await beside(request, lambda: parsed(kind, parse_json(_text(body))), len(body))
+
+
+async def read_json(request: Request) -> Any:
+    """The same of any kind."""
+    body = await _read(request)
+    return await beside(request, lambda: parse_json(_text(body)), len(body))
+
+
+async def _read(request: Request) -> bytes:
     content = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content != "application/json":
         # Also what keeps pages of other sites out: a browser asks before it sends this type across sites.
@@ -29,15 +40,14 @@ async def read_as(request: Request, kind: type[M]) -> M:
     coding = request.headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
         raise ApiError(415, f"the body must come as it is, not in the content-encoding {coding[:80]}")
-    body = await _body(request, state_of(request).config.max_body)
-    return await beside(request, lambda: parsed(kind, parse_json(_text(body))), len(body))
+    return await _body(request, state_of(request).config.max_body)
 
 
 async def beside(client: HTTPConnection, work: Callable[[], T], size: int | None = None) -> T:
     """Work on what a client has sent, off the loop if that is long. `size`: of what has just come."""
     if size is not None:
         client.state.sends_long = size > _LONG
-    return await state_of(client).desk.read(work) if client.state.sends_long else work()
+    return await state_of(client).desk.read(work) if getattr(client.state, "sends_long", False) else work()
 
 
 def parse_json(text: str) -> Any:

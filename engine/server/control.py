@@ -1,4 +1,4 @@
-"""The engine's state, and what may be done to it; health and metrics."""
+"""The engine's state; health and metrics."""
 
 import asyncio
 import time
@@ -8,32 +8,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from engine.server.bodies import beside, read_as
+from engine.server.bodies import read_as
 from engine.server.connection import state_of
 from engine.server.metrics import MEDIA_TYPE
-from engine.server.openai.schema import Strict, TokenIds, openapi_answers, openapi_body
-from engine.wire import VERSION, changes_from_json
+from engine.server.schema import Strict, TokenIds, openapi_answers, openapi_body
+from engine.wire import VERSION
 
 router = APIRouter()
 _PATIENCE = 10.0  # seconds; an engine that answers nobody for so long is not well
-
-
-class Changes(Strict):
-    """Sampling parameters by the engine's names (docs/wire.md)."""
-
-    changes: dict[str, Any] = Field(min_length=1)
-
-
-class Quantization(Strict):
-    """A scheme by its name; the snapshot's `schemes` lists them."""
-
-    scheme: str = Field(max_length=100)
-
-
-class KvScheme(Strict):
-    """A form of the cache by its name; the snapshot's `kv_schemes` lists them."""
-
-    scheme: str = Field(max_length=100)
 
 
 class Tokens(Strict):
@@ -90,58 +72,6 @@ async def engine(request: Request) -> dict[str, Any]:
 async def snapshot(request: Request) -> Response:
     """The engine between two steps (docs/wire.md)."""
     return Response(await state_of(request).desk.picture(), media_type="application/json")
-
-
-@router.post("/engine/requests/{id}/update", status_code=204, openapi_extra=openapi_body(Changes))
-async def update(request: Request, id: int) -> Response:
-    """Other sampling parameters for a running request, from its next step on."""
-    state = state_of(request)
-    asked = await read_as(request, Changes)
-    changes = await beside(request, lambda: changes_from_json(asked.changes))
-    await state.desk.call(lambda: state.host.update(id, **changes))
-    return Response(status_code=204)
-
-
-@router.post("/engine/requests/{id}/abort", status_code=204)
-async def abort(request: Request, id: int) -> Response:
-    """Ends a request; one that has ended already is left in peace."""
-    state = state_of(request)
-    await state.desk.call(lambda: state.host.abort(id))
-    return Response(status_code=204)
-
-
-@router.post("/engine/requests/{id}/preempt", status_code=204)
-async def preempt(request: Request, id: int) -> Response:
-    """Makes a running request give way for a moment."""
-    state = state_of(request)
-    await state.desk.call(lambda: state.host.preempt(id))
-    return Response(status_code=204)
-
-
-@router.post("/engine/quantization", status_code=202, openapi_extra=openapi_body(Quantization))
-async def quantize(request: Request) -> Response:
-    """Begins to keep the weights in another scheme; the snapshot's `change` tells how it goes on."""
-    state = state_of(request)
-    scheme = (await read_as(request, Quantization)).scheme
-    await state.desk.call(lambda: state.host.set_quantization(scheme))
-    return Response(status_code=202)
-
-
-@router.post("/engine/quantization/cancel", status_code=204)
-async def cancel_quantization(request: Request) -> Response:
-    """Goes back to the scheme before, where a change is under way."""
-    state = state_of(request)
-    await state.desk.call(state.host.cancel_quantization)
-    return Response(status_code=204)
-
-
-@router.post("/engine/kv", status_code=204, openapi_extra=openapi_body(KvScheme))
-async def recache(request: Request) -> Response:
-    """Keeps keys and values in another form, while no request is alive; what was cached is forgotten."""
-    state = state_of(request)
-    scheme = (await read_as(request, KvScheme)).scheme
-    await state.desk.call(lambda: state.host.set_kv_scheme(scheme))
-    return Response(status_code=204)
 
 
 @router.post("/engine/words", openapi_extra=openapi_body(Tokens))

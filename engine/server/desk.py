@@ -4,11 +4,13 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from engine.commands import Abort, Begun, Command
 from engine.errors import EngineError
 from engine.events import Admitted, Event
+from engine.host.handover import call_on
 from engine.host.prompts import Prompt
 from engine.host.protocol import EngineHost
 from engine.host.stream import Stream
@@ -21,18 +23,18 @@ from engine.wire import encode_snapshot
 log = logging.getLogger("minichat.server")
 
 T = TypeVar("T")
-_SUBMITTERS = 32  # each waits for a step at most, and a step takes in all that wait
+_WORKERS = 32  # for templates, tokenizing and texts; none of them waits for a step
 _CACHED = 8192  # requests whose cached tokens nobody has asked for yet
 
 
 class Desk:
-    """Hands requests in from threads, since an answer may take a step."""
+    """Sends commands, whose answers may take a step, and works on prompts in threads."""
 
     def __init__(self, host: EngineHost) -> None:
         self.host, self.post = host, Post()
         self._loop = asyncio.get_running_loop()
-        self._submitters = ThreadPoolExecutor(_SUBMITTERS, "minichat-submit")  # and for templates and texts
-        self._callers = ThreadPoolExecutor(4, "minichat-call")  # not behind those who wait with a prompt
+        self._workers = ThreadPoolExecutor(_WORKERS, "minichat-submit")
+        self._callers = ThreadPoolExecutor(4, "minichat-call")  # for snapshots, not behind a long prompt
         self._reader = ThreadPoolExecutor(1, "minichat-read")  # two would only share the interpreter
         self._doomed: list[int] = []
         self._shot: asyncio.Future[Snapshot] | None = None
@@ -40,25 +42,49 @@ class Desk:
         self._cached: dict[int, int] = {}
         self._unsubscribe = host.subscribe(self._note)
 
+    async def send(self, command: Command[T]) -> T:
+        """Raises what the engine refuses."""
+        return await asyncio.wrap_future(self.host.send(command))
+
     async def submit(
         self, prompt: Prompt, params: SamplingParams, *, priority: int, salt: bytes, said: Sequence[int]
     ) -> Stream:
-        """A new request. Where nobody waits for the answer any more, the request ends as it begins."""
-        return await self._begun(
-            lambda: self.host.submit(prompt, params, priority=priority, salt=salt, said=said)
+        """A new request. If nobody waits for the answer any more, the request ends as it begins."""
+        work = self._loop.run_in_executor(
+            self._workers,
+            lambda: self.host.submit(prompt, params, priority=priority, salt=salt, said=said),
         )
-
-    async def fork(self, id: int, params: SamplingParams) -> Stream:
-        """The same for a request that goes on from a running one."""
-        return await self._begun(lambda: self.host.fork(id, params))
-
-    async def _begun(self, begin: Callable[[], Stream]) -> Stream:
-        work = self._loop.run_in_executor(self._submitters, begin)
         try:
-            return await asyncio.shield(work)
+            stream = await asyncio.shield(work)
         except asyncio.CancelledError:
             work.add_done_callback(self._unwanted)
             raise
+        return await self._begun(stream)
+
+    async def fork(self, id: int, params: SamplingParams) -> Stream:
+        """The same for a request that goes on from a running one."""
+        return await self._begun(self.host.fork(id, params))
+
+    async def _begun(self, stream: Stream) -> Stream:
+        try:
+            await asyncio.wrap_future(stream.begun)
+        except asyncio.CancelledError:
+            self._drop(stream)
+            raise
+        return stream
+
+    def _unwanted(self, work: "asyncio.Future[Stream]") -> None:
+        if not work.cancelled() and work.exception() is None:
+            self._drop(work.result())
+
+    def _drop(self, stream: Stream) -> None:
+        """Ends a request that has lost its reader, as soon as the engine has taken it."""
+
+        def end(begun: Future[Begun]) -> None:
+            if begun.exception() is None:
+                call_on(self._loop, self.abort, [begun.result().id])
+
+        stream.begun.add_done_callback(end)
 
     def cached_tokens(self, request: int) -> int:
         """Of its prompt; known once, after its first delta."""
@@ -70,13 +96,9 @@ class Desk:
             self._loop.call_soon(self._end_doomed)
         self._doomed += requests
 
-    async def call(self, work: Callable[[], T]) -> T:
-        """Something short, that waits for the engine."""
-        return await self._loop.run_in_executor(self._callers, work)
-
     async def work(self, work: Callable[[], T]) -> T:
         """Something that may take a while; who looks at the engine does not wait behind it."""
-        return await self._loop.run_in_executor(self._submitters, work)
+        return await self._loop.run_in_executor(self._workers, work)
 
     async def read(self, work: Callable[[], T]) -> T:
         """What it takes to understand a long request; one after the other."""
@@ -106,7 +128,7 @@ class Desk:
 
     def close(self) -> None:
         self._unsubscribe()
-        for pool in (self._submitters, self._callers, self._reader):
+        for pool in (self._workers, self._callers, self._reader):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _note(self, event: Event) -> None:
@@ -116,18 +138,13 @@ class Desk:
             if len(self._cached) > _CACHED:  # of a fork, or of one of several replies, nobody will ask
                 self._cached.pop(next(iter(self._cached)), None)
 
-    def _unwanted(self, work: "asyncio.Future[Stream]") -> None:
-        if not work.cancelled() and work.exception() is None:
-            self.abort([work.result().id])
-
     def _end_doomed(self) -> None:
         ids, self._doomed = self._doomed, []
-        done = self._loop.run_in_executor(self._callers, lambda: self.host.abort(*ids))
-        done.add_done_callback(_complain)
+        self.host.send(Abort(tuple(ids))).add_done_callback(_complain)
         for id in ids:
             self._cached.pop(id, None)
 
 
-def _complain(done: "asyncio.Future[None]") -> None:
-    if not done.cancelled() and (error := done.exception()) and not isinstance(error, EngineError):
+def _complain(done: Future[None]) -> None:
+    if (error := done.exception()) and not isinstance(error, EngineError):
         log.error("an abort failed", exc_info=error)

@@ -1,6 +1,6 @@
 """The end of a server: nothing new comes in, what runs may finish, and what goes on for ever stops."""
 
-import asyncio
+from engine.server.waiters import Waiters
 
 
 class Drain:
@@ -8,19 +8,13 @@ class Drain:
 
     def __init__(self) -> None:
         self.begun = False
-        self._waiters: set[asyncio.Event] = set()
+        self._waiters = Waiters()
 
     def begin(self) -> None:
         self.begun = True
-        for waiter in self._waiters:
-            waiter.set()
+        self._waiters.wake()
 
     async def wait(self) -> None:
         """Until it begins."""
-        waiter = asyncio.Event()
-        self._waiters.add(waiter)
-        try:
-            if not self.begun:
-                await waiter.wait()
-        finally:
-            self._waiters.discard(waiter)
+        if not self.begun:
+            await self._waiters.wait()

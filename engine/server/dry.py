@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.cache.pool import BlockPool
 from engine.cache.tables import BlockTables
-from engine.config import EngineConfig, KvSchemeName
+from engine.config import EngineConfig
 from engine.core import Engine
 from engine.errors import BadInput
 from engine.events import Bus, TokenLogprob
@@ -24,10 +24,12 @@ from engine.models.find import find_model
 from engine.observe import Facts
 from engine.params import SamplingParams
 from engine.request import Request
-from engine.runner.protocol import BAD, Fit, Likeliest, Outcome
-from engine.scheduling.plan import Drafts, Plan
+from engine.runner.changes import Change
+from engine.runner.protocol import BAD, Fit, Likeliest, Masks, StepResult
 from engine.scheduling.policy import choose
-from engine.scheduling.scheduler import Rules, Scheduler
+from engine.scheduling.rules import Rules
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Drafts, Step
 from engine.snapshot import Reads, SchemeView, Speeds
 from engine.speculation.verify import run_of
 from engine.text.reasoning import CLOSE, OPEN
@@ -49,7 +51,7 @@ Script = Callable[[Sequence[int], SamplingParams], list[int]]  # the tokens of a
 
 
 class DryRunner:
-    """Runs a plan by waiting for as long as a step should take."""
+    """Runs a step by waiting for as long as a step should take."""
 
     graphs: bool | None = None
 
@@ -60,27 +62,30 @@ class DryRunner:
         stop_ids: frozenset[int],
         vocab: int,
         rate: float | None,
-        grammars: Grammars,
         quick: Sequence[int],
     ) -> None:
         self._requests, self._script, self._vocab = requests, script, vocab
-        self._grammars, self._quick = grammars, (*sorted(stop_ids), *quick)
+        self._quick = (*sorted(stop_ids), *quick)
         self._end = min(stop_ids, default=None)
         self._seconds = 1 / rate if rate else 0.0  # of a step, which gives every request one token
         self._replies: dict[int, list[int]] = {}
-        self.broken: Callable[[Plan], None] = lambda plan: None  # tests let it raise
+        self._allowed: dict[int, np.ndarray] = {}  # by slot: what a guided row may draw
+        self.broken: Callable[[Step], None] = lambda step: None  # tests let it raise
 
-    def launch(self, plan: Plan) -> tuple[Plan, float]:
-        self.broken(plan)
-        return plan, time.monotonic()
+    def launch(self, step: Step) -> tuple[Step, float]:
+        self.broken(step)
+        return step, time.monotonic()
 
-    def collect(self, handle: tuple[Plan, float]) -> Outcome:
-        plan, began = handle
+    def supply(self, handle: tuple[Step, float], masks: Masks) -> None:
+        self._allowed = dict(zip(masks.slots, masks.bits, strict=True))
+
+    def collect(self, handle: tuple[Step, float]) -> StepResult:
+        step, began = handle
         tokens, runs, logprobs, searching = [], {}, {}, []
-        for row in plan.rows:
+        for row in step.rows:
             if row.samples:
                 request = self._requests[row.request]
-                run = self._run(request, plan.drafts.get(request.id))
+                run = self._run(request, step.drafts.get(request.id))
                 tokens.append(run[0])
                 if row.drafted:
                     runs[request.id] = run
@@ -94,7 +99,7 @@ class DryRunner:
             time.sleep(left)
         likeliest = self._likeliest(searching) if searching else None
         seconds = time.monotonic() - began
-        return Outcome(tokens, logprobs, seconds=seconds, likeliest=likeliest, runs=runs)
+        return StepResult(tokens, logprobs, seconds=seconds, likeliest=likeliest, runs=runs)
 
     def _likeliest(self, rows: Sequence[tuple[int, int]]) -> Likeliest:
         """The made-up token first, as above; what leaves the made-up reply is less likely at each step."""
@@ -106,7 +111,7 @@ class DryRunner:
 
     def _kept(self, request: Request, scripted: Sequence[int]) -> int:
         """The scripted token where the grammar allows it, else one that brings its end near."""
-        bits = np.unpackbits(self._grammars.allowed(request), bitorder="little")
+        bits = np.unpackbits(self._allowed[request.slot], bitorder="little")
         likely = (*scripted, *self._quick, *bits.nonzero()[0][:1].tolist())
         return next((token for token in likely if bits[token]), BAD)
 
@@ -135,8 +140,20 @@ class DryRunner:
         top = [((token + n) % self._vocab, -0.7 * (n + 1)) for n in range(count)]
         return TokenLogprob(token, -0.7, 1, tuple(top))
 
-    def recache(self, scheme: KvSchemeName) -> Fit:
-        raise BadInput(f"made-up replies have no cache that could be {scheme}")
+    def skip(self, step: Step) -> None:
+        """There is nothing that it could change."""
+
+    def apply(self, change: Change) -> None:
+        raise BadInput(f"made-up replies come from no model that could take {change}")
+
+    def fit(self) -> Fit:
+        raise BadInput("made-up replies have no cache")
+
+    def blocks_with(self, more: int) -> None:
+        return None
+
+    def weight_schemes(self) -> tuple[SchemeView, ...]:
+        return ()
 
     def ailing(self) -> str | None:
         return None
@@ -180,7 +197,6 @@ def dry_engine(
         rules=Rules(step_tokens=config.max_step_tokens or 8192, prefix_cache=config.prefix_cache),
         emit=bus.emit,
     )
-    grammars = Grammars(text, text.vocab_size, text.stop_ids)
     return Engine(
         scheduler=scheduler,
         runner=DryRunner(
@@ -189,10 +205,9 @@ def dry_engine(
             text.stop_ids,
             text.vocab_size,
             rate,
-            grammars,
             [text.encode(each)[-1] for each in _QUICK],
         ),
-        grammars=grammars,
+        grammars=Grammars(text, text.vocab_size, text.stop_ids),
         tokenizer=text,
         limits=Limits(context, text.vocab_size, config.max_waiting, text.stop_ids),
         facts=Facts(f"{place.name} (dry)", "none", "none", "none", policy.name),

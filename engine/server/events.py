@@ -16,8 +16,9 @@ from engine.server import sse
 from engine.server.connection import state_of
 from engine.server.desk import Desk
 from engine.server.drain import Drain
-from engine.server.openai.schema import STREAM, openapi_answers
+from engine.server.schema import STREAM, openapi_answers
 from engine.server.sockets import sending
+from engine.server.waiters import Waiters
 from engine.wire import encode_event
 
 KEPT = 4096
@@ -46,7 +47,7 @@ class Events:
         self._new: deque[Event] = deque()
         self._ring: deque[Event] = deque(maxlen=KEPT)
         self.count = 0  # of all that ever came; an event's number is its place among them
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._readers = Waiters()
         self._unsubscribe = host.subscribe(self._hear)
         self._ending = asyncio.get_running_loop().create_task(self._end())
 
@@ -57,7 +58,7 @@ class Events:
     async def _end(self) -> None:
         """Readers who wait are told that nothing more comes."""
         await self._drain.wait()
-        self._wake()
+        self._readers.wake()
 
     def _hear(self, event: Event) -> None:
         """On the engine's thread."""
@@ -68,12 +69,7 @@ class Events:
         while self._new:
             self._ring.append(self._new.popleft())
             self.count += 1
-        self._wake()
-
-    def _wake(self) -> None:
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._readers.wake()
 
     async def follow(self, last: str | None, every: float | None) -> AsyncIterator[Note]:
         """Events after the one of id `last`, or from now on; and a snapshot so often. Ends when all ends."""
@@ -93,19 +89,8 @@ class Events:
                 shot_at = max(shot_at + every, monotonic())
             if at == self.count and not self._drain.begun:
                 patience = _PULSE if every is None else max(0.0, shot_at - monotonic())
-                if not await self._news(patience) and every is None:
+                if not await self._readers.wait(patience) and every is None:
                     yield _STILL_HERE
-
-    async def _news(self, patience: float) -> bool:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        try:
-            await asyncio.wait_for(waiter, patience)
-        except TimeoutError:
-            return False
-        finally:
-            self._waiters.discard(waiter)
-        return True
 
     def _place(self, last: str | None) -> tuple[int, int | None]:
         """Where to go on, and how many events are lost; None: nobody knows, it was another run."""

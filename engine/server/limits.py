@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from engine.errors import BadParams
-from engine.server.openai.errors import ApiError
+from engine.errors import BadParams, QueueFull
+from engine.server.errors import ApiError
 
 _RETRY_AFTER = 1  # seconds
 
@@ -25,19 +25,14 @@ class Gate:
             most = min(self.most, self.most_of_a_key)
             raise BadParams(name, f"this wants {choices} places at once, and a key has {most} here")
         if self._held[key] + choices > self.most_of_a_key:
-            raise ApiError(
-                429,
+            full = QueueFull(
                 f"this key has {self._held[key]} choices in flight, and may have {self.most_of_a_key}; "
-                "wait for some of them",
-                code="rate_limit_exceeded",
-                retry_after=_RETRY_AFTER,
+                "wait for some of them"
             )
+            raise ApiError(429, str(full), code="rate_limit_exceeded", retry_after=_RETRY_AFTER, cause=full)
         if self._held.total() + choices > self.most:
-            raise ApiError(
-                503,
-                f"{self._held.total()} choices are in flight, and the server takes {self.most}; come later",
-                code="overloaded",
-                retry_after=_RETRY_AFTER,
+            raise QueueFull(
+                f"{self._held.total()} choices are in flight, and the server takes {self.most}; come later"
             )
         self._held[key] += choices
         return Ticket(self, key, choices)

@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 
+from engine.commands import Abort
 from engine.errors import BadInput, EngineError
 from engine.host.protocol import EngineHost
 from engine.server.app import application
@@ -106,7 +107,7 @@ class Server(uvicorn.Server):
     def _abort(self) -> None:
         with suppress(EngineError):  # it has ended meanwhile
             while requests := self._host.snapshot().requests:  # of a long line it shows only the head
-                self._host.abort(*[request.id for request in requests])
+                self._host.send(Abort(tuple([request.id for request in requests]))).result()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
+from engine.errors import UnknownRequest
 from engine.events import Delta
 from engine.host.prompts import Prompt
 from engine.params import SamplingParams
-from engine.server.openai.errors import ApiError
 from engine.server.run import Run
+from engine.server.waiters import Waiters
 
 _KEPT = 256  # replies that have ended
 _KEPT_DELTAS = 500_000  # of all of them: about 150 MB
@@ -38,7 +39,7 @@ class KeptReply:
     told: bool = False  # somebody has read it to its end
     deltas: list[Delta] = field(default_factory=list)
     readers: int = 0
-    _waiters: set["asyncio.Future[None]"] = field(default_factory=set)
+    _waiters: Waiters = field(default_factory=Waiters)
     timer: asyncio.TimerHandle | None = None
     pump: "asyncio.Task[None] | None" = None
 
@@ -78,21 +79,12 @@ class KeptReply:
             self.first_at = monotonic()
         if self.finished:
             self.ended_at = monotonic()
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._waiters.wake()
 
     async def after(self, count: int, patience: float) -> list[Delta]:
         """What came after so many deltas; waits for it so long."""
         if len(self.deltas) <= count and not self.finished:
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
-            try:
-                await asyncio.wait_for(waiter, patience)
-            except TimeoutError:
-                pass
-            finally:
-                self._waiters.discard(waiter)
+            await self._waiters.wait(patience)
         return self.deltas[count:]
 
 
@@ -152,7 +144,7 @@ class Replies:
     def find(self, id: str, key: bytes) -> KeptReply:
         reply = self._kept.get(id)
         if reply is None or reply.owner != key:
-            raise ApiError(404, f"there is no reply {id[:40]!r} here; it may have been forgotten")
+            raise UnknownRequest(f"there is no reply {id[:40]!r} here; it may have been forgotten")
         return reply
 
     def of(self, key: bytes, tag: str = "") -> list[KeptReply]:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Self
+from typing import Any, Self
 
 from engine.events import Delta
 from engine.host.prompts import Prompt
@@ -14,6 +14,7 @@ from engine.params import SamplingParams
 from engine.server.desk import Desk
 from engine.server.limits import Ticket
 from engine.server.metrics import Metrics
+from engine.server.waiters import Waiters
 
 Batch = list[tuple[int, list[Delta]]]  # prompts that have news, and what they said, in order
 
@@ -33,6 +34,15 @@ class Usage:
     prompt: int = 0
     completion: int = 0
     cached: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
 
 
 @dataclass(eq=False)
@@ -55,7 +65,7 @@ class Run:
         # Ranked replies come whole: what lies between two of their tokens says nothing.
         self._timed = self.params.beams == 1 and self.params.best_of is None
         self._news: dict[int, None] = {}
-        self._waiter: asyncio.Future[None] | None = None
+        self._reader = Waiters()
         self._closed = False
 
     @property
@@ -81,8 +91,7 @@ class Run:
         left = len(self._places)
         while left:
             if not self._news:
-                self._waiter = asyncio.get_running_loop().create_future()
-                await self._waiter
+                await self._reader.wait()
             batch: Batch = []
             for place in self._taken_news():
                 if deltas := self._take(place):
@@ -126,8 +135,7 @@ class Run:
 
     def _notice(self, place: int) -> None:
         self._news[place] = None
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._reader.wake()
 
     def _taken_news(self) -> list[int]:
         news = list(self._news)

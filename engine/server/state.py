@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from engine.errors import TemplateError
+from engine.errors import Ending, TemplateError
 from engine.host.prompts import Conversation, Prompt
 from engine.host.protocol import EngineHost
 from engine.params import SamplingParams
@@ -17,10 +17,10 @@ from engine.server.auth import prefix_salt
 from engine.server.config import MAX_CHOICES, ServerConfig
 from engine.server.desk import Desk
 from engine.server.drain import Drain
+from engine.server.errors import ApiError
 from engine.server.events import Events
 from engine.server.limits import Gate
 from engine.server.metrics import Metrics
-from engine.server.openai.errors import ApiError
 from engine.server.replies import Replies
 from engine.server.run import Run
 from engine.text.reasoning import OPEN
@@ -66,7 +66,7 @@ class State:
     ) -> Run:
         """A place at the gate, and what is to be started there."""
         if self.drain.begun:
-            raise ApiError(503, "the server is ending", code="shutting_down", retry_after=5)
+            raise Ending("the server is ending")
         if len(prompts) * params.samples > MAX_CHOICES:
             name = "n" if params.best_of is None else "best_of"
             asked = f"{len(prompts)} prompts of {name}={params.samples}"

@@ -7,14 +7,14 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
 from pydantic import Field
 
+from engine import commands
 from engine.errors import EngineError
 from engine.server.bodies import beside, parse_json
 from engine.server.config import MAX_CHOICES
 from engine.server.connection import key_of, state_of
-from engine.server.openai.answer import usage_record
-from engine.server.openai.errors import ApiError, from_engine
-from engine.server.openai.schema import MAX_SAID, AnyPrompt, Strict, TokenIds, parsed
+from engine.server.errors import ApiError, from_engine
 from engine.server.run import Run
+from engine.server.schema import MAX_SAID, AnyPrompt, Strict, TokenIds, parsed
 from engine.server.sockets import first_of
 from engine.server.sse import encoded
 from engine.wire import VERSION, changes_from_json, encode_delta, params_from_json
@@ -103,7 +103,7 @@ class Talk:
             case Update():
                 changes = await beside(self._socket, lambda: changes_from_json(asked.changes))
                 request = self._running(asked.id)
-                await state.desk.call(lambda: state.host.update(request, **changes))
+                await state.desk.send(commands.Update(request, changes))
                 await self._send("updated", asked.id, changes=sorted(changes))
             case Cancel():
                 state.desk.abort([self._running(asked.id)])
@@ -132,7 +132,7 @@ class Talk:
                 for _, deltas in batch:
                     await self._send("deltas", name, deltas=[encode_delta(delta) for delta in deltas])
             del self._runs[name]
-            await self._send("done", name, usage=usage_record(run.usage))
+            await self._send("done", name, usage=run.usage.record())
         except WebSocketDisconnect:
             pass  # whoever listens here hears of it too
         finally:

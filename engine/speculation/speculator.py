@@ -5,7 +5,7 @@ from typing import Protocol
 
 from engine.params import MAX_DRAFT
 from engine.request import Request
-from engine.scheduling.plan import Drafts, Plan
+from engine.scheduling.step import Drafts, Step
 from engine.snapshot import Speculation
 from engine.speculation.gain import Judge, Prices, Tally
 from engine.speculation.ngram import NgramIndex
@@ -98,14 +98,14 @@ class Speculator:
         if drafting is not None and not drafting.judge.on:
             drafting.judge.rested(1)
 
-    def saw_step(self, plan: Plan, seconds: float) -> None:
+    def saw_step(self, step: Step, seconds: float) -> None:
         """What a step without prompts has cost."""
-        kinds = {drafts.kind for drafts in plan.drafts.values()}
+        kinds = {drafts.kind for drafts in step.drafts.values()}
         if not kinds:
-            self.prices.saw_plain(len(plan.rows), seconds)
+            self.prices.saw_plain(len(step.rows), seconds)
         elif len(kinds) == 1:  # of a mixed step nobody can say who cost what
-            drafted = sum(drafts.length for drafts in plan.drafts.values())
-            self.prices.saw_drafts(kinds.pop(), len(plan.rows), drafted, seconds)
+            drafted = sum(drafts.length for drafts in step.drafts.values())
+            self.prices.saw_drafts(kinds.pop(), len(step.rows), drafted, seconds)
 
     def forget(self, request: Request) -> None:
         """It has ended. What it said may be said again."""

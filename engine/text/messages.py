@@ -16,7 +16,7 @@ Break = Callable[[str], str]
 def clean_messages(messages: object, breaker: Callable[[str], Break]) -> list[dict[str, Any]]:
     """The conversation as a template may see it; `breaker` gives what breaks control tokens for a role."""
     if not isinstance(messages, list | tuple) or not messages:
-        raise BadInput(f"messages must be a list of at least one message, not {messages!r:.80}")
+        raise _bad("messages", f"must be a list of at least one message, not {messages!r:.80}")
     return [_message(message, f"messages[{n}]", breaker) for n, message in enumerate(messages)]
 
 
@@ -25,7 +25,7 @@ def clean_tools(tools: object, break_up: Break) -> list[Any] | None:
     if tools is None:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(tool, dict) for tool in tools):
-        raise BadInput(f"tools must be a list of objects that describe functions, not {tools!r:.80}")
+        raise _bad("tools", f"must be a list of objects that describe functions, not {tools!r:.80}")
     return [clean(tool, f"tools[{n}]", break_up) for n, tool in enumerate(tools)] or None
 
 
@@ -35,31 +35,33 @@ def clean(value: object, place: str, break_up: Break, depth: int = 0) -> Any:
         case None | bool() | int() | float():
             return value
         case str():
-            return break_up(checked_text(value, place))
+            return break_up(checked_text(value, place, field=place))
         case list() | tuple() | dict() if depth == DEPTH:
-            raise BadInput(f"{place} is nested more than {DEPTH} deep")
+            raise _bad(place, f"is nested more than {DEPTH} deep")
         case list() | tuple():
             return [clean(part, f"{place}[{n}]", break_up, depth + 1) for n, part in enumerate(value)]
         case dict():
             return {
-                break_up(checked_text(key, f"a key of {place}")): clean(
+                break_up(checked_text(key, f"a key of {place}", field=place)): clean(
                     part, f"{place}.{key}", break_up, depth + 1
                 )
                 for key, part in value.items()
             }
-    raise BadInput(
-        f"{place} must be text, a number, true, false, null, a list or an object, not {type(value).__name__}"
-    )
+    kinds = "text, a number, true, false, null, a list or an object"
+    raise _bad(place, f"must be {kinds}, not {type(value).__name__}")
+
+
+def _bad(place: str, problem: str) -> BadInput:
+    return BadInput(f"{place} {problem}", field=place)
 
 
 def _message(message: object, place: str, breaker: Callable[[str], Break]) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise BadInput(f"{place} must be an object with role and content, not {message!r:.80}")
+        raise _bad(place, f"must be an object with role and content, not {message!r:.80}")
     role = message.get("role")
     if not isinstance(role, str) or not ROLE.fullmatch(role):
-        raise BadInput(
-            f"{place}.role must be a name such as system, user, assistant or tool, not {role!r:.80}"
-        )
+        names = "system, user, assistant or tool"
+        raise _bad(f"{place}.role", f"must be a name such as {names}, not {role!r:.80}")
     shaped = dict(message)
     if "content" in shaped:
         shaped["content"] = _content(shaped["content"], f"{place}.content")
@@ -74,25 +76,24 @@ def _content(content: object, place: str) -> str | None:
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise BadInput(f"{place} must be text, null or a list of text parts, not {type(content).__name__}")
+        raise _bad(place, f"must be text, null or a list of text parts, not {type(content).__name__}")
     texts: list[str] = []
     for n, part in enumerate(content):
         match part:
             case {"type": "text", "text": str(text)}:
                 texts.append(text)
             case {"type": str(kind)} if kind != "text":
-                raise BadInput(f"{place}[{n}] is of type {kind!r:.80}; this engine reads text only")
+                raise _bad(f"{place}[{n}]", f"is of type {kind!r:.80}; this engine reads text only")
             case _:
-                raise BadInput(
-                    f'{place}[{n}] must look like {{"type": "text", "text": "..."}}, not {part!r:.80}'
-                )
+                form = '{"type": "text", "text": "..."}'
+                raise _bad(f"{place}[{n}]", f"must look like {form}, not {part!r:.80}")
     return "\n".join(texts)
 
 
 def _calls(calls: object, place: str) -> list[Any]:
     """Clients send the arguments of a call as JSON text, templates want the object in it."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise BadInput(f"{place} must be a list of objects, not {calls!r:.80}")
+        raise _bad(place, f"must be a list of objects, not {calls!r:.80}")
     return [_call(call) for call in calls]
 
 

@@ -147,17 +147,15 @@ class Tokenizer:
         ]
 
 
-def checked_text(text: object, place: str) -> str:
-    """The text, if it is one that can be written as UTF-8."""
+def checked_text(text: object, place: str, *, field: str = "") -> str:
+    """The text, if it is one that can be written as UTF-8. An error names the place and carries the field."""
     if not isinstance(text, str):
-        raise BadInput(f"{place} must be text, not {type(text).__name__}")
+        raise BadInput(f"{place} must be text, not {type(text).__name__}", field=field)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise BadInput(
-            f"{place} has half a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}; "
-            "it must be valid Unicode"
-        ) from None
+        half = f"half a surrogate pair (U+{ord(text[error.start]):04X}) at character {error.start}"
+        raise BadInput(f"{place} has {half}; it must be valid Unicode", field=field) from None
     return text
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from minichat.chats.errors import NewerStore
 from minichat.chats.filesystems import networked
 from minichat.chats.schema import migrate
-from minichat.paths import private_folder
+from minichat.shell.paths import private_folder
 
 PATIENCE = 2.0  # seconds to wait for another process's write
 

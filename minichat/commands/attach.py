@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 from engine.errors import BadInput, EngineError
-from minichat.backends.address import Address, find_key, server_url
+from minichat.clients.address import Address, find_key, server_url
 from minichat.commands.again import words_of
 from minichat.commands.options import failed
 from minichat.commands.screen import show
-from minichat.paths import Paths, locate
-from minichat.residents import Resident, Waiting, home_of
+from minichat.models.residents import Resident, Waiting, home_of
 from minichat.settings import load
+from minichat.shell.paths import Paths, locate
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
         asyncio.run(_knock(address))
     except EngineError as error:
         return failed(error)
-    from minichat.backends.remote import RemoteBackend
+    from minichat.clients.remote import RemoteBackend
 
     return show(
         options,
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
 
 def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model: str = "") -> int:
     """The screen on an engine of this user."""
-    from minichat.backends.remote import RemoteBackend
+    from minichat.clients.remote import RemoteBackend
 
     resident = waiting.resident
     if waiting.words is None and not resident.running():
@@ -75,7 +75,7 @@ def address_of(options: argparse.Namespace, paths: Paths) -> Address:
 
 async def _knock(address: Address) -> None:
     """Whether somebody is there who can be spoken to, before the terminal is taken."""
-    from minichat.backends.link import Link
+    from minichat.clients.link import Link
 
     link = Link(address)
     try:

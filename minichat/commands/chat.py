@@ -6,6 +6,7 @@ import time
 from contextlib import suppress
 from importlib import import_module
 
+from engine.commands import Abort
 from engine.errors import EngineError, RequestTooLong
 from engine.host.thread import EngineThread
 from engine.params import SamplingParams
@@ -96,6 +97,7 @@ class Talk:
         began, tokens, pieces = time.monotonic(), 0, []
         try:
             stream = self.host.submit(self.messages, self.params)
+            stream.begun.result()
         except EngineError as error:
             self.messages.pop()
             grown = isinstance(error, RequestTooLong) and len(self.messages) > 1
@@ -108,7 +110,7 @@ class Talk:
                 pieces.append(delta.text)
                 print(delta.text, end="", flush=True)
         except KeyboardInterrupt:
-            self.host.abort(stream.id)
+            self.host.send(Abort((stream.id,))).result()
             print(" [stopped]", end="")
         else:
             if delta.finish is Finish.FAILED:

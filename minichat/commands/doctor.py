@@ -15,20 +15,24 @@ from engine.attention import registry
 from engine.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.devices import free_host_memory, host_memory
 from engine.errors import BadInput, EngineError
+from engine.models import families
 from engine.models.find import find_model
 from engine.quant import registry as schemes
 from engine.scheduling import policy
 from minichat import __version__
-from minichat.keys import bound
-from minichat.paths import locate
+from minichat.features import installed
+from minichat.features.table import bound
 from minichat.settings import load
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
 from minichat.settings.presets import load_presets
-from minichat.themes import load_themes, shipped_themes
+from minichat.shell.paths import locate
+from minichat.shell.themes import load_themes, shipped_themes
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx")
-OPTIONAL = ("triton", "bitsandbytes", "flash-attn", "flashinfer-python")
+PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx"]
+if sys.platform == "linux":
+    PACKAGES.append("bitsandbytes")  # elsewhere it is not installed along
+OPTIONAL = ("triton", "flash-attn", "flashinfer-python")
 _GB = 1e9
 _SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)  # a usual layer
 
@@ -62,6 +66,7 @@ def examine() -> dict[str, Any]:
         "kernels": _kernels(),
         "kv": {str(device): _kv(device) for device in devices},
         "policies": policy.names(),
+        "families": {name: _family(name) for name in families.names()},
         "built_in_model": _built_in(),
         "settings": _settings(),
         "terminal": {
@@ -105,6 +110,7 @@ def report(found: dict[str, Any]) -> str:
     for device, forms in found["kv"].items():
         lines += ["", f"Forms of the cache on {device} (--kv)"]
         lines += [f"  {name:18s} {_served(able)}" for name, able in forms.items()]
+    lines += ["", "Model families with a native decoder", *_by_fate(found["families"])]
     lines += ["", "Who goes first (--policy)", f"  {', '.join(found['policies'])}"]
     lines += ["", f"Built-in model: {found['built_in_model']}"]
     settings = found["settings"]
@@ -120,9 +126,10 @@ def _settings() -> dict[str, Any]:
     """What the screen would complain of, at leisure."""
     paths = locate()
     loaded = load(paths.settings)
-    keymap(loaded, bound())
+    features, misfits = installed()
+    keymap(loaded, bound(features))
     themes = load_themes(shipped_themes(), paths.themes)
-    problems = [*loaded.problems, *load_presets(paths.presets).problems, *themes.problems]
+    problems = [*misfits, *loaded.problems, *load_presets(paths.presets).problems, *themes.problems]
     faults = [str(each) for each in problems]
     if (theme := loaded.settings.screen.theme) not in themes.palettes:
         faults.append(f"screen.theme: {theme!r} {unknown(theme, themes.palettes)}")
@@ -172,6 +179,22 @@ def _kernels() -> dict[str, str]:
         rounds = "; what a weight is multiplied with is rounded" if scheme.rounds_activations else ""
         found[name] = scheme.kernels + rounds
     return found
+
+
+def _family(name: str) -> str:
+    """Which of its parts have no launches of their own for a GPU, or why it cannot be used."""
+    try:
+        family = families.named(name)
+        assert family is not None
+        parts = [kind.part() for kind in (family.attention, family.feed_forward)]
+    except (EngineError, ImportError) as error:
+        return str(error)
+    plain = [each.__name__ for each in parts if not each.launches()]
+    own = [f"operator {each}" for each in (family.product, family.norm) if each]
+    if not plain + own:
+        return "all parts have launches of their own on a GPU"
+    some = f"{len(plain)} of {len(parts)} parts" if plain else "operators of its own"
+    return f"on a GPU, {some} run as plain torch: {', '.join(plain + own)}"
 
 
 def _dtype(device: torch.device) -> torch.dtype:

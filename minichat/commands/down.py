@@ -7,8 +7,8 @@ import time
 
 from engine.errors import EngineError
 from minichat.commands.options import failed
-from minichat.paths import locate
-from minichat.residents import Resident, home_of
+from minichat.models.residents import Resident, home_of
+from minichat.shell.paths import locate
 
 _LOOK_EVERY = 0.05  # seconds
 _STARTS_WITHIN = 5.0  # seconds until a fresh process says who it is

@@ -8,7 +8,7 @@ import time
 from engine.errors import EngineError
 from engine.models.find import find_model
 from minichat.commands.options import failed
-from minichat.progress import Course
+from minichat.models.progress import Course
 
 _EVERY = 0.2  # seconds between two words about it
 

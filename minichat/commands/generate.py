@@ -13,11 +13,11 @@ from termios import FIONREAD
 from engine.errors import BadInput, BadParams, EngineError
 from engine.params import Grammar
 from engine.request import Finish
-from minichat.attachments import MOST, PIPED
 from minichat.chats.model import Attachment, Message
 from minichat.commands.options import engine_config, failed, running, sampling
+from minichat.models.progress import size
 from minichat.plural import plural
-from minichat.progress import size
+from minichat.session.attachments import MOST, PIPED
 
 _OF_CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
 _OF_BEAMS = ("length_penalty", "early_stopping")
@@ -129,6 +129,7 @@ def _messages(options: argparse.Namespace, text: str) -> list[dict[str, str]]:
 def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]
     as_json, began = options.json, time.monotonic()
     stream = host.submit(prompt, params)
+    stream.begun.result()  # a refusal is bad usage, and no reply that failed
     pieces, tokens, first = [], 0, None
     for delta in stream:
         first = first or time.monotonic()

@@ -4,9 +4,9 @@ import argparse
 import json
 import os
 
-from minichat.catalogue import hub_cache
-from minichat.paths import locate
-from minichat.themes import shipped_themes
+from minichat.models.catalogue import hub_cache
+from minichat.shell.paths import locate
+from minichat.shell.themes import shipped_themes
 
 
 def run(options: argparse.Namespace) -> int:

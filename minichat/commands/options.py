@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from engine.config import EngineConfig
 from engine.errors import BadInput, EngineError
 from engine.params import SamplingParams
-from minichat.interpreter import loading
+from minichat.shell.interpreter import loading
 
 if TYPE_CHECKING:
     from engine.host.thread import EngineThread

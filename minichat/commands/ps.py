@@ -7,9 +7,9 @@ import time
 from dataclasses import asdict, dataclass
 
 from engine.errors import EngineError
-from minichat.backends.address import Address
-from minichat.paths import locate
-from minichat.residents import Resident, home_of, residents
+from minichat.clients.address import Address
+from minichat.models.residents import Resident, home_of, residents
+from minichat.shell.paths import locate
 
 _WITHIN = 3.0  # seconds for an engine to answer
 
@@ -54,7 +54,7 @@ async def _look() -> list[Line]:
 
 
 async def _line(resident: Resident) -> Line:
-    from minichat.backends.link import Link
+    from minichat.clients.link import Link
 
     record = resident.record
     if record is None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import BadInput, EngineError
-from minichat.chart_picture import svg
-from minichat.charts import Chart, Point, drawn
+from minichat.charts.characters import Chart, Point, drawn
+from minichat.charts.svg import svg
 from minichat.commands.options import engine_config, failed
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.errors import BadInput, EngineError
 from minichat.cli import parser
 from minichat.commands.serve import Told, check, serve
-from minichat.residents import Record, Resident
+from minichat.models.residents import Record, Resident
 
 _TELL_EVERY = 0.1  # seconds between two words about loading
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.errors import EngineError
 from engine.params import FIELDS, SamplingParams
 from minichat.commands.options import failed
-from minichat.first import First
-from minichat.interpreter import share
-from minichat.paths import Paths, private_folder
 from minichat.settings import Loaded, Settings
-from minichat.streams import draw_on_terminal
-from minichat.terminal import Terminal, calm, teach_alt_keys
+from minichat.shell.first import First
+from minichat.shell.interpreter import share
+from minichat.shell.paths import Paths, private_folder
+from minichat.shell.streams import draw_on_terminal
+from minichat.shell.terminal import Terminal, calm, teach_alt_keys
 
 if TYPE_CHECKING:
-    from minichat.backends.protocol import Backend
+    from minichat.clients.protocol import Backend
 
 
 class Drawn(NamedTuple):

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.commands import Warm
 from engine.errors import BadInput, EngineError
 from engine.events import Died
 from minichat import __version__
-from minichat.backends.address import is_loopback
+from minichat.clients.address import is_loopback
 from minichat.commands.options import engine_config, failed, show_progress
-from minichat.paths import locate, private_folder
+from minichat.shell.paths import locate, private_folder
 
 if TYPE_CHECKING:
     from engine.host.protocol import EngineHost
@@ -162,7 +163,7 @@ def listen(
     )
     _log(options)
     host = engine(options, told)
-    host.warm()
+    host.send(Warm()).result()
     built = server(
         host,
         config,

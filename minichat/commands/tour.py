@@ -12,11 +12,11 @@ from engine.config import EngineConfig
 from engine.errors import BadInput
 from engine.params import SamplingParams
 from minichat.commands.options import failed
-from minichat.paths import Paths, locate
 from minichat.plural import plural
 from minichat.settings import load
-from minichat.streams import draw_on_terminal
-from minichat.terminal import Terminal, calm, teach_alt_keys
+from minichat.shell.paths import Paths, locate
+from minichat.shell.streams import draw_on_terminal
+from minichat.shell.terminal import Terminal, calm, teach_alt_keys
 
 if TYPE_CHECKING:
     from minichat.chats.store import Store
@@ -38,10 +38,10 @@ def _lead(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
     calm(terminal)
     draw_on_terminal()
     from minichat.app import MinichatApp, Start
-    from minichat.backends.local import LocalBackend
     from minichat.chats.store import Store
-    from minichat.screens.guide import KEEP
-    from minichat.tour import BLOCKS
+    from minichat.clients.local import LocalBackend
+    from minichat.features.tour.feature import KEEP
+    from minichat.features.tour.pages import BLOCKS
 
     teach_alt_keys()
     loaded = load(paths.settings)

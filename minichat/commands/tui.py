@@ -5,15 +5,15 @@ import os
 import sys
 
 from engine.errors import BadInput, EngineError
-from minichat.attachments import CannotAttach, attach
-from minichat.backends.local import LocalBackend, in_process, on_thread
 from minichat.chats.model import Message
+from minichat.clients.local import LocalBackend, in_process, on_thread
 from minichat.commands.again import words_of
 from minichat.commands.options import engine_config, failed
 from minichat.commands.screen import show
-from minichat.first import First, first_message, keys_from_terminal, read_pipe
-from minichat.paths import locate
+from minichat.session.attachments import CannotAttach, attach
 from minichat.settings import Settings, load
+from minichat.shell.first import First, first_message, keys_from_terminal, read_pipe
+from minichat.shell.paths import locate
 
 _ENGINE = (
     *("model", "device", "dtype", "attention", "policy", "runs_in", "blocks", "max_context"),

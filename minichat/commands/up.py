@@ -5,16 +5,16 @@ import asyncio
 import sys
 
 from engine.errors import BadInput, EngineError
-from minichat.catalogue import identity
 from minichat.cli import parser
 from minichat.commands.again import words_of
 from minichat.commands.attach import attach_to, check_terminal
 from minichat.commands.options import engine_config, failed, show_progress
 from minichat.commands.serve import check
 from minichat.commands.tui import settle
-from minichat.paths import locate
-from minichat.residents import Resident, Waiting, home_of
+from minichat.models.catalogue import identity
+from minichat.models.residents import Resident, Waiting, home_of
 from minichat.settings import load
+from minichat.shell.paths import locate
 
 
 def run(options: argparse.Namespace) -> int:

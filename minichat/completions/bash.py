@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from minichat.completions.table import DEFAULT, Command, Option, Table, Value, filled
+from minichat.completions.table import DEFAULT, Option, Subcommand, Table, Value, filled
 
 _SCRIPT = r"""# Completions of minichat for bash. In .bashrc: eval "$(minichat completions bash)"
 
@@ -57,7 +57,7 @@ def script(table: Table) -> str:
     )
 
 
-def _lines(command: Command) -> Iterator[str]:
+def _lines(command: Subcommand) -> Iterator[str]:
     """What is offered behind each of its options, and elsewhere."""
     yield f"    {command.name})"
     yield "        case $before in"

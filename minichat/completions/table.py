@@ -35,7 +35,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class Subcommand:
     name: str
     help: str
     options: tuple[Option, ...]
@@ -45,7 +45,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    commands: tuple[Command, ...]
+    commands: tuple[Subcommand, ...]
     alone: tuple[Option, ...]  # that stand in the place of a command
 
     @property
@@ -67,12 +67,12 @@ def filled(script: str, **parts: Iterable[str]) -> str:
     return script
 
 
-def _command(name: str, help: str, command: argparse.ArgumentParser) -> Command:
+def _command(name: str, help: str, command: argparse.ArgumentParser) -> Subcommand:
     options = tuple(_options(command))
     for action in command._actions:
         if not action.option_strings:
-            return Command(name, help, options, _called(action), _value(action))
-    return Command(name, help, options)
+            return Subcommand(name, help, options, _called(action), _value(action))
+    return Subcommand(name, help, options)
 
 
 def _options(command: argparse.ArgumentParser) -> Iterator[Option]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from minichat.completions.table import DEFAULT, Command, Option, Table, Value, filled
+from minichat.completions.table import DEFAULT, Option, Subcommand, Table, Value, filled
 
 _SCRIPT = r"""#compdef minichat
 # Completions of minichat for zsh. In .zshrc, after compinit: eval "$(minichat completions zsh)"
@@ -50,7 +50,7 @@ def script(table: Table) -> str:
     )
 
 
-def _lines(command: Command) -> Iterator[str]:
+def _lines(command: Subcommand) -> Iterator[str]:
     yield f"        ({command.name}) _arguments{' $alone' if command.name == DEFAULT else ''} \\"
     specs = [spec for option in command.options for spec in _specs(option)]
     if command.called:

@@ -16,7 +16,7 @@ SAME_TO_A_TERMINAL = {
     "ctrl+h": "backspace",
     "ctrl+left_square_bracket": "escape",
 }
-_NAMED = {key.value.rpartition("+")[2] for key in Keys}
+_NAMED = {key.value.rpartition("+")[2] for key in Keys} | {*KEY_NAME_REPLACEMENTS.values()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.params import FIELDS, SamplingParams
-from minichat.paths import private_folder
 from minichat.settings.load import Document, Problem, read
 from minichat.settings.sampling import read_params
 from minichat.settings.toml import table
+from minichat.shell.paths import private_folder
 
 SHIPPED = {
     "greedy": SamplingParams(temperature=0.0),

@@ -15,14 +15,18 @@ from textual.pilot import Pilot
 from engine.params import SamplingParams
 from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
 from minichat.app import MinichatApp, Start
-from minichat.backends.fake import FakeBackend, FakeReply
-from minichat.backends.moments import moment
 from minichat.chats.store import Store
-from minichat.paths import locate
-from minichat.screens.main import MainScreen
+from minichat.clients.fake import FakeBackend, FakeReply
+from minichat.clients.moments import moment
+from minichat.features.decoding.feature import DecodingPanel
+from minichat.features.monitor import MonitorSide
+from minichat.features.picking.line import TokenPicker
+from minichat.features.quantization.feature import QuantizationPanel
 from minichat.settings import load
-from minichat.terminal import Terminal
-from tests import impatient  # noqa: F401
+from minichat.shell.paths import locate
+from minichat.shell.terminal import Terminal
+from minichat.ui.main import MainScreen
+from tests import impatient
 
 HERE = Terminal(ssh=False, tmux=False, unicode=True)
 PATIENCE = 20.0  # seconds, on a machine that does much else
@@ -73,6 +77,27 @@ class Bench:
     @property
     def replies(self) -> list[FakeReply]:
         return self.backend.replies
+
+    @property
+    def drawer(self) -> DecodingPanel:
+        return self.app.context.part(DecodingPanel)
+
+    @property
+    def quantization(self) -> QuantizationPanel:
+        return self.app.context.part(QuantizationPanel)
+
+    @property
+    def monitor(self) -> MonitorSide:
+        return self.app.context.part(MonitorSide)
+
+    @property
+    def picker(self) -> TokenPicker:
+        """In the pane of the active chat."""
+        return self.main.pane.query_one(TokenPicker)
+
+    async def command(self, id: str) -> None:
+        """As the palette would."""
+        await self.app.action_command(id)
 
     def texts(self) -> list[tuple[str, str, str]]:
         """What stands in the active chat."""
@@ -131,7 +156,8 @@ def bench(tmp_path: Path) -> Callable[..., Any]:
             "loaded": load(paths.settings),
             **more,
         }
-        app = MinichatApp(backend, store, Start(model="tiny", paths=paths, **keywords))
+        features = keywords.pop("features", None)
+        app = MinichatApp(backend, store, Start(model="tiny", paths=paths, **keywords), features)
         app.chats.desk.pacer.rate = 200
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
@@ -148,7 +174,7 @@ def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
 
     @functools.wraps(test)
     def plain(*arguments: Any, **keywords: Any) -> None:
-        asyncio.run(test(*arguments, **keywords))
+        impatient.run(test(*arguments, **keywords))
 
     plain.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
     return plain

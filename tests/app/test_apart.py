@@ -15,9 +15,9 @@ from engine.events import Died, Event
 from engine.host.process import EngineProcess
 from engine.params import SamplingParams
 from minichat.app import RESTART
-from minichat.backends.fake import FakeBackend
-from minichat.backends.local import LocalBackend, in_process
-from minichat.backends.protocol import Progress
+from minichat.clients.fake import FakeBackend
+from minichat.clients.local import LocalBackend, in_process
+from minichat.clients.protocol import Progress
 from tests.app.conftest import run, snapshot
 from tests.cli.conftest import TEMPLATE, write_model
 
@@ -59,10 +59,9 @@ async def test_it_dies_alone_and_comes_back(tmp_path: Path) -> None:
     assert (await backend.snapshot()).state == "dead"
     with pytest.raises(EngineDead, match="SIGKILL"):
         await backend.submit("the", SamplingParams(max_tokens=3))
-    for _ in range(400):  # it comes by another way than the reply's end
-        if any(isinstance(event, Died) for event in heard):
-            break
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(20):  # it comes by another way than the reply's end
+        while not any(isinstance(event, Died) for event in heard):
+            await asyncio.sleep(0.005)
     assert [type(event) for event in heard].count(Died) == 1
 
     assert (await backend.switch(str(model), lambda *_: None)).state == "ready"

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minichat.attachments import (
+from minichat.chats.model import Attachment, Message
+from minichat.features.chats import replies
+from minichat.session.attachments import (
     MOST,
     CannotAttach,
     Entry,
@@ -20,9 +22,7 @@ from minichat.attachments import (
     offers,
     typing,
 )
-from minichat.chats.model import Attachment, Message
-from minichat.first import First, first_message
-from minichat.screens import deeds
+from minichat.shell.first import First, first_message
 from tests.app.conftest import run
 
 
@@ -183,7 +183,7 @@ async def test_a_folder_that_hangs_holds_up_no_key(
         answer.wait(20)
         return entries(folder)
 
-    monkeypatch.setattr("minichat.widgets.prompt.entries", slow)
+    monkeypatch.setattr("minichat.ui.panes.prompt.entries", slow)
     async with bench() as it:
         await it.pilot.press(*"see @n")
         assert it.main.prompt.text == "see @n"
@@ -267,7 +267,7 @@ async def test_an_attachment_is_there_again_and_outlives_its_file(
         await it.until(lambda: len(it.replies) == 2)
         assert "remember" in it.replies[-1].prompt[0]["content"]
         await it.answered(it.replies[-1])
-        deeds.edit(it.main, it.app.chats.active.chat.messages[0].id)
+        replies.edit(it.app.context, it.app.chats.active.chat.messages[0])
         await it.pilot.press(*" it", "enter")
         await it.until(lambda: len(it.replies) == 3)
         assert it.replies[-1].prompt[-1]["content"].startswith("read @notes.txt it\n\nnotes.txt:")

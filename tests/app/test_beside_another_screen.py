@@ -8,7 +8,7 @@ import pytest
 
 from minichat.chats.model import ReplyStats
 from minichat.chats.store import Store
-from minichat.paths import locate
+from minichat.shell.paths import locate
 from tests.app.conftest import run
 
 

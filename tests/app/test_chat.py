@@ -10,7 +10,7 @@ from engine.errors import EngineDead
 from engine.params import SamplingParams
 from engine.request import Finish
 from minichat.chats.errors import StoreBusy
-from minichat.screens import deeds
+from minichat.features.chats import chats
 from tests.app.conftest import run
 
 
@@ -53,7 +53,7 @@ async def test_the_next_turn_carries_what_was_said(bench: Callable[..., Any]) ->
 
 @run
 async def test_a_model_without_a_template_goes_on_with_the_text(bench: Callable[..., Any]) -> None:
-    from minichat.backends.fake import FakeBackend
+    from minichat.clients.fake import FakeBackend
     from tests.app.conftest import snapshot
 
     async with bench(backend=FakeBackend([snapshot()], has_template=False)) as it:
@@ -147,7 +147,7 @@ async def test_a_chat_closed_while_its_request_is_on_its_way_ends_it(
         it.main.prompt.put("hello")
         await it.pilot.press("enter")
         await begun.wait()
-        closing = asyncio.create_task(deeds.close(it.main))
+        closing = asyncio.create_task(chats.close(it.app.context))
         await asyncio.sleep(0)
         go_on.set()
         await closing

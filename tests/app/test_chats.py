@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from minichat.backends.fake import FakeBackend
-from minichat.screens import deeds
+from minichat.clients.fake import FakeBackend
+from minichat.features.chats import chats
 from tests.app.conftest import run, snapshot
 
 
@@ -186,7 +186,7 @@ async def test_a_dialog_over_it_can_be_drawn_at_every_moment(bench: Callable[...
         await it.answered(await it.say("first"))
         await it.pilot.press("ctrl+o")
         pane, over = it.main.pane, it.app.screen
-        await deeds.delete(it.main, it.app.chats.active.chat.id)
+        await chats.delete(it.app.context, it.app.chats.active.chat.id)
         while pane._running or pane.is_attached:
             over._compositor.render_full_update(simplify=False)
             it.main._compositor.render_strips()
@@ -235,7 +235,7 @@ async def test_fork_from_a_message(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.answered(await it.say("one"))
         await it.answered(await it.say("two"))
-        await deeds.fork(it.main, it.app.chats.active.chat.messages[1].id)
+        await chats.fork(it.app.context, it.app.chats.active.chat.messages[1])
         await it.pilot.pause()
         assert [text for _, text, _ in it.texts()] == ["one", "fine"]
 
@@ -304,12 +304,12 @@ async def test_an_export_takes_the_place_of_nothing(bench: Callable[..., Any], t
     async with bench() as it:
         await it.answered(await it.say("hello"), "good day")
         for offered in ("hello.md", "hello-2.md", "hello-3.md"):
-            it.main.action_ask("export")
+            await it.command("chat.export")
             await it.until(lambda: it.app.screen.query("Input"))
             assert it.app.screen.query_one("Input").value == str(it.app.paths.exports / offered)
             await it.pilot.press("enter")
             await it.until((it.app.paths.exports / offered).exists)
-        it.main.action_ask("export")
+        await it.command("chat.export")
         await it.until(lambda: it.app.screen.query("Input"))
         it.app.screen.query_one("Input").value = str(mine)
         await it.pilot.press("enter")
@@ -320,7 +320,7 @@ async def test_an_export_takes_the_place_of_nothing(bench: Callable[..., Any], t
 @run
 async def test_an_export_that_cannot_be_written_is_told(bench: Callable[..., Any], tmp_path: Any) -> None:
     async with bench() as it:
-        it.main.action_ask("export")
+        await it.command("chat.export")
         await it.pilot.pause()
         it.app.screen.query_one("Input").value = str(tmp_path / "no" / "folder.md")
         await it.pilot.press("enter")
@@ -339,7 +339,7 @@ async def test_all_stream_at_once_side_by_side(bench: Callable[..., Any]) -> Non
             reply.say(f"text{reply.id}")
         await it.until(lambda: all(f"text{place}" in it.screen_text() for place in (1, 2)))
         assert len(it.app.chats.streaming) == 3
-        await it.main.run_action("stop_all")
+        await it.command("reply.stop_all")
         await it.until(lambda: not it.app.chats.streaming)
         assert [each.chat.messages[-1].text for each in it.app.chats] == ["text0", "text1", "text2"]
 
@@ -445,31 +445,3 @@ async def test_what_comes_for_a_chat_without_a_pane_is_there_later(bench: Callab
         await it.until(lambda: "nobody looked, and after" in it.screen_text())
         reply.end()
         await it.until(lambda: it.texts()[-1] == ("assistant", "said while nobody looked, and after", "done"))
-
-
-@run
-async def test_what_is_typed_is_kept_as_it_is_typed(bench: Callable[..., Any]) -> None:
-    """A program that is killed says no goodbye: what the store has is what is left."""
-    async with bench() as it:
-        stored = lambda: {chat.id: chat.draft for chat in it.app.store.open_chats()}  # noqa: E731
-        first = it.app.chats.active.chat
-        await it.pilot.press(*"half")
-        await it.until(lambda: stored()[first.id] == "half")
-        await it.pilot.press(*" a", "ctrl+n", *"second")
-        second = it.app.chats.active.chat
-        await it.until(lambda: stored() == {first.id: "half a", second.id: "second"})
-        await it.answered(await it.say("second thought"))
-        assert stored() == {first.id: "half a", second.id: ""}, "what was sent is no draft"
-
-
-@run
-async def test_a_message_that_is_edited_is_no_draft(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        await it.answered(await it.say("hello"))
-        chat = it.app.chats.active.chat
-        await it.pilot.press(*"later")
-        await it.until(lambda: it.app.store.chat(chat.id).draft == "later")
-        await it.pilot.press("alt+e", *" again")
-        await it.until(lambda: it.main.prompt.text == "hello again")
-        it.main.drafts.keep()
-        assert it.app.store.chat(chat.id).draft == "later"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.params import SamplingParams
-from minichat.backends.fake import FakeBackend
+from minichat.clients.fake import FakeBackend
 from tests.app.conftest import run, snapshot
 from tests.app.test_strategies import views
 
@@ -41,10 +41,10 @@ async def test_a_drawer_that_cannot_show_a_snapshot_closes(
     shot = snapshot(3, (0, 5, 6), beams=(views(),))
     async with bench((130, 45), backend=FakeBackend([shot]), params=SamplingParams(beams=4)) as it:
         reply = await it.say("hello")
-        monkeypatch.setattr("minichat.widgets.beams.lines_of", fails)
+        monkeypatch.setattr("minichat.features.decoding.beams.lines_of", fails)
         with forgiven(it):
             await it.pilot.press("f3")
-            await it.until(lambda: not it.main.drawer.display)
+            await it.until(lambda: not it.drawer.display)
         await it.answered(reply)
         assert any("RecursionError: deeper and deeper" in notice for notice in it.notices())
         assert any(str(it.app.paths.log) in notice for notice in it.notices())
@@ -52,7 +52,7 @@ async def test_a_drawer_that_cannot_show_a_snapshot_closes(
         monkeypatch.undo()
         await talks(it)
         await it.pilot.press("f3")
-        await it.until(lambda: it.main.drawer.display)
+        await it.until(lambda: it.drawer.display)
 
 
 @run
@@ -61,12 +61,45 @@ async def test_what_one_part_cannot_show_the_others_do(
 ) -> None:
     async with bench((120, 40), backend=FakeBackend([snapshot(7, (0,))])) as it:
         await it.pilot.press("f2")
-        monkeypatch.setattr("minichat.screens.labels.facts", fails)
+        monkeypatch.setattr("minichat.ui.labels.facts", fails)
         shown: list[int] = []
-        monkeypatch.setattr(it.main.links, "see_snapshot", lambda snapshot: shown.append(snapshot.step))
+        it.main.signals.snapshot.connect(lambda snapshot: shown.append(snapshot.step))
         with forgiven(it):
             it.main.wake()
             await it.until(lambda: shown)
+
+
+@run
+async def test_a_part_that_fails_does_not_keep_a_signal_from_the_others(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        signals, heard = it.main.signals, []
+        signals.turned.connect(fails)
+        signals.turned.connect(lambda: heard.append("turned"))
+        with forgiven(it):
+            await it.pilot.press("ctrl+n")
+            await it.until(lambda: heard)
+        await talks(it)
+
+
+@run
+async def test_a_monitor_that_cannot_show_a_snapshot_closes(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once closed it leaves the person alone, though it follows the engine and fails again."""
+    async with bench((160, 40), backend=FakeBackend([snapshot(7, (0,))])) as it:
+        await it.until(lambda: it.monitor.display)
+        with monkeypatch.context() as patch, forgiven(it):
+            patch.setattr(it.monitor.rates, "remember", fails)
+            it.main.wake()
+            await it.until(lambda: not it.monitor.display)
+            await it.until(lambda: it.notices())
+            told = it.notices()
+            await it.pilot.press("f3")
+            it.main.show_snapshot(snapshot(8, (0,)))
+            await it.pilot.pause()
+            assert it.drawer.knobs.has_focus and it.notices() == told
+            await it.pilot.press("escape")
+        await talks(it)
 
 
 @run
@@ -74,7 +107,7 @@ async def test_an_action_that_fails_costs_the_action(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as it:
-        monkeypatch.setattr("minichat.screens.deeds.new", fails)
+        monkeypatch.setattr("minichat.session.open_chats.OpenChats.new", fails)
         with forgiven(it):
             await it.pilot.press("ctrl+n")
             await it.until(lambda: it.notices())
@@ -116,9 +149,9 @@ async def test_a_size_that_cannot_be_found_closes_the_drawer(
     async with bench((120, 40)) as it:
         await it.pilot.press("f3")
         with monkeypatch.context() as patch, forgiven(it):
-            patch.setattr(it.main.drawer.knobs, "get_content_height", fails)
-            it.main.drawer.knobs.refresh(layout=True)
-            await it.until(lambda: not it.main.drawer.display)
+            patch.setattr(it.drawer.knobs, "get_content_height", fails)
+            it.drawer.knobs.refresh(layout=True)
+            await it.until(lambda: not it.drawer.display)
         await talks(it)
 
 

@@ -8,14 +8,14 @@ import pytest
 from engine.errors import BadParams
 from engine.events import TokenLogprob
 from engine.params import Grammar, SamplingParams
-from minichat.decoding import KNOBS, Preset, nudged, parsed, preset_of, shown, strategy
+from minichat.session.decoding import KNOBS, Preset, nudged, parsed, preset_of, shown, strategy
 from tests.app.conftest import run
 
 KNOB = {knob.field: knob for knob in KNOBS}
 
 
 def row(it: Any, name: str) -> None:
-    knobs = it.main.drawer.knobs
+    knobs = it.drawer.knobs
     labels = [each if isinstance(each, str) else each.field for each in knobs.rows]
     knobs.row = labels.index(name)
 
@@ -79,7 +79,7 @@ async def test_likely_tokens_are_asked_for_while_it_is_open(bench: Callable[...,
 async def test_escape_goes_back_to_the_prompt(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("f3")
-        assert it.app.focused is it.main.drawer.knobs
+        assert it.app.focused is it.drawer.knobs
         await it.pilot.press("escape")
         assert it.app.focused is it.main.prompt
 

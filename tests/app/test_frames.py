@@ -1,6 +1,5 @@
 """Small frames: the terminal shows what a whole drawing would, and little is sent for it."""
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from functools import wraps
@@ -18,8 +17,9 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from minichat.chats.model import Message
-from minichat.frames import FrameScreen
-from minichat.widgets.transcript import Transcript
+from minichat.ui.frames import FrameScreen
+from minichat.ui.transcript import Transcript
+from tests import impatient
 from tests.app.screen_cells import Cells, Recorder, cells_of
 
 SIZE = (90, 24)
@@ -80,12 +80,8 @@ class Stage(App[None]):
 
     async def drawn(self) -> None:
         """All that was asked for is on the terminal."""
-        calm = 0
-        while calm < 3:
-            await self.pilot.pause(0.005)
-            screen = self.screen
-            wanted = screen._layout_required or screen._scroll_required or screen._repaint_required
-            calm = 0 if wanted or screen._dirty_widgets or screen._compositor._dirty_regions else calm + 1
+        await self.pilot.pause()
+        await impatient.rest()
 
 
 def staged(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -106,7 +102,7 @@ def staged(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
             await test(app, **arguments)
             app.exit()
 
-        asyncio.run(app.run_async(size=SIZE, auto_pilot=inside))
+        impatient.run(app.run_async(size=SIZE, auto_pilot=inside))
 
     play.__signature__ = signature(test).replace(  # type: ignore[attr-defined]
         parameters=[each for name, each in signature(test).parameters.items() if name != "app"]
@@ -150,10 +146,6 @@ async def test_the_terminal_shows_what_a_whole_drawing_would(app: Stage, seed: i
         do(app, draw)
         await app.drawn()
         if len(app.screen_stack) == 1:  # what lies under another screen is not Textual's concern either
-            for _ in range(20):  # a layout may come late; a cell that is wrong stays wrong
-                if Recorder.cells.lines == whole(app):
-                    break
-                await app.drawn()
             assert Recorder.cells.lines == whole(app), number
 
 

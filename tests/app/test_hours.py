@@ -8,18 +8,19 @@ import pytest
 
 from engine.events import Admitted, Evicted, FirstToken, Quantized, Quantizing
 from engine.snapshot import Change, SchemeView, Switch
-from minichat.backends.fake import FakeBackend, FakeReply
 from minichat.chats.store import Store
-from minichat.keys import COMMANDS
-from minichat.widgets.monitor.bindings import KEYS as MONITOR
-from minichat.widgets.transcript.bindings import KEYS as TRANSCRIPT
+from minichat.clients.fake import FakeBackend, FakeReply
+from minichat.features import BUILT_IN
+from minichat.features.table import commands
+from minichat.ui.monitor.bindings import KEYS as MONITOR
+from minichat.ui.transcript.bindings import KEYS as TRANSCRIPT
 from tests.app.conftest import run, snapshot
 
 SIZES = ((40, 12), (80, 24), (120, 40), (200, 60), (300, 90))
 LEAVING = {"ctrl+q", "ctrl+c", "f5"}
 TYPED = (*"aB 1/@.-+`|", "enter", "escape", "tab", "shift+tab", "backspace", "delete", "space")
 MOVED = ("up", "down", "left", "right", "home", "end", "pageup", "pagedown", "shift+up", "shift+right")
-BOUND = [key for each in COMMANDS for key in each.keys.split(",") if key]
+BOUND = [key for each in commands(BUILT_IN) for key in each.keys.split(",") if key]
 BOUND += [key for each in (*MONITOR, *TRANSCRIPT) for key in each.key.split(",")]  # type: ignore[union-attr]
 SAID = ("a word ", "漢字 ", "**b** ", "\n\n- item\n", "```py\nx = 1\n", "<think>hm</think>", "\x1b[2J")
 SAID += ("x" * 300,)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from minichat import interpreter
-from minichat.backends.fake import FakeBackend
-from minichat.pulse import Pulse
+from minichat.clients.fake import FakeBackend
+from minichat.shell import interpreter
+from minichat.ui.pulse import Pulse
 from tests.app.conftest import run, snapshot
 
 
@@ -27,6 +27,7 @@ def _as_before() -> Iterator[None]:
     yield
     sys.setswitchinterval(interval)
     gc.set_threshold(*generations)
+    gc.freeze()  # as tests/conftest.py has it
 
 
 @pytest.mark.usefixtures("_as_before")

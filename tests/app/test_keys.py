@@ -10,8 +10,8 @@ from textual.events import Click
 from engine.events import Admitted
 from engine.request import Finish
 from engine.snapshot import SchemeView, Switch
-from minichat.backends.fake import FakeBackend
-from minichat.screens import dialogs
+from minichat.clients.fake import FakeBackend
+from minichat.features.chats.export import export
 from minichat.settings.presets import load_presets
 from tests.app.conftest import run, snapshot
 
@@ -84,7 +84,7 @@ async def test_up_goes_on_to_what_was_said_before_and_down_comes_back(bench: Cal
 async def test_the_key_of_a_dialog_takes_it_away_again(bench: Callable[..., Any], key: str) -> None:
     switched = snapshot(switches=(Switch("overlap", True, True),))
     async with bench(backend=FakeBackend([switched])) as it:
-        await it.until(lambda: it.main.latest)
+        await it.until(lambda: it.main.engine.latest)
         await it.pilot.press(key)
         await it.until(lambda: it.app.screen is not it.main)
         await it.pilot.press(key)
@@ -260,7 +260,7 @@ async def test_an_export_that_the_disk_refuses_names_its_file(
 ) -> None:
     async with bench() as it:
         await it.answered(await it.say("hello"))
-        dialogs.export(it.main)
+        export(it.app.context)
         await it.until(lambda: "export to a file" in it.screen_text())
         await it.pilot.press("ctrl+u", "ctrl+k", *"/dev/full", "enter")
         await it.until(lambda: "cannot write /dev/full: No space left on device" in it.notices())
@@ -279,7 +279,7 @@ async def test_a_saved_preset_is_deleted(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "delete a preset for good" in it.screen_text())
         assert "greedy" not in it.screen_text().split("delete a preset for good")[1].split("Enter take")[0]
         await it.pilot.press("escape")
-        await it.until(lambda: it.app.focused is it.main.drawer.knobs)
+        await it.until(lambda: it.app.focused is it.drawer.knobs)
         assert list(load_presets(it.app.paths.presets).own) == ["mine", "other"]
         await it.pilot.press("delete", "down", "enter")
         await it.until(lambda: list(load_presets(it.app.paths.presets).own) == ["mine"])
@@ -298,7 +298,7 @@ async def test_the_monitor_shows_whose_request_runs_and_ends_it(bench: Callable[
         backend.emit(Admitted(1, 1.0, 0, 5))
         await it.until(lambda: "admitted" in it.screen_text())
         await it.until(lambda: "1 running" in it.screen_text())
-        assert it.main.owners[0].letter == "A"
+        assert it.main.engine.owners[0].letter == "A"
         await it.pilot.press("alt+m", "2", "P")
         await it.until(lambda: backend.updates == [(0, {"preempted": True})])
         await it.pilot.press("x")
@@ -315,7 +315,7 @@ async def test_the_monitor_shows_whose_request_runs_and_ends_it(bench: Callable[
 async def test_f2_on_a_small_screen_goes_there_and_back(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         await it.pilot.press("f2")
-        assert it.app.focused in it.main.monitor.panes.values()
+        assert it.app.focused in it.monitor.panes.values()
         await it.pilot.press("f2")
         assert it.app.focused is it.main.prompt
 
@@ -426,7 +426,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
         assert [said for said in it.notices() if "monitor.letters" in said]  # which has l there
         await it.pilot.press("f3")
         assert "k j field" in last_line(it) and "Left l turn" in last_line(it)
-        knobs = it.main.drawer.knobs
+        knobs = it.drawer.knobs
         await it.pilot.press("j", "down", "k", "up")
         assert knobs.row == 1
         params = it.app.chats.active.chat.params
@@ -435,8 +435,8 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
         await it.pilot.press("l")
         assert it.app.chats.active.chat.params is not params
         await it.pilot.press("f4")
-        await it.until(lambda: it.main.quantization.schemes.option_count)
-        schemes = it.main.quantization.schemes
+        await it.until(lambda: it.quantization.schemes.option_count)
+        schemes = it.quantization.schemes
         before = schemes.highlighted
         await it.pilot.press("j", "down", "j")
         assert schemes.highlighted == before + 2
@@ -481,9 +481,9 @@ async def test_the_last_line_has_the_keys_of_the_place_with_the_focus(
         assert "order" not in last_line(it)
         await it.pilot.press("alt+m")
         await it.until(lambda: "^T order" in last_line(it) and "c colour" in last_line(it))
-        before = it.main.monitor.kvmap.tint
+        before = it.monitor.kvmap.tint
         await it.pilot.click("#keybar", offset=(last_line(it).index("c colour"), 0))
-        await it.until(lambda: it.main.monitor.kvmap.tint != before)
+        await it.until(lambda: it.monitor.kvmap.tint != before)
         await it.pilot.press("2")
         await it.until(lambda: "x abort" in last_line(it) and "order" not in last_line(it))
         await it.pilot.press("escape", "escape", "f4")

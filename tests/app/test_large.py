@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from minichat.chats.export import to_json
 from minichat.chats.model import Chat, Message
 from minichat.chats.store import Store
-from minichat.paths import locate
+from minichat.shell.paths import locate
 from tests.app.test_terminal import Tmux, terminal
 
 __all__ = ["terminal"]

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minichat.layout import MOST_PANES, layout
+from minichat.ui.layout import MOST_PANES, layout
+from minichat.ui.monitor import EngineLine
 from tests.app.conftest import run
 
 
@@ -77,27 +78,27 @@ async def test_several_chats_or_one(bench: Callable[..., Any]) -> None:
 @run
 async def test_monitor_on_and_off(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
-        assert not it.main.monitor.display
-        assert it.main.engine_line.display
+        assert not it.monitor.display
+        assert it.main.query_one(EngineLine).display
         await it.pilot.press("f2")
-        assert it.main.monitor.display
+        assert it.monitor.display
         assert not it.main.query_one("#panes").display
         await it.pilot.press("f2")
         assert it.main.query_one("#panes").display
         await it.pilot.resize_terminal(130, 40)
-        assert not it.main.monitor.display
+        assert not it.monitor.display
         await it.pilot.press("f2")
-        assert it.main.monitor.display
+        assert it.monitor.display
         assert it.main.query_one("#panes").display
 
 
 @run
 async def test_snapshots_are_taken_only_while_something_happens(bench: Callable[..., Any]) -> None:
     async with bench((130, 40)) as it:
-        await it.until(lambda: it.app.pulse._task.done())
+        await it.answered(await it.say("hello"))
+        await it.until(lambda: it.backend.snapshots_taken and it.app.pulse._task.done())
         before = it.backend.snapshots_taken
-        for _ in range(5):
-            await it.pilot.pause(0.02)
+        await it.pilot.press(*"typed")
         assert it.backend.snapshots_taken == before
-        await it.say("hello")
+        await it.say("more")
         await it.until(lambda: it.backend.snapshots_taken > before)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from engine.snapshot import BlockView
-from minichat.backends.fake import FakeBackend
+from minichat.clients.fake import FakeBackend
+from minichat.features.links import Links
 from tests.app.conftest import run, snapshot
 
 SIZE = 4
@@ -78,7 +79,7 @@ async def test_a_shared_prefix_lights_in_every_chat(bench: Callable[..., Any]) -
         reply = await it.say("help!")
         it.app.chats.active.traces[reply.id].prompt_tokens = 6
         await it.pilot.press("alt+m")
-        it.main.monitor.kvmap.action_move(0, 0)
+        it.monitor.kvmap.action_move(0, 0)
         await it.until(lambda: lit(it, 0) == ["hel"])
         assert lit(it, 1) == ["hel"], "the same tokens, whoever had them computed"
         await it.pilot.press("right")
@@ -95,9 +96,9 @@ async def test_selecting_lets_blocks_glow(bench: Callable[..., Any]) -> None:
         await it.until(lambda: it.main.transcript.selected_spans())
         answer = it.app.chats.active.chat.messages[-1]
         assert it.main.transcript.selected_spans() == {answer.id: [(0, 8)]}
-        await it.until(lambda: it.main.monitor.kvmap._glowing == {1, 2})
+        await it.until(lambda: it.monitor.kvmap._glowing == {1, 2})
         it.app.screen.clear_selection()
-        await it.until(lambda: not it.main.monitor.kvmap._glowing)
+        await it.until(lambda: not it.monitor.kvmap._glowing)
 
 
 @run
@@ -108,5 +109,5 @@ async def test_what_is_not_known_is_said(bench: Callable[..., Any]) -> None:
         await it.pilot.press("ctrl+a")
         await it.until(lambda: "no longer in the cache" in it.screen_text())
         it.app.chats.active.traces.clear()  # as after a start of the program
-        it.main.links._wake()
+        it.app.context.part(Links)._wake()
         await it.until(lambda: "not read since the start" in it.screen_text())

@@ -4,19 +4,20 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.errors import ModelNotFound, UnsupportedModel
-from minichat.backends.fake import FakeBackend
-from minichat.backends.protocol import Progress
-from minichat.catalogue import Model, Source, arranged, local, on_hub, sources
-from minichat.fetching import fetch
-from minichat.progress import Course, duration, size
-from minichat.remembered import Remembered
-from minichat.screens.models import ModelScreen
+from minichat.clients.fake import FakeBackend
+from minichat.clients.protocol import Progress
+from minichat.features.models import ModelScreen
+from minichat.models.catalogue import Model, Source, arranged, local, on_hub, sources
+from minichat.models.fetching import fetch
+from minichat.models.progress import Course, duration, size
+from minichat.shell.remembered import Remembered
 from tests.app.conftest import run, snapshot
 from tests.models.tiny import checkpoint, write_config
 
@@ -225,7 +226,7 @@ async def test_replies_that_run_end_with_what_came_and_a_reason(bench: Callable[
         await it.pilot.press("alt+o", "enter")
         await it.until(lambda: "pocket is being loaded" in it.screen_text())
         await it.pilot.press("escape")
-        assert it.main.owners == {}
+        assert it.main.engine.owners == {}
         backend.loaded.set()
         await it.until(lambda: len(backend.replies) == 2)
         await it.answered(backend.replies[-1], "here")
@@ -286,8 +287,8 @@ async def test_a_folder_that_hangs_holds_up_neither_keys_nor_the_others(
 
         return [hanging, *sources(*given)]
 
-    monkeypatch.setattr("minichat.screens.models.sources", with_one_that_hangs)
-    monkeypatch.setattr("minichat.screens.models.local", hang)
+    monkeypatch.setattr("minichat.features.models.sources", with_one_that_hangs)
+    monkeypatch.setattr("minichat.features.models.local", hang)
     cached(tmp_path, "org/other")
     async with bench((120, 30)) as it:
         await picker(it, "o", "org/other")
@@ -366,6 +367,35 @@ async def test_no_network_is_one_sentence_where_the_person_looks(bench: Callable
         await it.pilot.press("escape")
         assert it.app.screen is it.main
         await it.answered(await it.say("hello"))
+
+
+@run
+async def test_a_late_answer_of_the_file_system_leaves_what_is_said(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+
+    found = local(str(folder(tmp_path / "away")))
+    assert found is not None
+
+    def late(query: str) -> Model:
+        answer.wait(20)
+        return replace(found, name=query)
+
+    async def fake_fetch(name: str, progress: Progress) -> None:
+        raise ModelNotFound(f"{name} is not on this machine, and the hub cannot be reached")
+
+    monkeypatch.setattr("minichat.features.models.local", late)
+    async with bench((120, 30)) as it:
+        it.app.keeper._fetch = fake_fetch
+        await picker(it, "org/large")
+        await it.pilot.press("enter")
+        await it.until(lambda: "the hub cannot be" in it.screen_text())
+        answer.set()
+        await it.until(lambda: "Enter fetches it" not in it.screen_text())
+        assert "the hub cannot be" in it.screen_text()
+        await it.pilot.press("r")
+        await it.until(lambda: "the hub cannot be" not in it.screen_text())
 
 
 def test_what_is_remembered_survives_nonsense(tmp_path: Path) -> None:

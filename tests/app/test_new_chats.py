@@ -8,9 +8,9 @@ import pytest
 
 from engine.params import SamplingParams
 from minichat.commands.screen import drawn
-from minichat.first import First
 from minichat.settings import Settings
 from minichat.settings.schema import Chat
+from minichat.shell.first import First
 from tests.app.conftest import run
 
 COLD = SamplingParams(temperature=0.0, seed=5)

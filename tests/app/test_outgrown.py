@@ -5,7 +5,7 @@ from typing import Any
 
 from engine.errors import RequestTooLong
 from engine.request import Finish
-from minichat.backends.fake import FakeBackend
+from minichat.clients.fake import FakeBackend
 from tests.app.conftest import Bench, run, snapshot
 
 

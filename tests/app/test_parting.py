@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.events import TokenLogprob
-from minichat.parting import Comparison
+from minichat.session.parting import Comparison
 from tests.app.conftest import run
 
 WHO = "ABCD"

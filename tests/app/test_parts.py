@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 from textual._xterm_parser import XTermParser
 
 from engine.events import Delta, Event
+from engine.host.handover import Handover
 from engine.request import Finish
-from minichat import clipboard
-from minichat.backends.bridge import Handover, gathered, in_thread
-from minichat.keys import COMMANDS, bound, key_name
-from minichat.pacer import Pacer
-from minichat.reasoning import ReplyText
-from minichat.terminal import teach_alt_keys
-from minichat.widgets.likely import visible
+from minichat.clients.bridge import gathered, in_thread
+from minichat.features import BUILT_IN
+from minichat.features.table import bound, commands
+from minichat.session.pacer import Pacer
+from minichat.session.reasoning import ReplyText
+from minichat.shell import clipboard
+from minichat.shell.keys import key_name
+from minichat.shell.terminal import teach_alt_keys
+from minichat.ui.likely import visible
 from tests.app.conftest import HERE, run
 
 
@@ -105,7 +108,7 @@ async def test_threads_bring_results_and_errors() -> None:
 @run
 async def test_events_come_in_order_and_together() -> None:
     heard: list[list[int]] = []
-    hand_over = Handover(lambda events: heard.append([event.step for event in events]))
+    hand_over = Handover[Event](lambda events: heard.append([event.step for event in events]))
     for step in range(3):
         hand_over(Event(step, 0.0))
     await asyncio.sleep(0)
@@ -163,10 +166,10 @@ def test_alt_keys_are_what_they_are_called() -> None:
 
 
 def test_no_two_commands_have_a_key_and_none_has_one_that_terminals_mix_up() -> None:
-    keys = [key for command in COMMANDS for key in command.keys.split(",") if key]
+    keys = [key for command in commands(BUILT_IN) for key in command.keys.split(",") if key]
     assert len(keys) == len(set(keys))
     assert not {"ctrl+i", "ctrl+m", "ctrl+h", "ctrl+left_square_bracket"}.intersection(keys)
-    ids = [each.id for each in bound()]
+    ids = [each.id for each in bound(BUILT_IN)]
     assert len(ids) == len(set(ids))
 
 

@@ -3,7 +3,7 @@
 from textual.drivers import linux_driver
 from textual.events import Key, Paste
 
-from minichat.pasting import Parser, install
+from minichat.shell.pasting import Parser, install
 
 COLOURED = "one\n\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1bOP end\n\x1b"
 SENT = f"ab\x1b[200~{COLOURED}\x1b[201~c\x1b[A"

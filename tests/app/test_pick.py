@@ -7,7 +7,7 @@ import pytest
 from textual.content import Content
 from textual.widgets import OptionList
 
-from minichat.screens.pick import Choice, PickScreen
+from minichat.ui.dialogs.pick import Choice, PickScreen
 from tests.app.conftest import run
 
 

@@ -11,8 +11,8 @@ from engine.errors import EngineError
 from engine.events import Delta, TokenLogprob
 from engine.params import SamplingParams
 from engine.request import Finish
-from minichat.backends.fake import FakeBackend, FakeReply
-from minichat.resuming import tag_of
+from minichat.clients.fake import FakeBackend, FakeReply
+from minichat.session.resuming import tag_of
 from tests.app.conftest import Bench, run, snapshot
 
 TOP = tuple((token, math.log(share)) for token, share in ((97, 0.5), (98, 0.25), (99, 0.125)))
@@ -55,7 +55,7 @@ async def replied(it: Bench, text: str, share: float | None = None) -> FakeReply
 
 
 def picker(it: Bench) -> Any:
-    return it.main.pane.picker
+    return it.picker
 
 
 def opened() -> Letters:
@@ -259,4 +259,4 @@ async def test_on_a_small_screen_a_drawer_gives_way(bench: Callable[..., Any]) -
         await it.pilot.press("f3")
         await it.until(lambda: not it.main.query_one("#panes").display)
         await it.pilot.press("alt+c")
-        await it.until(lambda: "token 1 of 4" in it.screen_text() and not it.main.drawer.display)
+        await it.until(lambda: "token 1 of 4" in it.screen_text() and not it.drawer.display)

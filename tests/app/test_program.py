@@ -9,9 +9,9 @@ import pytest
 from engine.errors import ModelNotFound
 from engine.events import Died
 from minichat.app import RESTART
-from minichat.backends.fake import FakeBackend
-from minichat.terminal import Terminal
-from minichat.welcome import found_here
+from minichat.clients.fake import FakeBackend
+from minichat.models.welcome import found_here
+from minichat.shell.terminal import Terminal
 from tests.app.conftest import run, snapshot
 
 
@@ -223,7 +223,6 @@ async def test_idle_it_has_no_timers(bench: Callable[..., Any], over: str) -> No
     async with bench((200, 60)) as it:
         await it.answered(await it.say("hello"))
         await it.pilot.press(*over.split())
-        await it.pilot.pause(0.1)
         await it.until(lambda: it.app.pulse._task.done())
         for node in [it.app, *it.app.screen.walk_children(with_self=True)]:
             running = [timer for timer in node._timers if timer._active.is_set() and timer._repeat is None]

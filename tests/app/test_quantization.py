@@ -8,8 +8,8 @@ import pytest
 
 from engine.errors import BadInput
 from engine.snapshot import Change, SchemeView
-from minichat.backends.fake import FakeBackend
-from minichat.widgets.quantization import memory, room, scheme
+from minichat.clients.fake import FakeBackend
+from minichat.features.quantization.drawer import memory, room, scheme
 from tests.app.conftest import run, snapshot
 
 MEMORY = {"weights": 4_000_000_000, "cache": 12_000_000_000, "host_cache": 0, "workspace": 500_000_000}
@@ -41,32 +41,32 @@ async def test_it_shows_schemes_memory_and_room_as_they_change(bench: Callable[.
         await it.until(lambda: it.app.focused is it.main.prompt)
         await it.say("hello")
         await it.until(lambda: "992 for new ones" in it.screen_text())
-        assert it.main.quantization.display
+        assert it.quantization.display
         await it.pilot.press("f4", "f4")
-        await it.until(lambda: not it.main.quantization.display)
-        assert it.main.onlookers == []
+        await it.until(lambda: not it.quantization.display)
+        assert it.main.engine.onlookers == []
 
 
 @run
 async def test_only_one_drawer_is_open(bench: Callable[..., Any]) -> None:
     async with bench((100, 30)) as it:
         await it.pilot.press("f4", "f3")
-        assert (it.main.quantization.display, it.main.drawer.display) == (False, True)
-        assert it.main.quantization not in it.main.onlookers
+        assert (it.quantization.display, it.drawer.display) == (False, True)
+        assert it.quantization not in it.main.engine.onlookers
         await it.pilot.press("f4")
-        assert (it.main.quantization.display, it.main.drawer.display) == (True, False)
-        assert it.app.focused is it.main.quantization.schemes
+        assert (it.quantization.display, it.drawer.display) == (True, False)
+        assert it.app.focused is it.quantization.schemes
 
 
 @run
 async def test_its_key_goes_there_before_it_closes(bench: Callable[..., Any]) -> None:
     async with bench((100, 30)) as it:
-        for key, drawer in (("f3", it.main.drawer), ("f4", it.main.quantization)):
+        for key, drawer in (("f3", it.drawer), ("f4", it.quantization)):
             await it.pilot.press(key, "escape")
             assert drawer.display and it.app.focused is it.main.prompt
             await it.pilot.press(key)
             assert drawer.display and drawer.has_focus_within, "as for a change while a reply runs"
-            assert it.main.onlookers.count(drawer) <= 1
+            assert it.main.engine.onlookers.count(drawer) <= 1
             await it.pilot.press(key)
             assert not drawer.display and it.app.focused is it.main.prompt
 
@@ -82,7 +82,7 @@ async def test_where_it_hides_the_chat_leaving_brings_the_chat_back(
         assert not chats.display
         await it.pilot.press("escape", "escape")
         assert chats.display and it.app.focused is it.main.prompt
-        assert it.main.onlookers == []
+        assert it.main.engine.onlookers == []
 
 
 @run
@@ -111,7 +111,7 @@ async def test_a_scheme_is_chosen_watched_and_taken_back(bench: Callable[..., An
         await it.until(lambda: "2.20 GB" in it.screen_text() and "needs a GPU" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: backend.quantized == ["int8"])
-        drawer = it.main.quantization
+        drawer = it.quantization
         drawer.see_snapshot(replace(plain, change=Change("int8", 3, 8)))
         await it.until(lambda: "to int8: 3 of 8 layers" in it.screen_text())
         await it.pilot.press("escape")

@@ -40,7 +40,6 @@ async def test_control_l_draws_everything_again(
         cells.take("\x1b[1;3H\x1b[31mBroadcast message from root\x1b[0m")
         cells.lines[9:12] = [[("x", "")] * SIZE[0]] * 3
         await it.pilot.press("left")  # something else is drawn meanwhile
-        await it.pilot.pause(0.05)
         assert cells.lines != whole(it)
         await it.pilot.press("ctrl+l")
         await it.until(lambda: cells.lines == whole(it))

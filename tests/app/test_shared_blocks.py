@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from engine.layout import Place
 from engine.snapshot import BlockView
-from minichat.backends.fake import FakeBackend
-from minichat.shared_blocks import blocks_of, same, texts_of
-from minichat.traces import NOTHING, Known, Trace
+from minichat.clients.fake import FakeBackend
+from minichat.session.shared_blocks import blocks_of, same, texts_of
+from minichat.session.traces import NOTHING, Known, Trace
 from tests.app.conftest import run, snapshot
 
 SIZE = 4

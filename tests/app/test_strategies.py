@@ -11,15 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.widgets import Input
 
+from engine.commands import Update
 from engine.errors import BadParams
 from engine.events import Delta, TokenLogprob
 from engine.params import SPECULATION, Grammar, SamplingParams
 from engine.request import Finish
 from engine.snapshot import BeamsView, HypothesisView, Speculation
-from minichat.backends.fake import FakeBackend
-from minichat.beam_tree import lines_of
-from minichat.decoding import KNOBS, Preset, grammar_of, nudged, preset_of, shown
-from minichat.strategies import NAMES, Strategies, name_of
+from minichat.clients.fake import FakeBackend
+from minichat.features.decoding.beam_tree import lines_of
+from minichat.session.decoding import KNOBS, grammar_of, nudged, shown
+from minichat.session.strategies import NAMES, Strategies, name_of
+from tests import impatient
 from tests.app.conftest import run, snapshot
 from tests.app.test_decoding import row
 
@@ -117,7 +119,8 @@ async def test_the_tree_is_seen_live(bench: Callable[..., Any]) -> None:
         text = it.screen_text()
         assert "·word65" in text and "├▸·word66" in text and "└ ·word67" in text, text
         assert "ended ·word68" in text and "dropped ·word69" in text and "-9.00" in text
-        assert it.main.owners[5] == it.main.owners[0], "the monitor knows whose hypotheses they are"
+        owners = it.main.engine.owners
+        await it.until(lambda: owners.get(5) == owners[0])  # the monitor knows whose hypotheses they are
         await it.answered(it.replies[-1])
         await it.until(lambda: "over, 1 ended, 3 tok" in it.screen_text())
         assert "2 of 4 live" not in it.screen_text()
@@ -170,17 +173,17 @@ def test_from_a_tree_every_hypothesis_can_be_read(given: list[tuple[tuple[int, .
 @run
 async def test_what_the_engine_refuses_is_said_and_taken_back(bench: Callable[..., Any]) -> None:
     class Refuses(FakeBackend):
-        async def update(self, id: int, **changes: Any) -> None:
-            if "speculate" in changes:
+        async def send(self, command: Any) -> Any:
+            if isinstance(command, Update) and "speculate" in command.changes:
                 raise BadParams("speculate", "draft cannot be had: tiny has no draft model here")
-            await super().update(id, **changes)
+            return await super().send(command)
 
     async with bench(backend=Refuses([snapshot()])) as it:
         reply = await it.say("hello")
         active = it.app.chats.active
         active.tune(active.chat.params.changed(speculate="draft"))
         await it.until(lambda: any("no draft model" in notice for notice in it.notices()))
-        assert active.chat.params.speculate == "" == it.main.drawer.knobs.params.speculate
+        assert active.chat.params.speculate == "" == it.drawer.knobs.params.speculate
         active.tune(active.chat.params.changed(top_k=5))
         await it.until(lambda: reply.params.top_k == 5)
 
@@ -188,15 +191,15 @@ async def test_what_the_engine_refuses_is_said_and_taken_back(bench: Callable[..
 @run
 async def test_turned_quickly_it_ends_where_it_was_turned_last(bench: Callable[..., Any]) -> None:
     """Answers come from threads, and the first may be the slowest."""
-    import asyncio
 
     class Slow(FakeBackend):
-        pause = 0.1
+        asked = 0
 
-        async def update(self, id: int, **changes: Any) -> None:
-            pause, self.pause = self.pause, 0.0
-            await asyncio.sleep(pause)
-            await super().update(id, **changes)
+        async def send(self, command: Any) -> Any:
+            self.asked += 1
+            if self.asked == 1:
+                await impatient.rest()  # whatever else is on its way comes first
+            return await super().send(command)
 
     async with bench(backend=Slow([snapshot()])) as it:
         reply = await it.say("hello")
@@ -212,7 +215,7 @@ async def test_only_kinds_that_the_engine_has_are_offered(bench: Callable[..., A
     shot = snapshot(speculates=("ngram", "exit"))
     async with bench((100, 40), backend=FakeBackend([shot])) as it:
         await it.pilot.press("f3")
-        await it.until(lambda: it.main.drawer.knobs.kinds)
+        await it.until(lambda: it.drawer.knobs.kinds)
         row(it, "speculate")
         seen = []
         for _ in range(3):
@@ -249,7 +252,7 @@ async def test_a_schema_of_a_file_is_kept_to(bench: Callable[..., Any], tmp_path
         assert it.app.store.chat(it.app.chats.active.chat.id).params.grammar, "kept with the chat"
         row(it, "speculate")
         await it.pilot.press("right")
-        await it.until(lambda: "grammar" in it.main.drawer.knobs.trouble)
+        await it.until(lambda: "grammar" in it.drawer.knobs.trouble)
         row(it, "grammar")
         await it.pilot.press("delete")
         await it.until(lambda: reply.params.grammar is None)
@@ -275,83 +278,6 @@ def test_choices_go_round(knob: Any) -> None:
         params = params.changed(**{knob.field: nudged(knob, params, 1)})
     assert params == SamplingParams() and len(set(seen)) == len(knob.choices)
     assert {value for value, _ in KNOBS[-2].choices} == {"", *SPECULATION}
-
-
-def test_a_preset_that_searches_lays_log_probabilities_aside_but_never_a_grammar() -> None:
-    beams, fast = Preset("b", (("beams", 4),)), Preset("f", (("speculate", "ngram"),))
-    free = SamplingParams(logprobs=2, seed=4)
-    assert (beams.apply(free).logprobs, beams.apply(free).seed) == (None, 4)
-    assert fast.apply(free).logprobs == 2
-    held = free.changed(grammar=Grammar("regex", "a"))
-    for preset in (beams, fast):
-        with pytest.raises(BadParams, match="grammar"):
-            preset.apply(held)
-    assert preset_of(held, (beams, fast)) is None
-
-
-def test_a_strategy_that_cannot_keep_to_a_grammar_is_refused() -> None:
-    strategies, held = Strategies(), SamplingParams(temperature=0.0, grammar=Grammar("regex", "a"))
-    strategies.saw(held)
-    with pytest.raises(BadParams, match="take the grammar away first"):
-        strategies.turned(held, -1)
-    assert strategies.turned(held, 1).grammar == held.grammar
-
-
-@run
-async def test_beams_and_a_grammar_exclude_each_other_with_a_sentence(bench: Callable[..., Any]) -> None:
-    async with bench((100, 40), params=SamplingParams(grammar=Grammar("regex", "[ab]+"))) as it:
-        reply = await it.say("hello")
-        await it.pilot.press("f3")
-        row(it, "strategy")
-        await it.pilot.press("left", "left")
-        await it.until(lambda: "take the grammar away" in it.main.drawer.knobs.trouble)
-        await it.until(lambda: "cannot keep to" in it.screen_text())
-        assert reply.params.grammar == Grammar("regex", "[ab]+") and reply.params.beams == 1
-        row(it, "grammar")
-        await it.pilot.press("delete")
-        row(it, "strategy")
-        await it.pilot.press("left")
-        await it.until(lambda: reply.params.beams == 4)
-        await it.pilot.press("right")
-        await it.until(lambda: reply.params.beams == 1)
-
-
-@run
-async def test_what_was_set_by_hand_stays_among_the_presets(bench: Callable[..., Any]) -> None:
-    async with bench((100, 40)) as it:
-        active = it.app.chats.active
-        await it.pilot.press("f3")
-        row(it, "temperature")
-        await it.pilot.press("right")
-        row(it, "max_tokens")
-        await it.pilot.press(*"99", "enter")
-        row(it, "preset")
-        await it.until(lambda: "own" in it.screen_text())
-        names = []
-        for _ in range(6):
-            await it.pilot.press("right")
-            names.append(it.main.drawer.knobs.preset)
-        assert names == ["greedy", "precise", "balanced", "creative", "own", "greedy"]
-        await it.pilot.press("left")
-        assert active.chat.params == SamplingParams(temperature=0.75, max_tokens=99)
-
-
-@run
-async def test_what_was_done_in_one_chat_does_not_change_another(bench: Callable[..., Any]) -> None:
-    async with bench((100, 40), params=SamplingParams(temperature=0.9)) as it:
-        await it.pilot.press("f3")
-        row(it, "preset")
-        await it.pilot.press("right", "right", "right", "right")
-        await it.pilot.press("escape", "ctrl+n", "f3", "f3")
-        fresh = it.app.chats.active
-        assert fresh.chat.params == SamplingParams(temperature=0.9)
-        row(it, "strategy")
-        await it.pilot.press("left", "right")
-        await it.until(lambda: it.main.drawer.knobs.params.temperature == 0.9)
-        assert fresh.chat.params == SamplingParams(temperature=0.9)
-        row(it, "preset")
-        await it.pilot.press("left", "right")
-        assert fresh.chat.params == SamplingParams(temperature=0.9), "its own, not the other chat's"
 
 
 @run
@@ -421,7 +347,7 @@ async def test_whatever_is_turned_the_engine_is_told_the_same(bench: Callable[..
                 await it.pilot.press("escape")
                 active.send("go")
                 await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
-            if not it.main.drawer.display:
+            if not it.drawer.display:
                 await it.pilot.press("f3")
             for _ in range(25):
                 await it.pilot.press(draw.choice(TURNS if draw.random() < 0.85 else WALKS))

@@ -12,8 +12,8 @@ from engine.config import EngineConfig
 from engine.errors import BadCheckpoint, EngineDead
 from engine.events import Died, Event
 from engine.params import SamplingParams
-from minichat.backends.local import LocalBackend, on_thread
-from minichat.backends.protocol import Progress
+from minichat.clients.local import LocalBackend, on_thread
+from minichat.clients.protocol import Progress
 from tests.app.conftest import run
 from tests.cli.conftest import TEMPLATE, write_model
 

@@ -6,8 +6,9 @@ from typing import Any
 from engine.events import Switched
 from engine.snapshot import Rates as Figures
 from engine.snapshot import Switch
-from minichat.backends.fake import FakeBackend
-from minichat.widgets.monitor import EngineLine, MonitorPanel
+from minichat.clients.fake import FakeBackend
+from minichat.features import switches
+from minichat.ui.monitor import EngineLine, MonitorPanel
 from tests.app.conftest import run, snapshot
 
 SWITCHES = (Switch("prefix_cache", True, True), Switch("overlap", False, False))
@@ -20,13 +21,13 @@ def backend(**changes: Any) -> FakeBackend:
 @run
 async def test_from_the_palette_and_back(bench: Callable[..., Any]) -> None:
     async with bench((130, 50), backend=backend()) as it:
-        await it.until(lambda: it.main.latest)
+        await it.until(lambda: it.main.engine.latest)
         await it.pilot.press("ctrl+p", *"prefix cache", "down", "enter")
         await it.until(lambda: "prefix cache off" in it.screen_text())
-        assert not it.main.latest.switches[0].on
+        assert not it.main.engine.latest.switches[0].on
         assert "switched" in it.screen_text()
         await it.pilot.press("ctrl+p", *"turn prefix", "down", "enter")
-        await it.until(lambda: it.main.latest.switches[0].on)
+        await it.until(lambda: it.main.engine.latest.switches[0].on)
         await it.until(lambda: "KV map  0%" in it.screen_text() and "prefix cache off" not in heading(it))
 
 
@@ -37,11 +38,11 @@ def heading(it: Any) -> str:
 @run
 async def test_from_the_list(bench: Callable[..., Any]) -> None:
     async with bench(backend=backend()) as it:
-        await it.until(lambda: it.main.latest)
+        await it.until(lambda: it.main.engine.latest)
         await it.pilot.press("alt+x")
         await it.until(lambda: "plans the next step" in it.screen_text())
         await it.pilot.press("down", "enter")
-        await it.until(lambda: it.main.latest.switches[1].on)
+        await it.until(lambda: it.main.engine.latest.switches[1].on)
         assert "overlap on" in it.screen_text(), "the engine's line says what is not as it was"
 
 
@@ -52,7 +53,7 @@ async def test_before_there_is_an_engine(bench: Callable[..., Any]) -> None:
     async with bench(backend=waiting) as it:
         await it.pilot.press("alt+x")
         await it.until(lambda: any("not been loaded" in said for said in it.notices()))
-        await it.main.run_action("switch('overlap')")
+        switches.turn(it.app.context, "overlap")
         await it.until(lambda: any("no overlap to turn" in said for said in it.notices()))
         waiting.loaded.set()
 

@@ -15,7 +15,7 @@ import pytest
 
 from minichat.chats.model import Message
 from minichat.chats.store import Store
-from minichat.paths import locate
+from minichat.shell.paths import locate
 
 PATIENCE = 40.0  # seconds, on a machine that does much else
 ENDED = "the program ended with"

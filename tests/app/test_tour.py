@@ -19,12 +19,12 @@ from engine.events import (
     Updated,
 )
 from engine.params import SamplingParams
-from minichat.backends.local import LocalBackend
 from minichat.chats.store import Store
+from minichat.clients.local import LocalBackend
 from minichat.commands.tour import _keep
-from minichat.screens.guide import KEEP
-from minichat.tour import BLOCKS, PAGES, SCHEME
-from minichat.widgets.tour import TourPanel
+from minichat.features.tour.feature import KEEP
+from minichat.features.tour.pages import BLOCKS, PAGES, SCHEME
+from minichat.features.tour.panel import TourPanel
 from tests.app.conftest import run
 
 
@@ -134,5 +134,5 @@ async def test_it_does_not_wait_for_whoever_goes_on(bench: Callable[..., Any]) -
 @run
 async def test_from_the_palette_it_needs_the_terminal(bench: Callable[..., Any]) -> None:
     async with bench() as it:
-        await it.main.run_action("app.tour")
+        await it.command("program.tour")
         await it.until(lambda: any("say minichat tour" in said for said in it.notices()))

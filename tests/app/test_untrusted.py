@@ -7,8 +7,8 @@ import pytest
 from textual.events import Paste
 
 from minichat.chats.store import Store
-from minichat.first import First
-from minichat.paths import locate
+from minichat.shell.first import First
+from minichat.shell.paths import locate
 from tests.app.conftest import Bench, run
 
 EVIL = "\x1b]52;c;aGk=\x07\x1b[31mred\x9b2J\x00\x7f \u202egnol"
@@ -57,7 +57,6 @@ async def test_what_came_before_is_harmless_wherever_it_is_shown(
         await it.until(lambda: "draft" in it.screen_text())
         for keys in ("", "alt+e", "alt+t", "alt+s", "ctrl+o", "ctrl+o s a i d", "ctrl+p g o space t o"):
             await it.pilot.press(*keys.split())
-            await it.pilot.pause(0.05)
             assert harmless(it), keys
             await it.pilot.press("escape")
             await it.pilot.pause()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from engine.snapshot import Rates, Reads, Snapshot, Speeds, StepTimes
-from minichat.backends.fake import FakeBackend
-from minichat.screens.why import described
-from minichat.speed import explain
-from minichat.widgets.monitor.pane import ASCII
+from minichat.clients.fake import FakeBackend
+from minichat.features.why.feature import described
+from minichat.features.why.speed import explain
+from minichat.ui.monitor.pane import ASCII
 from tests.app.conftest import run, snapshot
 
 SPEEDS = Speeds(read=10e9, multiply=100e9)
@@ -100,7 +100,7 @@ def test_what_is_not_known_is_not_said() -> None:
 async def test_the_panel(bench: Callable[..., Any], size: tuple[int, int]) -> None:
     backend = FakeBackend([shot(StepTimes(plan=0.0002, launch=0.012, commit=0.0003))])
     async with bench(size, backend=backend) as it:
-        await it.until(lambda: it.main.latest)
+        await it.until(lambda: it.main.engine.latest)
         await it.pilot.press("f8")
         await it.until(lambda: "Held by reading weights" in it.screen_text())
         if size[0] >= 80:
@@ -113,7 +113,7 @@ async def test_the_panel(bench: Callable[..., Any], size: tuple[int, int]) -> No
             ):
                 assert words in it.screen_text(), words
         await it.pilot.press("escape")
-        assert not it.main.onlookers
+        assert not it.main.engine.onlookers
 
 
 @run
@@ -138,7 +138,7 @@ def test_a_share_of_what_is_not_known_is_not_shown() -> None:
 @run
 async def test_when_it_is_quiet_the_last_steps_are_explained(bench: Callable[..., Any]) -> None:
     async with bench(backend=FakeBackend([shot(StepTimes(launch=0.0125))])) as it:
-        await it.until(lambda: it.main.latest)
+        await it.until(lambda: it.main.engine.latest)
         it.app.pulse.rest()
         it.main.show_snapshot(snapshot(2000))
         await it.pilot.press("f8")

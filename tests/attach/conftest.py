@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from engine.events import Delta, Event
-from minichat.backends.address import Address
-from minichat.backends.protocol import LinkBack, LinkLost, Reply
-from minichat.backends.remote import RemoteBackend
+from minichat.clients.address import Address
+from minichat.clients.protocol import LinkBack, LinkLost, Reply
+from minichat.clients.remote import RemoteBackend
 from tests.attach.proxy import Proxy
 from tests.server.conftest import KEY, Served, dry, served, serving, slow
 

@@ -9,10 +9,10 @@ import pytest
 from engine.config import EngineConfig
 from engine.params import SamplingParams
 from engine.start import start
-from minichat.backends.address import Address
-from minichat.backends.local import LocalBackend
-from minichat.backends.remote import RemoteBackend
-from minichat.widgets.likely import Likely
+from minichat.clients.address import Address
+from minichat.clients.local import LocalBackend
+from minichat.clients.remote import RemoteBackend
+from minichat.ui.likely import Likely
 from tests.app.conftest import Bench, bench, run
 from tests.attach.conftest import nothing, text_of, whole
 from tests.server.conftest import KEY, Served, serving
@@ -56,10 +56,10 @@ async def test_a_token_is_picked_and_a_search_comes_and_goes(
         await replied(it, "Tell me a story about a fox and a lantern.")
         whole = await ended(it)
         await it.pilot.press("alt+c")
-        await it.until(lambda: it.main.pane.picker.rows)
+        await it.until(lambda: it.picker.rows)
         for _ in range(6):
             await it.pilot.press("right")
-        picker = it.main.pane.picker
+        picker = it.picker
         await it.until(lambda: picker.rows and picker.rows[picker.choice].chosen and picker.at == 6)
         assert picker.choice == 0 and picker.shares[6] == max(map(_share, picker.rows)), "a greedy reply"
         await it.pilot.press("enter")

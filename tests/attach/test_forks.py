@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from engine.params import SamplingParams
-from minichat.backends.address import Address
-from minichat.backends.remote import RemoteBackend
+from minichat.clients.address import Address
+from minichat.clients.remote import RemoteBackend
 from tests.app.conftest import Bench, bench, run
 from tests.attach.conftest import served, slow
 from tests.server.conftest import KEY, Served, becomes
@@ -30,10 +30,10 @@ async def picked(it: Bench) -> None:
     await it.pilot.press("escape")
     await it.until(lambda: not it.app.chats.active.streaming)
     await it.pilot.press("alt+c")
-    await it.until(lambda: it.main.pane.picker.rows)
+    await it.until(lambda: it.picker.rows)
     for _ in range(4):
         await it.pilot.press("right")
-    picker = it.main.pane.picker
+    picker = it.picker
     await it.until(lambda: picker.rows and picker.at == 4)
     await it.pilot.press("down", "enter")
 

@@ -2,19 +2,29 @@
 
 import asyncio
 from hashlib import sha256
+from ssl import SSLCertVerificationError
 
 import httpx
 import pytest
 
-from engine.errors import BadInput, BadParams, BadWire, EngineDead, RequestTooLong, UnknownRequest
+from engine.commands import Abort, MeasureSpeeds, Preempt, SetKvScheme, SetQuantization, SetSwitch, Update
+from engine.errors import (
+    BadInput,
+    BadParams,
+    BadWire,
+    EngineDead,
+    EngineError,
+    RequestTooLong,
+    UnknownRequest,
+)
 from engine.events import Finished, FirstToken, Queued, Switched
 from engine.params import SamplingParams
 from engine.request import Finish
-from minichat.backends.address import Address
-from minichat.backends.link import Link
-from minichat.backends.protocol import LinkLost
+from minichat.clients.address import Address
+from minichat.clients.link import Link
+from minichat.clients.protocol import LinkLost
 from tests.app.conftest import run
-from tests.attach.conftest import Attached, attached, text_of, whole
+from tests.attach.conftest import Attached, at_once, attached, text_of, whole
 from tests.server.conftest import KEY, Served, dry, serving, user
 
 LONG = SamplingParams(max_tokens=40, ignore_eos=True)
@@ -24,6 +34,12 @@ ENDLESS = SamplingParams(max_tokens=4000, ignore_eos=True)
 
 async def read(it: Attached, tag: str = "", params: SamplingParams = LONG) -> str:
     return text_of(await whole(await it.backend.submit("tell me", params, tag=tag)))
+
+
+async def works(it: Attached, server: Served) -> None:
+    """The engine makes some steps."""
+    before = server.host.snapshot().step
+    await it.until(lambda: server.host.snapshot().step > before + 3)
 
 
 @run
@@ -41,10 +57,10 @@ async def test_everything_a_screen_asks_comes_through(served: Served) -> None:
         assert await backend.layout("hello") == host.layout("hello")
         tokens = [token for delta in deltas for token in delta.tokens]
         assert await backend.texts(tokens) == host.texts(tokens)
-        await backend.set_switch("prefix_cache", False)
+        await backend.send(SetSwitch("prefix_cache", False))
         switches = {each.name: each.on for each in (await backend.snapshot()).switches}
         assert not switches["prefix_cache"]
-        await backend.set_switch("prefix_cache", True)
+        await backend.send(SetSwitch("prefix_cache", True))
         await it.until(lambda: len(it.said(Switched)) == 2)
         assert {Queued, FirstToken, Finished} <= {type(event) for event in it.heard}
 
@@ -54,21 +70,21 @@ async def test_a_running_reply_is_changed_forked_preempted_and_ended(slow: Serve
     async with attached(slow) as it:
         backend = it.backend
         reply = await backend.submit(user("hello"), ENDLESS)
-        batches = reply.batches(lambda: asyncio.sleep(0.05))
+        batches = reply.batches(at_once)
         await anext(batches)
         fork = await backend.fork(reply.id, ENDLESS.changed(max_tokens=25))
         assert fork.prompt_tokens > reply.prompt_tokens
         before = fork.prompt_tokens - reply.prompt_tokens  # they count as said, too
         assert before + sum(len(delta.tokens) for delta in await whole(fork)) == 25
-        await backend.preempt(reply.id)
-        await backend.update(reply.id, max_tokens=60)
+        await backend.send(Preempt(reply.id))
+        await backend.send(Update(reply.id, {"max_tokens": 60}))
         tokens = sum([len(delta.tokens) async for batch in batches for delta in batch])
         assert tokens <= 60
         other = await backend.submit("tell me", ENDLESS)
-        await backend.abort(other.id)
+        await backend.send(Abort((other.id,)))
         assert (await whole(other))[-1].finish is Finish.ABORTED
         with pytest.raises(UnknownRequest):
-            await backend.update(other.id, top_k=3)
+            await backend.send(Update(other.id, {"top_k": 3}))
         with pytest.raises(UnknownRequest):
             await backend.fork(10**6, LONG)
 
@@ -77,17 +93,17 @@ async def test_a_running_reply_is_changed_forked_preempted_and_ended(slow: Serve
 async def test_what_the_engine_refuses_is_refused_in_its_words(served: Served) -> None:
     async with attached(served) as it:
         with pytest.raises(BadParams, match="top_p"):
-            await it.backend.update(0, top_p=7)
+            await it.backend.send(Update(0, {"top_p": 7}))
         with pytest.raises(RequestTooLong, match="tokens"):
             await it.backend.submit("word " * 70_000, SamplingParams(max_tokens=5))
         with pytest.raises(BadInput, match="warp"):
-            await it.backend.set_switch("warp", True)
+            await it.backend.send(SetSwitch("warp", True))
         with pytest.raises(BadInput, match="'int4': this engine's weights have one form"):
-            await it.backend.set_quantization("int4")
+            await it.backend.send(SetQuantization("int4"))
         with pytest.raises(BadInput, match="no KV scheme 'int3'"):
-            await it.backend.set_kv_scheme("int3")
+            await it.backend.send(SetKvScheme("int3"))
         with pytest.raises(BadInput, match="dry run"):
-            await it.backend.speeds()
+            await it.backend.send(MeasureSpeeds())
         assert it.said(LinkLost) == []
 
 
@@ -97,7 +113,7 @@ async def test_a_place_that_sends_on_says_where_to(monkeypatch: pytest.MonkeyPat
         return httpx.Response(308, headers={"location": "https://box/engine"})
 
     client = httpx.AsyncClient(base_url="http://box", transport=httpx.MockTransport(door))
-    monkeypatch.setattr("minichat.backends.link._client", lambda address: client)
+    monkeypatch.setattr("minichat.clients.link._client", lambda address: client)
     link = Link(Address("http://box"))
     with pytest.raises(BadInput, match=r"http://box/engine sends on to 'https://box/engine'"):
         await link.open()
@@ -115,10 +131,11 @@ async def test_a_cut_in_the_middle_of_a_reply_loses_nothing(slow: Served) -> Non
             before = len(it.said(LinkLost))
             it.proxy.cut()
             await it.until(lambda n=before: len(it.said(LinkLost)) > n)
-            await asyncio.sleep(0.1)
+            await works(it, slow)
             it.proxy.restore()
             await it.back()
-            await asyncio.sleep(0.1)
+            passed = it.proxy.passed
+            await it.until(lambda passed=passed: it.proxy.passed > passed + 300)
         assert await reading == expected
 
 
@@ -164,9 +181,9 @@ async def test_what_is_asked_while_it_is_cut_is_done_after_it(slow: Served) -> N
         await it.lost()
         asked = [
             asyncio.create_task(work)
-            for work in (it.backend.abort(running.id), it.backend.snapshot(), read(it), read(it))
+            for work in (it.backend.send(Abort((running.id,))), it.backend.snapshot(), read(it), read(it))
         ]
-        await asyncio.sleep(0.05)
+        await works(it, slow)
         assert not any(each.done() for each in asked)
         it.proxy.restore()
         assert (await reading)[-1].finish is Finish.ABORTED
@@ -180,12 +197,15 @@ async def test_a_reply_is_found_again_by_its_tag(slow: Served) -> None:
     async with attached(slow) as it:
         expected = await read(it)
         await it.backend.submit("tell me", LONG, tag="mine")
-    await asyncio.sleep(0.1)  # nobody reads, and it goes on
+        endless = await it.backend.submit("tell me", ENDLESS, tag="endless")
     async with attached(slow) as it:
+        running = await it.backend.resume("endless")
+        assert running is not None
+        assert running.lasted is None
+        await it.backend.send(Abort((endless.id,)))
         past = await it.backend.resume("mine")
         assert past is not None
-        assert 0.1 < past.age < 60
-        assert past.lasted is None
+        assert running.age < past.age < 60
         assert text_of(await whole(past.reply)) == expected
         again = await it.backend.resume("mine")
         assert again is not None
@@ -214,7 +234,7 @@ async def test_another_engine_at_the_same_place_is_noticed(own: Served) -> None:
 
 @run
 async def test_a_line_that_goes_silent_is_a_cut_one(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minichat.backends.link._SILENCE", 0.1)
+    monkeypatch.setattr("minichat.clients.link._SILENCE", 0.1)
     async with attached(slow) as it:
         await it.lost()
         assert it.said(LinkLost)[0].why == "it has gone silent"
@@ -227,6 +247,50 @@ async def test_a_server_that_ends_is_waited_for(own: Served) -> None:
         own.server.end()
         await it.lost()
         assert not it.said(LinkLost)[-1].ended
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        (SSLCertVerificationError(1, "self-signed"), "its certificate is not trusted"),
+        (ConnectionRefusedError(111, "refused"), "no connection (as httpx says it)"),
+        (OSError("All connection attempts failed"), "no connection"),
+    ],
+)
+@run
+async def test_why_there_is_no_connection_is_known_by_what_the_system_raised(
+    cause: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def door(request: httpx.Request) -> httpx.Response:
+        try:
+            raise cause
+        except OSError as error:
+            raise httpx.ConnectError("as httpx says it") from error
+
+    client = httpx.AsyncClient(base_url="https://box", transport=httpx.MockTransport(door))
+    monkeypatch.setattr("minichat.clients.link._client", lambda address: client)
+    link = Link(Address("https://box"))
+    with pytest.raises(EngineDead) as caught:
+        await link.open()
+    assert words in str(caught.value)
+    assert (words == "no connection") == str(caught.value).endswith(": no connection")
+    await link.close()
+
+
+@pytest.mark.parametrize(("status", "kind"), [(404, BadWire), (502, EngineDead), (401, EngineError)])
+@run
+async def test_what_is_no_engine_is_not_taken_for_one(
+    status: int, kind: type[EngineError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status says nothing of an engine, whatever the same one would mean from ours."""
+    client = httpx.AsyncClient(
+        base_url="http://box", transport=httpx.MockTransport(lambda request: httpx.Response(status, text="-"))
+    )
+    monkeypatch.setattr("minichat.clients.link._client", lambda address: client)
+    link = Link(Address("http://box"))
+    with pytest.raises(kind):
+        await link.open()
+    await link.close()
 
 
 class TestTheDoor:
@@ -280,5 +344,4 @@ class TestTheDoor:
                 await it.backend.snapshot()
             monkeypatch.setattr("engine.server.control.VERSION", 1)
             assert (await it.backend.load(lambda *_: None)).state == "ready"
-            for request in slow.host.snapshot().requests:
-                slow.host.abort(request.id)
+            slow.host.send(Abort(tuple([each.id for each in slow.host.snapshot().requests]))).result()

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,8 @@ from engine.server.listen import Server
 from minichat.cli import parser
 from minichat.commands import serve
 from minichat.commands.resident import Teller
-from minichat.paths import locate
-from minichat.residents import Record, Resident, Waiting, home_of
+from minichat.models.residents import Record, Resident, Waiting, home_of
+from minichat.shell.paths import locate
 from tests.cli.conftest import Run, run
 from tests.server.conftest import becomes, dry
 
@@ -110,8 +109,8 @@ def test_the_life_of_an_engine(user: User, root: Path) -> None:
     assert user.ps()[0]["state"] == "ready"
 
     with user.client() as client:
-        id = begin_reply(client, RATE)
-        begin_reply(client, RATE * 3 // 2)  # that nobody reads
+        id = begin_reply(client, 2 * RATE)
+        begin_reply(client, RATE * 5 // 2)  # that nobody reads
         reading: list[str] = []
 
         def read() -> None:
@@ -120,11 +119,12 @@ def test_the_life_of_an_engine(user: User, root: Path) -> None:
 
         reader = threading.Thread(target=read)
         reader.start()
-        began = time.monotonic()
+        assert becomes(lambda: any("deltas" in line for line in reading))
+        assert '"finish"' not in "".join(reading), "it ended before it was to be waited for"
         assert user.say("down")[0] == 0
+        assert not resident.running()
         reader.join(10)
         assert '"finish":"length"' in "".join(reading)
-        assert time.monotonic() - began > 0.8
     assert user.ps() == []
     assert not resident.socket.exists()
     code, _, err = user.say("down")
@@ -171,7 +171,7 @@ def test_a_server_tells_of_the_death_of_its_engine_and_not_of_its_end(
         thread.start()
         assert becomes(lambda: bool(built) and built[-1].started)
         if breaks:
-            monkeypatch.setattr(engine.scheduler, "plan", lambda: 1 / 0)
+            monkeypatch.setattr(engine.scheduler, "schedule", lambda: 1 / 0)
             with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://x") as client:
                 assert client.post("/v1/completions", json={"prompt": "x"}).status_code >= 500
         built.pop().end()

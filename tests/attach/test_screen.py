@@ -8,9 +8,9 @@ import pytest
 
 from engine.params import SamplingParams
 from minichat.app import MinichatApp
-from minichat.backends.fake import FakeBackend, FakeReply
-from minichat.backends.protocol import LinkBack, LinkLost, Past
 from minichat.chats.queries import INTERRUPTED
+from minichat.clients.fake import FakeBackend, FakeReply
+from minichat.clients.protocol import LinkBack, LinkLost, Past
 from tests.app.conftest import bench, run, snapshot
 
 __all__ = ["bench"]
@@ -111,19 +111,19 @@ async def test_what_a_lost_engine_did_last_is_not_shown_as_if_it_went_on(
         await it.until(lambda: "80 tok/s" not in it.screen_text())
         shown = it.screen_text()
         assert "0 running" in shown or "no engine: the engine has ended" in shown
-        assert it.main.latest.state == "dead"
+        assert it.main.engine.latest.state == "dead"
 
 
 @run
 async def test_another_engine_there_knows_none_of_the_old_requests(bench: Callable[..., Any]) -> None:
     async with bench(backend=elsewhere()) as it:
         await it.answered(await it.say("hello"))
-        assert it.main.owners
+        assert it.main.engine.owners
         it.backend.emit(lost(), back(anew=True))
-        await it.until(lambda: not it.main.owners and it.app.keeper.alive)
+        await it.until(lambda: not it.main.engine.owners and it.app.keeper.alive)
         it.backend.emit(lost(), back())
         await it.answered(await it.say("and now"))
-        assert it.main.owners
+        assert it.main.engine.owners
 
 
 @run
@@ -173,7 +173,7 @@ def test_the_next_screen_reads_on(bench: Callable[..., Any], how: Any) -> None:
         async with bench((100, 30), backend=backend) as it:
             await it.until(lambda: "half a" in it.screen_text())
             assert "half half" not in it.screen_text()
-            assert it.main.owners[7].letter == "A"
+            assert it.main.engine.owners[7].letter == "A"
             reply.say(" loaf", tokens=3)
             reply.end()
             await it.until(lambda: it.texts()[-1] == ("assistant", "half a loaf", "done"))
@@ -189,17 +189,21 @@ async def test_one_on_its_way_there_is_handed_over_before_the_screen_goes(bench:
     class Slow(FakeBackend):
         async def submit(self, *given: Any, **more: Any) -> FakeReply:
             asked.set()
-            await asyncio.sleep(0.1)
+            await goes.wait()
             return await super().submit(*given, **more)
 
-    asked = asyncio.Event()
+    asked, goes = asyncio.Event(), asyncio.Event()
     backend = Slow([snapshot()], elsewhere="box:8000")
     async with bench(backend=backend) as it:
         await it.until(lambda: it.app.keeper.alive)
         it.main.prompt.put("hello")
         await it.pilot.press("enter")
         await it.until(asked.is_set)
-        await it.app.action_quit()
+        quitting = asyncio.create_task(it.app.action_quit())
+        await it.pilot.pause()
+        assert not quitting.done()
+        goes.set()
+        await quitting
         [reply] = backend.replies
         assert not reply.finished
         await it.until(lambda: it.app.return_code == 0)

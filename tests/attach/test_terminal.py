@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from minichat.backends.address import KEY_VARIABLE
-from minichat.paths import locate
-from minichat.residents import Resident, home_of
+from minichat.clients.address import KEY_VARIABLE
+from minichat.models.residents import Resident, home_of
+from minichat.shell.paths import locate
 from tests.app.test_terminal import ENDED, Tmux, gone, terminal
 from tests.attach.proxy import Proxy
 from tests.cli.conftest import Run, run

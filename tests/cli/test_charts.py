@@ -5,9 +5,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from minichat.axes import axis
-from minichat.chart_picture import svg
-from minichat.charts import Chart, Point, drawn
+from minichat.charts.axes import axis
+from minichat.charts.characters import Chart, Point, drawn
+from minichat.charts.svg import svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 SCHEMES = Chart(

@@ -1,6 +1,7 @@
 """`minichat doctor`: what is here, and why something is not."""
 
 import json
+import sys
 from collections import namedtuple
 from pathlib import Path
 
@@ -31,6 +32,9 @@ def test_it_tells_a_program(run: Run) -> None:
     assert found["attention"]["cpu"]["torch"] is None  # nothing is in its way
     assert found["quantization"]["cpu"]["int8"] is None
     assert "need an NVIDIA GPU" in found["quantization"]["cpu"]["fp8"]
+    if sys.platform == "linux":
+        assert found["packages"]["bitsandbytes"]
+        assert found["quantization"]["cpu"]["bnb-nf4"] is None
     assert "on a CPU" in found["kernels"]["int8"] and "rounded" in found["kernels"]["fp8"]
     assert found["kv"]["cpu"]["int8"] == ["torch"]
     assert {"fcfs", "latency", "priority"} <= set(found["policies"])

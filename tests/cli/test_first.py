@@ -11,7 +11,7 @@ import pytest
 from minichat.cli import parser
 from minichat.commands.again import words_of
 from minichat.commands.generate import _unread
-from minichat.paths import locate
+from minichat.shell.paths import locate
 from tests.cli.conftest import Run
 
 OPTIONS = ["--max-tokens", "4", "--temperature", "0", "--blocks", "200"]

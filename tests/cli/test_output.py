@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from minichat.streams import settle
+from minichat.shell.streams import settle
 
 
 def said(shell: str, command: str = "locate", out: bool = False) -> tuple[int, str]:

@@ -5,23 +5,24 @@ stale or never written cell gets other tokens than it would alone, or an asserti
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
 
 from engine.cache.pool import BlockPool
-from engine.cache.tables import BlockTables
+from engine.cache.tables import BlockTables, TableMirror
 from engine.core import Engine
-from engine.events import Bus, Delta
+from engine.events import Bus
 from engine.limits import Limits
 from engine.observe import Facts
 from engine.params import SPECULATION
 from engine.request import Request
-from engine.runner.protocol import Likeliest, Outcome
-from engine.scheduling.plan import Plan, Row
+from engine.runner.changes import Change, UseGraphs
+from engine.runner.protocol import Likeliest, Masks, StepResult
 from engine.scheduling.policy import choose
-from engine.scheduling.scheduler import Rules, Scheduler
+from engine.scheduling.rules import Rules
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import LAST, Row, SlotSampling, Step
 from engine.scheduling.window import Window
 from engine.snapshot import Reads
 from engine.speculation.verify import run_of
@@ -77,83 +78,131 @@ def visible(length: int, window: Window | None) -> list[int]:
 
 
 class LedgerRunner:
-    """Runs a plan on cells of integers, with the device's order: moves, then writes, then reads."""
+    """Runs a step on cells of integers, with the device's order: moves, then writes, then reads.
+
+    It computes from nothing but steps. The requests are there to prove that what steps said of them is true.
+    """
 
     graphs: bool | None = None
 
     def __init__(
-        self, requests: dict[int, Request], tables: BlockTables, blocks: int, host: int, size: int
+        self, requests: dict[int, Request] | None, tables: BlockTables, blocks: int, host: int, size: int
     ) -> None:
-        self.requests, self.tables, self.size = requests, tables, size
+        """`requests` None: it believes what it is told."""
+        self.requests, self.truth, self.size = requests, tables, size
+        self.tables = TableMirror(*tables.grid.shape)
         self.cells = np.full((blocks, size), EMPTY, np.int64)
         self.host = np.full((max(host, 1), size), EMPTY, np.int64)
         self.last = np.full(len(tables.grid), EMPTY, np.int64)
+        self.sampling: dict[int, SlotSampling] = {}
+        self.history: dict[int, list[int]] = {}
         self.alphabet = VOCAB  # tokens that it says; of few, the same runs come again
-        self.fails: Callable[[Plan], bool] = lambda plan: False  # whether a step raises at launch
-        self.plans: list[Plan] = []
+        self.fails: Callable[[Step], bool] = lambda step: False  # whether a step raises at launch
+        self.steps: list[Step] = []
         self.window: Window | None = None
 
-    def launch(self, plan: Plan) -> Outcome:
-        self.plans.append(plan)
-        if self.fails(plan):
+    def launch(self, step: Step) -> StepResult:
+        self.steps.append(step)
+        self._apply(step)
+        if self.fails(step):
             raise RuntimeError("told to fail")
-        for block, host in plan.swaps_out:
+        for block, host in step.swaps_out:
             self.host[host] = self.cells[block]
-        for host, block in plan.swaps_in:
+        for host, block in step.swaps_in:
             self.cells[block] = self.host[host]
-        if plan.copies:
-            froms, tos = map(list, zip(*plan.copies, strict=True))
+        if step.copies:
+            froms, tos = map(list, zip(*step.copies, strict=True))
             self.cells[tos] = self.cells[froms]
-        assert [row.length == 1 for row in plan.rows] == [at < plan.single for at in range(len(plan.rows))]
-        assert plan.tokens == sum(row.length for row in plan.rows)
-        for row in plan.rows:
-            request = self.requests[row.request]
-            assert row.start + row.length < request.max_len, f"a token is computed that nobody needs: {row}"
-            tokens = [*request.tokens, *self._drafts(plan, row)] if row.drafted else request.tokens
-            for at in visible(row.start + 1, self.window):  # what its first token sees
-                assert request.blocks[at // self.size] >= 0, f"{row} sees one that is gone: {request.blocks}"
-            for at in range(row.start, row.start + row.length):
-                token = tokens[at] if at < len(tokens) else self.last[row.slot]
-                self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = token
-        runs = {row.request: self._verify(row) for row in plan.rows if row.drafted}
+        assert [row.length == 1 for row in step.rows] == [at < step.single for at in range(len(step.rows))]
+        assert step.tokens == sum(row.length for row in step.rows)
+        end = 0
+        for row in step.rows:
+            tokens = step.ids[end : end + row.length].tolist()
+            end += row.length
+            if self.requests is not None:
+                self._check(row, tokens, self.requests[row.request])
+            if row.drafted:
+                tokens[1:] = self._drafts(step, row)
+            for at, token in enumerate(tokens, row.start):
+                said = self.last[row.slot] if token == LAST else token
+                self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = said
+        runs = {row.request: self._verify(row) for row in step.rows if row.drafted}
         sampled = [
             runs[row.request][0]
             if row.drafted
-            else self._sample(row.slot, row.start + row.length, self.requests[row.request].seed)
-            for row in plan.rows
+            else self._sample(row.slot, row.start + row.length, self.sampling[row.slot].seed)
+            for row in step.rows
             if row.samples
         ]
-        return Outcome(
-            sampled, runs=runs, seconds=0.001, swap_seconds=0.0001, likeliest=self._likeliest(plan)
+        return StepResult(
+            sampled, runs=runs, seconds=0.001, swap_seconds=0.0001, likeliest=self._likeliest(step)
         )
 
-    def _likeliest(self, plan: Plan) -> Likeliest | None:
-        rows = [row for row in plan.rows if row.samples and self.requests[row.request].params.beams > 1]
+    def _check(self, row: Row, tokens: list[int], request: Request) -> None:
+        assert row.start + row.length < request.max_len, f"a token is computed that nobody needs: {row}"
+        known = request.tokens[row.start : row.start + row.length - row.drafted]
+        assert tokens[: len(known)] == known, f"{row} has tokens of another request"
+        if row.drafted:
+            assert row.start + 1 == len(request.tokens), f"drafts behind a token that is not here: {row}"
+        for at in visible(row.start + 1, self.window):  # what its first token sees
+            assert request.blocks[at // self.size] >= 0, f"{row} sees one that is gone: {request.blocks}"
+
+    def skip(self, step: Step) -> None:
+        self._apply(step)
+
+    def apply(self, change: Change) -> None:
+        assert isinstance(change, UseGraphs), change
+        self.graphs = change.on
+
+    def _apply(self, step: Step) -> None:
+        """The changes that the step brings; then its rows are as the scheduler has them."""
+        self.tables.apply(step.tables)
+        self.sampling |= {each.slot: each for each in step.sampling}
+        for each in step.history:
+            known = self.history[each.slot][: each.at] if each.at else []
+            self.history[each.slot] = [*known, *each.tokens]
+        for row in step.rows if self.requests is not None else ():
+            request = self.requests[row.request]
+            blocks = -(-(row.start + row.length) // self.size)
+            mine, theirs = (grid[row.slot, :blocks] for grid in (self.tables.grid, self.truth.grid))
+            assert mine.tolist() == theirs.tolist(), f"{row} runs on a table of an earlier step"
+            if row.samples:
+                told = self.sampling[row.slot]
+                assert told.params is request.params, f"{row} samples by parameters of an earlier step"
+                assert (told.seed, told.origin) == (request.seed, request.prompt_len)
+
+    def supply(self, handle: StepResult, masks: Masks) -> None:
+        raise AssertionError("no request of the ledger has a grammar")
+
+    def _likeliest(self, step: Step) -> Likeliest | None:
+        rows = [row for row in step.rows if row.samples and self.sampling[row.slot].params.beams > 1]
         if not rows:
             return None
-        params = [self.requests[row.request].params for row in rows]
+        params = [self.sampling[row.slot].params for row in rows]
         asked = [each.candidates(len(each.stop_ids)) for each in params]
         ids = np.zeros((len(rows), max(asked)), np.int64)
         values = np.full(ids.shape, -np.inf, np.float32)
         for at, (row, count) in enumerate(zip(rows, asked, strict=True)):
-            seen, seed = self._seen(row.slot, row.start + row.length), self.requests[row.request].seed
+            seen, seed = self._seen(row.slot, row.start + row.length), self.sampling[row.slot].seed
             ids[at, :count], values[at, :count] = rivals(seen, seed, count)
         return Likeliest({row.request: at for at, row in enumerate(rows)}, ids, values)
 
-    def _drafts(self, plan: Plan, row: Row) -> list[int]:
-        """Those of the plan; or as a small model's would be, which is right two times in three."""
-        drafts, request = plan.drafts[row.request], self.requests[row.request]
+    def _drafts(self, step: Step, row: Row) -> list[int]:
+        """Those of the step; or as a small model's would be, which is right two times in three."""
+        drafts = step.drafts[row.request]
         assert row.length == 1 + row.drafted == 1 + drafts.length, f"a row and its drafts disagree: {row}"
-        assert row.start + 1 == len(request.tokens), f"drafts behind a token that is not here: {row}"
         made = list(drafts.tokens)
+        if not made and self.requests is not None:
+            known = self.requests[row.request].tokens
+            assert self.history[row.slot] == known, f"{row} drafts behind tokens of another request"
         while len(made) < drafts.length:
-            token = next_token([*request.tokens, *made], request.seed)
+            token = next_token([*self.history[row.slot], *made], self.sampling[row.slot].seed)
             made.append((token + (token % 3 == 0)) % self.alphabet)
         assert len(made) == drafts.length
         return made
 
     def _verify(self, row: Row) -> list[int]:
-        seed, ends = self.requests[row.request].seed, range(row.start + 1, row.start + row.length + 1)
+        seed, ends = self.sampling[row.slot].seed, range(row.start + 1, row.start + row.length + 1)
         table = self.tables.grid[row.slot]
         drafts = [int(self.cells[table[at // self.size], at % self.size]) for at in ends[:-1]]
         return run_of([self._sample(row.slot, end, seed) for end in ends], drafts)
@@ -168,12 +217,12 @@ class LedgerRunner:
         assert (seen != EMPTY).all(), f"slot {slot} reads cells that were never written: {seen}"
         return seen.tolist()
 
-    def collect(self, handle: Outcome) -> Outcome:
+    def collect(self, handle: StepResult) -> StepResult:
         return handle
 
     def check_published(self, pool: BlockPool) -> None:
         """Whatever a request published and can still be found holds that request's tokens."""
-        for request in self.requests.values():
+        for request in (self.requests or {}).values():
             for at, key in enumerate(request.chain[: request.published]):
                 if (block := pool.find(key)) is not None:
                     expected = request.tokens[at * self.size : (at + 1) * self.size]
@@ -190,25 +239,14 @@ class LedgerRunner:
     def kv_schemes(self) -> tuple[()]:
         return ()
 
+    def weight_schemes(self) -> tuple[()]:
+        return ()
+
     def load(self) -> None:
         return None
 
     def reads(self) -> Reads:
         return Reads()
-
-
-@dataclass
-class Reply:
-    """What a sink has heard."""
-
-    tokens: list[int] = field(default_factory=list)
-    last: Delta | None = None
-
-    def __call__(self, delta: Delta) -> None:
-        assert self.last is None, "a delta after the last one"
-        self.tokens += delta.tokens
-        if delta.finish:
-            self.last = delta
 
 
 class Clock:

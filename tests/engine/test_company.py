@@ -13,8 +13,9 @@ from engine.core import Engine
 from engine.params import SamplingParams
 from engine.request import Finish
 from engine.scheduling.window import Window
-from tests.engine.ledger import Reply, alone
+from tests.engine.ledger import alone
 from tests.engine.workloads import AFTER, Workload, prompts, run, workloads
+from tests.heard import Heard
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,13 @@ def run_workload(
 ) -> None:
     """`meddle` is called before each step with the engine."""
     engine = work.place.engine(window=window)
-    replies: list[tuple[Job, Reply, list[int]]] = []  # with what the engine must say
+    replies: list[tuple[Job, Heard, list[int]]] = []  # with what the engine must say
     ids: dict[Job, int] = {}
 
     def before(step: int) -> None:
         for job in work.jobs:
             if job.at == step:
-                reply = Reply()
+                reply = Heard()
                 params = SamplingParams(max_tokens=job.count, seed=job.seed)
                 ids[job] = engine.submit(
                     job.prompt, params, reply, priority=job.priority, deadline=job.deadline, salt=job.salt
@@ -88,7 +89,7 @@ def run_workload(
             if since == job.preempt_after:
                 engine.preempt(id)
             if since == job.fork_after:
-                branch, said = Reply(), request.tokens[request.prompt_len :]
+                branch, said = Heard(), request.tokens[request.prompt_len :]
                 tail = alone(request.tokens, job.count - len(said), job.seed + 10, window=window)
                 replies.append((job, branch, tail))
                 engine.fork(id, branch, SamplingParams(max_tokens=job.count, seed=job.seed + 10))

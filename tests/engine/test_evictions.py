@@ -2,7 +2,8 @@
 
 from engine.events import Event, Evicted
 from engine.params import SamplingParams
-from tests.engine.ledger import Clock, Reply, drain, ledger_engine
+from tests.engine.ledger import Clock, drain, ledger_engine
+from tests.heard import Heard
 
 
 def test_they_are_told_once_a_second_and_add_up() -> None:
@@ -14,7 +15,7 @@ def test_they_are_told_once_a_second_and_add_up() -> None:
         return [event.blocks for event in heard if isinstance(event, Evicted)]
 
     def ask(token: int) -> None:
-        engine.submit([token] * 70, SamplingParams(max_tokens=4, seed=0), Reply())
+        engine.submit([token] * 70, SamplingParams(max_tokens=4, seed=0), Heard())
         drain(engine)
 
     ask(1)

@@ -12,7 +12,7 @@ from tests.engine.ledger import drain, ledger_engine
 PROMPT = [n % 10 for n in range(100)]
 
 
-class Heard:
+class Ends:
     """The ends of replies, each with the blocks that were in use then."""
 
     def __init__(self, engine: Engine) -> None:
@@ -35,7 +35,7 @@ class Heard:
 @pytest.mark.parametrize(("depth", "window"), [(0, None), (1, None), (0, Window(32, 4, 16))])
 def test_alone_it_held_all_that_was_in_use(depth: int, window: Window | None) -> None:
     engine = ledger_engine(depth=depth, window=window)
-    heard = Heard(engine)
+    heard = Ends(engine)
     engine.submit(PROMPT, SamplingParams(max_tokens=30, seed=1), heard)
     drain(engine)
     assert heard.blocks == heard.in_use
@@ -48,7 +48,7 @@ def test_alone_it_held_all_that_was_in_use(depth: int, window: Window | None) ->
 @pytest.mark.parametrize("best", [None, 5])
 def test_samples_of_one_prompt_share_most_of_theirs(best: int | None) -> None:
     engine = ledger_engine()
-    heard = Heard(engine)
+    heard = Ends(engine)
     engine.submit(PROMPT, SamplingParams(max_tokens=10, n=5, best_of=best, seed=0), heard)
     drain(engine)
     assert heard.blocks == [7] * 5
@@ -57,7 +57,7 @@ def test_samples_of_one_prompt_share_most_of_theirs(best: int | None) -> None:
 
 def test_what_never_ran_held_none_and_what_is_aborted_says_what_it_had() -> None:
     engine = ledger_engine(slots=1)
-    heard = Heard(engine)
+    heard = Ends(engine)
     ids = [engine.submit(PROMPT, SamplingParams(max_tokens=30, seed=1), heard) for _ in range(2)]
     for _ in range(4):
         engine.step()

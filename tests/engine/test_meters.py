@@ -1,9 +1,10 @@
 """Rates of steps, by a clock that the test turns."""
 
+import numpy as np
 import pytest
 
 from engine.meters import Meters
-from engine.scheduling.plan import Plan, Row
+from engine.scheduling.step import Row, Rows, Step
 from engine.snapshot import Rates
 
 
@@ -11,8 +12,9 @@ def fed(*ends: float, takes: float, rows: int = 2) -> Meters:
     """Steps of so many decodes."""
     meters = Meters()
     for step, at in enumerate(ends):
-        plan = Plan(step, tuple(Row(each, each, 10, 1, True) for each in range(rows)), rows, rows)
-        meters.step(at, plan, 0, (0.0, takes / 2, takes / 2, 0.0))
+        row_of = [Row(each, each, 10, 1, True) for each in range(rows)]
+        one = Step(step, Rows.of(row_of), np.zeros(rows, np.int64), rows)
+        meters.step(at, one, 0, (0.0, takes / 2, takes / 2, 0.0))
     return meters
 
 

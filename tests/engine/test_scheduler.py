@@ -1,4 +1,4 @@
-"""What the scheduler decides, step by step, seen in the plans that reach the ledger."""
+"""What the scheduler decides, step by step, seen in the steps that reach the ledger."""
 
 import math
 
@@ -10,21 +10,22 @@ from engine.errors import BadInput
 from engine.params import SamplingParams
 from engine.request import Finish, Phase
 from engine.scheduling.costs import Costs
-from engine.scheduling.plan import Plan
 from engine.scheduling.queue import WaitingQueue
-from tests.engine.ledger import Clock, Reply, alone, drain, ledger_engine
+from engine.scheduling.step import Step
+from tests.engine.ledger import Clock, alone, drain, ledger_engine
+from tests.heard import Heard
 
 
-def ask(engine: Engine, prompt: int, count: int = 4, first: int = 0, **how: object) -> tuple[int, Reply]:
+def ask(engine: Engine, prompt: int, count: int = 4, first: int = 0, **how: object) -> tuple[int, Heard]:
     """A request with a prompt of that many tokens, unlike others by its first."""
-    reply = Reply()
+    reply = Heard()
     seed = how.pop("seed", 0)
     tokens = [first, *range(1, prompt)]
     return engine.submit(tokens, SamplingParams(max_tokens=count, seed=seed), reply, **how), reply
 
 
-def plans(engine: Engine) -> list[Plan]:
-    return engine.runner.plans
+def steps(engine: Engine) -> list[Step]:
+    return engine.runner.steps
 
 
 def heard(engine: Engine, kind: type[events.Event]) -> list[events.Event]:
@@ -39,9 +40,9 @@ def test_decodes_go_first_and_prompt_chunks_fill_the_budget() -> None:
     engine.step()
     long, _ = ask(engine, prompt=50, first=1)
     drain(engine)
-    second = plans(engine)[1]
+    second = steps(engine)[1]
     assert [(row.request, row.length) for row in second.rows] == [(short, 1), (long, 19)]
-    assert max(plan.tokens for plan in plans(engine)) <= 20
+    assert max(step.tokens for step in steps(engine)) <= 20
 
 
 def test_a_prompt_is_whole_and_alone_where_chunks_are_off() -> None:
@@ -49,8 +50,8 @@ def test_a_prompt_is_whole_and_alone_where_chunks_are_off() -> None:
     ask(engine, prompt=50)
     ask(engine, prompt=40, first=1)
     drain(engine)
-    assert [row.length for plan in plans(engine) for row in plan.rows if row.length > 1] == [50, 40]
-    assert all(sum(row.length > 1 for row in plan.rows) <= 1 for plan in plans(engine))
+    assert [row.length for step in steps(engine) for row in step.rows if row.length > 1] == [50, 40]
+    assert all(sum(row.length > 1 for row in step.rows) <= 1 for step in steps(engine))
 
 
 def test_the_next_turn_starts_from_the_last_one() -> None:
@@ -58,10 +59,10 @@ def test_the_next_turn_starts_from_the_last_one() -> None:
     _, reply = ask(engine, prompt=30, count=20)
     drain(engine)
     turn = [0, *range(1, 30), *reply.tokens, 5, 6, 7]
-    engine.submit(turn, SamplingParams(max_tokens=2, seed=0), (again := Reply()))
+    engine.submit(turn, SamplingParams(max_tokens=2, seed=0), (again := Heard()))
     drain(engine)
     assert (
-        plans(engine)[-2].rows[0].start == 48
+        steps(engine)[-2].rows[0].start == 48
     )  # 30 + 20, of which the last was never computed, in whole blocks
     assert again.tokens == alone(turn, 2)
 
@@ -109,7 +110,7 @@ def test_priority_goes_before_arrival_in_line() -> None:
     for n, priority in enumerate((2, 2, 0, 1)):
         ask(engine, prompt=4, count=1, first=n, priority=priority)
     drain(engine)
-    assert [plan.rows[0].request for plan in plans(engine)] == [2, 3, 0, 1]
+    assert [step.rows[0].request for step in steps(engine)] == [2, 3, 0, 1]
 
 
 def test_a_swapped_request_goes_on_where_it_was() -> None:
@@ -119,7 +120,7 @@ def test_a_swapped_request_goes_on_where_it_was() -> None:
         ask(engine, prompt=30, count=40, first=n)
     drain(engine)
     assert all(event.swapped for event in (*gone, *back))
-    assert sum(plan.tokens for plan in plans(engine)) == 2 * (30 + 40 - 1)  # nothing was computed twice
+    assert sum(step.tokens for step in steps(engine)) == 2 * (30 + 40 - 1)  # nothing was computed twice
 
 
 def test_the_measured_cost_decides_how_somebody_gives_way() -> None:
@@ -152,12 +153,12 @@ def test_a_fork_shares_blocks_until_one_writes() -> None:
     id, reply = ask(engine, prompt=40, count=10)
     engine.step()
     engine.step()
-    child = engine.fork(id, branch := Reply(), SamplingParams(max_tokens=10, seed=5))
+    child = engine.fork(id, branch := Heard(), SamplingParams(max_tokens=10, seed=5))
     assert engine.scheduler.requests[child].phase is Phase.DECODE  # it has no prompt to read
     assert engine.scheduler.requests[child].blocks == engine.scheduler.requests[id].blocks
     assert engine.scheduler.pool.in_use == 3
     engine.step()
-    [(source, copy)] = plans(engine)[-1].copies
+    [(source, copy)] = steps(engine)[-1].copies
     tails = {engine.scheduler.requests[each].blocks[2] for each in (id, child)}
     assert tails == {source, copy}
     assert engine.scheduler.pool.in_use == 4
@@ -180,7 +181,7 @@ class TestLatency:
         for n, deadline in enumerate((None, 3.0, 0.5, 0.9)):
             ask(engine, prompt=4, count=1, first=n, deadline=deadline)
         drain(engine)
-        assert [plan.rows[0].request for plan in plans(engine)] == [2, 3, 0, 1]
+        assert [step.rows[0].request for step in steps(engine)] == [2, 3, 0, 1]
 
     def test_it_holds_the_door_for_a_fuller_batch_while_others_run(self) -> None:
         clock = Clock()
@@ -190,11 +191,11 @@ class TestLatency:
         late, _ = ask(engine, prompt=10, count=2, first=1)
         engine.step()
         assert "held" in engine.scheduler.requests[late].why
-        assert len(plans(engine)[-1].rows) == 1
+        assert len(steps(engine)[-1].rows) == 1
         ask(engine, prompt=10, count=2, first=2)
         clock.now += 0.06  # patience is over
         engine.step()
-        assert len(plans(engine)[-1].rows) == 3
+        assert len(steps(engine)[-1].rows) == 3
         drain(engine)
 
     def test_it_runs_at_once_where_nobody_would_be_stalled(self) -> None:
@@ -208,7 +209,7 @@ class TestLatency:
         engine.step()
         ask(engine, prompt=10, count=2, first=1, deadline=0.0)
         engine.step()
-        assert len(plans(engine)[-1].rows) == 2
+        assert len(steps(engine)[-1].rows) == 2
 
     def test_more_deadlines_are_met_than_in_order_of_arrival(self) -> None:
         def met(policy: str) -> int:
@@ -231,7 +232,7 @@ def test_a_length_known_in_advance_costs_no_step(depth: int) -> None:
     engine = ledger_engine(depth=depth)
     ask(engine, prompt=10, count=5)
     drain(engine)
-    assert sum(plan.tokens for plan in plans(engine)) == 10 + 5 - 1
+    assert sum(step.tokens for step in steps(engine)) == 10 + 5 - 1
 
 
 @pytest.mark.parametrize("depth", [0, 1])
@@ -270,7 +271,7 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(depth: int) ->
     _, first = ask(engine, prompt=10, count=5)
     _, second = ask(engine, prompt=10, count=5, first=1)
     _, waits = ask(engine, prompt=10, count=5, first=2)
-    engine.runner.fails = lambda plan: plan.step == 2
+    engine.runner.fails = lambda step: step.number == 2
     drain(engine)
     for reply in (first, second):
         assert reply.last is not None
@@ -283,11 +284,11 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(depth: int) ->
 
 def test_a_step_that_fails_while_swapping_loses_nobody_else() -> None:
     engine = ledger_engine(blocks=6, host=6, preemption="swap")
-    failed: list[Plan] = []
+    failed: list[Step] = []
 
-    def first_swap(plan: Plan) -> bool:
-        if plan.swaps_out and not failed:
-            failed.append(plan)
+    def first_swap(step: Step) -> bool:
+        if step.swaps_out and not failed:
+            failed.append(step)
             return True
         return False
 
@@ -305,7 +306,7 @@ def test_a_fork_fails_with_the_step_that_was_to_write_its_blocks() -> None:
     id, reply = ask(engine, prompt=60, count=10)
     engine.step()
     engine.step()  # the second chunk is on its way
-    engine.fork(id, branch := Reply(), SamplingParams(max_tokens=10, seed=5))
+    engine.fork(id, branch := Heard(), SamplingParams(max_tokens=10, seed=5))
     _, other = ask(engine, prompt=10, count=3, first=1)
     collect = engine.runner.collect
 

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from engine.errors import BadInput
 from engine.events import Event, Switched
 from engine.params import SamplingParams
-from tests.engine.ledger import Reply, alone, drain, ledger_engine
+from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.workloads import Workload
+from tests.heard import Heard
 
 NAMES = ("prefix_cache", "chunked_prefill", "overlap")
 
@@ -45,8 +46,8 @@ def test_they_do_what_they_say() -> None:
     engine = ledger_engine(step_tokens=16)
     prompt = [7] * 40
 
-    def ask() -> Reply:
-        reply = Reply()
+    def ask() -> Heard:
+        reply = Heard()
         engine.submit(prompt, SamplingParams(max_tokens=2, seed=0), reply)
         return reply
 
@@ -57,23 +58,23 @@ def test_they_do_what_they_say() -> None:
 
     ask()
     drain(engine)
-    longest = max(row.length for plan in engine.runner.plans for row in plan.rows)
+    longest = max(row.length for step in engine.runner.steps for row in step.rows)
     assert longest == 16
     ask()
     assert cached() == 32
     engine.set_switch("prefix_cache", False)
     engine.set_switch("chunked_prefill", False)
-    engine.runner.plans.clear()
+    engine.runner.steps.clear()
     ask()
     assert cached() == 0
-    assert max(row.length for plan in engine.runner.plans for row in plan.rows) == 40
+    assert max(row.length for step in engine.runner.steps for row in step.rows) == 40
     engine.set_switch("prefix_cache", True)
     ask()
     assert cached() == 32
 
 
 def test_overlap_stops_with_a_step_under_way() -> None:
-    engine, reply = ledger_engine(depth=1), Reply()
+    engine, reply = ledger_engine(depth=1), Heard()
     engine.submit([1, 2, 3], SamplingParams(max_tokens=6, seed=0), reply)
     engine.step()
     engine.step()

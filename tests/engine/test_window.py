@@ -7,16 +7,17 @@ from hypothesis import strategies as st
 from engine.core import Engine
 from engine.params import SamplingParams
 from engine.scheduling.window import GONE, Window, held
-from tests.engine.ledger import Reply, alone, drain, ledger_engine
+from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.test_company import Job, jobs, run_workload
 from tests.engine.workloads import BLOCK, Workload, workloads
+from tests.heard import Heard
 
 WINDOW = Window(size=32, sinks=4, block_size=BLOCK)
 PROMPT = [n % 10 for n in range(200)]
 
 
-def ask(engine: Engine, prompt: list[int], count: int, seed: int = 0, **more: object) -> Reply:
-    reply = Reply()
+def ask(engine: Engine, prompt: list[int], count: int, seed: int = 0, **more: object) -> Heard:
+    reply = Heard()
     engine.submit(prompt, SamplingParams(max_tokens=count, seed=seed, **more), reply)
     return reply
 
@@ -88,7 +89,7 @@ def test_what_others_hold_or_may_find_stays() -> None:
     while len(first.tokens) < 3:
         engine.step()
     [parent] = engine.scheduler.running
-    branch = Reply()
+    branch = Heard()
     engine.fork(parent.id, branch, SamplingParams(max_tokens=60, seed=9))
     shared = set(held(parent.blocks))
     while len(first.tokens) < 50:

@@ -302,7 +302,7 @@ class TestRefusals:
             wire.params_from_json(3)
 
     def test_an_unknown_error_keeps_its_sentence(self) -> None:
-        value = wire.encode_error(UnknownRequest("no request 3 is alive")) | {"error": "Enchanted"}
+        value = wire.encode_error(UnknownRequest("no request 3 is alive")) | {"kind": "Enchanted"}
         error = wire.decode_error(value)
         assert (type(error), str(error)) == (EngineError, "no request 3 is alive")
 

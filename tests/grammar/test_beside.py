@@ -1,11 +1,13 @@
 """A grammar is compiled beside the steps: nobody waits for it but who asked for it."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine.commands import Abort, Update
 from engine.grammar import grammars
 from engine.host.thread import EngineThread
 from engine.params import Grammar, SamplingParams
@@ -29,28 +31,25 @@ def test_others_go_on_meanwhile(llama: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(grammars, "source", source)
     host = EngineThread(engine)
     try:
-        with ThreadPoolExecutor(3) as asking:
-            other, changed = host.submit([1, 60, 61], LONG), asking.submit(host.submit, [1, 60, 62], LONG)
-            steps.release(2)
-            asked = [
-                asking.submit(host.submit, [1, 5], SamplingParams(grammar=AB)),
-                asking.submit(host.update, changed.result(60).id, grammar=CD),
-            ]
-            assert begun.acquire(timeout=60) and begun.acquire(timeout=60)
-            steps.release(20)
-            told = iter(other)
-            for _ in range(20):  # while both compile
-                next(told)
-            assert not any(each.done() for each in asked)
-            hold.set()
-            for grammar in (AB, CD):
-                engine.grammars.check(grammar)
-            while wait(asked, timeout=0.01).not_done:
-                steps.release()
-            steps.release(10_000)
-            assert asked[0].result().result().text == "ab"
-            assert changed.result().result().text.endswith("cd")
-            host.abort(other.id)
+        other, changed = host.submit([1, 60, 61], LONG), host.submit([1, 60, 62], LONG)
+        steps.release(2)
+        kept = host.submit([1, 5], SamplingParams(grammar=AB))
+        asked: list[Future[Any]] = [kept.begun, host.send(Update(changed.id, {"grammar": CD}))]
+        assert begun.acquire(timeout=60) and begun.acquire(timeout=60)
+        steps.release(20)
+        told = iter(other)
+        for _ in range(20):  # while both compile
+            next(told)
+        assert not any(each.done() for each in asked)
+        hold.set()
+        for grammar in (AB, CD):
+            engine.grammars.check(grammar)
+        while wait(asked, timeout=0.01).not_done:
+            steps.release()
+        steps.release(10_000)
+        assert kept.result().text == "ab"
+        assert changed.result().text.endswith("cd")
+        host.send(Abort((other.id,))).result()
     finally:
         hold.set()
         steps.release(10_000)

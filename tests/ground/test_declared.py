@@ -4,8 +4,9 @@ import ast
 import sys
 import tomllib
 from functools import cache
-from importlib.metadata import packages_distributions
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -41,12 +42,22 @@ def imported(folder: str) -> set[str]:
     return {distribution(name) for name in names - OURS - sys.stdlib_module_names}
 
 
+@cache
+def project() -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return found
+
+
+def requirements(*extras: str) -> list[Requirement]:
+    """Of the program, with these extras."""
+    chosen = (line for extra in extras for line in project()["optional-dependencies"][extra])
+    return [Requirement(line) for line in (*project()["dependencies"], *chosen)]
+
+
 def declared(*, tests: bool) -> set[str]:
     """By the program and its extras; with `tests`, by the one that tests have, too."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = project["optional-dependencies"]
-    lines = [line for name, lines in extras.items() for line in lines if tests or name != "test"]
-    return {canonicalize_name(Requirement(line).name) for line in (*project["dependencies"], *lines)}
+    extras = [extra for extra in project()["optional-dependencies"] if tests or extra != "test"]
+    return {canonicalize_name(need.name) for need in requirements(*extras)}
 
 
 @pytest.mark.parametrize("folder", [*PROGRAM, *OTHERS])
@@ -54,6 +65,13 @@ def test_what_is_imported_is_declared(folder: str) -> None:
     """Triton comes with a torch for GPUs; only tests bring it where there is none."""
     known = declared(tests=folder in OTHERS) | {"triton"}
     assert imported(folder) - known == set()
+
+
+def test_what_is_declared_for_this_machine_is_installed() -> None:
+    """So no test is skipped for lack of a package that belongs to the standard installation or to tests."""
+    for need in requirements("test"):
+        if need.marker is None or need.marker.evaluate():
+            assert need.specifier.contains(version(need.name), prereleases=True), need
 
 
 def test_what_is_declared_is_used() -> None:

@@ -11,12 +11,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS: dict[str, int] = {
     **dict.fromkeys(("config", "params", "request", "events", "snapshot"), 0),
-    **dict.fromkeys(("errors", "layout", "codec", "wire", "outside"), 0),
+    **dict.fromkeys(("errors", "layout", "codec", "wire", "outside", "commands"), 0),
     **dict.fromkeys(("cache", "grammar", "scheduling", "speculation", "text"), 1),
     **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices"), 2),
     "runner": 3,
     **dict.fromkeys(("core", "answers", "meters", "observe", "reply", "groups", "limits"), 4),
-    **dict.fromkeys(("requantize", "switches"), 4),
+    **dict.fromkeys(("requantize", "switches", "handlers", "mailbox"), 4),
     **dict.fromkeys(("host", "assembly", "start", "quality"), 5),
     "server": 6,
 }
@@ -73,6 +73,17 @@ def engine_files() -> list[Path]:
 @pytest.mark.parametrize("file", engine_files(), ids=lambda file: module_name(file))
 def test_imports_go_down(file: Path) -> None:
     assert complaints(module_name(file), file.read_text(), file.name == "__init__.py") == []
+
+
+def test_neutral_server_code_knows_no_dialect() -> None:
+    """Only the application names the routes of OpenAI, to put them beside the others."""
+    found = {
+        module_name(file)
+        for file in (ROOT / "engine" / "server").glob("*.py")
+        for imported in imports(file.read_text(), module_name(file))
+        if imported.startswith("engine.server.openai")
+    }
+    assert found == {"engine.server.app"}
 
 
 def test_low_floors_and_the_turn_itself_load_no_tensors() -> None:

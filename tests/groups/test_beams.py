@@ -14,7 +14,7 @@ from engine.core import Engine
 from engine.events import Delta
 from engine.params import SamplingParams
 from engine.request import Finish
-from tests.groups.told import Told
+from tests.heard import Told
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import drain, engine_on, turn
 

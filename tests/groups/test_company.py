@@ -17,7 +17,7 @@ from engine.params import SamplingParams
 from engine.request import Finish
 from tests.engine.ledger import alone, drain, ledger_engine, rivals
 from tests.engine.workloads import AFTER, Place, Workload, prompts, run, workloads
-from tests.groups.told import Told
+from tests.heard import Told
 
 STOPS = tuple(range(0, 1000, 100))  # of ten tokens in a thousand, some come up in most searches
 

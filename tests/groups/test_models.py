@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.params import SamplingParams
 from tests.groups.test_beams import assert_same, generate, search
-from tests.groups.told import Told
+from tests.heard import Told
 from tests.runner.letters import EOS
 from tests.runner.small import FAMILIES, drain, engine_on, turn
 

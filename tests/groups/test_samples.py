@@ -14,9 +14,9 @@ from engine.request import Finish
 from tests.engine.ledger import alone, ledger_engine
 from tests.engine.ledger import drain as drain_ledger
 from tests.groups.test_company import STOPS
-from tests.groups.told import Told
-from tests.runner.small import Heard, drain, engine_on
+from tests.heard import Heard, Told
 from tests.runner.small import alone as one_alone
+from tests.runner.small import drain, engine_on
 from tests.runner.test_company import A, B
 
 PROMPT = [1, *range(40, 77)]
@@ -48,7 +48,7 @@ def test_the_prompt_is_computed_once(prefix_cache: bool) -> None:
         engine.scheduler.check()
         most = max(most, engine.scheduler.pool.in_use)
     assert most == 6 + 5
-    computed = sum(row.length for plan in engine.runner.plans for row in plan.rows)
+    computed = sum(row.length for step in engine.runner.steps for row in step.rows)
     assert computed == 100 + 4 + 5 * 9  # each fork computes the prompt's last token, to draw after it
     assert told.replies == [alone([3] * 100, 10, seed_of(0, choice)) for choice in range(5)]
 
@@ -60,7 +60,7 @@ def test_more_replies_than_a_step_has_tokens() -> None:
     engine.submit([3, 4], SamplingParams(max_tokens=8, n=6, seed=1), told)
     engine.submit([5] * 30, SamplingParams(max_tokens=4, seed=2), other)
     drain_ledger(engine)
-    assert all(row.length > 0 for plan in engine.runner.plans for row in plan.rows)
+    assert all(row.length > 0 for step in engine.runner.steps for row in step.rows)
     assert told.replies == [alone([3, 4], 8, seed_of(1, choice)) for choice in range(6)]
     assert other.replies == [alone([5] * 30, 4, 2)]
 

@@ -12,7 +12,7 @@ from engine.params import SamplingParams
 from engine.request import Finish
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.groups.test_company import STOPS, searched
-from tests.groups.told import Told
+from tests.heard import Told
 from tests.runner.small import drain as drain_model
 from tests.runner.small import engine_on
 
@@ -155,7 +155,7 @@ def test_a_failing_step_fails_the_search_once() -> None:
     engine, _, told = begun(SamplingParams(beams=4, max_tokens=30), 0, 3)
     other = Told()
     engine.submit([5], SamplingParams(max_tokens=3, seed=0), other)
-    engine.runner.fails = lambda plan: plan.step == 4
+    engine.runner.fails = lambda step: step.number == 4
     drain(engine)
     assert told.first.finish is Finish.FAILED and "told to fail" in told.first.error
 

@@ -10,7 +10,7 @@ from engine.core import Engine
 from engine.errors import BadInput, BadParams
 from engine.params import Grammar, SamplingParams
 from engine.request import Finish
-from tests.groups.told import Told
+from tests.heard import Told
 from tests.runner.small import drain, engine_on, turn
 
 PROMPT = [1, 65, 66, 65, 66]

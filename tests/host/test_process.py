@@ -9,12 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.commands import Abort, MeasureSpeeds, Preempt, SetKvScheme, SetQuantization, SetSwitch, Update
 from engine.config import KV_SCHEMES, EngineConfig
 from engine.errors import (
     BadInput,
@@ -70,6 +71,10 @@ def begun(host: EngineHost, params: SamplingParams = ENDLESS) -> Stream:
     return stream
 
 
+def changed(host: EngineHost, **changes: Any) -> Future[None]:
+    return host.send(Update(begun(host).id, changes))
+
+
 def gone(pid: int) -> bool:
     """Whether a process, not necessarily ours, ends."""
     try:
@@ -87,10 +92,10 @@ class TestTheSameHost:
         word = Grammar("choice", '["Paris", "London"]')
         assert host.submit(ASK, GREEDY.changed(grammar=word)).result().text in ("Paris", "London")
         stream = begun(host)
-        host.update(stream.id, grammar=word)
+        host.send(Update(stream.id, {"grammar": word})).result()
         assert stream.result().text.endswith(("Paris", "London"))
         with pytest.raises(BadParams, match=r"^grammar: cannot be kept to") as caught:
-            host.submit(ASK, GREEDY.changed(grammar=Grammar("regex", "(")))
+            host.submit(ASK, GREEDY.changed(grammar=Grammar("regex", "("))).result()
         assert caught.value.field == "grammar"
 
     def test_replies_are_the_threads_to_the_last_digit(
@@ -147,7 +152,7 @@ class TestTheSameHost:
     def test_fork(self, host: EngineHost) -> None:
         parent = begun(host)
         child = host.fork(parent.id, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
-        host.abort(parent.id)
+        host.send(Abort((parent.id,))).result()
         result = child.result()
         assert child.id != parent.id
         assert child.prompt_tokens > parent.prompt_tokens
@@ -156,14 +161,14 @@ class TestTheSameHost:
 
     def test_commands_on_a_running_reply(self, host: EngineHost) -> None:
         stream = begun(host)
-        host.preempt(stream.id)
-        host.update(stream.id, temperature=0.5, stop="zzz", max_tokens=300)
+        host.send(Preempt(stream.id)).result()
+        host.send(Update(stream.id, {"temperature": 0.5, "stop": "zzz", "max_tokens": 300})).result()
         snapshot = host.snapshot()
         assert [view.max_len for view in snapshot.requests if view.id == stream.id] == [
             stream.prompt_tokens + 300
         ]
         other = begun(host)
-        host.abort(stream.id, other.id)
+        host.send(Abort((stream.id, other.id))).result()
         assert stream.result().finish is Finish.ABORTED
         assert other.result().finish is Finish.ABORTED
         assert host.snapshot().running == 0
@@ -171,8 +176,8 @@ class TestTheSameHost:
     def test_events_come_in_order(self, host: EngineHost) -> None:
         heard: list[Event] = []
         leave = host.subscribe(heard.append)
-        host.set_switch("prefix_cache", False)
-        host.set_switch("prefix_cache", True)
+        host.send(SetSwitch("prefix_cache", False)).result()
+        host.send(SetSwitch("prefix_cache", True)).result()
         ids = [
             stream.id
             for stream in (host.submit([70, 71], GREEDY), host.submit([71, 72], GREEDY))
@@ -192,18 +197,18 @@ class TestTheSameHost:
         before, heard = host.submit([70, 71, 72], GREEDY).result().tokens, list[Event]()
         leave = host.subscribe(heard.append)
         assert [view.name for view in host.snapshot().kv_schemes] == list(KV_SCHEMES)
-        host.set_kv_scheme("int8")
+        host.send(SetKvScheme("int8")).result()
         assert (host.snapshot().kv_scheme, host.snapshot().kv_dtype) == ("int8", "int8")
         stream = begun(host)
         with pytest.raises(BadInput, match="while requests are alive: wait for 1, or end them"):
-            host.set_kv_scheme("none")
-        host.set_quantization("int4")  # this one need not wait
+            host.send(SetKvScheme("none")).result()
+        host.send(SetQuantization("int4")).result()  # this one need not wait
         with pytest.raises(BadInput, match="weights are on their way to int4: wait, or cancel"):
-            host.set_kv_scheme("none")
+            host.send(SetKvScheme("none")).result()
         self.wait_for(host, "int4")
-        host.abort(stream.id)
-        host.set_kv_scheme("none")
-        host.set_quantization("none")
+        host.send(Abort((stream.id,))).result()
+        host.send(SetKvScheme("none")).result()
+        host.send(SetQuantization("none")).result()
         self.wait_for(host, "none")
         leave()
         kinds = [type(event) for event in heard if isinstance(event, Recached | Quantized | Quantizing)]
@@ -217,7 +222,7 @@ class TestTheSameHost:
             assert time.monotonic() < until
 
     def test_speeds(self, process: EngineProcess) -> None:
-        assert process.speeds().read > 1e6
+        assert process.send(MeasureSpeeds()).result().read > 1e6
 
     @pytest.mark.parametrize(
         ("kind", "words", "ask"),
@@ -228,24 +233,24 @@ class TestTheSameHost:
             (BadInput, "priority must be a whole", lambda host: host.submit([70], GREEDY, priority="first")),
             (BadInput, "", lambda host: host.submit([70], GREEDY, deadline=float("nan"))),
             (BadInput, "", lambda host: host.submit([70], GREEDY, priority=object())),
-            (BadInput, "no switch 'warp'", lambda host: host.set_switch("warp", True)),
-            (BadInput, "no KV scheme 'int3'; there are none, int8", lambda host: host.set_kv_scheme("int3")),
-            (BadInput, "'fp8': products of eight bit", lambda host: host.set_quantization("fp8")),
+            (BadInput, "no switch 'warp'", lambda it: it.send(SetSwitch("warp", True))),
+            (BadInput, "no KV scheme 'int3'; there are none, int8", lambda it: it.send(SetKvScheme("int3"))),
+            (BadInput, "'fp8': products of eight bit", lambda it: it.send(SetQuantization("fp8"))),
             (UnknownRequest, "no request 12345 is alive", lambda host: host.fork(12345)),
-            (UnknownRequest, "no request 12345 is alive", lambda host: host.update(12345, temperature=1.0)),
-            (UnknownRequest, "no request 12345 is alive", lambda host: host.preempt(12345)),
-            (BadParams, "heat: is no sampling parameter", lambda host: host.update(begun(host).id, heat=1)),
-            (BadParams, "top_p: must be a number", lambda host: host.update(begun(host).id, top_p=7)),
+            (UnknownRequest, "no request 12345 is alive", lambda it: it.send(Update(12345, {"top_k": 1}))),
+            (UnknownRequest, "no request 12345 is alive", lambda it: it.send(Preempt(12345))),
+            (BadParams, "heat: is no sampling parameter", lambda host: changed(host, heat=1)),
+            (BadParams, "top_p: must be a number", lambda host: changed(host, top_p=7)),
         ],
     )  # fmt: skip
     def test_errors_keep_their_class(
         self, host: EngineHost, kind: type[Exception], words: str, ask: Any
     ) -> None:
         with pytest.raises(kind) as caught:
-            ask(host)
+            ask(host).result()
         assert type(caught.value) is kind
         assert words in str(caught.value)
-        host.abort(*[view.id for view in host.snapshot().requests])
+        host.send(Abort(tuple([view.id for view in host.snapshot().requests]))).result()
         assert host.submit([70, 71], GREEDY).result().finish is Finish.LENGTH  # it goes on
 
     def test_a_full_queue(self, process: EngineProcess) -> None:
@@ -254,12 +259,14 @@ class TestTheSameHost:
 
         def fill() -> None:
             while len(streams) < 200:
-                streams.append(process.submit([65 + len(streams) % 60], big))
+                stream = process.submit([65 + len(streams) % 60], big)
+                stream.begun.result()
+                streams.append(stream)
 
         with pytest.raises(QueueFull, match="60 requests wait already"):
             fill()
         assert len(streams) >= 16 + 60
-        process.abort(*[stream.id for stream in streams])
+        process.send(Abort(tuple([stream.id for stream in streams]))).result()
         assert {stream.result().finish for stream in streams} == {Finish.ABORTED}
 
     def test_a_handler_cannot_ask(self, process: EngineProcess) -> None:
@@ -294,7 +301,7 @@ class TestWhenTheChildDies:
         streams = [begun(host) for _ in range(4)]
         os.kill(host.pid, signal.SIGSTOP)  # it will answer nothing more
         with ThreadPoolExecutor(8) as pool:
-            asked = [pool.submit(host.submit, [70], GREEDY) for _ in range(8)]
+            asked = [pool.submit(lambda: host.submit([70], GREEDY).result()) for _ in range(8)]
             os.kill(host.pid, signal.SIGKILL)
             errors = [each.exception() for each in asked]
         reason = (
@@ -309,9 +316,13 @@ class TestWhenTheChildDies:
         assert (snapshot.state, snapshot.error, snapshot.requests) == ("dead", reason, ())
         assert snapshot.blocks.in_use == 0 and not snapshot.blocks.refs.any()
         assert snapshot.rates == Rates()
-        for ask in (lambda: host.submit([70], GREEDY), lambda: host.abort(0), lambda: host.speeds()):
+        for ask in (
+            lambda: host.submit([70], GREEDY),
+            lambda: host.send(Abort((0,))),
+            lambda: host.send(MeasureSpeeds()),
+        ):
             with pytest.raises(EngineDead, match="ended by SIGKILL"):
-                ask()
+                ask().result()
         host.close()
         assert [event.error for event in heard if isinstance(event, Died)] == [reason]
 
@@ -342,7 +353,7 @@ class TestWhenTheChildDies:
         with pytest.raises(ReplyFailed, match=r"^the engine was closed$"):
             stream.result()
         assert gone(host.pid)
-        for ask in (lambda: host.submit([70], GREEDY), host.snapshot):
+        for ask in (lambda: host.submit([70], GREEDY).result(), host.snapshot):
             with pytest.raises(EngineDead, match="the engine was closed"):
                 ask()
         host.close()

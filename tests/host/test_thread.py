@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from engine.commands import Abort, Preempt, Update
 from engine.errors import BadInput, BadParams, QueueFull, RequestTooLong, UnknownRequest
 from engine.request import Finish
 from engine.snapshot import Snapshot
@@ -27,14 +28,14 @@ class TestReplies:
                 prompt = [thread, n, *range(n)]
                 stream = host.submit(prompt, params(1 + n))
                 if n % 5 == 4:
-                    host.abort(stream.id)
+                    host.send(Abort((stream.id,))).result()
                     result = stream.result()
                     assert result.finish in (Finish.ABORTED, Finish.LENGTH)
                     assert list(result.tokens) == alone(prompt, 1 + n)[: len(result.tokens)]
                 else:
                     if n % 7 == 3:
                         with suppress(UnknownRequest):  # where it has ended already
-                            host.preempt(stream.id)
+                            host.send(Preempt(stream.id)).result()
                     assert list(stream.result().tokens) == alone(prompt, 1 + n)
 
         with ThreadPoolExecutor(8) as pool:
@@ -93,46 +94,46 @@ class TestReplies:
         loop.close()
         assert host.submit([2], params(50)).result().finish is Finish.LENGTH
         assert host.snapshot().state == "ready"
-        host.abort(stream.id)
+        host.send(Abort((stream.id,))).result()
 
 
 class TestCommands:
     def test_what_is_wrong_with_a_request_is_said_to_who_asked(self, opened: Open) -> None:
         host = opened(ledger_engine(context=64))
         with pytest.raises(BadInput, match="prompt is empty"):
-            host.submit([], params())
+            host.submit([], params()).result()
         with pytest.raises(RequestTooLong, match=r"64 tokens.*holds 64 here.*shorten it to 63"):
-            host.submit([1] * 64, params())
+            host.submit([1] * 64, params()).result()
         with pytest.raises(RequestTooLong, match=r"60 tokens and asks for 20 more.*lower max_tokens to 4"):
-            host.submit([1] * 60, params())
+            host.submit([1] * 60, params()).result()
         for bad in (VOCAB, -1):
             with pytest.raises(BadInput, match=rf"token id {bad} is out of range: .* 0 to {VOCAB - 1}"):
-                host.submit([1, bad], params())
+                host.submit([1, bad], params()).result()
         with pytest.raises(BadInput, match=f"token id {VOCAB} is out of range"):
-            host.submit([1], params(logit_bias={VOCAB: 1.0}))
+            host.submit([1], params(logit_bias={VOCAB: 1.0})).result()
         with pytest.raises(BadInput, match=r"holds 1\.5, which is none"):
-            host.submit([1, 1.5], params())  # type: ignore[list-item]
+            host.submit([1, 1.5], params()).result()  # type: ignore[list-item]
         for bad_prompt in (7, b"text"):
             with pytest.raises(BadInput, match=f"not {type(bad_prompt).__name__}"):
-                host.submit(bad_prompt, params())  # type: ignore[arg-type]
+                host.submit(bad_prompt, params()).result()  # type: ignore[arg-type]
         assert host.snapshot().running == host.snapshot().waiting == 0
 
     def test_who_does_not_exist_is_named(self, opened: Open) -> None:
         host = opened(ledger_engine())
-        for command in (host.preempt, host.fork, lambda id: host.update(id, top_k=1)):
+        for asked in (host.send(Preempt(17)), host.fork(17), host.send(Update(17, {"top_k": 1}))):
             with pytest.raises(UnknownRequest, match="no request 17 is alive"):
-                command(17)
-        host.abort(17)  # that it has ended is all one wants
+                asked.result()
+        host.send(Abort((17,))).result()  # that it has ended is all one wants
 
     def test_a_bad_change_changes_nothing(self, opened: Open) -> None:
         host = opened(roomy())
         stream = endless(host)
         for bad in ({"temperature": -1}, {"warmth": 1}, {"max_tokens": 0}, {"top_p": 10**400}):
             with pytest.raises(BadParams, match=next(iter(bad))):
-                host.update(stream.id, **bad)
+                host.send(Update(stream.id, bad)).result()
         with pytest.raises(RequestTooLong, match="lower max_tokens to 59997"):
-            host.update(stream.id, max_tokens=60_000)
-        host.abort(stream.id)
+            host.send(Update(stream.id, {"max_tokens": 60_000})).result()
+        host.send(Abort((stream.id,))).result()
         result = stream.result()
         assert list(result.tokens) == alone([0, 1, 2], 1 + len(result.tokens))[1:]
 
@@ -141,11 +142,11 @@ class TestCommands:
         engine = roomy(depth)
         host = opened(engine)
         stream = endless(host)
-        host.abort(stream.id)
+        host.send(Abort((stream.id,))).result()
         shot = host.snapshot()  # taken before another step
         assert (shot.running, shot.blocks.in_use) == (0, 0)
         assert stream.result().finish is Finish.ABORTED
-        host.abort(stream.id)
+        host.send(Abort((stream.id,))).result()
 
     @DEPTHS
     def test_all_commands_from_many_threads_at_once(self, opened: Open, depth: int) -> None:
@@ -154,8 +155,8 @@ class TestCommands:
 
         def work(n: int) -> None:
             stream = host.submit([n], params(400))
-            host.preempt(stream.id)
-            host.update(stream.id, top_k=n + 1)
+            host.send(Preempt(stream.id)).result()
+            host.send(Update(stream.id, {"top_k": n + 1})).result()
             branch = host.fork(stream.id)
             assert host.snapshot().state == "ready"
             whole = alone([n], 400)
@@ -175,8 +176,8 @@ class TestCommands:
         running = endless(host)
         waiting = [host.submit([n], params(2)) for n in range(2)]
         with pytest.raises(QueueFull, match="2 requests wait already"):
-            host.submit([9], params(2))
-        host.abort(running.id)
+            host.submit([9], params(2)).result()
+        host.send(Abort((running.id,))).result()
         assert [stream.result().finish for stream in waiting] == [Finish.LENGTH] * 2
 
 
@@ -184,7 +185,7 @@ class TestSnapshots:
     def test_it_is_immutable_and_adds_up(self, opened: Open) -> None:
         host = opened(roomy(depth=1))
         streams = [endless(host, n) for n in range(3)]
-        host.fork(streams[0].id)
+        host.fork(streams[0].id).begun.result()
         for _ in range(20):
             self._adds_up(host.snapshot())
         shot = host.snapshot()
@@ -226,7 +227,7 @@ class TestSnapshots:
         first, second = host.snapshot().requests
         assert (first.id, first.phase) == (running.id, "decode")
         assert (second.id, second.phase, second.why) == (waiting.id, "waiting", "waits its turn")
-        host.abort(running.id)
+        host.send(Abort((running.id,))).result()
         waiting.result()
         shot = host.snapshot()
         assert (shot.finished, shot.ttft.count) == (2, 2)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from engine import events
+from engine.commands import Abort, Preempt, Update
 from engine.errors import EngineDead, UnknownRequest
 from engine.host.stream import ReplyFailed
 from engine.host.thread import EngineThread
-from engine.scheduling.plan import Plan
+from engine.scheduling.step import Step
 from tests.engine.ledger import alone, ledger_engine
 from tests.host.conftest import Open
 from tests.host.roomy import DEPTHS, endless, params, roomy, runner_of
@@ -28,8 +29,8 @@ class TestWhenThingsBreak:
         host.subscribe(lambda event: broken.append(event) if event.kind == "stepbroke" else None)
         streams = [endless(host, n) for n in range(2)]
 
-        def once(plan: Plan) -> bool:
-            runner_of(engine).fails = lambda plan: False
+        def once(step: Step) -> bool:
+            runner_of(engine).fails = lambda step: False
             return True
 
         runner_of(engine).fails = once
@@ -42,7 +43,7 @@ class TestWhenThingsBreak:
         shot = host.snapshot()
         assert (shot.state, shot.blocks.in_use) == ("ready", 0)
 
-    @pytest.mark.parametrize("where", ["plan", "commit", "put_out", "_stop_running"])
+    @pytest.mark.parametrize("where", ["schedule", "commit", "_preempt", "_stop_running"])
     @DEPTHS
     def test_an_error_in_the_scheduler_ends_everything_with_the_reason(
         self, opened: Open, monkeypatch: pytest.MonkeyPatch, where: str, depth: int
@@ -65,19 +66,19 @@ class TestWhenThingsBreak:
         shot = host.snapshot()
         assert (shot.state, shot.error) == ("dead", "ZeroDivisionError: scheduler broke")
         assert (shot.running, shot.waiting, shot.blocks.in_use, len(died)) == (0, 0, 0, 1)
-        for command in (lambda: host.submit([1], params()), lambda: host.fork(0)):
+        for stream in (host.submit([1], params()), host.fork(0)):
             with pytest.raises(EngineDead, match="stopped: ZeroDivisionError: scheduler broke"):
-                command()
+                stream.result()
         with pytest.raises(UnknownRequest):
-            host.update(0, top_k=3)
-        host.abort(0)
+            host.send(Update(0, {"top_k": 3})).result()
+        host.send(Abort((0,))).result()
 
     @staticmethod
     def _end_of(host: EngineThread, n: int) -> str:
         try:
             stream = host.submit([n], params(50_000))
             with suppress(UnknownRequest):  # dead already, as the stream will say
-                host.preempt(stream.id)
+                host.send(Preempt(stream.id)).result()
             return stream.result().finish.value
         except (ReplyFailed, EngineDead) as error:
             return str(error)
@@ -104,11 +105,11 @@ class TestWhenThingsBreak:
         host = opened(engine)
         monkeypatch.setattr(engine.runner, "ailing", lambda: "the GPU is gone")
         stream = endless(host)
-        runner_of(engine).fails = lambda plan: True
+        runner_of(engine).fails = lambda step: True
         with pytest.raises(ReplyFailed, match="told to fail"):
             stream.result()
         with pytest.raises(EngineDead, match="the GPU is gone"):
-            host.submit([1], params())
+            host.submit([1], params()).result()
 
     def test_a_subscriber_that_raises_is_dropped(
         self, opened: Open, caplog: pytest.LogCaptureFixture
@@ -160,13 +161,18 @@ class TestClosing:
         engine = roomy(depth, slots=2)
         host = EngineThread(engine)
         streams = [endless(host, n) for n in range(2)] + [host.submit([7], params(9))]
+        streams[-1].begun.result()
         host.close()
         for stream in streams:
             with pytest.raises(ReplyFailed, match="the engine was closed"):
                 stream.result()
         engine.scheduler.check()
         assert engine.scheduler.pool.in_use == 0
-        commands = (lambda: host.submit([1], params()), host.snapshot, lambda: host.abort(0))
+        commands = (
+            lambda: host.submit([1], params()).result(),
+            host.snapshot,
+            lambda: host.send(Abort((0,))).result(),
+        )
         for command in commands:
             with pytest.raises(EngineDead, match="has been closed"):
                 command()

@@ -45,6 +45,11 @@ BEFORE = {
 }  # fmt: skip
 
 
+def soak(*rows: tuple[Any, ...]) -> list[Any]:
+    """Of each kind some are compiled always; these are the others."""
+    return [pytest.param(*row, marks=pytest.mark.soak) for row in rows]
+
+
 class Absent:
     """What Triton asks of a driver before it launches anything."""
 
@@ -130,11 +135,14 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
 @pytest.mark.parametrize(
     ("config", "rows", "scheme", "kv"),
     [
-        (SMALL, 1, "none", "none"), (SMALL, 8, "none", "none"), (SMALL, 40, "none", "none"),
-        (SMALL, 128, "none", "none"), (LARGE, 1, "none", "none"), (LARGE, 32, "none", "none"),
-        (SMALL, 1, "int8", "int8"), (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"),
-        (SMALL, 4, "int4", "fp8"), (SMALL, 64, "int4-128", "none"), (SMALL, 1, "fp8", "none"),
-        (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"), (BETWEEN, 1, "int4", "none"),
+        (SMALL, 8, "none", "none"), (SMALL, 40, "none", "none"), (LARGE, 1, "none", "none"),
+        (SMALL, 1, "int8", "int8"), (SMALL, 4, "int4", "fp8"), (SMALL, 1, "fp8", "none"),
+        (BETWEEN, 1, "int4", "none"),
+        *soak(
+            (SMALL, 1, "none", "none"), (SMALL, 128, "none", "none"), (LARGE, 32, "none", "none"),
+            (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"), (SMALL, 64, "int4-128", "none"),
+            (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"),
+        ),
     ],
 )  # fmt: skip
 def test_steps_that_decode(
@@ -146,8 +154,8 @@ def test_steps_that_decode(
 @pytest.mark.parametrize(
     ("compiled", "config", "rows", "scheme"),
     [
-        (80, SMALL, 4, "int8"), (80, SMALL, 4, "int4"), (80, LARGE, 1, "int4"),
-        (100, SMALL, 128, "none"), (120, SMALL, 4, "fp8"),
+        (80, SMALL, 4, "int8"), (120, SMALL, 4, "fp8"),
+        *soak((80, SMALL, 4, "int4"), (80, LARGE, 1, "int4"), (100, SMALL, 128, "none")),
     ],
     indirect=["compiled"],
 )  # fmt: skip
@@ -185,8 +193,18 @@ def prompts(kv: KvSchemeName) -> None:
         stage.head(stage.forward(replace(batch, **on_device)))
 
 
-@pytest.mark.parametrize("compiled", [80, 90, 100, 120], indirect=True)
-@pytest.mark.parametrize(("tokens", "context"), [(3000, 3000), (300, 4000), (300, 300)])
+@pytest.mark.parametrize(
+    ("compiled", "tokens", "context"),
+    [
+        (80, 3000, 3000), (90, 3000, 3000), (90, 300, 4000), (90, 300, 300), (100, 3000, 3000),
+        (120, 300, 300),
+        *soak(
+            (80, 300, 4000), (80, 300, 300), (100, 300, 4000), (100, 300, 300),
+            (120, 3000, 3000), (120, 300, 4000),
+        ),
+    ],
+    indirect=["compiled"],
+)  # fmt: skip
 def test_prompts_on_every_gpu(compiled: dict[str, int], tokens: int, context: int) -> None:
     """Gathered where that pays and the GPU can, else by tiles for long and for short contexts."""
     from triton.runtime.driver import driver

@@ -13,12 +13,12 @@ from engine.attention.triton_backend import TritonAttention
 from engine.cache.store import KVLayer
 from engine.config import DecoderConfig, EngineConfig, LayerSpec, RopeSpec
 from engine.core import Engine
-from engine.events import Delta
 from engine.models.decoder import Decoder
 from engine.models.loader import random_weights
 from engine.params import SamplingParams
 from engine.runner.staging import Form
 from engine.start import start
+from tests.heard import Heard
 from tests.kernels import oracles
 from tests.kernels.cases import make_long_case
 from tests.models.tiny import write_config
@@ -108,16 +108,6 @@ def test_drawing_is_the_definition(rows: int, filtered: bool, dtype: torch.dtype
     assert same > 0.97, f"{same:.3f} of the tokens agree"
 
 
-class Heard:
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.error = ""
-
-    def __call__(self, delta: Delta) -> None:
-        self.tokens += delta.tokens
-        self.error += delta.error
-
-
 def replies(engine: Engine, seed: int, params: Callable[[int], SamplingParams]) -> list[list[int]]:
     """Of 20 requests that come one after another."""
     draw, heard = random.Random(seed), []
@@ -172,11 +162,11 @@ def test_a_step_waits_for_nothing(tmp_path: Path) -> None:
         engine.submit([1, 2, 3 + number], params, Heard())
     for _ in range(12):
         engine.step()
-    plan = engine.scheduler.plan()
-    assert plan is not None
+    step = engine.scheduler.schedule()
+    assert step is not None
     torch.cuda.set_sync_debug_mode("error")
     try:
-        handle: Any = engine.runner.launch(plan)
+        handle: Any = engine.runner.launch(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(engine.runner.collect(handle).tokens) == 3

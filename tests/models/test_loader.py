@@ -160,8 +160,8 @@ def test_random_weights_depend_on_seed_and_name_alone(tmp_path: Path) -> None:
     short, long, other = made(1), made(1, num_hidden_layers=3), made(2)
     assert all(torch.equal(tensor, long[name]) for name, tensor in short.items())
     assert not torch.equal(short["embed"], other["embed"])
-    assert not torch.equal(long["layers.0.out.weight"], long["layers.1.out.weight"])
-    assert torch.equal(short["layers.0.attn_norm.weight"], torch.ones(32))
+    assert not torch.equal(long["layers.0.attention.out.weight"], long["layers.1.attention.out.weight"])
+    assert torch.equal(short["layers.0.attention.norm.weight"], torch.ones(32))
     assert 0.015 < short["embed"].std() < 0.025
 
 

@@ -11,8 +11,9 @@ from engine.events import Admitted, Delta, FirstToken, TokenLogprob
 from engine.models.support import Support
 from engine.params import SamplingParams
 from engine.snapshot import BeamsView, HypothesisView
-from minichat.catalogue import Model
-from minichat.widgets.tour import TourPanel
+from minichat.features.chats import chats
+from minichat.features.tour.panel import TourPanel
+from minichat.models.catalogue import Model
 from tests.pictures.world import Device, Sitting, World, course, rest
 
 MODELS = [
@@ -47,7 +48,7 @@ def pane(number: int) -> Callable[[World], Any]:
         await it.pilot.press("alt+m", str(number))
         yield
         await it.pilot.press(str(number), "escape")
-        it.main.monitor_wanted = None
+        it.main.panels.side_wanted = None
         it.main.lay_out()
 
     return scene
@@ -75,10 +76,10 @@ async def quantization(it: World) -> AsyncIterator[None]:
 @asynccontextmanager
 async def monitor(it: World) -> AsyncIterator[None]:
     """Open everywhere: on a small terminal it has all the room."""
-    it.main.monitor_wanted = True
+    it.main.panels.side_wanted = True
     it.main.lay_out()
     yield
-    it.main.monitor_wanted = None
+    it.main.panels.side_wanted = None
     it.main.lay_out()
 
 
@@ -87,7 +88,7 @@ async def streaming(it: World) -> AsyncIterator[None]:
     """Four chats answer at the same time; the engine is seen beside them."""
     await it.resize((120, 40))  # what a hidden monitor is told does not become a graph
     for number in range(len(it.app.chats)):
-        it.main.action_go(number)
+        chats.go(it.app.context, number)
         await it.say("And in one sentence?")
     for number in range(len(it.replies)):
         await it.stream(number, f"In one sentence, as number {number + 1}: ")
@@ -135,9 +136,9 @@ async def beams(it: World) -> AsyncIterator[None]:
     )
     done, dropped = (HypothesisView(-1, -1, -2.95, (8, 9)),), (HypothesisView(13, 1, -4.2, (3, 7, 6)),)
     await it.until(lambda: "there was a fox" in it.screen_text())
-    it.main.drawer.display = True
-    it.main.show_snapshot(replace(course(8)[-1], beams=(BeamsView(reply.id, 4, 3, live, done, dropped),)))
-    it.main.drawer.display = False
+    shot = replace(course(8)[-1], beams=(BeamsView(reply.id, 4, 3, live, done, dropped),))
+    it.main.show_snapshot(shot)
+    it.drawer.see_snapshot(shot)
     await it.pilot.press("f3")
     yield
     await it.pilot.press("f3")
@@ -160,7 +161,7 @@ async def tokens(it: World) -> AsyncIterator[None]:
     reply.end()
     await it.until(lambda: not it.app.chats.active.streaming)
     await it.pilot.press("alt+c")
-    await it.until(lambda: it.main.pane.picker.rows)
+    await it.until(lambda: it.picker.rows)
     yield
     await it.pilot.press("escape")
 

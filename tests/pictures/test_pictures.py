@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from minichat.picture import picture
+from minichat.ui.picture import picture
 from tests.app.conftest import bench, run  # noqa: F401 (a fixture)
 from tests.pictures.scenes import MAIN, MODELS, SITTINGS
 from tests.pictures.world import opened
@@ -29,8 +29,8 @@ def _same_everywhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """One time zone, one cache of models."""
     for name, value in {"TZ": "UTC", "TERM": "xterm-256color", "COLORTERM": "truecolor"}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("minichat.screens.models.sources", lambda *_: [lambda: MODELS])
-    monkeypatch.setattr("minichat.screens.models.local", lambda _: None)
+    monkeypatch.setattr("minichat.features.models.sources", lambda *_: [lambda: MODELS])
+    monkeypatch.setattr("minichat.features.models.local", lambda _: None)
     time.tzset()
     yield
     monkeypatch.undo()

@@ -24,13 +24,13 @@ from engine.snapshot import (
     StepTimes,
     Switch,
 )
-from minichat.backends.fake import FakeBackend
-from minichat.backends.moments import moment
 from minichat.chats.model import ReplyStats
 from minichat.chats.store import Store
-from minichat.paths import locate
-from minichat.pulse import Pulse
-from minichat.widgets.transcript import highlight
+from minichat.clients.fake import FakeBackend
+from minichat.clients.moments import moment
+from minichat.shell.paths import locate
+from minichat.ui.pulse import Pulse
+from minichat.ui.transcript.markdown import highlight
 from tests.app.conftest import Bench
 
 NOON = 1_700_049_600.0  # the 15th of November 2023, twelve o'clock UTC
@@ -209,8 +209,8 @@ class World(Bench):
             await self.still()
             for pane in self.main.panes:
                 pane.show_figures()
-        if self.main.latest is not None:
-            self.main.show_snapshot(self.main.latest)
+        if self.main.engine.latest is not None:
+            self.main.show_snapshot(self.main.engine.latest)
         await self.still()
 
     def work(self, steps: int = 24) -> None:
@@ -253,7 +253,7 @@ async def opened(
         world = World(it.app, it.pilot, it.backend)
         world.clock = Clock()
         object.__setattr__(it.app.chats.desk, "clock", world.clock)
-        it.main.monitor.event_log._clock = lambda: NOON
+        it.monitor.event_log._clock = lambda: NOON
         await it.until(lambda: it.app.keeper.ready.is_set() or not backend.loaded.is_set())
         yield world
 

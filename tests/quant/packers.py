@@ -180,10 +180,10 @@ class Written:
         """By the names of our fused products, what they have to be."""
         at = f"model.layers.{layer}."
         for name, parts in (
-            ("qkv", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
-            ("out", ("self_attn.o_proj",)),
-            ("gate_up", ("mlp.gate_proj", "mlp.up_proj")),
-            ("down", ("mlp.down_proj",)),
+            ("attention.qkv", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+            ("attention.out", ("self_attn.o_proj",)),
+            ("feed_forward.gate_up", ("mlp.gate_proj", "mlp.up_proj")),
+            ("feed_forward.down", ("mlp.down_proj",)),
         ):
             yield name, torch.cat([self.packed[at + part].weight for part in parts])
 

@@ -100,7 +100,9 @@ def test_four_bits_are_taken_as_they_are(made: Written) -> None:
     assert model.source.scheme("none") is model.source.scheme("int4")
     for index, layer in enumerate(model.layers):
         for name, weight in made.products(index):
-            torch.testing.assert_close(kept(getattr(layer, name), weight.shape[1]), weight, rtol=0, atol=1e-6)
+            torch.testing.assert_close(
+                kept(layer.get_submodule(name), weight.shape[1]), weight, rtol=0, atol=1e-6
+            )
     torch.testing.assert_close(logits(model), logits(loaded(made.plain)), rtol=0, atol=1e-4)
 
 
@@ -111,7 +113,7 @@ def test_in_bfloat16_scales_are_rounded_on_a_cpu_and_no_more(
     made = write(weights, CONFIG | SHAPE, tmp_path, Awq())
     model = loaded(made.quantized, dtype="bfloat16")
     for name, weight in made.products(0):
-        found = getattr(model.layers[0], name).dequantized()
+        found = model.layers[0].get_submodule(name).dequantized()
         assert float((found - weight).norm() / weight.norm()) < 2**-8
 
 
@@ -135,7 +137,7 @@ def test_eight_bit_floats_are_taken_as_they_are_where_they_can(
     assert model.source is not None and model.source.scheme("none") is model.source.scheme("fp8")
     for index, layer in enumerate(model.layers):
         for name, weight in made.products(index):
-            assert torch.equal(getattr(layer, name).dequantized(), weight)
+            assert torch.equal(layer.get_submodule(name).dequantized(), weight)
     plain = logits(loaded(made.plain))
     assert float((logits(model) - plain).norm() / plain.norm()) < 0.05  # activations are rounded
 
@@ -152,7 +154,7 @@ def test_on_a_gpu(made: Written) -> None:
         for rows in (1, 5, 200):
             x = torch.randn(rows, weight.shape[1], device="cuda", dtype=torch.bfloat16)
             expected = x.double() @ weight.cuda().double().T
-            found = getattr(model.layers[0], name)(x).double()
+            found = model.layers[0].get_submodule(name)(x).double()
             assert float((found - expected).norm() / expected.norm()) < least, (name, rows)
 
 
@@ -172,7 +174,9 @@ def test_what_a_list_leaves_out_stays_plain(weights: dict[str, Tensor], tmp_path
         )
         model = loaded(made.quantized)
         torch.testing.assert_close(logits(model), logits(loaded(made.plain)), rtol=0, atol=1e-4)
-        assert torch.equal(kept(model.layers[1].down, 160), weights["model.layers.1.mlp.down_proj.weight"])
+        assert torch.equal(
+            kept(model.layers[1].feed_forward.down, 160), weights["model.layers.1.mlp.down_proj.weight"]
+        )
         assert torch.equal(logits(loaded(made.quantized, "int8")), logits(loaded(made.plain, "int8")))
 
 

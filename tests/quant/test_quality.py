@@ -44,19 +44,24 @@ BOUNDS_OF_A_TINY_ONE = {
 }
 
 
+WHOLE = [False, pytest.param(True, marks=pytest.mark.soak)]  # of the text
+
+
 @cache
-def of(scheme: str) -> float:
+def of(scheme: str, whole: bool = False) -> float:
     model = load_model(find_model("pocket"), quantization=scheme)
-    return perplexity(model)
+    return perplexity(model, whole)
 
 
+@pytest.mark.parametrize("whole", WHOLE)
 @pytest.mark.parametrize("scheme", BOUNDS)
-def test_perplexity_stays_within_its_bound(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_perplexity_stays_within_its_bound(scheme: str, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if scheme.startswith("bnb"):
         skip_without_bitsandbytes()
     monkeypatch.setattr(Fp8, "why_not", lambda *where: None)  # it is only slow on a CPU, and not offered
-    assert 1.5 < of("none") < 2.5, "the text says nothing of a model that is sure of it, or of nothing"
-    assert of(scheme) == pytest.approx(of("none"), rel=BOUNDS[scheme])
+    plain = of("none", whole)
+    assert 1.5 < plain < 2.5, "the text says nothing of a model that is sure of it, or of nothing"
+    assert of(scheme, whole) == pytest.approx(plain, rel=BOUNDS[scheme])
 
 
 @pytest.mark.parametrize("scheme", BOUNDS_OF_A_TINY_ONE)
@@ -68,10 +73,13 @@ def test_perplexity_of_a_tiny_model_stays_within_its_bound(scheme: str, shared: 
     assert other.perplexity == pytest.approx(plain.perplexity, rel=BOUNDS_OF_A_TINY_ONE[scheme])
 
 
+@pytest.mark.parametrize("whole", WHOLE)
 @pytest.mark.parametrize(
     "packer", [Gptq(group=64, symmetric=False, ordered=True), Awq(64), packers.Fp8("block")]
 )
-def test_a_checkpoint_of_others_is_as_good_as_what_it_stands_for(tmp_path: Path, packer: Any) -> None:
+def test_a_checkpoint_of_others_is_as_good_as_what_it_stands_for(
+    tmp_path: Path, packer: Any, whole: bool
+) -> None:
     folder = find_model("pocket").folder
     tensors, config = (
         load_file(folder / "model.safetensors"),
@@ -79,7 +87,7 @@ def test_a_checkpoint_of_others_is_as_good_as_what_it_stands_for(tmp_path: Path,
     )
     written = write(tensors, config, tmp_path, packer)
     found, expected = (
-        perplexity(load_model(ModelPlace("it", each))) for each in (written.quantized, written.plain)
+        perplexity(load_model(ModelPlace("it", each)), whole) for each in (written.quantized, written.plain)
     )
     assert found == pytest.approx(expected, rel=0.002)
-    assert found == pytest.approx(of("none"), rel=0.04)
+    assert found == pytest.approx(of("none", whole), rel=0.04)

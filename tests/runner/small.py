@@ -1,17 +1,16 @@
 """Small random models with a tokenizer of bytes, and engines around them."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from engine.config import EngineConfig
 from engine.core import Engine
-from engine.events import Delta, TokenLogprob
+from engine.events import TokenLogprob
 from engine.params import SamplingParams
-from engine.request import Finish
 from engine.start import start
+from tests.heard import Heard
 from tests.models.test_families import reference
 from tests.runner.letters import VOCAB, byte_tokenizer
 
@@ -34,29 +33,6 @@ def make(family: str, folder: Path) -> Any:
 def engine_on(folder: Path, **config: Any) -> Engine:
     plain: dict[str, Any] = {"device": "cpu", "blocks": 64, "seed": 0, "depth": 0}
     return start(EngineConfig(model=str(folder), **plain | config))
-
-
-@dataclass
-class Heard:
-    """All that a sink was told."""
-
-    tokens: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: Finish | None = None
-    error: str = ""
-    fault: str = ""
-
-    def __call__(self, delta: Delta) -> None:
-        assert self.finish is None, "a delta after the last one"
-        self.tokens += delta.tokens
-        self.text += delta.text
-        self.logprobs += delta.logprobs
-        self.finish, self.error, self.fault = delta.finish, delta.error, delta.fault
-
-    @property
-    def reply(self) -> tuple[list[int], str, Finish | None]:
-        return self.tokens, self.text, self.finish
 
 
 def turn(engine: Engine) -> None:

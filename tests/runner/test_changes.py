@@ -12,8 +12,9 @@ import pytest
 from engine.core import Engine
 from engine.params import SamplingParams
 from engine.request import Finish
+from tests.heard import Heard
 from tests.runner.letters import EOS, byte_tokenizer
-from tests.runner.small import GREEDY, Heard, alone, ask, drain, engine_on, turn
+from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])
 PROMPT, OTHER = [1, *range(40, 60)], [1, *range(90, 140)]

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from engine.core import Engine
 from engine.params import FIELDS, Grammar, SamplingParams
 from engine.request import Finish
+from tests.heard import Heard
 from tests.runner.letters import EOS, byte_tokenizer
-from tests.runner.small import Heard, alone, close_to, drain, engine_on, turn
+from tests.runner.small import alone, close_to, drain, engine_on, turn
 
 A, B, C = (byte_tokenizer().token_to_id(letter) for letter in "abc")
 BLOCKS, LAST = 6, 24

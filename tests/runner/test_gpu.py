@@ -16,7 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from engine.params import SPECULATION, SamplingParams
-from tests.groups.told import Told
+from tests.heard import Told
 from tests.runner.small import alone, ask, drain, engine_on, turn
 from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.test_speculation import KINDS, LETTERS, drafted, eager, speculative

@@ -17,8 +17,8 @@ from engine.errors import BadInput
 from engine.events import Event, Recached
 from engine.params import SamplingParams
 from engine.start import start
-from tests.groups.told import Told
-from tests.runner.small import GREEDY, Heard, ask, drain, engine_on, turn
+from tests.heard import Heard, Told
+from tests.runner.small import GREEDY, ask, drain, engine_on, turn
 
 PACKED = pytest.mark.parametrize("scheme", ["int8", "fp8"])
 PROMPT = [1, *(40 + n % 150 for n in range(37))]

@@ -10,7 +10,8 @@ from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention
 from engine.config import LayerSpec
 from engine.errors import BadInput
-from tests.runner.small import GREEDY, Heard, ask, drain, engine_on, turn
+from tests.heard import Heard
+from tests.runner.small import GREEDY, ask, drain, engine_on, turn
 
 LONG = [1, *(40 + n * 7 % 150 for n in range(169))]
 WINDOW = {"kv_window": 32, "kv_sinks": 4}

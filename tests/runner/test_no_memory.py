@@ -17,7 +17,7 @@ from engine.core import Engine
 from engine.params import SamplingParams
 from engine.request import Finish
 from engine.runner.runner import ModelRunner
-from engine.scheduling import scheduler as scheduling
+from engine.scheduling import rules
 from engine.start import start
 from tests.models.tiny import write_config
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn
@@ -88,7 +88,7 @@ def test_a_second_try_with_what_was_held_in_reserve(llama: Path, monkeypatch: py
 
 
 def test_steps_grow_again_when_memory_has_lasted(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduling, "EASED", 4)
+    monkeypatch.setattr(rules, "EASED", 4)
     engine, least = engine_on(llama), []
     full = engine.scheduler.rules.step_tokens
     tight = [True]

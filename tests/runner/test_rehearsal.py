@@ -15,7 +15,7 @@ from engine.core import Engine
 from engine.runner.drawing import Drawing
 from engine.runner.results import Drawn
 from engine.runner.runner import ModelRunner
-from tests.groups.told import Told
+from tests.heard import Told
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 
 PROMPT = [1, *range(60, 100)]

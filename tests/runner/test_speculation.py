@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from engine.core import Engine
 from engine.errors import BadInput, BadParams
 from engine.params import SPECULATION, SamplingParams
-from tests.runner.small import GREEDY, Heard, alone, ask, drain, engine_on
+from tests.heard import Heard
+from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
 from tests.speculation.test_company import Free
 

@@ -11,7 +11,8 @@ import torch
 from engine.core import Engine
 from engine.params import SamplingParams
 from engine.request import Phase
-from tests.runner.small import FAMILIES, GREEDY, Heard, alone, ask, drain, engine_on, turn
+from tests.heard import Heard
+from tests.runner.small import FAMILIES, GREEDY, alone, ask, drain, engine_on, turn
 
 PROMPT = [1, *range(40, 77)]  # 38 tokens: two blocks and a part
 OTHERS = [[1, 50], [1, *range(90, 140)], PROMPT[:20]]

@@ -19,7 +19,7 @@ import httpx
 import openai
 import pytest
 
-from engine.scheduling.plan import Plan
+from engine.scheduling.step import Step
 from minichat.commands.serve import own_key, served_name
 from tests.cli.conftest import Run
 from tests.server.conftest import KEY, MODEL, Served, becomes, dry, serving, user
@@ -32,7 +32,7 @@ class TestTroubleInTheEngine:
             runner = served.runner
             good = runner.broken
 
-            def breaks(plan: Plan) -> None:
+            def breaks(step: Step) -> None:
                 runner.broken = good
                 raise RuntimeError("the device coughed")
 
@@ -54,7 +54,7 @@ class TestTroubleInTheEngine:
             def dies() -> None:
                 raise RuntimeError("a defect")
 
-            monkeypatch.setattr(served.engine.scheduler, "plan", dies)
+            monkeypatch.setattr(served.engine.scheduler, "schedule", dies)
             said = b""
             while b"[DONE]" not in said:
                 said += running.recv(65536)
@@ -116,6 +116,12 @@ def program(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str]
         process.wait()
 
 
+def refuses(path: Path) -> bool:
+    """Whether the server lets nobody in any more."""
+    with socket.socket(socket.AF_UNIX) as late:
+        return late.connect_ex(str(path)) != 0
+
+
 class TestSignals:
     def test_under_load_replies_may_finish_and_nothing_new_begins(self, tmp_path: Path) -> None:
         with program(tmp_path, "--rate", "40", "--drain", "20") as (process, path):
@@ -166,16 +172,20 @@ class TestSignals:
             assert json.loads(said[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
 
     def test_a_second_signal_ends_it_at_once(self, tmp_path: Path) -> None:
-        with program(tmp_path, "--rate", "20", "--no-key") as (process, path):
+        rate = 20
+        with program(tmp_path, f"--rate={rate}", "--no-key") as (process, path):
             transport = httpx.HTTPTransport(uds=str(path))
             with httpx.Client(transport=transport, base_url="http://x", timeout=30) as client:
                 body = {"prompt": "x", "max_tokens": 9000, "ignore_eos": True, "stream": True}
+                began = time.monotonic()
                 with client.stream("POST", "/v1/completions", json=body) as reply:
-                    lines = reply.iter_lines()
+                    lines = filter(None, reply.iter_lines())
                     next(lines)
                     process.send_signal(signal.SIGTERM)
-                    time.sleep(0.3)
-                    assert process.poll() is None
+                    assert becomes(lambda: refuses(path))
+                    for _ in range(int(rate * (time.monotonic() - began)) + 3):  # some are made after that
+                        next(lines)
+                    assert process.poll() is None, "it ended the reply"
                     process.send_signal(signal.SIGTERM)
                     assert process.wait(5) == 128 + signal.SIGTERM
             assert not path.exists()

@@ -12,8 +12,9 @@ from engine.limits import Limits
 from engine.params import SamplingParams
 from engine.server.bodies import parse_json
 from engine.server.config import MAX_BODY, MAX_CHOICES, MAX_DEPTH
-from engine.server.openai.errors import ApiError
-from engine.server.openai.schema import CompletionRequest, parsed
+from engine.server.errors import ApiError
+from engine.server.openai.schema import CompletionRequest
+from engine.server.schema import parsed
 from tests.server.conftest import KEY, Served, raw, user
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -5,7 +5,8 @@ from dataclasses import fields
 
 from engine.errors import BadParams
 from engine.params import FIELDS, SamplingParams
-from minichat.keys import bound
+from minichat.features import BUILT_IN
+from minichat.features.table import bound
 from minichat.settings.sampling import MEANINGS
 from minichat.settings.schema import SAMPLING, Chat, Engine, Rates, Screen
 from minichat.settings.toml import literal
@@ -23,7 +24,7 @@ def rows() -> Iterator[str]:
 
 
 def key_rows() -> Iterator[str]:
-    for each in bound():
+    for each in bound(BUILT_IN):
         keys = " ".join(f"`{key}`" for key in each.keys) or "none"
         yield f"| `{each.id}` | {keys} | {each.title} |"
 

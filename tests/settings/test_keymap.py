@@ -1,4 +1,3 @@
-import asyncio
 from pathlib import Path
 from typing import ClassVar
 
@@ -6,8 +5,11 @@ import pytest
 from textual.app import App
 from textual.binding import Binding
 
+from minichat.features import BUILT_IN
+from minichat.features.table import bound
 from minichat.settings import load
 from minichat.settings.keymap import Bound, keymap, normalized
+from tests import impatient
 
 BINDINGS = [
     Bound("chat.new", ("ctrl+n",)),
@@ -112,5 +114,16 @@ def test_textual_takes_the_map(tmp_path: Path) -> None:
         async with program.run_test() as pilot:
             await pilot.press("ctrl+n", "ctrl+t", "question_mark")
 
-    asyncio.run(press())
+    impatient.run(press())
     assert pressed == ["new", "new"]
+
+
+def test_what_was_remapped_in_the_first_edition_still_is() -> None:
+    loaded = load(Path(__file__).parent / "first_edition.toml")
+    found = keymap(loaded, bound(BUILT_IN))
+    assert loaded.problems == []
+    assert found.keys() == loaded.settings.keys.keys()
+    usual = {each.id: tuple(map(normalized, each.keys)) for each in bound(BUILT_IN)}
+    moved = {id for id, keys in loaded.settings.keys.items() if usual[id] != tuple(map(normalized, keys))}
+    assert all(found[id].startswith(("f1", "f2")) for id in moved), "a key does what it did"
+    assert len(found) > 100 and len(moved) == 10

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from minichat.paths import locate, private_folder
+from minichat.shell.paths import locate, private_folder
 
 
 def test_by_themselves_they_lie_in_the_home() -> None:
@@ -56,7 +56,7 @@ def test_a_private_folder_is_closed_to_others(tmp_path: Path) -> None:
         assert stat.S_IMODE(private_folder(folder).stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("module", ["minichat.settings", "minichat.paths", "minichat.chats.store"])
+@pytest.mark.parametrize("module", ["minichat.settings", "minichat.shell.paths", "minichat.chats.store"])
 def test_reading_settings_and_chats_loads_no_screen_and_no_tensors(root: Path, module: str) -> None:
     program = f"import sys, {module}; print(*({{'textual', 'torch', 'numpy'}} & set(sys.modules)))"
     result = subprocess.run(

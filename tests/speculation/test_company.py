@@ -13,8 +13,9 @@ from engine.core import Engine
 from engine.params import SPECULATION, SamplingParams
 from engine.request import Finish
 from engine.speculation.gain import Prices
-from tests.engine.ledger import Reply, alone, drain, ledger_engine
+from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.workloads import AFTER, Workload, prompts, run, workloads
+from tests.heard import Heard
 
 ALPHABET = 3
 KINDS = ("", *SPECULATION)
@@ -72,13 +73,13 @@ class Free(Prices):
 def test_drafts_change_nothing(work: Workload[Job]) -> None:
     engine = work.place.engine(alphabet=ALPHABET)
     engine.scheduler.speculator.prices = Free()
-    replies: list[tuple[Job, Reply, list[int]]] = []
+    replies: list[tuple[Job, Heard, list[int]]] = []
     ids: dict[Job, int] = {}
 
     def before(step: int) -> None:
         for job in work.jobs:
             if job.at == step:
-                reply = Reply()
+                reply = Heard()
                 params = SamplingParams(
                     max_tokens=job.count, seed=job.seed, speculate=job.kind, draft_tokens=job.draft_tokens
                 )
@@ -99,14 +100,14 @@ def test_drafts_change_nothing(work: Workload[Job]) -> None:
 
 
 def meddle(
-    engine: Engine, job: Job, id: int, since: int, replies: list[tuple[Job, Reply, list[int]]]
+    engine: Engine, job: Job, id: int, since: int, replies: list[tuple[Job, Heard, list[int]]]
 ) -> None:
     """What happens to a living request so many steps after it came."""
     request = engine.scheduler.requests[id]
     if since == job.preempt_after:
         engine.preempt(id)
     if since == job.fork_after:
-        branch, said = Reply(), request.generated
+        branch, said = Heard(), request.generated
         tail = alone(request.tokens, job.count - said, job.seed + 10, ALPHABET)
         replies.append((job, branch, tail))
         engine.fork(id, branch, request.params.changed(max_tokens=job.count, seed=job.seed + 10))
@@ -118,11 +119,11 @@ def meddle(
         engine.abort(id)
 
 
-def with_drafts_under_way(seed: int) -> tuple[Engine, int, Reply]:
+def with_drafts_under_way(seed: int) -> tuple[Engine, int, Heard]:
     """At a moment when steps run ahead, and a row of drafts is not committed."""
     engine = ledger_engine(depth=1, host=20, alphabet=ALPHABET, preemption="swap")
     engine.scheduler.speculator.prices = Free()
-    reply, params = Reply(), SamplingParams(max_tokens=60, seed=seed, speculate="draft", draft_tokens=16)
+    reply, params = Heard(), SamplingParams(max_tokens=60, seed=seed, speculate="draft", draft_tokens=16)
     id = engine.submit(PROMPT, params, reply)
     request = engine.scheduler.requests[id]
     while request.launched <= request.known:
@@ -136,7 +137,7 @@ def test_a_swap_takes_drafts_along_and_gives_them_back(seed: int) -> None:
     engine, id, reply = with_drafts_under_way(seed)
     engine.preempt(id)
     drain(engine)
-    assert engine.runner.plans[2].swaps_out
+    assert engine.runner.steps[2].swaps_out
     assert reply.tokens == alone(PROMPT, 60, seed, ALPHABET)
 
 

@@ -1,10 +1,11 @@
 """Drafting pays, or it stops: on steps whose costs are told, not measured."""
 
+import numpy as np
 import pytest
 
 from engine.params import SamplingParams
 from engine.request import Request
-from engine.scheduling.plan import Drafts, Plan, Row
+from engine.scheduling.step import Drafts, Row, Rows, Step
 from engine.speculation.gain import HOPELESS, INHERITED, REST, TRIES, Judge, Prices, Record
 from engine.speculation.speculator import Speculator
 
@@ -31,13 +32,14 @@ def spent(
             speculator.begin_step(rows)
             drafts = speculator.propose(request, 99)
             count = drafts.length if drafts else 0
-            plan = Plan(
+            step = Step(
                 0,
-                tuple(Row(each, each, 0, 1 + count, True, count) for each in range(rows)),
+                Rows.of([Row(each, each, 0, 1 + count, True, count) for each in range(rows)]),
+                np.zeros(rows * (1 + count), np.int64),
                 drafts=dict.fromkeys(range(rows), drafts) if drafts else {},
             )
             seconds = 0.010 * (1 + price * count * rows + (reading * unread if drafts else 0))
-            speculator.saw_step(plan, seconds)
+            speculator.saw_step(step, seconds)
             time += seconds / 0.010
             unread = 0 if drafts else unread + 1
             if drafts:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from minichat import themes
-from minichat.themes import OKABE_ITO, Watch, load_themes, shipped_themes
+from minichat.shell import themes
+from minichat.shell.themes import OKABE_ITO, Watch, load_themes, shipped_themes
 
 GOOD = """\
 name = "mine"
@@ -148,5 +148,5 @@ def test_the_shipped_ones_are_found_in_a_checkout_and_when_installed(
     assert shipped_themes() == root / "themes"
     package = tmp_path / "site" / "minichat"
     (package / "themes").mkdir(parents=True)
-    monkeypatch.setattr(themes, "__file__", str(package / "themes.py"))
+    monkeypatch.setattr(themes, "__file__", str(package / "shell" / "themes.py"))
     assert shipped_themes() == package / "themes"

@@ -1,4 +1,3 @@
-import asyncio
 from itertools import combinations
 
 import pytest
@@ -8,7 +7,8 @@ from textual.color import Color
 from textual.widgets import Static
 
 from minichat.settings import Settings
-from minichat.themes import OKABE_ITO, Palette, load_themes, shipped_themes
+from minichat.shell.themes import OKABE_ITO, Palette, load_themes, shipped_themes
+from tests import impatient
 
 from .colours import VISIONS, contrast, difference
 
@@ -150,5 +150,5 @@ async def colours_on_screen(palette: Palette) -> set[ColorType]:
 
 @pytest.mark.parametrize("palette", ALL, ids=lambda palette: palette.name)
 def test_textual_takes_each_theme(palette: Palette) -> None:
-    kinds = asyncio.run(colours_on_screen(palette))
+    kinds = impatient.run(colours_on_screen(palette))
     assert kinds == ({ColorType.DEFAULT, ColorType.STANDARD} if palette.ansi else {ColorType.TRUECOLOR})

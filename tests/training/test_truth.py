@@ -11,13 +11,14 @@ from engine.params import SPECULATION, SamplingParams
 from engine.quant.registry import BUILT_IN as SCHEMES
 from engine.scheduling.policy import POLICIES
 from minichat.cli import COMMANDS, parser
-from minichat.decoding import KNOBS as DRAWER
-from minichat.keys import bound
-from minichat.screens.models import ModelScreen
+from minichat.features import BUILT_IN
+from minichat.features.decoding.knobs import Knobs
+from minichat.features.models import ModelScreen
+from minichat.features.table import bound
+from minichat.session.decoding import KNOBS as DRAWER
+from minichat.session.strategies import NAMES as STRATEGIES
 from minichat.settings.presets import SHIPPED
 from minichat.settings.schema import SAMPLING, Settings
-from minichat.strategies import NAMES as STRATEGIES
-from minichat.widgets.knobs import Knobs
 from training.facts import Fact, all_facts
 from training.kinds.unknown import KEYS
 from training.kinds.wishes import CHOICES, KNOBS
@@ -34,7 +35,7 @@ def keys() -> frozenset[str]:
     """Every key that something is bound to, in Textual's words."""
     own = [each for widget in (Knobs, ModelScreen) for each in widget.BINDINGS]
     drawers = [key for each in own for key in getattr(each, "key", "").split(",")]
-    return frozenset([key for each in bound() for key in each.keys] + drawers + ["tab", "up"])
+    return frozenset([key for each in bound(BUILT_IN) for key in each.keys] + drawers + ["tab", "up"])
 
 
 def textual(key: str) -> str:

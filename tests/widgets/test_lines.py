@@ -1,7 +1,5 @@
 """Widgets that make their own lines: on the screen they look as Textual itself would draw them."""
 
-import asyncio
-
 import pytest
 from textual.app import App
 from textual.color import Color
@@ -12,8 +10,9 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from minichat.chats.model import Message
-from minichat.widgets.lines import Bar
-from minichat.widgets.transcript import Transcript, widget
+from minichat.ui.lines import Bar
+from minichat.ui.transcript import Transcript, widget
+from tests import impatient
 
 SIZE = (40, 12)
 TEXT = "# A heading\n\nSome **words**, `code`, 漢字\n\n```python\na = 1\n```\n" * 6
@@ -54,7 +53,7 @@ def test_a_transcript_looks_as_textual_draws_it(colours: bool, monkeypatch: pyte
             monkeypatch.setattr(widget, "lines_of", Widget.render_lines)
             assert mine == [cells(app.transcript.render_lines(crop)) for crop in CROPS]
 
-    asyncio.run(look())
+    impatient.run(look())
 
 
 def test_its_scroll_bar_does_too_wherever_it_stands() -> None:
@@ -75,7 +74,7 @@ def test_its_scroll_bar_does_too_wherever_it_stands() -> None:
                 seen.add(str(mine))
             assert len(seen) > 2
 
-    asyncio.run(look())
+    impatient.run(look())
 
 
 def _stock(bar: Bar) -> list[Strip]:
@@ -102,4 +101,4 @@ def test_a_filter_of_the_terminal_is_obeyed() -> None:
             assert colours
             assert all(each.r == each.g == each.b for each in colours)
 
-    asyncio.run(look())
+    impatient.run(look())

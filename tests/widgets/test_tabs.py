@@ -2,7 +2,7 @@
 
 import pytest
 
-from minichat.widgets.tabs import ChatTabs, Tab
+from minichat.ui.panes.tabs import ChatTabs, Tab
 from tests.app.conftest import run
 from tests.widgets.monitor.stage import staged
 

@@ -14,11 +14,11 @@ from engine.host.prompts import Prompt
 from engine.request import Finish
 from engine.server.bodies import GONE, read_as
 from engine.server.connection import key_of, state_of
-from engine.server.openai.errors import ApiError
+from engine.server.errors import ApiError
 from engine.server.openai.schema import Asked
 from engine.server.openai.structured import Wanted, refusal
 from engine.server.run import Batch, Run, Usage
-from engine.server.sse import DONE, EventStream, encoded, unless_gone
+from engine.server.sse import DONE, EventStream, encoded, event, unless_gone
 from engine.server.state import State, log
 
 A = TypeVar("A", bound=Asked)
@@ -60,12 +60,12 @@ class Frame:
         return self._start + entry + self._end
 
     def usage_chunk(self, usage: Usage) -> bytes:
-        return self._start + b'],"usage":' + encoded(usage_record(usage)) + b"}\n\n"
+        return self._start + b'],"usage":' + encoded(usage.record()) + b"}\n\n"
 
     def record(self, usage: Usage) -> dict[str, Any]:
         """The whole answer."""
         choices = self._form.choices()
-        return {**self._head(self._form.whole), "choices": choices, "usage": usage_record(usage)}
+        return {**self._head(self._form.whole), "choices": choices, "usage": usage.record()}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
@@ -143,9 +143,9 @@ async def _events(run: Run, form: Form, frame: Frame, place: str) -> AsyncIterat
         if frame.with_usage:
             yield frame.usage_chunk(run.usage)
     except BadParams as error:
-        yield b"data: " + refusal(error, place).body() + b"\n\n"
+        yield event(refusal(error, place).record())
     except ApiError as error:
-        yield b"data: " + error.body() + b"\n\n"
+        yield event(error.record())
     yield DONE
 
 
@@ -179,12 +179,3 @@ def _raise_failed(batch: Batch) -> None:
         if delta.fault:
             raise BadParams(delta.fault, delta.error)
         raise ApiError(500, delta.error or "the reply failed", code="reply_failed")
-
-
-def usage_record(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-    }

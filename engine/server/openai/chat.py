@@ -11,20 +11,22 @@ from fastapi.responses import Response
 from engine.events import Delta, TokenLogprob
 from engine.host.prompts import Conversation
 from engine.server.bodies import beside
+from engine.server.errors import ApiError
 from engine.server.openai.answer import answer, asked_of, finish_of
-from engine.server.openai.errors import ApiError
+from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import Pieces, chat_logprobs
 from engine.server.openai.messages import shaped, template_options
-from engine.server.openai.schema import STREAM, ChatRequest, openapi_answers, openapi_body
+from engine.server.openai.schema import ChatRequest
 from engine.server.openai.structured import Wanted
 from engine.server.openai.tooling import calls_of, definitions
+from engine.server.schema import STREAM, openapi_answers, openapi_body
 from engine.server.shape import Calls, shape
 from engine.server.sse import encoded, quoted
 from engine.server.state import State, mode_of
 from engine.server.tools import READERS, Call, CallReader
 from engine.text.reasoning import Thoughts
 
-router = APIRouter()
+router = APIRouter(route_class=OpenAIRoute)
 
 
 @router.post(

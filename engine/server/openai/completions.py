@@ -12,11 +12,13 @@ from engine.events import Delta, TokenLogprob
 from engine.host.prompts import Prompt
 from engine.server.bodies import beside
 from engine.server.openai.answer import answer, asked_of, finish_of
+from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import CompletionLogprobs, Pieces
-from engine.server.openai.schema import STREAM, CompletionRequest, openapi_answers, openapi_body
+from engine.server.openai.schema import CompletionRequest
+from engine.server.schema import STREAM, openapi_answers, openapi_body
 from engine.server.sse import encoded, quoted
 
-router = APIRouter()
+router = APIRouter(route_class=OpenAIRoute)
 
 _USUAL_TOKENS = 16  # OpenAI's, where max_tokens is left out
 

@@ -1,85 +1,43 @@
-"""What went wrong, in the form in which OpenAI's clients read it."""
+"""What the engine refuses, in the words of OpenAI's clients: they know some fields by other names."""
 
-import json
-import re
+from collections.abc import Callable, Coroutine
 from typing import Any
 
+from fastapi import Request
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 
-from engine.errors import (
-    BadInput,
-    BadParams,
-    EngineDead,
-    EngineError,
-    QueueFull,
-    RequestTooLong,
-    UnknownRequest,
-)
+from engine.errors import BadInput
+from engine.server.errors import ApiError, from_engine
 
-_KINDS = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
+_NAMES = {  # the engine's, and those that OpenAI or vLLM gave them
+    "stop_ids": "stop_token_ids",
+    "beams": "num_beams",
+    "template options": "chat_template_kwargs",
 }
-_PLACE = re.compile(r"(messages|tools|template options)\b[\w\[\].]*")
-_OPTIONS = ("template options", "chat_template_kwargs")  # what the engine calls so, and clients
-_NAMES = {"stop_ids": "stop_token_ids", "beams": "num_beams"}  # of parameters, likewise
 
 
-class ApiError(Exception):
-    """An answer other than 200."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: int | None = None,
-        close: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-        self.headers = {}
-        if retry_after is not None:
-            self.headers["retry-after"] = str(retry_after)
-        if close:
-            self.headers["connection"] = "close"
-
-    def record(self) -> dict[str, Any]:
-        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
-
-    def body(self) -> bytes:
-        return json.dumps(self.record()).encode()  # in ASCII: a client's own letters may be half of a pair
-
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, media_type="application/json")
+def in_openai_words(error: BadInput) -> ApiError:
+    """The answer, with the field by the name that the client gave it."""
+    refusal = from_engine(error)
+    ours = next((each for each in _NAMES if error.field == each or error.field.startswith(f"{each}.")), None)
+    if ours is None:
+        return refusal
+    param = _NAMES[ours] + error.field.removeprefix(ours)
+    text = param + str(error).removeprefix(error.field)
+    return ApiError(refusal.status, text, param=param, code=refusal.code, cause=error)
 
 
-def from_engine(error: EngineError) -> ApiError:
-    """What the engine refused, as an answer that names the field."""
-    message = str(error)
-    match error:
-        case BadParams():
-            return ApiError(400, message, param=error.field)
-        case RequestTooLong():
-            return ApiError(400, message, code="context_length_exceeded")
-        case UnknownRequest():
-            return ApiError(404, message)
-        case BadInput():
-            place = _PLACE.match(message)
-            return ApiError(400, message.replace(*_OPTIONS), param=place and place[0].replace(*_OPTIONS))
-        case QueueFull():
-            return ApiError(503, message, code="overloaded", retry_after=1)
-        case EngineDead():
-            return ApiError(503, message, code="engine_dead")
-    return ApiError(500, message)
+class OpenAIRoute(APIRoute):
+    """A route whose refusals are in those words."""
 
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
 
-def in_openai_words(error: BadParams) -> ApiError:
-    """The same for a client that knows a parameter by OpenAI's name, or vLLM's."""
-    name = _NAMES.get(error.field, error.field)
-    return ApiError(400, f"{name}{str(error).removeprefix(error.field)}", param=name)
+        async def handle_in_openai_words(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except BadInput as error:
+                raise in_openai_words(error) from None
+
+        return handle_in_openai_words

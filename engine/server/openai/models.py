@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from engine.server.connection import state_of
-from engine.server.openai.errors import ApiError
+from engine.server.errors import ApiError
 from engine.server.state import State
 
 router = APIRouter()

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from engine.errors import BadParams
 from engine.grammar.source import MAX_CHOICES
 from engine.params import MAX_GRAMMAR, Grammar
-from engine.server.openai.errors import ApiError, in_openai_words
+from engine.server.errors import ApiError
+from engine.server.openai.errors import in_openai_words
 
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
 Expression = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]

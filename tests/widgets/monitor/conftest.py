@@ -1,9 +1,10 @@
 """Tests may be coroutines; the terminal has true colours, unless a test wants another."""
 
-import asyncio
 import inspect
 
 import pytest
+
+from tests import impatient
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -11,7 +12,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    impatient.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
     return True
 
 

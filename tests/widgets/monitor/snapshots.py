@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from engine.snapshot import BlockView, RequestView, Snapshot
-from minichat.backends.moments import moment
-from minichat.widgets.monitor import Owner
+from minichat.clients.moments import moment
+from minichat.ui.monitor import Owner
 
 BLOCK = 16
 OWNERS: Mapping[int, Owner] = {

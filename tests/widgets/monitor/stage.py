@@ -1,5 +1,6 @@
 """A program that is nothing but widgets of the monitor, and how to read them."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -8,8 +9,9 @@ from textual.message import Message
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from minichat.themes import load_themes, shipped_themes
-from tests import impatient  # noqa: F401
+from minichat.shell.themes import load_themes, shipped_themes
+
+PATIENCE = 20.0  # seconds, on a machine that does much else
 
 
 class Stage(App[None]):
@@ -47,11 +49,9 @@ async def staged(
 
 async def until(pilot: Pilot[None], holds: Callable[[], object]) -> None:
     """Waits for what a busy machine may be late with."""
-    for _ in range(400):
-        if holds():
-            return
-        await pilot.pause(0.005)
-    raise AssertionError("it never came")
+    async with asyncio.timeout(PATIENCE):
+        while not holds():
+            await pilot.pause(0.005)
 
 
 def lines(widget: Widget) -> list[str]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.snapshot import BlockView, Snapshot
-from minichat.widgets.monitor.cells import (
+from minichat.ui.monitor.cells import (
     BRIGHT,
     RAMP,
     Grid,
@@ -19,7 +19,7 @@ from minichat.widgets.monitor.cells import (
     session_order,
     states,
 )
-from minichat.widgets.monitor.owners import UNKNOWN, Codes, Owner
+from minichat.ui.monitor.owners import UNKNOWN, Codes, Owner
 from tests.widgets.monitor.snapshots import BLOCK, snapshot
 
 STEP = 5000

@@ -5,8 +5,8 @@ from textual.widgets import Input
 
 from engine import events
 from engine.events import Event
-from minichat.widgets.monitor import EventLog
-from minichat.widgets.monitor.words import said
+from minichat.ui.monitor import EventLog
+from minichat.ui.monitor.words import said
 from tests.widgets.monitor.snapshots import OWNERS, snapshot
 from tests.widgets.monitor.stage import lines, staged
 

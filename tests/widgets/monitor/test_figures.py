@@ -4,7 +4,7 @@ from textual.content import Content
 
 from engine.snapshot import Load, Quantiles, Snapshot, Speculation, StepTimes
 from engine.snapshot import Rates as Speeds
-from minichat.widgets.monitor import EngineLine, Latency, MonitorPanel, Rates
+from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, Rates
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import lines, staged, until
 

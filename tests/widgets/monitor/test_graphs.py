@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minichat.plural import plural
-from minichat.widgets.monitor.figures import duration, ranges, size
-from minichat.widgets.monitor.graphs import bar, graph, shares
+from minichat.ui.monitor.figures import duration, ranges, size
+from minichat.ui.monitor.graphs import bar, graph, shares
 
 amounts = st.lists(st.floats(0, 1e9), max_size=50)
 

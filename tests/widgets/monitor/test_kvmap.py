@@ -7,9 +7,9 @@ from rich.color import Color as RichColor
 from textual.geometry import Region
 
 from engine.snapshot import Snapshot
-from minichat.themes import OKABE_ITO
-from minichat.widgets.monitor import KVMap
-from minichat.widgets.monitor.owners import Owner
+from minichat.shell.themes import OKABE_ITO
+from minichat.ui.monitor import KVMap
+from minichat.ui.monitor.owners import Owner
 from tests.widgets.monitor.snapshots import OWNERS, blocks, request, snapshot
 from tests.widgets.monitor.stage import heard, lines, staged, until
 
@@ -109,7 +109,7 @@ async def test_a_hidden_map_works_nothing_out(monkeypatch: pytest.MonkeyPatch) -
     async with staged(kvmap) as pilot:
         kvmap.display = False
         await pilot.pause()
-        monkeypatch.setattr("minichat.widgets.monitor.kvmap.states", None)  # would raise if it were called
+        monkeypatch.setattr("minichat.ui.monitor.kvmap.states", None)  # would raise if it were called
         kvmap.update_from(small(), OWNERS)
         monkeypatch.undo()
         kvmap.display = True

@@ -9,9 +9,9 @@ from textual.color import Color
 from textual.geometry import Region
 
 from engine import events
-from minichat.widgets.monitor import MonitorPanel, Queues
-from minichat.widgets.monitor.arrange import PANES, arrange
-from minichat.widgets.monitor.pane import Pane
+from minichat.ui.monitor import MonitorPanel, Queues
+from minichat.ui.monitor.arrange import PANES, arrange
+from minichat.ui.monitor.pane import Pane
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import heard, lines, staged, until
 

@@ -1,7 +1,7 @@
 """The line a request."""
 
 from engine.snapshot import Speculation
-from minichat.widgets.monitor import Queues
+from minichat.ui.monitor import Queues
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import heard, lines, staged
 

@@ -1,6 +1,5 @@
 """A screen with one transcript, and what it shows."""
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from textual.message import Message as TextualMessage
 from textual.pilot import Pilot
 
 from minichat.chats.model import Message, ReplyStats
-from minichat.widgets.transcript import UNICODE, Glyphs, Transcript
-from tests import impatient  # noqa: F401
+from minichat.ui.transcript import UNICODE, Glyphs, Transcript
+from tests import impatient
 
 
 class Screen(App[None]):
@@ -72,7 +71,7 @@ class Reader:
     async def settled(self) -> None:
         await self.pilot.pause()
         while self.transcript.busy:
-            await self.pilot.pause(0.02)
+            await self.pilot.pause()
         await self.pilot.pause()
 
     async def scroll(self, y: int) -> None:
@@ -92,7 +91,7 @@ def scene(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
     @wraps(test)
     def run(*arguments: Any, **options: Any) -> None:
-        asyncio.run(test(*arguments, **options))
+        impatient.run(test(*arguments, **options))
 
     return run
 

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.style import Style
 
-from minichat.widgets.transcript import ASCII, UNICODE
-from minichat.widgets.transcript.canvas import Canvas
-from minichat.widgets.transcript.cells import cell_width, wrap
-from minichat.widgets.transcript.document import Document
-from minichat.widgets.transcript.draw import draw
-from minichat.widgets.transcript.glyphs import drawable, pasteable
-from minichat.widgets.transcript.inline import Run, parse
-from minichat.widgets.transcript.leaves import Leaf
-from minichat.widgets.transcript.splitter import Splitter
-from minichat.widgets.transcript.table import fitted
+from minichat.ui.transcript import ASCII, UNICODE
+from minichat.ui.transcript.glyphs import drawable, pasteable
+from minichat.ui.transcript.markdown.canvas import Canvas
+from minichat.ui.transcript.markdown.cells import cell_width, wrap
+from minichat.ui.transcript.markdown.document import Document
+from minichat.ui.transcript.markdown.draw import draw
+from minichat.ui.transcript.markdown.inline import Run, parse
+from minichat.ui.transcript.markdown.leaves import Leaf
+from minichat.ui.transcript.markdown.splitter import Splitter
+from minichat.ui.transcript.markdown.table import fitted
 from tests.widgets.transcript.texts import EVERYTHING, texts
 
 

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.style import Style
 
-from minichat.widgets.transcript import UNICODE
-from minichat.widgets.transcript.canvas import Canvas
-from minichat.widgets.transcript.finding import Find
-from minichat.widgets.transcript.view import View
+from minichat.ui.transcript import UNICODE
+from minichat.ui.transcript.finding import Find
+from minichat.ui.transcript.markdown.canvas import Canvas
+from minichat.ui.transcript.view import View
 from tests.widgets.transcript.reader import Reader, reading, reply, scene
 
 MESSAGES = [

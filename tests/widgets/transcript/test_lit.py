@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minichat.widgets.transcript.lit import aligned
+from minichat.ui.transcript.lit import aligned
 
 MARKDOWN = [
     "plain words and more",
@@ -19,7 +19,7 @@ MARKDOWN = [
 
 @pytest.mark.parametrize("source", MARKDOWN)
 def test_what_is_seen_comes_from_the_source(source: str) -> None:
-    from minichat.widgets.transcript.inline import parse
+    from minichat.ui.transcript.markdown.inline import parse
 
     plain = "".join(run.text for run in parse(source.removeprefix("# ")))
     places = aligned(source, plain)

@@ -8,12 +8,12 @@ from textual.color import Color
 from textual.geometry import Offset
 from textual.selection import SELECT_ALL, Selection
 
-from minichat.widgets.transcript import UNICODE, Transcript
-from minichat.widgets.transcript.canvas import Canvas
-from minichat.widgets.transcript.entry import Part, Spot
-from minichat.widgets.transcript.glyphs import pasteable
-from minichat.widgets.transcript.selecting import selected
-from minichat.widgets.transcript.view import Place, View
+from minichat.ui.transcript import UNICODE, Transcript
+from minichat.ui.transcript.entry import Part, Spot
+from minichat.ui.transcript.glyphs import pasteable
+from minichat.ui.transcript.markdown.canvas import Canvas
+from minichat.ui.transcript.selecting import selected
+from minichat.ui.transcript.view import Place, View
 from tests.themes.colours import contrast
 from tests.widgets.transcript.reader import Reader, reading, reply, scene, user
 from tests.widgets.transcript.texts import EVERYTHING, texts

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from minichat.widgets.transcript.leaves import MAX_CODE, MAX_PLAIN, MAX_TEXT, Leaf
-from minichat.widgets.transcript.splitter import Splitter
+from minichat.ui.transcript.markdown.leaves import MAX_CODE, MAX_PLAIN, MAX_TEXT, Leaf
+from minichat.ui.transcript.markdown.splitter import Splitter
 from tests.widgets.transcript.texts import EVERYTHING, texts
 
 

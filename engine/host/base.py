@@ -1,0 +1,56 @@
+"""What every host does with a command, wherever its engine runs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from engine.commands import Beginning, Command, Fork, GetSnapshot, Submit
+from engine.errors import EngineError
+from engine.events import Delta
+from engine.host.prompts import Prompt, prompt_ids
+from engine.host.stream import Stream, refused
+from engine.host.words import Words
+from engine.params import SamplingParams
+from engine.snapshot import Snapshot
+
+T = TypeVar("T")
+Sink = Callable[[Delta], None]
+
+
+class Host(Words, ABC):
+    """Sends commands. Nothing here waits for a step but `snapshot`."""
+
+    @abstractmethod
+    def send(self, command: Command[T], sink: Sink | None = None) -> Future[T]:
+        """`sink`: where the deltas go of a command that begins a request."""
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: bytes = b"",
+        said: Sequence[int] = (),
+    ) -> Stream:
+        """A new request. Templates and tokenizing are worked on here, on the caller's thread."""
+        try:
+            ids, continues = prompt_ids(prompt, self._chat)
+        except EngineError as error:
+            return refused(error)
+        return self.begin(
+            Submit(tuple(ids), params, priority, deadline, salt, tuple(said), continues=continues)
+        )
+
+    def fork(self, id: int, params: SamplingParams | None = None) -> Stream:
+        return self.begin(Fork(id, params))
+
+    def begin(self, command: Beginning) -> Stream:
+        stream = Stream()
+        stream.begin(self.send(command, stream.put))
+        return stream
+
+    def snapshot(self) -> Snapshot:
+        return self.send(GetSnapshot()).result()

@@ -1,0 +1,1 @@
+"""The parts that a decoder's blocks are made of."""

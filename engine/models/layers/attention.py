@@ -1,0 +1,99 @@
+"""Grouped attention: queries share keys and values in groups; rotary positions, biases and norms of heads as
+the family has them. What sees what is for the attention back end to know.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from engine.config import CacheSpec, DecoderConfig
+from engine.errors import BadInput
+from engine.models.layers.build import Build
+from engine.models.layers.cut import COLUMNS, WHOLE, by_head
+from engine.models.layers.norm import Norm
+from engine.models.layers.part import Part, Piece, StepContext
+from engine.models.rope import rotate
+
+if TYPE_CHECKING:
+    from engine.models.layers.gpu import Gpu, GpuStep, Residual
+
+
+class GroupedAttention(Part):
+    pdl = True
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        whole = config.layers[index]
+        self.whole = (whole.heads, whole.kv_heads)  # of all ranks
+        self.cache = spec = of_rank(whole, build.ranks)
+        self.heads = (spec.heads, spec.kv_heads)
+        self.parts = (sum(self.heads), spec.kv_heads)  # queries and keys lie side by side, and turn together
+        self.shape = (-1, sum(self.parts), spec.key_dim)
+        self.has_rope = index not in config.unrotated
+
+        width, dim = config.hidden, spec.key_dim
+        self.norm = build.norm(width)
+        self.qkv = build.linear(width, sum(self.parts) * dim, bias=config.qkv_bias)
+        self.qk_norm = (
+            Norm(sum(self.heads), dim, eps=build.eps, dtype=build.dtype) if config.qk_norm else None
+        )
+        self.out = build.linear(spec.heads * dim, width, bias=config.out_bias)
+
+    def pieces(self) -> Mapping[str, tuple[Piece, ...]]:
+        dim, width = self.shape[-1], self.hidden
+        (queries, keys), (heads, kv_heads), names = self.heads, self.whole, self.names
+        found = {
+            "norm": (Piece(names["attention.norm"], width, WHOLE),),
+            "qkv": (
+                Piece(names["attention.q"], queries * dim, by_head(heads)),
+                Piece(names["attention.k"], keys * dim, by_head(kv_heads)),
+                Piece(names["attention.v"], keys * dim, by_head(kv_heads)),
+            ),
+            "out": (Piece(names["attention.out"], width, COLUMNS),),
+        }
+        if self.qk_norm is not None:  # one scale for all queries, another for all keys
+            found["qk_norm"] = (
+                Piece(names["attention.q_norm"], queries, WHOLE, (dim,)),
+                Piece(names["attention.k_norm"], keys, WHOLE, (dim,)),
+            )
+        return found
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        qk, v = self.qkv(self.norm(x)).view(self.shape).split_with_sizes(self.parts, 1)
+        if self.qk_norm is not None:
+            qk = self.qk_norm(qk)
+        if self.has_rope:
+            rotate(qk, *step.angles)
+        q, k = qk.split_with_sizes(self.heads, 1)
+        out: Tensor = self.out(step.attend(self.index, q, k, v).flatten(1))
+        return out
+
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "Gpu") -> "Residual":
+        layer, qkv = step.layers[self.index], gpu.product(self.qkv)
+        weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
+        rope = step.rope if self.has_rope else None
+        around = (layer, weight, eps, rope, step.positions, step.places)
+        if step.single:
+            made = x.multiplied(qkv, self.norm, gpu, early=step.pdl)
+            q = gpu.turn(made.unsqueeze(0), *around, dtype=x.stream.dtype, early=step.pdl)
+        else:
+            half = qkv.rotates(len(x.stream), layer)
+            q = qkv.rotated(x.normed(self.norm, gpu, half=half, early=step.pdl), around, early=step.pdl)
+        return x.plus(gpu.product(self.out), step.mix(q, layer).flatten(1), step)
+
+    def takes_single(self, gpu: "Gpu") -> bool:
+        return (
+            gpu.product(self.qkv).single
+            and gpu.product(self.out).single
+            and gpu.norm_of(self.norm) is not None
+        )
+
+
+def of_rank(spec: CacheSpec, ranks: int) -> CacheSpec:
+    """What one of so many keeps. Ranks beyond the number of keys' heads share one."""
+    heads, kv_heads = spec.heads, spec.kv_heads
+    if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
+        raise BadInput(f"{heads} heads with {kv_heads} of keys and values cannot be shared by {ranks} ranks")
+    return replace(spec, heads=heads // ranks, kv_heads=max(1, kv_heads // ranks))

@@ -1,0 +1,38 @@
+"""A layer of a decoder: attention, then a feed-forward."""
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from engine.models.layers.cut import Cut
+from engine.models.layers.part import Part, Slot, StepContext
+
+
+class Block(nn.Module):
+    def __init__(self, index: int, attention: Part, feed_forward: Part, names: str) -> None:
+        """`names`: what a checkpoint's names of this block begin with."""
+        super().__init__()
+        self.index, self._names = index, names
+        self.attention, self.feed_forward = attention, feed_forward
+
+    @property
+    def parts(self) -> tuple[Part, Part]:
+        return self.attention, self.feed_forward
+
+    def forward(self, x: Tensor, step: StepContext) -> None:
+        """Adds the two terms of this block to x, in place."""
+        x += self.attention.forward(x, step)
+        x += self.feed_forward.forward(x, step)
+
+    def slots(self) -> Iterator[tuple[str, Slot]]:
+        for part in self.parts:
+            for name, slot in part.slots():
+                yield self.named(name), slot
+
+    def shards(self, ranks: int) -> dict[str, Cut]:
+        cuts = (part.shards(ranks).items() for part in self.parts)
+        return {self.named(name): cut for each in cuts for name, cut in each}
+
+    def named(self, name: str) -> str:
+        """A tensor's name in a checkpoint, of its name in the block."""
+        return f"{self._names}.{name}"

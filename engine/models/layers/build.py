@@ -1,0 +1,55 @@
+"""What parts are made with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from engine.config import DecoderConfig
+from engine.errors import BadInput
+from engine.models.families import Family
+from engine.models.layers import operators
+from engine.models.layers.norm import Norm
+from engine.models.layers.operators import OperatorLinear, OperatorNorm
+from engine.quant.linear import Linear, parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """Types, names and operators of a model; `ranks`: how many share it."""
+
+    dtype: torch.dtype
+    eps: float
+    names: Mapping[str, str]
+    norm_operator: str = ""  # ours where none is named
+    product_operator: str = ""
+    ranks: int = 1
+
+    @classmethod
+    def of(cls, family: Family, config: DecoderConfig, dtype: torch.dtype, ranks: int = 1) -> "Build":
+        return cls(
+            dtype=dtype,
+            eps=config.norm_eps,
+            names=family.names,
+            norm_operator=family.norm,
+            product_operator=family.product,
+            ranks=ranks,
+        )
+
+    def linear(self, inputs: int, outputs: int, *, bias: bool = False) -> Linear:
+        made = Linear.empty(inputs, outputs, bias=bias, dtype=self.dtype)
+        if not self.product_operator:
+            return made
+        return OperatorLinear(made.weight, made.bias, operators.product(self.product_operator))
+
+    def norm(self, width: int) -> Norm:
+        if not self.norm_operator:
+            return Norm(width, eps=self.eps, dtype=self.dtype)
+        weight = parameter(width, dtype=self.dtype)
+        return OperatorNorm(weight, self.eps, operators.norm(self.norm_operator))
+
+    def share(self, number: int, what: str) -> int:
+        """Of something that ranks have in equal shares."""
+        if number % self.ranks:
+            raise BadInput(f"{number} {what} cannot be cut into {self.ranks} equal shares")
+        return number // self.ranks

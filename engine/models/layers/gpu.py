@@ -1,0 +1,108 @@
+"""What parts launch with on a GPU, and the stream that goes from one to the next."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from engine.cache.store import KVLayer
+from engine.kernels.attention import tiles
+from engine.kernels.norm import Normed, norm
+from engine.kernels.rotary import turn
+from engine.kernels.tiled import ROOM
+from engine.models.layers.part import StepContext
+from engine.quant.launched import Called, PlainProduct, Product
+
+RmsNorm = tuple[Tensor, float]  # weight and epsilon
+
+
+class Gpu:
+    """The kernels of a device, and what decides between them."""
+
+    turn = staticmethod(turn)
+
+    def __init__(self, facts: tiles.Gpu) -> None:
+        self.overlaps = facts.overlaps  # kernels may start while the one before ends
+        self._tiles = facts.room >= ROOM
+
+    def product(self, module: nn.Module) -> Product:
+        """What launches it: the way it names itself, else its own forward."""
+        launched: Callable[[Gpu], Product] | None = getattr(module, "launched", None)
+        return Called(module) if launched is None else launched(self)
+
+    def plain(self, weight: Tensor) -> Product:
+        return PlainProduct(weight, tiles=self._tiles)
+
+    def called(self, module: nn.Module) -> Product:
+        return Called(module)
+
+    def norm_of(self, module: nn.Module) -> RmsNorm | None:
+        """None: no kernel of ours norms so."""
+        launched: Callable[[], RmsNorm | None] | None = getattr(module, "launched", None)
+        return None if launched is None else launched()
+
+
+@dataclass
+class GpuStep(StepContext):
+    """What all parts of a step on a GPU read."""
+
+    places: Tensor  # [tokens]: the cell of the cache that each is written to
+    layers: Sequence[KVLayer]
+    mix: Callable[[Tensor, KVLayer], Tensor]  # attends over what is written already
+    single: bool  # one row, and all parts have a shorter way for it
+    pdl: bool  # whether the part's kernels start while the one before ends
+
+
+@dataclass(slots=True)
+class Residual:
+    """The stream between parts, and a product that is still to be added to it.
+
+    A part leaves its last product undone, since what reads the stream next knows what it needs of it: a norm
+    that adds up the product's parts, half a norm with sums of squares, or the plain sum. It is added once.
+    """
+
+    stream: Tensor  # [rows, hidden], which is overwritten
+    _product: Product | None = None  # of `_given`
+    _given: Tensor | None = None
+    _early: bool = False
+
+    def plus(self, product: Product, given: Tensor, step: GpuStep) -> "Residual":
+        """The stream with a product to add, after `normed`, `multiplied` or `summed` has added the last."""
+        assert self._product is None, "what was left to add would be lost"
+        if step.single:
+            return Residual(product.vector(given, residual=self.stream, early=step.pdl))
+        return Residual(self.stream, product, given, step.pdl)
+
+    def normed(self, module: nn.Module, gpu: Gpu, *, half: bool = False, early: bool) -> Normed:
+        """The norm of the sum. `half`: what reads it can finish a norm that is half done."""
+        ours = gpu.norm_of(module)
+        if ours is None:
+            return Normed(module(self.summed()))
+        product, given = self._taken()
+        if product is None or given is None:
+            return Normed(norm(self.stream, None, *ours, early=early))
+        if half and (done := product.added(self.stream, given, *ours, early=self._early)):
+            return done
+        parts = product.parts(given, early=self._early)
+        return Normed(norm(self.stream, parts, *ours, early=early))
+
+    def multiplied(self, product: Product, module: nn.Module, gpu: Gpu, **how: Any) -> Tensor:
+        """A product of one row, in a step of one, that takes the norm along."""
+        ours = gpu.norm_of(module)
+        assert ours is not None and self._product is None
+        weight, eps = ours
+        return product.vector(self.stream, scale=weight, eps=eps, **how)
+
+    def summed(self) -> Tensor:
+        """The stream with what was left to add."""
+        product, given = self._taken()
+        if product is not None and given is not None:
+            parts = product.parts(given, early=self._early)
+            self.stream.add_(parts[0] if len(parts) == 1 else parts.sum(0).to(self.stream.dtype))
+        return self.stream
+
+    def _taken(self) -> tuple[Product | None, Tensor | None]:
+        taken = self._product, self._given
+        self._product = self._given = None
+        return taken

@@ -1,0 +1,62 @@
+"""The dense feed-forward: silu of a gate, times what it lets through."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.config import DecoderConfig
+from engine.models.layers.build import Build
+from engine.models.layers.cut import COLUMNS, ROWS, WHOLE
+from engine.models.layers.part import PDL_ROWS, Part, Piece, StepContext
+
+if TYPE_CHECKING:
+    from engine.models.layers.gpu import Gpu, GpuStep, Residual
+
+
+class DenseMLP(Part):
+    pdl = True
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        self.width = build.share(config.mlp, "rows of the MLP")
+        self.norm = build.norm(config.hidden)
+        self.gate_up = build.linear(config.hidden, 2 * self.width, bias=config.mlp_bias)
+        self.down = build.linear(self.width, config.hidden, bias=config.mlp_bias)
+
+    def pieces(self) -> Mapping[str, tuple[Piece, ...]]:
+        hidden, names = self.hidden, self.names
+        return {
+            "norm": (Piece(names["feed_forward.norm"], hidden, WHOLE),),
+            "gate_up": (
+                Piece(names["feed_forward.gate"], self.width, ROWS),
+                Piece(names["feed_forward.up"], self.width, ROWS),
+            ),
+            "down": (Piece(names["feed_forward.down"], hidden, COLUMNS),),
+        }
+
+    def forward(self, x: Tensor, step: StepContext) -> Tensor:
+        gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
+        out: Tensor = self.down(F.silu(gate).mul_(up))
+        return out
+
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "Gpu") -> "Residual":
+        gate_up = gpu.product(self.gate_up)
+        if step.single:
+            act = x.multiplied(gate_up, self.norm, gpu, gated=True, early=step.pdl)
+        else:
+            half = gate_up.gates(len(x.stream))
+            act = gate_up.gated(x.normed(self.norm, gpu, half=half, early=step.pdl), early=step.pdl)
+        return x.plus(gpu.product(self.down), act, step)
+
+    def takes_single(self, gpu: "Gpu") -> bool:
+        return (
+            gpu.product(self.gate_up).single
+            and gpu.product(self.down).single
+            and gpu.norm_of(self.norm) is not None
+        )
+
+    def gains_by_pdl(self, rows: int, gpu: "Gpu") -> bool:
+        """Where the products are ours: a kernel of others lets none begin before its end."""
+        return rows <= PDL_ROWS or gpu.product(self.down).in_tiles(rows)

@@ -1,0 +1,34 @@
+"""The norm of the Llama family."""
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.kernels.mirrored import MirroredNorm
+from engine.quant.linear import parameter
+
+if TYPE_CHECKING:
+    from engine.models.layers.gpu import RmsNorm
+
+
+class Norm(nn.Module):
+    """Root mean square in float32; scaled only after rounding, as the models were trained."""
+
+    def __init__(self, *shape: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = parameter(*shape, dtype=dtype)
+        self.axis = shape[-1:]
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.axis, None, self.eps).mul_(self.weight)
+
+    def settled(self) -> nn.Module:
+        """What norms in its place once the weight is there: on a CPU, one kernel."""
+        return MirroredNorm(self.weight, self.eps) if self.weight.device.type == "cpu" else self
+
+    def launched(self) -> "RmsNorm | None":
+        """What kernels that norm on the way have to know. None: it is called as it is."""
+        return self.weight, self.eps

@@ -1,0 +1,177 @@
+"""Products and norms of one's own: each with an oracle, against which it is compared when it is registered.
+
+A family names one for all its parts (families.py). The plain forward computes its oracle; once a model is
+loaded, what its `make` gives takes the oracle's place, whatever scheme the other weights are kept in.
+"""
+
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import BadInput
+from engine.models.layers.norm import Norm
+from engine.outside import lacking
+from engine.quant.base import Scheme
+from engine.quant.linear import Launcher, Linear
+
+if TYPE_CHECKING:
+    from engine.models.layers.gpu import RmsNorm
+    from engine.quant.launched import Product
+
+GROUP = "minichat.operators"  # entry points of packages that bring operators of their own
+ROWS, SHAPES = (1, 5, 33), ((64, 32), (96, 160))  # of what is compared: rows; inputs and outputs
+ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the oracle's length, on a CPU and on CUDA
+EPS = 1e-6
+
+
+class ProductOperator(Protocol):
+    name: str
+    kind: Literal["product"]
+
+    def oracle(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[rows, inputs] with [outputs, inputs] -> [rows, outputs], in plain torch."""
+
+    def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
+        """What computes the same, on the weight's device."""
+
+
+class NormOperator(Protocol):
+    name: str
+    kind: Literal["norm"]
+
+    def oracle(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """[rows, width] with [width] -> [rows, width], in plain torch."""
+
+    def make(self, weight: Tensor, eps: float) -> nn.Module: ...
+
+
+Operator = ProductOperator | NormOperator
+OPERATORS: dict[str, Operator] = {}
+
+
+def register(operator: Operator) -> None:
+    """Raises, with the figures, where it is not what its oracle says."""
+    compare(operator)
+    OPERATORS[operator.name] = operator
+
+
+def product(name: str) -> ProductOperator:
+    return cast(ProductOperator, _named(name, "product"))
+
+
+def norm(name: str) -> NormOperator:
+    return cast(NormOperator, _named(name, "norm"))
+
+
+def _named(name: str, kind: str) -> Operator:
+    if name not in OPERATORS:
+        _load(name)
+    if (found := OPERATORS[name]).kind != kind:
+        raise BadInput(f"operator {name!r} is a {found.kind}, and a {kind} is wanted")
+    return found
+
+
+def _load(name: str) -> None:
+    for point in entry_points(group=GROUP, name=name):
+        try:
+            found = point.load()()
+        except (ImportError, AttributeError) as error:
+            raise BadInput(f"operator {name!r}: it cannot be imported ({error})") from error
+        if (problem := lacking(found, "name", "kind", "oracle", "make")) is not None:
+            raise BadInput(f"operator {name!r}: {problem}")
+        register(found)
+    if name not in OPERATORS:
+        known = {*OPERATORS, *(point.name for point in entry_points(group=GROUP))}
+        raise BadInput(f"there is no operator {name!r}; there are {', '.join(sorted(known)) or 'none'}")
+
+
+@torch.inference_mode()
+def compare(operator: Operator) -> None:
+    """On a CPU in float32, and where there is CUDA there in bfloat16. Raises where they differ."""
+    settings = [(torch.device("cpu"), torch.float32)]
+    if torch.cuda.is_available():
+        settings.append((torch.device("cuda"), torch.bfloat16))
+    for device, dtype in settings:
+        with device:  # it may be asked for while a model is made without memory
+            _compare_on(operator, device, dtype)
+
+
+def _compare_on(operator: Operator, device: torch.device, dtype: torch.dtype) -> None:
+    draw = torch.Generator().manual_seed(0)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw, device="cpu").to(device, dtype)
+
+    for inputs, outputs in SHAPES:
+        x = numbers(max(ROWS), inputs)
+        if operator.kind == "norm":
+            _compare(operator, x, numbers(inputs), EPS, f"{inputs} numbers")
+            continue
+        weight = numbers(outputs, inputs) / inputs**0.5
+        for bias in (None, numbers(outputs)):
+            told = f"{inputs} inputs, {outputs} outputs and {'no' if bias is None else 'a'} bias"
+            _compare(operator, x, weight, bias, told)
+
+
+def _compare(operator: Operator, x: Tensor, weight: Tensor, rest: Any, told: str) -> None:
+    """For several numbers of rows; the oracle is asked once, so that a row may not depend on its company."""
+    about = f"operator {operator.name!r} on {x.device.type} in {str(x.dtype).removeprefix('torch.')}"
+    try:
+        wanted, made = operator.oracle(x, weight, rest), operator.make(weight.clone(), rest)
+        found = {rows: made(x[:rows].clone()) for rows in ROWS}
+    except Exception as error:  # whatever it is, it is somebody else's code
+        raise BadInput(f"{about}: {told}: {type(error).__name__}: {error}") from error
+    for rows, mine in found.items():
+        if problem := _apart(mine, wanted[:rows], x.dtype):
+            raise BadInput(f"{about}: {rows} rows, {told}: {problem}")
+
+
+def _apart(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> str:
+    """What is wrong with it, in words; nothing if it is near enough."""
+    if found.shape != wanted.shape or found.dtype is not dtype:
+        kind = str(found.dtype).removeprefix("torch.")
+        return f"it gives {kind} {list(found.shape)}, not {list(wanted.shape)}"
+    apart = float((found.float() - wanted.float()).norm() / wanted.float().norm())
+    if apart <= ALLOWED[dtype]:  # which is not so of NaN
+        return ""
+    return f"it is {apart:.1e} away from its oracle; at most {ALLOWED[dtype]:g} is allowed"
+
+
+class OperatorLinear(Linear):
+    """A product of one's own. No scheme takes its place."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, operator: ProductOperator) -> None:
+        super().__init__(weight, bias)
+        self.operator = operator
+
+    @property
+    def quantizes(self) -> bool:
+        return False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.operator.oracle(x, self.weight, self.bias)
+
+    def settled(self, scheme: Scheme) -> nn.Module:
+        return self.operator.make(self.weight, self.bias)
+
+    def launched(self, gpu: Launcher) -> "Product":
+        return gpu.called(self)
+
+
+class OperatorNorm(Norm):
+    """A norm of one's own."""
+
+    def __init__(self, weight: nn.Parameter, eps: float, operator: NormOperator) -> None:
+        super().__init__(len(weight), eps=eps, dtype=weight.dtype)
+        self.weight, self.operator = weight, operator
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.operator.oracle(x, self.weight, self.eps)
+
+    def settled(self) -> nn.Module:
+        return self.operator.make(self.weight, self.eps)
+
+    def launched(self) -> "RmsNorm | None":
+        return None

@@ -1,0 +1,53 @@
+"""What a runner's copies of tables, sampling and tokens lack. It goes along with the next step."""
+
+from engine.cache.tables import BlockTables
+from engine.request import Request
+from engine.scheduling.step import SlotSampling, SlotTokens, Step, StepBuilder
+
+
+class Changes:
+    """Collected between steps; a step that failed has carried its changes all the same."""
+
+    def __init__(self, tables: BlockTables) -> None:
+        self._tables = tables
+        self._resampled: dict[int, Request] = {}
+        self._history: dict[int, SlotTokens] = {}  # by request
+
+    def resample(self, request: Request) -> None:
+        """How its slot samples goes along with its next row that draws."""
+        self._resampled[request.id] = request
+
+    def drafts(self, request: Request, *, on_device: bool) -> None:
+        """Its row has drafts.
+
+        A model that makes them reads the tokens before. Penalties count drafts as if they were text, so what
+        the slot has really seen goes along with this step, and with the next.
+        """
+        if on_device:
+            known = request.mirrored
+            self._history[request.id] = SlotTokens(request.slot, known, tuple(request.tokens[known:]))
+            request.mirrored = len(request.tokens)
+        if request.params.penalised:
+            self.resample(request)
+
+    def build(self, builder: StepBuilder, number: int) -> Step:
+        """The step, with all that has changed for its rows. What a row without a draw samples by can wait."""
+        waiting, self._resampled = self._resampled, {}
+        sampling = []
+        for id, request in waiting.items():
+            if request.slot < 0:
+                continue  # it is resampled once it runs again
+            if samples := builder.samples(id):
+                sampling.append(_sampling(request))
+            if not samples or (id in builder.drafts and request.params.penalised):
+                self._resampled[id] = request
+        history = tuple(each for id, each in self._history.items() if id in builder.drafts)
+        self._history = {}
+        return builder.build(number, self._tables.take_changes(), tuple(sampling), history)
+
+
+def _sampling(request: Request) -> SlotSampling:
+    seen = tuple(request.tokens) if request.params.penalised else ()
+    return SlotSampling(
+        request.slot, request.prompt_len, request.params, request.seed, seen, request.pending > 0
+    )

@@ -1,0 +1,67 @@
+"""What a step that failed leaves to the scheduler."""
+
+from engine.request import Request
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Step
+
+
+def take_back(scheduler: Scheduler, step: Step) -> Request | None:
+    """A step that found no memory was never computed, and steps are half as large for a while.
+
+    Requests that have no row in such a step give way. What cannot be made smaller is one request: it is
+    returned.
+    """
+    rules = scheduler.rules
+    for row in step.rows:
+        if (request := scheduler.requests.get(row.request)) is None:
+            continue  # it ended as the step before this one was committed
+        request.launched -= row.length
+        request.pending -= row.samples
+        if row.drafted:
+            scheduler.holdings.cut(request)
+    resend(scheduler, step)
+    if len(step.rows) == 1 and (step.tokens == 1 or not rules.chunked_prefill):
+        return scheduler.requests.get(step.rows[0].request)
+    rules.halve(step.tokens, scheduler.step)
+    rows = rules.step_tokens if rules.chunked_prefill else max(1, len(scheduler.running) // 2)
+    for request in sorted(scheduler.running, key=scheduler.policy.rank)[rows:]:
+        scheduler.preempt(request)
+    return None
+
+
+def abandon(scheduler: Scheduler, step: Step) -> None:
+    """The step's block moves may not have happened: what was being swapped out is computed again."""
+    moved = {host for _, host in step.swaps_out}
+    why = "its swap failed; will be computed again"
+    waiting = scheduler.waiting
+    for request in waiting.parked.values():
+        if moved.intersection(request.host_blocks):
+            scheduler.start_over(request, why)
+    for request in [each for each in waiting if moved.intersection(each.host_blocks)]:
+        waiting.remove(request)
+        scheduler.start_over(request, why)
+        waiting.push(request)
+    resend(scheduler, step)
+
+
+def relying_on(scheduler: Scheduler, step: Step) -> list[Request]:
+    """The requests of a step, and forks of them that share a block which it was to write."""
+    rows = {row.request: row for row in step.rows}
+    size, blocks_for = scheduler.pool.block_size, scheduler.holdings.blocks_for
+    written = {
+        block
+        for row in step.rows
+        if (request := scheduler.requests.get(row.request))
+        for block in request.blocks[row.start // size : blocks_for(row.start + row.length)]
+    }
+    return [
+        each for each in scheduler.requests.values() if each.id in rows or not written.isdisjoint(each.blocks)
+    ]
+
+
+def resend(scheduler: Scheduler, step: Step) -> None:
+    """What slots have seen is counted on the device, where a step may have failed in the middle of it."""
+    changed = {each.slot for each in step.sampling}
+    for request in scheduler.running:
+        if request.slot in changed or request.id in step.drafts:
+            scheduler.changes.resample(request)

@@ -1,0 +1,241 @@
+"""One step as a value: all that a device needs to compute it. Nothing in it points back at the scheduler."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import NamedTuple, overload
+
+import numpy as np
+
+from engine.cache.tables import NO_CHANGES, TableDelta
+from engine.params import SamplingParams
+
+LAST = -1  # in place of a token id: what the row's slot drew last, which may not have reached the host
+
+Moves = tuple[tuple[int, int], ...]  # of blocks: from, to
+
+
+class Row(NamedTuple):
+    """One request's part of a step: `length` tokens from `start` on."""
+
+    request: int  # a label for results and logs: a runner looks nothing up by it
+    slot: int  # its row in the runner's columns
+    start: int
+    length: int
+    samples: bool  # whether the step also draws its next token
+    drafted: int = 0  # how many of its last tokens are drafts: a token is drawn at each, and before the first
+
+
+class Rows(Sequence[Row]):
+    """Rows as columns of numbers. Reading one gives a Row."""
+
+    __slots__ = ("numbers",)
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self.numbers = numbers  # [rows, fields of Row] int64
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "Rows":
+        width = len(Row._fields)
+        return cls(np.fromiter(chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width))
+
+    @property
+    def slots(self) -> np.ndarray:
+        return self.numbers[:, 1]
+
+    @property
+    def starts(self) -> np.ndarray:
+        return self.numbers[:, 2]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.numbers[:, 3]
+
+    @property
+    def ends(self) -> np.ndarray:
+        return self.numbers[:, 2] + self.numbers[:, 3]
+
+    @property
+    def samples(self) -> np.ndarray:
+        return self.numbers[:, 4] != 0
+
+    @property
+    def drafted(self) -> np.ndarray:
+        return self.numbers[:, 5]
+
+    def where(self, mask: np.ndarray) -> "Rows":
+        return Rows(self.numbers[mask])
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Row]:
+        for request, slot, start, length, samples, drafted in self.numbers.tolist():
+            yield Row(request, slot, start, length, bool(samples), drafted)
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> "Rows": ...
+    def __getitem__(self, at: int | slice) -> "Row | Rows":
+        if isinstance(at, slice):
+            return Rows(self.numbers[at])
+        request, slot, start, length, samples, drafted = self.numbers[at].tolist()
+        return Row(request, slot, start, length, bool(samples), drafted)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Rows) and np.array_equal(self.numbers, other.numbers)
+
+    __hash__ = None  # type: ignore[assignment]  # it holds an array
+
+    def __repr__(self) -> str:
+        return f"Rows({list(self)})"
+
+
+class Drafts(NamedTuple):
+    """What a row guesses its next tokens to be."""
+
+    kind: str
+    length: int
+    tokens: tuple[int, ...]  # empty: the runner makes them
+    stamp: int  # the request's when they were made: with another one now, only the first token counts
+
+
+class SlotSampling(NamedTuple):
+    """How a slot samples from this step on."""
+
+    slot: int
+    origin: int  # where its reply begins: a row that ends at `origin` draws the reply's first token
+    params: SamplingParams
+    seed: int
+    tokens: tuple[int, ...] = ()  # with penalties: what the slot has seen, the prompt first
+    pending: bool = False  # and behind those, the token that it drew last
+
+
+class SlotTokens(NamedTuple):
+    """Tokens of a slot for a model that drafts. `at` 0: the slot has a new owner, and other blocks."""
+
+    slot: int
+    at: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Block moves first (out, in, copies, in that order), then rows: of one token, with drafts, the rest.
+
+    Changes of tables, sampling and tokens hold from this step on, even if it fails. A runner applies them
+    once; they are the only way its copies of that state change.
+    """
+
+    number: int
+    rows: Rows
+    ids: np.ndarray  # [tokens] int64, the rows' end to end; LAST only in rows of one token
+    single: int = 0  # so many rows at the front have one token
+    swaps_out: Moves = ()  # device block, host block
+    swaps_in: Moves = ()  # host block, device block
+    copies: Moves = ()  # copy on write: from, to
+    tables: TableDelta = NO_CHANGES
+    sampling: tuple[SlotSampling, ...] = ()
+    history: tuple[SlotTokens, ...] = ()
+    guided: tuple[int, ...] = ()  # rows that sample under a mask, which comes after the launch
+    drafts: Mapping[int, Drafts] = field(default_factory=dict)  # by request, of the rows that have some
+
+    @property
+    def tokens(self) -> int:
+        return len(self.ids)
+
+    @property
+    def prefill(self) -> int:
+        """Tokens of prompts, and of replies that are computed again."""
+        rest = self.rows.numbers[self.single :]
+        return int(rest[rest[:, 5] == 0, 3].sum()) if len(rest) else 0
+
+
+@dataclass(slots=True)
+class StepBuilder:
+    """A step while it is decided: rows can still be taken back."""
+
+    budget: int
+    copies: dict[int, tuple[int, int]] = field(default_factory=dict)  # by request
+    drafts: dict[int, Drafts] = field(default_factory=dict)  # by request
+    swaps_out: list[tuple[int, int]] = field(default_factory=list)
+    swaps_in: list[tuple[int, int]] = field(default_factory=list)
+    preempted: bool = False
+    # By request: a Row's fields and, of a row of one token, that token; the tokens of longer ones.
+    _rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _longer: dict[int, Sequence[int]] = field(default_factory=dict)
+    _guided: set[int] = field(default_factory=set)
+
+    def decode(self, request: int, slot: int, start: int, token: int) -> None:
+        """A row of one token that samples."""
+        self._rows[request] = (request, slot, start, 1, 1, 0, token)
+        self.budget -= 1
+
+    def add(self, row: Row, tokens: Sequence[int]) -> None:
+        if row.length == 1:
+            self._rows[row.request] = (*row, tokens[0])
+        else:
+            self._rows[row.request] = (*row, 0)
+            self._longer[row.request] = tokens
+        self.budget -= row.length
+
+    def guide(self, request: int) -> None:
+        """Its row, which samples, does so under a mask."""
+        self._guided.add(request)
+
+    def drop(self, request: int) -> None:
+        row = self._rows.pop(request, None)
+        self.copies.pop(request, None)
+        self.drafts.pop(request, None)
+        self._longer.pop(request, None)
+        self._guided.discard(request)
+        if row is not None:
+            self.budget += row[3]
+
+    def samples(self, request: int) -> bool:
+        """Whether it has a row that draws a token."""
+        row = self._rows.get(request)
+        return row is not None and bool(row[4])
+
+    @property
+    def empty(self) -> bool:
+        return not self._rows
+
+    @property
+    def has_prompt(self) -> bool:
+        """Whether any row is a piece of a prompt."""
+        return any(row[3] > 1 + row[5] for row in self._rows.values())
+
+    def build(
+        self,
+        number: int,
+        tables: TableDelta,
+        sampling: tuple[SlotSampling, ...] = (),
+        history: tuple[SlotTokens, ...] = (),
+    ) -> Step:
+        rows = list(self._rows.values())
+        if self._longer:
+            rows.sort(key=lambda row: 0 if row[3] == 1 else 1 if row[5] else 2)
+        numbers = np.fromiter(chain.from_iterable(rows), np.int64, 7 * len(rows)).reshape(-1, 7)
+        single, ids = len(rows) - len(self._longer), numbers[:, 6].copy()
+        if self._longer:
+            longer = [np.array(self._longer[row[0]], np.int64) for row in rows[single:]]
+            ids = np.concatenate([ids[:single], *longer])
+        guided: tuple[int, ...] = ()
+        if self._guided:
+            guided = tuple(at for at, row in enumerate(rows) if row[0] in self._guided)
+        return Step(
+            number=number,
+            rows=Rows(numbers[:, :6]),
+            ids=ids,
+            single=single,
+            swaps_out=tuple(self.swaps_out),
+            swaps_in=tuple(self.swaps_in),
+            copies=tuple(self.copies.values()),
+            tables=tables,
+            sampling=sampling,
+            history=history,
+            guided=guided,
+            drafts=self.drafts,
+        )

@@ -1,0 +1,192 @@
+"""A step as bytes: columns of numbers end to end, and JSON for what seldom changes.
+
+What is read was written elsewhere, so all of it is checked first: a block, a slot or a token out of bounds
+would reach memory that is not the row's.
+"""
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from engine.cache.tables import TableDelta
+from engine.codec import Misfit, codec
+from engine.errors import BadInput, BadWire
+from engine.scheduling.step import LAST, Drafts, Rows, SlotSampling, SlotTokens, Step
+
+_HEAD = struct.Struct("<10q")  # number, single, and the lengths of what follows
+_WIDE, _NARROW = np.dtype("<i8"), np.dtype("<i4")
+_ROW = 6  # numbers of a row
+
+
+_RARE = {
+    "sampling": codec(tuple[SlotSampling, ...]),
+    "history": codec(tuple[SlotTokens, ...]),
+    "drafts": codec(tuple[tuple[int, Drafts], ...]),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of the runner that a step is for."""
+
+    slots: int
+    width: int  # blocks of a row, at most
+    block_size: int
+    blocks: int
+    host_blocks: int
+    vocab: int
+
+    @property
+    def context(self) -> int:
+        return self.width * self.block_size
+
+
+def encode(step: Step) -> bytes:
+    moves = (step.swaps_out, step.swaps_in, step.copies)
+    rare: dict[str, Any] = {
+        "sampling": step.sampling,
+        "history": step.history,
+        "drafts": (*step.drafts.items(),),
+    }
+    told = {name: _RARE[name].write(value) for name, value in rare.items() if value}
+    tail = json.dumps(told, separators=(",", ":")).encode() if told else b""
+    counts = (len(step.rows), len(step.ids), *map(len, moves), len(step.tables.cells), len(step.guided))
+    parts = [
+        _HEAD.pack(step.number, step.single, *counts, len(tail)),
+        step.rows.numbers.astype(_WIDE, copy=False).tobytes(),
+        step.ids.astype(_WIDE, copy=False).tobytes(),
+        *(np.array(pairs, _WIDE).tobytes() for pairs in moves),
+        step.tables.cells.astype(_WIDE, copy=False).tobytes(),
+        step.tables.blocks.astype(_NARROW, copy=False).tobytes(),
+        np.array(step.guided, _WIDE).tobytes(),
+        tail,
+    ]
+    return b"".join(parts)
+
+
+def decode(data: bytes, bounds: Bounds) -> Step:
+    """Raises BadWire where these are not the bytes of a step within the bounds."""
+    if len(data) < _HEAD.size:
+        _refuse(f"has {len(data)} bytes, and its head alone takes {_HEAD.size}")
+    number, single, rows, ids, out, in_, copies, cells, guided, tail = _HEAD.unpack_from(data)
+    counts = (rows, ids, out, in_, copies, cells, guided, tail)
+    if min(number, single, *counts) < 0:
+        _refuse("has a negative number in its head")
+    sizes = (48 * rows, 8 * ids, 16 * out, 16 * in_, 16 * copies, 8 * cells, 4 * cells, 8 * guided, tail)
+    if _HEAD.size + sum(sizes) != len(data):
+        _refuse(f"has {len(data)} bytes, and its head speaks of {_HEAD.size + sum(sizes)}")
+    at, views = _HEAD.size, []
+    for size in sizes:
+        views.append(data[at : at + size])
+        at += size
+    wide = [np.frombuffer(view, _WIDE).astype(np.int64) for view in (*views[:6], views[7])]
+    told = _told(views[8])
+    step = Step(
+        number=number,
+        rows=Rows(wide[0].reshape(-1, _ROW)),
+        ids=wide[1],
+        single=single,
+        swaps_out=_pairs(wide[2]),
+        swaps_in=_pairs(wide[3]),
+        copies=_pairs(wide[4]),
+        tables=TableDelta(wide[5], np.frombuffer(views[6], _NARROW).astype(np.int32)),
+        sampling=told["sampling"],
+        history=told["history"],
+        guided=tuple(wide[6].tolist()),
+        drafts=dict(told["drafts"]),
+    )
+    check(step, bounds)
+    return step
+
+
+def check(step: Step, bounds: Bounds) -> None:
+    """Raises BadWire where any number of it is out of bounds, or its parts disagree."""
+    rows, single = step.rows, step.single
+    if not (0 <= single <= len(rows) <= bounds.slots):
+        _refuse(f"has {len(rows)} rows, {single} of them of one token, for {bounds.slots} slots")
+    _within("slot", rows.slots, 0, bounds.slots)
+    _within("start", rows.starts, 0, bounds.context)
+    _within("length", rows.lengths, 1, bounds.context + 1)
+    _within("end of a row", rows.ends, 1, bounds.context + 1)
+    _within("mark of sampling", rows.numbers[:, 4], 0, 2)
+    _within("count of drafts", rows.drafted, 0, rows.lengths)
+    if len(np.unique(rows.slots)) != len(rows):
+        _refuse("has two rows in one slot")
+    if (rows.lengths[:single] != 1).any() or (rows.lengths[single:] == 1).any():
+        _refuse("has rows of one token behind longer ones")
+    if int(rows.lengths.sum()) != len(step.ids):
+        _refuse(f"has {len(step.ids)} tokens for rows of {int(rows.lengths.sum())}")
+    _within("token", step.ids[:single], LAST, bounds.vocab)
+    _within("token", step.ids[single:], 0, bounds.vocab)
+    for name, moves, froms, tos in (
+        ("swap out", step.swaps_out, bounds.blocks, bounds.host_blocks),
+        ("swap in", step.swaps_in, bounds.host_blocks, bounds.blocks),
+        ("copy", step.copies, bounds.blocks, bounds.blocks),
+    ):
+        sides = np.array(moves, np.int64).reshape(-1, 2)
+        _within(f"block of a {name}", sides[:, 0], 0, froms)
+        _within(f"block of a {name}", sides[:, 1], 0, tos)
+    _within("cell of the tables", step.tables.cells, 0, bounds.slots * bounds.width)
+    _within("block of the tables", step.tables.blocks, 0, bounds.blocks)
+    guided = np.array(step.guided, np.int64)
+    _within("guided row", guided, 0, len(rows))
+    if len(guided) and not rows.samples[guided].all():
+        _refuse("guides a row that draws nothing")
+    _check_drafts(step, bounds)
+    for each in step.sampling:
+        _within("slot that samples", each.slot, 0, bounds.slots)
+        _within("begin of a reply", each.origin, 0, bounds.context + 1)
+        _within("token of a slot", each.tokens, 0, bounds.vocab)
+        _within("biased token", [token for token, _ in each.params.logit_bias], 0, bounds.vocab)
+        _within("seed", each.seed >> 64, 0, 1)
+    for said in step.history:
+        _within("slot with tokens", said.slot, 0, bounds.slots)
+        _within("place of tokens", said.at, 0, bounds.context + 1 - len(said.tokens))
+        _within("token of a slot", said.tokens, 0, bounds.vocab)
+
+
+def _check_drafts(step: Step, bounds: Bounds) -> None:
+    """Rows with drafts come right behind those of one token, and each has what it says."""
+    drafted = {row.request: row for row in step.rows if row.drafted}
+    if drafted.keys() != step.drafts.keys():
+        _refuse("has drafts for other rows than say so")
+    behind = step.rows.drafted[step.single : step.single + len(drafted)]
+    if (behind == 0).any() or not all(row.samples for row in drafted.values()):
+        _refuse("has rows with drafts where none may be")
+    for request, drafts in step.drafts.items():
+        row = drafted[request]
+        if not row.length == 1 + row.drafted == 1 + drafts.length:
+            _refuse(f"has {drafts.length} drafts for a row of {row.length} tokens")
+        if len(drafts.tokens) not in (0, drafts.length):
+            _refuse(f"has {len(drafts.tokens)} tokens for {drafts.length} drafts")
+        _within("draft", drafts.tokens, 0, bounds.vocab)
+
+
+def _within(what: str, values: Any, low: int, beyond: Any) -> None:
+    numbers = np.asarray(values)
+    wrong = (numbers < low) | (numbers >= beyond)
+    if wrong.any():
+        _refuse(f"has a {what} of {np.atleast_1d(numbers)[np.atleast_1d(wrong)][0]}")
+
+
+def _told(tail: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(tail) if tail else {}
+        if type(value) is not dict:
+            _refuse("has a tail that is no object")
+        return {name: part.read(value.get(name, [])) for name, part in _RARE.items()}
+    except (ValueError, RecursionError) as error:
+        raise BadWire(f"the step has a tail that is no JSON: {error}") from None
+    except (Misfit, BadInput) as error:
+        raise BadWire(f"the step: {error}") from None
+
+
+def _pairs(numbers: np.ndarray) -> tuple[tuple[int, int], ...]:
+    return tuple((first, second) for first, second in numbers.reshape(-1, 2).tolist())
+
+
+def _refuse(problem: str) -> NoReturn:
+    raise BadWire(f"the step {problem}")

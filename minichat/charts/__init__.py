@@ -1,0 +1,1 @@
+"""What `minichat quality` draws."""

@@ -1,0 +1,228 @@
+"""A backend without a model: whoever holds it says what the engine says. For tests and pictures."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any, TypeVar
+
+from engine.commands import (
+    Abort,
+    CancelQuantization,
+    Command,
+    MeasureSpeeds,
+    Preempt,
+    SetKvScheme,
+    SetQuantization,
+    SetSwitch,
+    Update,
+)
+from engine.errors import EngineError
+from engine.events import Delta, Event, Switched, TokenLogprob
+from engine.layout import Layout, Place
+from engine.params import SamplingParams
+from engine.request import Finish
+from engine.snapshot import Snapshot, Speeds
+from minichat.clients.bridge import gathered
+from minichat.clients.protocol import Past, Progress, Prompt, Turn
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class FakeReply:
+    """One reply; it says what it is told to say."""
+
+    id: int
+    prompt: Prompt
+    params: SamplingParams
+    prompt_tokens: int = 7
+    said: tuple[int, ...] = ()  # with which it began
+    finished: bool = False
+    tokens: int = 0  # that it has said
+    _deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
+
+    def say(self, text: str, tokens: int = 1, logprobs: Sequence[TokenLogprob] = ()) -> None:
+        self.tokens += tokens
+        self._deltas.put_nowait(Delta(self.id, tuple(range(tokens)), text, tuple(logprobs)))
+
+    def end(self, finish: Finish = Finish.STOP, error: str = "", blocks: int = 0) -> None:
+        if not self.finished:
+            self.finished = True
+            self._deltas.put_nowait(Delta(self.id, finish=finish, error=error, blocks=blocks))
+
+    def batches(self, turn: Turn) -> AsyncIterator[list[Delta]]:
+        return gathered(self, turn)
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        finish = None
+        while not finish:
+            delta = await self._deltas.get()
+            yield delta
+            finish = delta.finish
+
+
+class FakeBackend:
+    """Keeps every reply that was asked for. `script` may answer by itself; `trouble` is raised in loading."""
+
+    def __init__(
+        self,
+        snapshots: Sequence[Snapshot],
+        *,
+        script: Callable[[FakeReply], None] | None = None,
+        has_template: bool = True,
+        trouble: EngineError | None = None,
+        elsewhere: str = "",
+    ) -> None:
+        self.replies: list[FakeReply] = []
+        self.updates: list[tuple[int, dict[str, Any]]] = []
+        self.refusal: EngineError | None = None  # raised at the next submit
+        self.snapshots_taken = 0
+        self.closed = False
+        self.loaded = asyncio.Event()  # a test that wants a slow start clears it first
+        self.loaded.set()
+        self.progress: Progress | None = None
+        self.switched: list[str] = []  # models, in the order in which they were asked for
+        self.unloadable: dict[str, EngineError] = {}  # what is wrong with a model, by its name
+        self.elsewhere = elsewhere
+        self.tags: dict[str, FakeReply] = {}  # replies by the names that the screen gave them
+        self.past: dict[str, Past] = {}  # those of screens that are gone
+        self.quantized: list[str] = []  # schemes, in the order in which they were asked for; empty: cancelled
+        self.recached: list[str] = []  # forms of the cache, in the order in which they were asked for
+        self.unquantizable: dict[str, EngineError] = {}  # what is wrong with a scheme, by its name
+        self.handlers: dict[type[Command[Any]], Callable[[Any], Any]] = {
+            Update: self._update,
+            Abort: self._abort,
+            Preempt: self._preempt,
+            SetSwitch: self._set_switch,
+            SetQuantization: self._set_quantization,
+            CancelQuantization: lambda asked: self.quantized.append(""),
+            SetKvScheme: self._set_kv_scheme,
+            MeasureSpeeds: lambda asked: Speeds(read=10e9, multiply=100e9),
+        }
+        self._snapshots, self._script, self._trouble = tuple(snapshots), script, trouble
+        self._has_template = has_template
+        self._numbers = count()
+        self._handlers: list[Callable[[Sequence[Event]], None]] = []
+
+    @property
+    def has_template(self) -> bool:
+        return self._has_template
+
+    async def load(self, progress: Progress) -> Snapshot:
+        self.progress = progress
+        await self.loaded.wait()
+        if self._trouble:
+            raise self._trouble
+        return self._snapshots[0]
+
+    async def switch(self, model: str, progress: Progress) -> Snapshot:
+        self.switched.append(model)
+        for reply in self.replies:
+            reply.end(Finish.FAILED, "the engine was closed")
+        self.progress = progress
+        await self.loaded.wait()
+        if model in self.unloadable:
+            raise self.unloadable[model]
+        self._trouble = None
+        self._snapshots = tuple(replace(shot, model=model) for shot in self._snapshots)
+        return self._snapshots[0]
+
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+    ) -> FakeReply:
+        if self.refusal:
+            refusal, self.refusal = self.refusal, None
+            raise refusal
+        reply = FakeReply(next(self._numbers), prompt, params, said=tuple(said))
+        self.replies.append(reply)
+        self.tags[tag] = reply
+        if self._script:
+            self._script(reply)
+        return reply
+
+    async def resume(self, tag: str) -> Past | None:
+        return self.past.get(tag)
+
+    async def send(self, command: Command[T]) -> T:
+        result: T = self.handlers[type(command)](command)
+        return result
+
+    def _update(self, asked: Update) -> None:
+        reply = self.replies[asked.id]
+        reply.params = reply.params.changed(**asked.changes)
+        self.updates.append((asked.id, dict(asked.changes)))
+
+    def _abort(self, asked: Abort) -> None:
+        for id in asked.ids:
+            self.replies[id].end(Finish.ABORTED)
+
+    def _preempt(self, asked: Preempt) -> None:
+        self.updates.append((asked.id, {"preempted": True}))
+
+    def _set_switch(self, asked: SetSwitch) -> None:
+        self._snapshots = tuple(
+            replace(
+                shot,
+                switches=tuple(
+                    each._replace(on=asked.on) if each.name == asked.name else each for each in shot.switches
+                ),
+            )
+            for shot in self._snapshots
+        )
+        self.emit(Switched(0, 0.0, asked.name, asked.on))
+
+    def _set_quantization(self, asked: SetQuantization) -> None:
+        """Whoever holds it says how it goes on, by events and by snapshots."""
+        self.quantized.append(asked.scheme)
+        self._refuse_scheme(asked.scheme)
+
+    def _set_kv_scheme(self, asked: SetKvScheme) -> None:
+        self.recached.append(asked.scheme)
+        self._refuse_scheme(asked.scheme)
+
+    def _refuse_scheme(self, scheme: str) -> None:
+        if scheme in self.unquantizable:
+            raise self.unquantizable[scheme]
+
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> FakeReply:
+        parent = self.replies[id]
+        before = parent.prompt_tokens + parent.tokens
+        reply = FakeReply(next(self._numbers), parent.prompt, params, before)
+        self.replies.append(reply)
+        return reply
+
+    async def layout(self, prompt: Prompt) -> Layout:
+        """A token a character of what people and models said, and one before each message."""
+        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        placed = [
+            (token, place)
+            for number, text in enumerate(texts)
+            for token, place in [
+                (1, Place(-1)),
+                *((ord(sign), Place(number, at, at + 1)) for at, sign in enumerate(text)),
+            ]
+        ]
+        return Layout(tuple(token for token, _ in placed), tuple(place for _, place in placed))
+
+    async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
+        return [chr(token) if token > 31 else "." for token in tokens]
+
+    async def snapshot(self) -> Snapshot:
+        shot = self._snapshots[min(self.snapshots_taken, len(self._snapshots) - 1)]
+        self.snapshots_taken += 1
+        return shot
+
+    def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
+        self._handlers.append(handler)
+
+    def emit(self, *events: Event) -> None:
+        for handler in self._handlers:
+            handler(events)
+
+    def words(self, tokens: Sequence[int]) -> list[str]:
+        return [f" word{token}" for token in tokens]
+
+    def close(self) -> bool:
+        self.closed = True
+        return True

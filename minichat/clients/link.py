@@ -1,0 +1,266 @@
+"""The line to an engine elsewhere: it may be cut at any moment, and comes back by itself."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, suppress
+from ssl import SSLCertVerificationError as CertificateError
+from typing import Any, NamedTuple, Protocol
+
+import httpx
+
+from engine.errors import BadInput, BadWire, Ending, EngineDead, EngineError
+from engine.wire import check_version, decode_error
+from minichat.clients.address import Address
+from minichat.clients.sse import Message, messages
+
+_CONNECT, _ANSWER = 10.0, 60.0  # seconds
+_SILENCE = 35.0  # seconds without a word on a stream, on which the server says each 15 that it is there
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 10.0, 1.7  # seconds between two tries, and how they grow
+_BETWEEN = (502, 504)  # what stands between us and the server cannot reach it
+
+
+class Cut(Exception):
+    """Nothing comes any more; the message says why."""
+
+
+class Foreign(EngineError):
+    """What answered is no engine of ours: a proxy, or another program."""
+
+
+class Hello(NamedTuple):
+    """What a server says of itself."""
+
+    boot: str  # another one with each start
+    model: str
+    has_template: bool
+
+
+class Watcher(Protocol):
+    """Hears how the line is."""
+
+    def lost(self, why: str) -> None: ...
+
+    def back(self, hello: Hello) -> None: ...
+
+    def ended(self, why: str) -> None:
+        """It will not come back by itself."""
+        ...
+
+
+class Nobody:
+    """For whoever asks once or twice."""
+
+    def lost(self, why: str) -> None: ...
+
+    def back(self, hello: Hello) -> None: ...
+
+    def ended(self, why: str) -> None: ...
+
+
+class Link:
+    """What is asked while the line is cut waits for it, and is asked then."""
+
+    def __init__(
+        self, address: Address, watcher: Watcher | None = None, gone: Callable[[], str] = lambda: ""
+    ) -> None:
+        self.address = address
+        self._watcher, self._gone = watcher or Nobody(), gone  # gone: why nobody can be there any more
+        self._client: httpx.AsyncClient | None = None
+        self._up = asyncio.Event()
+        self._over = "there is no link yet"
+        self._returning: asyncio.Task[None] | None = None
+
+    async def open(self) -> Hello:
+        """The first time, or once more after the end; raises what is wrong with place, key or server."""
+        await self.close()
+        self._client = _client(self.address)
+        try:
+            hello = await self._hello()
+        except Cut as cut:
+            raise EngineDead(f"nobody answers at {self.address.words}: {cut}") from None
+        self._over = ""
+        self._up.set()
+        return hello
+
+    async def close(self) -> None:
+        self._over = "the link was closed"
+        if self._returning is not None:
+            self._returning.cancel()
+        self._up.set()  # whoever waits learns that it is over
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+        self._up = asyncio.Event()
+
+    async def ask(self, method: str, path: str, body: Any = None) -> Any:
+        """An answer as JSON. It may be asked twice, where the line is cut meanwhile."""
+        while True:
+            client = await self._wait()
+            try:
+                return _read(await _send(client, method, path, body))
+            except Cut as cut:
+                self.cut(str(cut))
+
+    async def follow(self, path: str, last: Callable[[], str]) -> AsyncIterator[Message]:
+        """Events from the id that `last` names on, and again after each cut. It ends with `end`."""
+        while True:
+            client = await self._wait()
+            try:
+                async with aclosing(_stream(client, path, last())) as stream:
+                    async for message in stream:
+                        yield message
+                        if message.kind == "end":
+                            return
+                raise Cut("the server hung up")
+            except Cut as cut:
+                self.cut(str(cut))
+
+    async def ready(self) -> None:
+        """Returns when the line is there; raises where it will not come back."""
+        await self._wait()
+
+    def cut(self, why: str) -> None:
+        """The line is down. Everybody finds out by themselves; the first one has it mended."""
+        if self._up.is_set() and not self._over:
+            self._up.clear()
+            self._watcher.lost(why)
+            self._returning = asyncio.create_task(self._come_back(why), name="link")
+
+    async def _wait(self) -> httpx.AsyncClient:
+        while not self._up.is_set() and not self._over:
+            await self._up.wait()
+        if self._over or self._client is None:
+            raise EngineDead(self._over)
+        return self._client
+
+    async def _come_back(self, why: str) -> None:
+        """Tries again, at first at once and then more and more rarely."""
+        pause = _FIRST_PAUSE
+        while True:
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # not all screens in the same moment
+            pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+            try:
+                hello = await self._hello()
+            except Cut as cut:
+                if gone := self._gone():
+                    self._end(gone)
+                    return
+                if str(cut) != why:
+                    why = str(cut)
+                    self._watcher.lost(why)
+            except EngineError as error:  # somebody is there who is not to be spoken to
+                self._end(str(error))
+                return
+            else:
+                self._watcher.back(hello)
+                self._up.set()
+                return
+
+    def _end(self, why: str) -> None:
+        self._over = why
+        self._up.set()
+        self._watcher.ended(why)
+
+    async def _hello(self) -> Hello:
+        assert self._client is not None
+        place = self.address.words
+        try:
+            told = _read(await _send(self._client, "GET", "/engine"))
+        except Foreign as foreign:
+            raise BadWire(
+                f"what answers at {place} is no engine of minichat: it says {foreign} of /engine"
+            ) from None
+        if type(told) is not dict or "boot" not in told:
+            raise BadWire(f"what answers at {place} is no engine of minichat")
+        check_version("engine", told)
+        return Hello(str(told["boot"]), str(told.get("model", "")), bool(told.get("has_template")))
+
+
+def _client(address: Address) -> httpx.AsyncClient:
+    secure = address.url.startswith("https:")
+    limits = httpx.Limits(max_connections=None)
+    options: dict[str, Any] = {"limits": limits}
+    if address.uds:
+        options["transport"] = httpx.AsyncHTTPTransport(uds=address.uds, verify=False, limits=limits)
+    return httpx.AsyncClient(
+        base_url=address.url,
+        headers=address.headers,
+        timeout=httpx.Timeout(_ANSWER, connect=_CONNECT),
+        verify=secure,  # to make a context takes its time, and without TLS nobody looks at it
+        trust_env=not address.near,  # a proxy of the environment cannot know this machine's localhost
+        **options,
+    )
+
+
+async def _send(client: httpx.AsyncClient, method: str, path: str, body: Any = None) -> httpx.Response:
+    try:
+        return await client.request(method, path, json=body)
+    except (httpx.RequestError, httpx.InvalidURL, RuntimeError) as error:
+        raise Cut(_why(error)) from None
+
+
+async def _stream(client: httpx.AsyncClient, path: str, last: str) -> AsyncGenerator[Message, None]:
+    headers = {"last-event-id": last} if last else {}
+    patience = httpx.Timeout(_SILENCE, connect=_CONNECT)
+    try:
+        async with client.stream("GET", path, headers=headers, timeout=patience) as response:
+            if response.status_code != httpx.codes.OK:
+                await response.aread()
+                _read(response)
+            async for message in messages(response.aiter_bytes()):
+                yield message
+    except (httpx.RequestError, RuntimeError) as error:
+        raise Cut(_why(error)) from None
+
+
+def _read(response: httpx.Response) -> Any:
+    """The answer's JSON; a refusal is raised as the error of the engine that it comes from."""
+    if response.is_success and not response.content:
+        return None
+    if response.has_redirect_location:
+        raise BadInput(f"{response.url} sends on to {response.headers['location']!r:.200}; name that place")
+    told: Any = None
+    with suppress(ValueError):
+        told = json.loads(response.content)
+    if response.is_success:
+        if told is None:
+            raise BadWire(f"{response.url} answered what is no JSON")
+        return told
+    raise _refusal(response, told)
+
+
+def _refusal(response: httpx.Response, told: Any) -> Exception:
+    """The error that the engine wrote down. Of a server that is none of ours, what can be said."""
+    known = told if type(told) is dict else {}
+    if "engine" in known:
+        error = decode_error(known["engine"])
+        return Cut(str(error)) if isinstance(error, Ending) else error
+    if response.status_code in _BETWEEN:
+        return Cut(f"{response.status_code} {response.reason_phrase}")
+    return Foreign(f"{response.status_code} {response.reason_phrase}")
+
+
+def _why(error: Exception) -> str:
+    """In words: what httpx and the system say is meant for programmers."""
+    match error:
+        case httpx.ConnectTimeout():
+            return f"no connection within {_CONNECT:g} s"
+        case httpx.ReadTimeout():
+            return "it has gone silent"
+        case httpx.ConnectError() if any(isinstance(each, CertificateError) for each in _causes(error)):
+            return f"its certificate is not trusted ({error}); SSL_CERT_FILE names others"
+        case httpx.ConnectError():  # several addresses that fail together have no number of the system
+            failure = next((each for each in _causes(error) if isinstance(each, OSError)), None)
+            return f"no connection ({error})" if failure and failure.errno else "no connection"
+        case httpx.RequestError():
+            return "the connection broke"
+    return str(error) or type(error).__name__
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """It, and what it came from: httpx wraps the errors of the system twice."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,191 @@
+"""The engine on this machine: on a thread of this process, or in a process of its own."""
+
+import asyncio
+import gc
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.commands import Command
+from engine.config import EngineConfig
+from engine.errors import EngineDead
+from engine.events import Delta, Event
+from engine.host.handover import Handover, call_on
+from engine.layout import Layout
+from engine.params import SamplingParams
+from engine.snapshot import Snapshot
+from minichat.clients.bridge import gathered, in_thread
+from minichat.clients.protocol import Progress, Prompt, Turn
+from minichat.shell.interpreter import loading
+from minichat.shell.paths import private_folder
+
+if TYPE_CHECKING:
+    from engine.host.protocol import EngineHost
+    from engine.host.stream import Stream
+
+T = TypeVar("T")
+_TELL_EVERY = 0.1  # seconds between two words about loading
+_CLOSE_WITHIN = 2.0  # seconds; a step that takes longer is left behind
+
+
+@dataclass(frozen=True, slots=True)
+class LocalReply:
+    """One reply of the engine's thread."""
+
+    stream: "Stream"
+
+    @property
+    def id(self) -> int:
+        return self.stream.id
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.stream.prompt_tokens
+
+    def batches(self, turn: Turn) -> AsyncIterator[list[Delta]]:
+        return gathered(self.stream, turn)
+
+
+def on_thread(config: EngineConfig, progress: Progress) -> "EngineHost":
+    """Torch comes into this process."""
+    from engine.host.thread import EngineThread
+    from engine.start import start
+
+    return EngineThread(start(config, progress))
+
+
+def in_process(log_file: Path) -> "Launch":
+    """A child, which may crash alone and has an interpreter to itself. What it logs goes to the file."""
+
+    def launch(config: EngineConfig, progress: Progress) -> "EngineHost":
+        from engine.host.process import EngineProcess
+
+        private_folder(log_file.parent)
+        return EngineProcess(config, log_file, progress=progress)
+
+    return launch
+
+
+Launch = Callable[[EngineConfig, Progress], "EngineHost"]
+
+
+class LocalBackend:
+    """Launches the engine from a thread, and works on prompts in threads."""
+
+    def __init__(self, config: EngineConfig, launch: Launch = on_thread) -> None:
+        self._config, self._launch = config, launch
+        self._engine: EngineHost | None = None
+        self._handlers: list[Handover[Event]] = []
+        self._unsubscribe: list[Callable[[], None]] = []
+        self._loading = False
+        self._trouble = "the engine has not been loaded"
+
+    @property
+    def elsewhere(self) -> str:
+        return ""
+
+    @property
+    def has_template(self) -> bool:
+        return self._host.has_template
+
+    async def load(self, progress: Progress) -> Snapshot:
+        loop, told = asyncio.get_running_loop(), 0.0
+
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            if (now := time.monotonic()) - told >= _TELL_EVERY or done >= total:
+                told = now
+                call_on(loop, progress, done, total)
+
+        def start_engine() -> Snapshot:
+            try:
+                with loading():
+                    self._engine = self._launch(self._config, tell)
+                self._unsubscribe = [self._engine.subscribe(handler) for handler in self._handlers]
+            finally:
+                self._loading = False
+            return self._engine.snapshot()
+
+        self._loading = True
+        try:
+            return await in_thread(start_engine)
+        except Exception as error:
+            self._trouble = f"there is no engine: {str(error) or type(error).__name__}"
+            raise
+
+    async def switch(self, model: str, progress: Progress) -> Snapshot:
+        await in_thread(self._let_go)
+        self._config = replace(self._config, model=model)
+        return await self.load(progress)
+
+    def _let_go(self) -> None:
+        """Ends the engine, and gives its memory back before another one measures what is free."""
+        host, self._engine = self._engine, None
+        if host is None:
+            return
+        self._trouble = "another model is being loaded"
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()  # its end is no news
+        self._unsubscribe.clear()
+        host.close()
+        del host
+        gc.unfreeze()  # the engine is in cycles, and frozen ones would stay for good
+        gc.collect()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+    ) -> LocalReply:
+        stream = await in_thread(lambda: self._host.submit(prompt, params, said=said))
+        await asyncio.wrap_future(stream.begun)
+        return LocalReply(stream)
+
+    async def resume(self, tag: str) -> None:
+        """No reply outlives the screen, whose engine this is."""
+
+    async def send(self, command: Command[T]) -> T:
+        return await asyncio.wrap_future(self._host.send(command))
+
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> LocalReply:
+        stream = self._host.fork(id, params)
+        await asyncio.wrap_future(stream.begun)
+        return LocalReply(stream)
+
+    async def layout(self, prompt: Prompt) -> Layout:
+        return await in_thread(lambda: self._host.layout(prompt))
+
+    async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
+        return await in_thread(lambda: self._host.texts(tokens, after))
+
+    async def snapshot(self) -> Snapshot:
+        return await in_thread(self._host.snapshot)
+
+    def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
+        handover = Handover(handler)
+        self._handlers.append(handover)
+        if self._engine is not None:
+            self._unsubscribe.append(self._engine.subscribe(handover))
+
+    def words(self, tokens: Sequence[int]) -> list[str]:
+        pieces = self._engine.pieces(tokens) if self._engine else []
+        return [piece.decode(errors="replace") for piece in pieces]
+
+    def close(self) -> bool:
+        if self._engine is None:
+            return not self._loading
+        closing = threading.Thread(target=self._engine.close, name="minichat-close", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_WITHIN)
+        return not closing.is_alive()
+
+    @property
+    def _host(self) -> "EngineHost":
+        if self._engine is None:
+            raise EngineDead(self._trouble)
+        return self._engine

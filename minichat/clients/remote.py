@@ -1,0 +1,290 @@
+"""An engine elsewhere, over HTTP: on another machine, or in a process that outlives the screen."""
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from secrets import token_hex
+from types import NoneType
+from typing import Any, Protocol, TypeVar
+
+from engine.codec import codec
+from engine.commands import Command, decode_result, fields_of, result_of
+from engine.errors import EngineDead, EngineError, UnknownRequest
+from engine.events import Delta, Event
+from engine.layout import Layout
+from engine.params import SamplingParams
+from engine.snapshot import Snapshot
+from engine.wire import (
+    check_version,
+    decode_delta,
+    decode_event,
+    decode_snapshot,
+    params_to_json,
+)
+from minichat.clients.address import Address
+from minichat.clients.link import Hello, Link
+from minichat.clients.protocol import LinkBack, LinkLost, Past, Progress, Prompt, Turn
+
+T = TypeVar("T")
+_WORDS = 100_000  # tokens whose text is remembered
+_ASKED_AT_ONCE = 50_000  # tokens
+
+
+class Home(Protocol):
+    """Whoever can start the engine, and knows whether it is gone."""
+
+    async def ensure(self, progress: Progress) -> None:
+        """An engine is there and ready, whether it ran already or not; raises why not."""
+        ...
+
+    def gone(self) -> str:
+        """Why nobody will answer any more; nothing while somebody may."""
+        ...
+
+
+class RemoteReply:
+    """One reply of the server, read from where the link was cut as often as it is."""
+
+    def __init__(self, link: Link, record: dict[str, Any], learn: Callable[[dict[str, str]], None]) -> None:
+        self.id: int = record["request"]
+        self.prompt_tokens: int = record["prompt_tokens"]
+        self.name: str = record["id"]
+        self._before: list[Delta] = []  # what stands before its deltas, for a reader who has seen nothing
+        if before := record.get("before"):
+            self.prompt_tokens = before["prompt_tokens"]
+            if before["tokens"]:
+                self._before = [Delta(self.id, tuple(before["tokens"]), before["text"])]
+        self._link, self._learn = link, learn
+        self._told = 0  # deltas
+        self._came: deque[bytes] = deque()  # read when it is this reply's turn
+        self._arrived = asyncio.Event()
+        self._trouble: EngineError | None = None
+
+    async def batches(self, turn: Turn) -> AsyncIterator[list[Delta]]:
+        reader = asyncio.create_task(self._read(), name=f"read-{self.name}")
+        try:
+            if self._before:
+                yield self._before
+                await turn()
+            while True:
+                await self._arrived.wait()
+                self._arrived.clear()
+                if batch := self._take():
+                    yield batch
+                    if batch[-1].last:
+                        return
+                if self._trouble is not None:
+                    raise self._trouble
+                await turn()
+        finally:
+            reader.cancel()
+
+    def _take(self) -> list[Delta]:
+        deltas = []
+        while self._came:
+            told = check_version("deltas", json.loads(self._came.popleft()))
+            self._learn(told.get("words", {}))
+            deltas += [decode_delta(each) for each in told["deltas"]]
+        return deltas
+
+    async def _read(self) -> None:
+        try:
+            async for message in self._link.follow(f"/engine/replies/{self.name}", lambda: str(self._told)):
+                if message.kind == "deltas":
+                    self._told = int(message.id)
+                    self._came.append(message.data)
+                    self._arrived.set()
+        except UnknownRequest:
+            self._trouble = EngineDead("the rest is lost: the engine was started anew, or has forgotten it")
+        except EngineError as error:
+            self._trouble = error
+        except ValueError as error:
+            self._trouble = EngineError(f"the reply cannot be read: {error}")
+        self._arrived.set()
+
+
+class RemoteBackend:
+    """The screen's side of engine/server. All of it on the screen's loop; nothing of it waits for a step."""
+
+    def __init__(self, address: Address, home: Home | None = None) -> None:
+        self._address, self._home = address, home
+        self._link = Link(address, self, home.gone if home else lambda: "")
+        self._boot, self._has_template = "", True
+        self._handlers: list[Callable[[Sequence[Event]], None]] = []
+        self._listener: asyncio.Task[None] | None = None
+        self._last_event = ""
+        self._replies: dict[int, str] = {}  # names of this screen's, by their numbers
+        self._words: dict[int, str] = {}
+        self._learning: set[asyncio.Task[None]] = set()
+        self._in_order = asyncio.Lock()  # over changes: the later one wins
+        self._clock = (0.0, 0.0)  # the engine's, and this program's at the same moment
+        self._lost_at = 0.0
+
+    @property
+    def elsewhere(self) -> str:
+        return self._address.words
+
+    @property
+    def has_template(self) -> bool:
+        return self._has_template
+
+    # There, and back again
+
+    async def load(self, progress: Progress) -> Snapshot:
+        if self._home is not None:
+            await self._home.ensure(progress)
+        self._meet(await self._link.open())
+        if self._listener is not None:
+            self._listener.cancel()
+        self._listener = asyncio.create_task(self._listen(), name="events")
+        return await self.snapshot()
+
+    async def switch(self, model: str, progress: Progress) -> Snapshot:
+        """The same model once more: a lost engine is looked for again. Another one is not ours to take."""
+        return await self.load(progress)
+
+    def lost(self, why: str) -> None:
+        self._lost_at = self._lost_at or time.monotonic()
+        self._emit(LinkLost(0, self._now(), why))
+
+    def back(self, hello: Hello) -> None:
+        anew = hello.boot != self._boot
+        seconds, self._lost_at = time.monotonic() - self._lost_at, 0.0
+        self._meet(hello)
+        self._emit(LinkBack(0, self._now(), seconds, anew))
+
+    def ended(self, why: str) -> None:
+        self._lost_at = 0.0
+        self._emit(LinkLost(0, self._now(), why, ended=True))
+
+    def _meet(self, hello: Hello) -> None:
+        if hello.boot != self._boot:
+            self._replies.clear()
+            self._words.clear()  # it may be another model
+            self._last_event = ""  # what happened before it was attached to is no news
+        self._boot, self._has_template = hello.boot, hello.has_template
+
+    # Replies
+
+    async def submit(
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+    ) -> RemoteReply:
+        asked = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+        name = tag or token_hex(12)  # by which the server knows it again, where it is asked twice
+        body: dict[str, Any] = {"prompt": asked, "params": params_to_json(params), "keep": True, "tag": name}
+        body |= {"said": list(said)} if said else {}
+        return self._begun(await self._link.ask("POST", "/engine/replies", body))
+
+    async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> RemoteReply:
+        if id not in self._replies:
+            raise UnknownRequest(f"request {id} is not one of this screen's replies")
+        body = {"params": params_to_json(params), "keep": True, "tag": tag or token_hex(12)}
+        return self._begun(await self._link.ask("POST", f"/engine/replies/{self._replies[id]}/fork", body))
+
+    async def resume(self, tag: str) -> Past | None:
+        told = check_version("replies", await self._link.ask("GET", f"/engine/replies?tag={tag}"))
+        for record in told["replies"]:
+            return Past(self._begun(record), record["age"], record["first"], record["lasted"])
+        return None
+
+    def _begun(self, record: Any) -> RemoteReply:
+        reply = RemoteReply(self._link, check_version("reply", record), self._learned)
+        self._replies[reply.id] = reply.name
+        return reply
+
+    async def send(self, command: Command[T]) -> T:
+        """One that changes something waits for those before it; whoever only asks does not."""
+        kind = type(command)
+        path, fields = f"/engine/commands/{command.verb}", fields_of(command)
+        if result_of(kind) is NoneType:
+            told = await self._in_turn(path, fields)
+        else:
+            told = await self._link.ask("POST", path, fields)
+        result: T = decode_result(kind, check_version("answer", told).get("result"))
+        return result
+
+    async def _in_turn(self, path: str, fields: Any) -> Any:
+        async with self._in_order:
+            boot = self._boot
+            await self._link.ready()
+            if boot != self._boot:  # its number may be another request's by now
+                raise UnknownRequest("the engine was started anew meanwhile")
+            return await self._link.ask("POST", path, fields)
+
+    # Looking
+
+    async def snapshot(self) -> Snapshot:
+        shot = decode_snapshot(await self._link.ask("GET", "/engine/snapshot"))
+        self._clock = (shot.at, time.monotonic())
+        return shot
+
+    def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
+        self._handlers.append(handler)
+
+    async def _listen(self) -> None:
+        """The engine's events, as long as there is a link."""
+        try:
+            async for message in self._link.follow("/events", lambda: self._last_event):
+                if message.kind == "event":
+                    self._last_event = message.id
+                    self._emit(decode_event(json.loads(message.data)))
+        except EngineDead:
+            return  # the link said so itself
+        except (EngineError, ValueError) as error:
+            self.ended(f"the engine's events cannot be read: {error}")
+
+    def _emit(self, event: Event) -> None:
+        for handler in self._handlers:
+            handler([event])
+
+    def _now(self) -> float:
+        there, here = self._clock
+        return there + time.monotonic() - here
+
+    # Text
+
+    async def layout(self, prompt: Prompt) -> Layout:
+        asked = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+        layout: Layout = codec(Layout).read(await self._link.ask("POST", "/engine/layout", {"prompt": asked}))
+        await self._learn(layout.ids)
+        return layout
+
+    async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
+        body = {"tokens": list(tokens), "after": list(after)}
+        told = await self._link.ask("POST", "/engine/texts", body)
+        await self._learn(tokens)
+        return [str(each) for each in told["texts"]]
+
+    def words(self, tokens: Sequence[int]) -> list[str]:
+        """Those that are not known yet are empty, and are asked for."""
+        if any(token not in self._words for token in tokens):
+            task = asyncio.create_task(self._learn(tokens))
+            self._learning.add(task)
+            task.add_done_callback(self._learning.discard)
+        return [self._words.get(token, "") for token in tokens]
+
+    async def _learn(self, tokens: Sequence[int]) -> None:
+        unknown = sorted({token for token in tokens if token not in self._words})
+        for at in range(0, len(unknown), _ASKED_AT_ONCE):
+            part = unknown[at : at + _ASKED_AT_ONCE]
+            with suppress(EngineError):
+                told = await self._link.ask("POST", "/engine/words", {"tokens": part})
+                self._learned(dict(zip(map(str, part), told["words"], strict=True)))
+
+    def _learned(self, words: dict[str, str]) -> None:
+        if len(self._words) > _WORDS:
+            self._words.clear()
+        self._words |= {int(token): word for token, word in words.items()}
+
+    async def detach(self) -> None:
+        """Lets go of the engine, and leaves it as it is."""
+        if self._listener is not None:
+            self._listener.cancel()
+        await self._link.close()
+
+    def close(self) -> bool:
+        """The engine goes on; the sockets end with the program."""
+        return True

@@ -1,0 +1,91 @@
+"""The parts of the screen, in the order in which help, palette and last line have them.
+
+To add one, write a file here that declares a `Feature`, and name it below. A package outside this tree names
+its own in the entry points `minichat.features`.
+"""
+
+from importlib.metadata import entry_points
+
+from minichat.features.chats.broadcast import BROADCAST
+from minichat.features.chats.chats import CHATS
+from minichat.features.chats.export import EXPORT
+from minichat.features.chats.find import FIND
+from minichat.features.chats.jump import JUMP
+from minichat.features.chats.messages import MESSAGES
+from minichat.features.chats.replies import REPLIES
+from minichat.features.decoding.feature import DECODING
+from minichat.features.feature import Feature
+from minichat.features.help import HELP
+from minichat.features.leaving import INTERRUPT, LEAVING
+from minichat.features.links import LINKS
+from minichat.features.models import MODELS
+from minichat.features.monitor import MONITOR
+from minichat.features.palette import PALETTE
+from minichat.features.picking.feature import PICKING
+from minichat.features.quantization.feature import QUANTIZATION
+from minichat.features.switches import SWITCHES
+from minichat.features.terminal import TERMINAL
+from minichat.features.tour.feature import TOUR
+from minichat.features.views import VIEWS
+from minichat.features.why.feature import WHY
+
+BUILT_IN: tuple[Feature, ...] = (
+    REPLIES,
+    MESSAGES,
+    PICKING,
+    BROADCAST,
+    CHATS,
+    JUMP,
+    FIND,
+    EXPORT,
+    HELP,
+    MONITOR,
+    DECODING,
+    QUANTIZATION,
+    VIEWS,
+    WHY,
+    SWITCHES,
+    TERMINAL,
+    PALETTE,
+    INTERRUPT,
+    MODELS,
+    TOUR,
+    LEAVING,
+    LINKS,
+)
+GROUP = "minichat.features"
+
+
+def installed() -> tuple[tuple[Feature, ...], tuple[str, ...]]:
+    """The built-in features and those of other packages; and why some of those could not be taken."""
+    found, problems = list(BUILT_IN), []
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        try:
+            feature = entry.load()
+        except Exception as error:  # whatever a stranger's package does, the screen comes up
+            problems.append(f"the feature {entry.name} ({entry.value}) could not be loaded: {error}")
+            continue
+        if problem := misfit(feature, found):
+            problems.append(f"the feature {entry.name} ({entry.value}) was left out: {problem}")
+        else:
+            found.append(feature)
+    return tuple(found), tuple(problems)
+
+
+def misfit(feature: object, others: list[Feature]) -> str:
+    """Why it cannot stand beside the others; nothing if it can."""
+    if not isinstance(feature, Feature):
+        return f"it is {type(feature).__name__!r}, not a Feature"
+    if any(each.name == feature.name for each in others):
+        return f"there is one called {feature.name!r} already"
+    ids = {command.id for each in others for command in each.commands}
+    keys = {
+        key: command.id for each in others for command in each.commands for key in command.keys.split(",")
+    }
+    for command in feature.commands:
+        if command.id in ids:
+            return f"there is a command {command.id!r} already"
+        for key in filter(None, command.keys.split(",")):
+            if key in keys:
+                return f"its key {key!r} is that of {keys[key]}"
+    return ""

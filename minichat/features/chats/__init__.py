@@ -1,0 +1,1 @@
+"""Chats and their replies: what a person does to them."""

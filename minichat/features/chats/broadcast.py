@@ -1,0 +1,92 @@
+"""A message to all chats that are seen; where its replies first part is marked in each pane."""
+
+from collections.abc import Sequence
+
+from textual.content import Content
+
+from minichat.features.feature import Command, Context, Feature
+from minichat.session.conversation import Conversation
+from minichat.session.parting import MOST, Comparison, Parting
+from minichat.ui.layout import SEVERAL
+from minichat.ui.likely import visible
+
+_WORD = 16  # cells of a token
+
+
+def toggle(context: Context) -> None:
+    workspace = context.workspace
+    workspace.broadcast = not workspace.broadcast
+    workspace.label()
+    if not workspace.broadcast:
+        context.app.notify("what is sent goes to this chat alone")
+    elif len(workspace.shown) < 2:
+        context.app.notify(f"one pane is open: {_why_one(context)}", severity="warning")
+
+
+def _why_one(context: Context) -> str:
+    """What it would take to see several."""
+    if (width := context.workspace.size.width) < SEVERAL:
+        return f"{SEVERAL} columns show several, and this terminal has {width}"
+    if len(context.chats) == 1:
+        return f"this is the only chat; {context.keys.name('chat.new')} opens another"
+    if not context.workspace.side_by_side:
+        return f"{context.keys.name('view.panes')} shows several"
+    return "a drawer or the monitor stands where others would"
+
+
+class Partings:
+    """Compares the replies to a broadcast as they come."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        context.signals.broadcast.connect(self.compare)
+
+    def compare(self, conversations: Sequence[Conversation]) -> None:
+        """The next replies of these chats are looked at side by side."""
+        comparison = Comparison(tuple(conversations), self._tell)
+        for each in conversations:
+            each.compare(comparison)
+
+    def _tell(self, comparison: Comparison[Conversation], chat: Conversation) -> None:
+        workspace, backend = self._context.workspace, self._context.program.backend
+        pane = next((each for each in workspace.panes if each.conversation is chat), None)
+        trace = next(reversed(chat.traces.values()), None)
+        if pane is None or trace is None:
+            return
+        parting = comparison.parting(chat)
+        pane.say_parting(self._sentence(parting))
+
+        async def mark() -> None:
+            known = await trace.learn(backend)
+            place = trace.prompt_tokens + parting.at
+            if place < len(known.places) and known.places[place].message >= 0:
+                message, start, end = known.places[place]
+                pane.transcript.light({message: [(start, end)]}, "parted")
+
+        self._context.app.run_worker(mark())
+
+    def _sentence(self, parting: Parting[Conversation]) -> Content:
+        """`parts at token 12: " the" 41 %   B " a" 33 %`."""
+        tokens = [each.token for each in parting.others]
+        known = [token for token in (parting.token, *tokens) if token is not None]
+        words = self._context.program.backend.words(known)
+        spoken = iter(visible(word, _WORD).rstrip() for word in words)
+        parts: list[tuple[str, str]] = [(f" parts at token {parting.at + 1}: ", "$text-muted")]
+        if parting.token is None:
+            parts.append(("ends", "bold"))
+        else:
+            parts.append((f"{next(spoken)} {parting.share:.1%}", "bold $text-accent"))
+        for each in parting.others:
+            said = "ends" if each.token is None else next(spoken)
+            rare = f"not in the top {MOST}" if each.token is not None else ""
+            share = f"{each.share:.1%} here" if each.share is not None else rare
+            parts.append((f"   {each.who.chat.letter.upper()} {said} {share}".rstrip(), "$text"))
+        return Content.assemble(*parts)
+
+
+BROADCAST = Feature(
+    name="broadcast",
+    title="One message to several chats",
+    commands=(Command("reply.broadcast", "Reply", "Send to all open panes, on or off", toggle, "alt+a"),),
+    part=Partings,
+)

@@ -1,0 +1,164 @@
+"""Chats come and go: new ones, forks, names, system prompts, and those that are closed."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from textual.content import Content
+
+from minichat.chats.model import Chat, Message
+from minichat.features.feature import Command, Context, Feature, Handler, Offer
+from minichat.plural import plural
+from minichat.session.branching import join
+from minichat.ui.dialogs.ask import AskScreen
+from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.panes.tabs import titled
+
+DELETE_KEY = "alt+d"  # in the list of all chats, too
+
+
+async def new(context: Context) -> None:
+    _keep_draft(context)
+    context.workspace.speak_to(context.chats.new())
+    context.workspace.prompt.focus()
+
+
+async def fork(context: Context, message: Message | None = None) -> None:
+    source = context.chats.active
+    messages = source.chat.messages
+    if not messages:
+        context.app.notify("there is nothing to fork yet", severity="warning")
+        return
+    _keep_draft(context)
+    message_id = message.id if message else messages[-1].id
+    running = source.streaming and message_id == messages[-1].id
+    child = context.chats.fork(message_id)
+    context.workspace.speak_to(child)
+    if running:  # else it has ended meanwhile
+        join(child, source)
+    context.workspace.prompt.focus()
+
+
+async def close(context: Context) -> None:
+    conversation = context.chats.active
+    _keep_draft(context)
+    kept = await context.chats.close(conversation)
+    context.workspace.take_away(conversation)
+    context.workspace.prompt.focus()
+    undo = context.keys.name("chat.reopen")
+    context.app.notify(f"closed; {undo} brings it back" if kept else "closed; another window had deleted it")
+
+
+async def delete(context: Context, chat_id: int) -> None:
+    """For good, whether it is open or was closed."""
+    _keep_draft(context)
+    if (conversation := context.chats.of(chat_id)) is None:
+        context.chats.desk.store.delete_chat(chat_id)
+    else:
+        await context.chats.delete(conversation)
+        context.workspace.take_away(conversation)
+    context.app.notify("deleted")
+
+
+def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambda: None) -> None:
+    """What is deleted comes back by no key; so Enter alone keeps it."""
+    count = chat.earlier + len(chat.messages)
+
+    async def take(sure: bool | None) -> None:
+        if sure:
+            with context.program.complaining():
+                await delete(context, chat.id)
+            then()
+
+    choices = [Choice(Content(" Keep it"), False), Choice(Content(" Delete it for good"), True)]
+    what = f"delete {titled(chat.title)} and its {plural(count, 'message')}?"
+    context.app.push_screen(PickScreen(what, lambda _: choices), take)
+
+
+def delete_active(context: Context) -> None:
+    ask_to_delete(context, context.chats.active.chat)
+
+
+async def reopen(context: Context, chat_id: int | None = None) -> None:
+    _keep_draft(context)
+    if conversation := context.chats.reopen(chat_id):
+        context.workspace.speak_to(conversation)
+    else:
+        context.app.notify("no chat is closed", severity="warning")
+
+
+def go(context: Context, index: int) -> None:
+    """To a chat by its place."""
+    if index < len(context.chats):
+        context.workspace.go_to(list(context.chats)[index])
+        context.workspace.prompt.focus()
+    else:
+        context.app.notify(f"there is no chat {index + 1}", severity="warning")
+
+
+def go_by(context: Context, by: int) -> None:
+    go(context, (context.chats.index + by) % len(context.chats))
+
+
+def _to(index: int) -> Handler:
+    return lambda context: go(context, index)
+
+
+def _by(count: int) -> Handler:
+    return lambda context: go_by(context, count)
+
+
+def rename(context: Context) -> None:
+    active = context.chats.active
+
+    def take(title: str | None) -> None:
+        if title and title.strip():
+            with context.program.complaining():
+                active.rename(title.strip())
+
+    context.app.push_screen(AskScreen("rename this chat", active.chat.title), take)
+
+
+def instruct(context: Context) -> None:
+    active = context.chats.active
+
+    def take(text: str | None) -> None:
+        if text is not None:
+            with context.program.complaining():
+                active.instruct(text.strip())
+
+    question = "system prompt, from the next reply on"
+    context.app.push_screen(AskScreen(question, active.chat.system, lines=True), take)
+
+
+def _keep_draft(context: Context) -> None:
+    """What was typed is there again when the person comes back to the chat."""
+    context.chats.active.chat.draft = context.workspace.prompt.text
+
+
+def _offers(context: Context) -> Iterator[Offer]:
+    for index, conversation in enumerate(context.chats):
+        chat = conversation.chat
+        title = f"Go to {chat.letter.upper()}: {titled(chat.title)}"
+        yield title, "Chats", partial(go, context, index)
+
+
+CHATS = Feature(
+    name="chats",
+    title="Chats",
+    commands=(
+        Command("chat.new", "Chats", "New chat", new, "ctrl+n", "new"),
+        Command("chat.fork", "Chats", "Fork this chat here", fork, "alt+k"),
+        Command("chat.rename", "Chats", "Rename this chat", rename, "alt+t"),
+        Command("chat.system", "Chats", "System prompt of this chat", instruct, "alt+s"),
+        Command("chat.close", "Chats", "Close this chat", close, "alt+w"),
+        Command("chat.reopen", "Chats", "Bring back the chat closed last", reopen, "alt+z"),
+        Command("chat.delete", "Chats", "Delete this chat for good", delete_active, DELETE_KEY),
+        Command("chat.next", "Chats", "Next chat", _by(1), "ctrl+pagedown,alt+l"),
+        Command("chat.previous", "Chats", "Previous chat", _by(-1), "ctrl+pageup,alt+h"),
+        *(
+            Command(f"chat.{n}", "Chats", f"Go to chat {n}", _to(n - 1), f"alt+{n}", palette=False)
+            for n in range(1, 10)
+        ),
+    ),
+    offers=_offers,
+)

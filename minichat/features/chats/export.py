@@ -1,0 +1,44 @@
+"""A chat as a file: Markdown or JSON."""
+
+from itertools import chain, count
+from pathlib import Path
+
+from minichat.features.feature import Command, Context, Feature
+from minichat.shell.paths import private_folder
+from minichat.ui.dialogs.ask import AskScreen
+
+
+def export(context: Context) -> None:
+    """To a file; its ending says in which form."""
+    program, chat, paths = context.program, context.chats.active.chat, context.program.paths
+    name = "".join(letter if letter.isalnum() else "-" for letter in chat.title.lower()).strip("-") or "chat"
+
+    def take(answer: str | None) -> None:
+        if not answer or not answer.strip():
+            return
+        file = Path(answer.strip()).expanduser()
+        if file.is_file():
+            program.complain(f"{file} is there already: nothing was exported, take another name")
+            return
+        store = context.chats.desk.store
+        with program.complaining():
+            text = store.export_json(chat.id) if file.suffix == ".json" else store.export_markdown(chat.id)
+            try:
+                if file.parent == paths.exports:
+                    private_folder(file.parent)
+                file.write_text(text, encoding="utf-8")
+            except OSError as error:  # of a full disk it does not know the file
+                program.complain(f"cannot write {file}: {error.strerror}")
+            else:
+                context.app.notify(f"exported to {file}")
+
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    free = next(file for each in names if not (file := paths.exports / f"{each}.md").exists())
+    context.app.push_screen(AskScreen("export to a file: .md or .json", str(free)), take)
+
+
+EXPORT = Feature(
+    name="export",
+    title="Export",
+    commands=(Command("chat.export", "Chats", "Export this chat to Markdown or JSON", export),),
+)

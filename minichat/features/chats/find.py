@@ -1,0 +1,89 @@
+"""Ctrl+F: a line below the transcript, for a text that is looked for in it."""
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.widgets import Input, Label
+
+from minichat.features.feature import Command, Context, Feature
+from minichat.ui.panes.keybar import Hints
+from minichat.ui.panes.pane import ChatPane
+
+
+class FindBar(Horizontal):
+    """What is looked for in the transcript above; Enter goes on, Escape ends it."""
+
+    HINTS: ClassVar[Hints] = (("Enter", "next"), ("Up", "previous"), ("Esc", "done"))
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "leave", show=False),
+        Binding("down", "step(1)", show=False),
+        Binding("shift+enter,up", "step(-1)", show=False),
+    ]
+
+    def __init__(self, context: Context, pane: ChatPane) -> None:
+        super().__init__()
+        self.context, self._pane = context, pane
+        self.field = Input(placeholder="Enter next  Up previous  Esc done", compact=True)
+        self.field.cursor_blink = False
+        self.display = False
+
+    def compose(self) -> ComposeResult:
+        yield Label("find")
+        yield self.field
+
+    def open(self) -> None:
+        self._pane.read_older(self._pane.conversation.chat.earlier)
+        self.display = True
+        self._pane.add_class("-finding")  # the head says which place this is, of how many
+        self._pane.figured_instead = self._place
+        self.field.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self._pane.transcript.find(event.value)
+        self._pane.show_figures()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.action_step(1)
+
+    def action_step(self, by: int) -> None:
+        self._pane.transcript.find_next(by)
+        self._pane.show_figures()
+
+    def action_leave(self) -> None:
+        self.display = False
+        self._pane.remove_class("-finding")
+        self._pane.figured_instead = None
+        self.field.value = ""
+        self._pane.transcript.clear_find()
+        self._pane.show_figures()
+        self.context.panels.leave()
+
+    def _place(self) -> str:
+        """Which place this is, of how many; nothing while nothing is looked for."""
+        if not self.field.value:
+            return ""
+        place, total, whole = self._pane.transcript.find_count
+        return f"{place} of {total}{'' if whole else '+'}" if total else "found nowhere"
+
+
+def find(context: Context) -> None:
+    context.panels.uncover()
+    context.workspace.pane.query_one(FindBar).open()
+
+
+FIND = Feature(
+    name="find",
+    title="Find in this chat",
+    commands=(Command("chat.find", "Chats", "Find in this chat", find, "ctrl+f"),),
+    in_pane=FindBar,
+    css="""
+    ChatPane.-finding PaneHead { display: block; }
+    FindBar { height: 1; background: $panel; }
+    FindBar Label { padding: 0 1; color: $text-muted; }
+    FindBar Input, FindBar Input:focus { width: 1fr; background: $panel; }
+    """,
+)

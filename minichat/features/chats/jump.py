@@ -1,0 +1,81 @@
+"""Ctrl+O: every chat there is, to go to or to delete; what is typed is looked for in all that was said."""
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.widgets import Input, OptionList
+
+from minichat.features.chats.chats import DELETE_KEY, ask_to_delete, reopen
+from minichat.features.feature import Command, Context, Feature
+from minichat.plural import plural
+from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.panes.tabs import titled
+from minichat.ui.transcript.glyphs import one_line
+
+_FOUND = 50
+_DELETE = "chat.delete"
+
+
+class JumpScreen(PickScreen[int]):
+    """Open chats first. Gives the one to go to."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding(DELETE_KEY, "delete", show=False, id=_DELETE)]
+
+    def __init__(self, context: Context) -> None:
+        super().__init__("go to a chat", self._fitting, "a word said in any chat")
+        self.context, self._store = context, context.chats.desk.store
+
+    def on_mount(self) -> None:
+        key = self.context.keys.name(_DELETE)
+        self.query_one(".sheet").border_subtitle = f"Enter take  {key} delete  Esc"
+
+    def action_delete(self) -> None:
+        chosen = self.choice(self.query_one(OptionList).highlighted_option)
+        if chosen is not None:
+            chat = self._store.chat(chosen.value)
+            ask_to_delete(self.context, chat, lambda: self._list(self.query_one(Input).value))
+
+    def _fitting(self, query: str) -> list[Choice[int]]:
+        self.say("")
+        if query.strip():
+            hits = self._store.search(query, _FOUND)
+            if not hits:
+                self.say("no chat is called so, and nowhere was it said")
+            return [_choice(hit.chat, "", hit.title, hit.snippet if hit.message else "") for hit in hits]
+        lines = sorted(self._store.listing(), key=lambda each: each.closed_at is not None)
+        return [
+            _choice(
+                each.id,
+                each.letter,
+                each.title,
+                "closed" if each.closed_at else plural(each.messages, "message"),
+            )
+            for each in lines
+        ]
+
+
+def _choice(chat_id: int, letter: str, title: str, note: str) -> Choice[int]:
+    told = f" {titled(title)}  "
+    return Choice(
+        Content.assemble((f" {letter.upper():2} ", "bold"), told, (one_line(note), "$text-muted")), chat_id
+    )
+
+
+def jump(context: Context) -> None:
+    async def take(chat_id: int | None) -> None:
+        if chat_id is None:
+            return
+        if conversation := context.chats.of(chat_id):
+            context.workspace.go_to(conversation)
+        else:
+            await reopen(context, chat_id)
+
+    context.app.push_screen(JumpScreen(context), take)
+
+
+JUMP = Feature(
+    name="jump",
+    title="All chats",
+    commands=(Command("chat.jump", "Chats", "Go to a chat, or search in all", jump, "ctrl+o", "jump"),),
+)

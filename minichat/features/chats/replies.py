@@ -1,0 +1,72 @@
+"""Replies: what is sent, stopped, drawn again, edited and copied."""
+
+from minichat.chats.model import Message
+from minichat.features.feature import Command, Context, Feature, HelpSection
+
+
+def stop(context: Context) -> None:
+    """Esc: the nearest thing that can be left is left."""
+    active = context.chats.active
+    if active.editing is not None:
+        active.editing = None
+        context.workspace.prompt.put(active.chat.draft)
+        context.workspace.label()
+    elif not any(left() for left in context.leaving) and not active.stop():
+        context.workspace.prompt.focus()
+
+
+def stop_all(context: Context) -> None:
+    for conversation in context.chats.streaming:
+        conversation.stop()
+
+
+def retry(context: Context) -> None:
+    if not context.chats.active.retry():
+        context.app.notify("there is no finished reply to draw again", severity="warning")
+
+
+def edit(context: Context, message: Message | None = None) -> None:
+    active, prompt = context.chats.active, context.workspace.prompt
+    typed = prompt.text
+    if (text := active.edit(message.id if message else None)) is None:
+        context.app.notify(
+            "there is no message of yours to edit while nothing is finished", severity="warning"
+        )
+        return
+    active.chat.draft = typed
+    prompt.put(text)
+    prompt.focus()
+    context.workspace.label()
+
+
+async def copy(context: Context) -> None:
+    if text := context.workspace.transcript.last_reply():
+        await context.program.send_to_clipboard(text)
+    else:
+        context.app.notify("there is no reply to send to the clipboard", severity="warning")
+
+
+REPLIES = Feature(
+    name="replies",
+    title="Replies",
+    commands=(
+        Command("prompt.send", "Prompt", "Send", None, "enter", palette=False),
+        Command("prompt.newline", "Prompt", "New line", None, "ctrl+j,alt+enter,shift+enter", palette=False),
+        Command("reply.stop", "Reply", "Stop this reply", stop, "escape", "stop"),
+        Command("reply.stop_all", "Reply", "Stop all replies", stop_all),
+        Command("reply.retry", "Reply", "Draw the last reply again", retry, "alt+r", "retry"),
+        Command("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),
+        Command("reply.copy", "Reply", "Send the last reply to the clipboard", copy, "alt+y"),
+    ),
+    help=(
+        HelpSection(
+            "In the prompt",
+            (
+                ("Up Down", "recall, while nothing is typed"),
+                ("PgUp PgDn", "move the chat"),
+                ("End", "follow its end"),
+                ("@", "a file goes along; Tab takes its name"),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,70 @@
+"""A beam search while it runs: the hypotheses as a tree, with their scores, and what was dropped."""
+
+from rich.cells import cell_len
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from engine.snapshot import BeamsView
+from minichat.features.decoding.beam_tree import TreeLine, Words, lines_of
+from minichat.ui.likely import seen_as
+from minichat.ui.marks import UNICODE, Marks
+
+_SCORE = 7  # cells
+_UNICODE = str.maketrans({"|": "│", "+": "├", "`": "└"})
+_NOTES = {"live": "", "branch": "", "ended": "ended ", "dropped": "dropped "}
+
+
+class BeamTree(Widget):
+    """What does not fit is left out, the worst first, and counted."""
+
+    view: reactive[BeamsView | None] = reactive(None, layout=False)
+    over: reactive[bool] = reactive(False, layout=False)  # the search has ended, and this is its last step
+    lines: reactive[tuple[TreeLine, ...]] = reactive((), layout=False)
+    marks: Marks = UNICODE
+
+    def show(self, view: BeamsView | None, words: Words, *, over: bool) -> None:
+        self.view, self.over = view, over
+        self.lines = tuple(lines_of(view, words)) if view else ()
+
+    def render(self) -> Content:
+        if self.view is None:
+            return Content.styled("shown while a search runs", "$text-muted")
+        view, room = self.view, max(self.size.height - 1, 1)
+        live = "over" if self.over else f"{len(view.live)} of {view.width} live"
+        counts = f"{live}, {len(view.done)} ended"
+        hidden = len(self.lines) - room
+        shown = self.lines if hidden <= 0 else self.lines[: room - 1]
+        rows = [Content.styled(f"{counts}, {view.certain} tok certain", "$text-muted")]
+        rows += map(self._row, shown)
+        if hidden > 0:
+            rows.append(Content.styled(f"{self.marks.below} {hidden + 1} more", "$text-muted"))
+        return Content("\n").join(rows)
+
+    def _row(self, line: TreeLine) -> Content:
+        hangs = line.hangs if self.marks is not UNICODE else line.hangs.translate(_UNICODE)
+        score = "" if line.score is None else f"{line.score:{_SCORE}.2f}"
+        note = _NOTES[line.kind]
+        room = max(self.size.width - len(hangs) - len(note) - _SCORE - 2, 4)
+        text = _ending(seen_as(line.text, self.marks), room, self.marks.ellipsis)
+        gap = " " * (room + _SCORE - cell_len(text) - len(score))
+        style = "bold $accent" if line.leads else "$text-muted" if line.kind == "dropped" else "$text"
+        pointer = self.marks.pointer if line.leads else " "
+        return Content.assemble(
+            (hangs, "$text-muted"),
+            (pointer, style),
+            (note, "$text-muted"),
+            (text, style),
+            gap,
+            (score, style),
+        ).truncate(self.size.width)
+
+
+def _ending(text: str, room: int, cut: str) -> str:
+    """Where it goes on is at its end."""
+    if cell_len(text) <= room:
+        return text
+    text = text[-room:]
+    while cell_len(text) > room - 1:
+        text = text[1:]
+    return cut + text

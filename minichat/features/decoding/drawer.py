@@ -1,0 +1,90 @@
+"""The decoding drawer: how this chat's replies are drawn, and what is likely to come next."""
+
+from typing import ClassVar, Self
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.message import Message
+from textual.widgets import Static
+
+from engine.snapshot import BeamsView, Speculation
+from minichat.features.decoding.beam_tree import Words
+from minichat.features.decoding.beams import BeamTree
+from minichat.features.decoding.knobs import Knobs
+from minichat.ui.likely import ROWS, LikelyTokens
+from minichat.ui.marks import Marks
+
+_LIVE = 5  # lines of what is seen of the running reply, at least
+_TREE = 24  # lines of a tree, at most
+_FIELDS = 14  # lines of the fields that go before more of those
+_HEADING = 3  # lines, with those that are left free
+
+
+class DecodingDrawer(VerticalScroll, can_focus=False):
+    """Beside the chats; one for whichever is active."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
+
+    class Left(Message):
+        """Back to the prompt."""
+
+    def __init__(self, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self.knobs, self.likely, self.beams = Knobs(), LikelyTokens(), BeamTree()
+        self.gains, self.heading = Static(classes="gains", markup=False), Static(classes="section")
+
+    def compose(self) -> ComposeResult:
+        yield self.knobs
+        self.gains.display = self.beams.display = False
+        yield self.gains
+        yield self.heading
+        yield self.likely
+        yield self.beams
+
+    def focus(self, scroll_visible: bool = True) -> Self:
+        """The fields have the keys."""
+        self.knobs.focus(scroll_visible)
+        return self
+
+    def obey(self, marks: Marks) -> None:
+        self.knobs.marks = self.likely.marks = self.beams.marks = marks
+
+    def on_resize(self) -> None:
+        """The fields scroll where there is not room for all and for what is live."""
+        room = self.size.height - _HEADING - self.gains.display
+        live = max(room - _FIELDS, _LIVE)
+        self.likely.styles.height, self.beams.styles.height = min(live, ROWS), min(live, _TREE)
+        self.knobs.styles.max_height = max(room - min(live, ROWS), 4)
+
+    def show_search(
+        self, searching: bool, view: BeamsView | None, words: Words, *, over: bool = False
+    ) -> None:
+        """The tree of a search stands where else the likeliest tokens do."""
+        if self.beams.display is not searching or not str(self.heading.content):
+            self.beams.display, self.likely.display = searching, not searching
+            self.heading.update("beam tree" if searching else "next token")
+        self.beams.show(view, words, over=over)
+
+    def show_gains(self, speculation: Speculation | None) -> None:
+        told = speculation is not None
+        if self.gains.display is not told:
+            self.gains.display = told
+            self.on_resize()
+        if speculation is not None:
+            self.gains.update(gains(speculation))
+
+    def action_leave(self) -> None:
+        self.post_message(self.Left())
+
+
+def gains(speculation: Speculation) -> str:
+    """What guessing ahead has brought, in a line."""
+    if not speculation.verifications:
+        return "nothing guessed yet" if speculation.on else "rests: it has lost of late"
+    words = [f"{speculation.acceptance:.0%} stand", f"{speculation.tokens_a_step:.1f} tok a step"]
+    if speculation.gain:
+        words.append(f"{speculation.gain:.2f}x")
+    if not speculation.on:
+        words.append("rests")
+    return "  ".join(words)

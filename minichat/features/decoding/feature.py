@@ -1,0 +1,195 @@
+"""F3: how the active chat's replies are drawn, in force at once, and what is likely to come next."""
+
+from dataclasses import dataclass
+
+from textual import on
+from textual.content import Content
+
+from engine.errors import EngineError
+from engine.snapshot import BeamsView, Snapshot, Speculation
+from minichat.features.decoding.drawer import DecodingDrawer
+from minichat.features.decoding.knobs import Knobs
+from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
+from minichat.session.conversation import Conversation
+from minichat.session.decoding import grammar_of, preset_of
+from minichat.ui.dialogs.ask import AskScreen
+from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.marks import ASCII
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Of a chat's newest request; it stays when that has ended."""
+
+    request: int
+    beams: BeamsView | None = None
+    speculation: Speculation | None = None
+
+
+class DecodingPanel(DecodingDrawer):
+    """Shows the active chat, whose likeliest tokens alone are asked for while the drawer is open."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(id="decoding", classes="drawer")
+        self.context = context
+        self._seen: dict[int, _Seen] = {}  # by chat
+        if context.program.start.ascii:
+            self.obey(ASCII)
+        signals = context.signals
+        for signal in (signals.turned, signals.arranged, signals.presets):
+            signal.connect(self._turn)
+        signals.changed.connect(self._changed)
+        signals.replaced.connect(self._seen.clear)
+
+    def see_snapshot(self, snapshot: Snapshot) -> None:
+        self.knobs.kinds = snapshot.speculates
+        self._look(self.context.chats.active, snapshot)
+        self._show()
+
+    def _turn(self) -> None:
+        """Another chat is the active one, or the drawer was opened or closed, or decoding is set anew."""
+        active = self.context.chats.active
+        for each in self.context.chats:
+            each.watch(self.display and each is active)
+        self.knobs.presets = self.context.presets.all
+        self.knobs.turn_to(active.chat.params, active.strategies)
+        self._show()
+
+    def _changed(self, conversation: Conversation) -> None:
+        if conversation is self.context.chats.active:
+            self.knobs.params = conversation.chat.params  # the engine may have refused what was set
+
+    def _show(self) -> None:
+        active = self.context.chats.active
+        words, seen = self.context.program.backend.words, self._seen.get(active.chat.id)
+        self.likely.show(active.likely, words)
+        searching, beams = active.chat.params.beams > 1, seen.beams if seen else None
+        self.show_search(searching, beams, words, over=not active.streaming)
+        wanted = seen is not None and bool(active.chat.params.speculate)
+        self.show_gains(seen.speculation if seen and wanted else None)
+
+    def _look(self, active: Conversation, snapshot: Snapshot) -> None:
+        if active.run is None or active.run.reply is None:
+            return
+        request = active.run.reply.id
+        seen = self._seen.get(active.chat.id)
+        if seen is None or seen.request != request:
+            seen = self._seen[active.chat.id] = _Seen(request)
+        seen.beams = next((each for each in snapshot.beams if each.request == request), seen.beams)
+        views = (each.speculation for each in snapshot.requests if each.id == request)
+        seen.speculation = next(views, None) or seen.speculation
+
+    # What the person does
+
+    @on(Knobs.Turned)
+    def _tune(self, event: Knobs.Turned) -> None:
+        with self.context.program.complaining():
+            self.context.chats.active.tune(event.params)
+
+    @on(Knobs.SaveWanted)
+    async def _save(self) -> None:
+        await self.context.run(SAVE)
+
+    @on(Knobs.DeleteWanted)
+    async def _delete(self) -> None:
+        await self.context.run(DELETE)
+
+    @on(Knobs.GrammarWanted)
+    def _ask_for_grammar(self) -> None:
+        ask_for_grammar(self.context)
+
+    @on(DecodingDrawer.Left)
+    def _leave(self) -> None:
+        self.context.panels.leave()
+
+
+def toggle(context: Context) -> None:
+    context.panels.toggle(context.part(DecodingPanel))
+
+
+def save_preset(context: Context) -> None:
+    params = context.chats.active.chat.params
+
+    def take(name: str | None) -> None:
+        if name and name.strip():
+            context.presets.save(name.strip(), params)
+
+    context.app.push_screen(AskScreen("save this decoding as a preset called"), take)
+
+
+def delete_preset(context: Context) -> None:
+    """One of the person's own; the one that is in use stands first."""
+    own = context.presets.own
+    if not own:
+        context.app.notify("there is no preset of yours; those that are shipped stay", severity="warning")
+        return
+    used = preset_of(context.chats.active.chat.params, own)
+    ordered = sorted(own, key=lambda each: each is not used)
+    choices = [Choice(Content.assemble(" ", each.name), each.name) for each in ordered]
+
+    def take(name: str | None) -> None:
+        if name is not None:
+            context.presets.delete(name)
+
+    context.app.push_screen(PickScreen("delete a preset for good", lambda _: choices), take)
+
+
+def ask_for_grammar(context: Context) -> None:
+    """What replies have to be: a schema lies in a file; an expression is written between two slashes."""
+    active = context.chats.active
+    held = active.chat.params.grammar
+
+    def take(answer: str | None) -> None:
+        if answer is None:
+            return
+        with context.program.complaining():
+            try:
+                active.tune(active.chat.params.changed(grammar=grammar_of(answer)))
+            except EngineError as error:
+                context.program.complain(str(error))
+
+    given = f"/{held.text}/" if held and held.kind == "regex" else ""
+    question = "replies are: a file with a JSON schema, or /an expression/"
+    context.app.push_screen(AskScreen(question, given), take)
+
+
+SAVE = Command("decoding.save", "View", "Save this decoding as a preset", save_preset)
+DELETE = Command("decoding.delete", "View", "Delete a saved preset", delete_preset)
+DECODING = Feature(
+    name="decoding",
+    title="Decoding",
+    commands=(
+        Command(
+            "view.decoding",
+            "View",
+            "Decoding of this chat",
+            toggle,
+            "f3",
+            "decoding",
+            greeting="how replies are drawn",
+        ),
+        SAVE,
+        DELETE,
+    ),
+    panel=PanelSpec(DecodingPanel, sees=DecodingPanel.see_snapshot),
+    help=(
+        HelpSection(
+            "In the decoding drawer",
+            (
+                ("{decoding.up decoding.down}", "another field"),
+                ("{decoding.less decoding.more}", "turn it"),
+                ("{decoding.much_less decoding.much_more}", "turn it tenfold"),
+                ("0-9", "type a value"),
+                ("Delete", "as the engine has it by itself; on presets, deletes one"),
+                ("Enter", "grammar: a JSON schema's file, or /an expression/"),
+                ("Ctrl+S", "save it all as a preset"),
+            ),
+        ),
+    ),
+    keyed=(("decoding", Knobs),),
+    css="""
+    Knobs { height: auto; margin-top: 1; }
+    LikelyTokens, BeamTree { height: 10; }
+    #decoding .gains { height: 1; color: $text-success; }
+    """,
+)

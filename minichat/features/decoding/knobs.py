@@ -1,0 +1,282 @@
+"""The decoding of one chat as a list of fields: arrows turn them, typing sets them, each in force at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.events import Click, Key
+from textual.geometry import Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from engine.errors import BadParams
+from engine.params import SamplingParams
+from minichat.session.decoding import KNOBS, OWN, PLAIN, Knob, Preset, nudged, parsed, preset_of, shown
+from minichat.session.strategies import Strategies, name_of
+from minichat.ui.marks import UNICODE, Marks
+from minichat.ui.panes.keybar import Hints
+
+_LABEL = 13  # cells
+_NOTE = 2  # lines at the end: a hint, or what is wrong
+_STRATEGY, _PRESET = "strategy", "preset"
+_HINTS = {_STRATEGY: "turn it to choose", _PRESET: "turn it to choose; Delete deletes yours"}
+
+
+@dataclass(slots=True)
+class Typing:
+    """A value while it is typed."""
+
+    text: str
+
+
+class Knobs(Widget, can_focus=True):
+    """Shows only the fields that the strategy uses."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", "The field above", id="decoding.up", show=False),
+        Binding("down", "move(1)", "The field below", id="decoding.down", show=False),
+        Binding("left", "turn(-1)", "Turn a field down", id="decoding.less", show=False),
+        Binding("right", "turn(1)", "Turn a field up", id="decoding.more", show=False),
+        Binding("shift+left", "turn(-10)", "Turn it down, tenfold", id="decoding.much_less", show=False),
+        Binding("shift+right", "turn(10)", "Turn it up, tenfold", id="decoding.much_more", show=False),
+        Binding("enter", "type", show=False),
+        Binding("backspace", "rub", show=False),
+        Binding("delete", "reset", show=False),
+        Binding("ctrl+s", "save", show=False),
+    ]
+
+    HINTS: ClassVar[Hints] = (
+        ("decoding.up decoding.down", "field"),
+        ("decoding.less decoding.more", "turn"),
+        ("0-9", "type"),
+        ("^S", "save"),
+        ("Esc", "back"),
+    )
+
+    class Turned(Message):
+        """The person wants it drawn like this."""
+
+        def __init__(self, params: SamplingParams) -> None:
+            super().__init__()
+            self.params = params
+
+    class SaveWanted(Message):
+        """What is set should become a preset."""
+
+    class DeleteWanted(Message):
+        """One of the saved presets should go."""
+
+    class GrammarWanted(Message):
+        """Replies should get a grammar."""
+
+    params: reactive[SamplingParams] = reactive(PLAIN, layout=True)
+    presets: reactive[tuple[Preset, ...]] = reactive(())
+    kinds: reactive[tuple[str, ...]] = reactive(())  # of speculation that the engine has; none: not known
+    row: reactive[int] = reactive(0)
+    trouble: reactive[str] = reactive("")
+    marks: Marks = UNICODE
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._typing: Typing | None = None
+        self.strategies = Strategies()  # of the chat whose decoding this is
+
+    @property
+    def rows(self) -> Sequence[Knob | str]:
+        return [_PRESET, _STRATEGY, *(knob for knob in KNOBS if knob.used(self.params))]
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.rows) + _NOTE
+
+    def render(self) -> Content:
+        chosen = self.rows[min(self.row, len(self.rows) - 1)]
+        hint = chosen.hint if isinstance(chosen, Knob) else _HINTS[chosen]
+        note, style = (self.trouble, "$text-error") if self.trouble else (hint, "$text-muted")
+        blank = [Content("")] * (_NOTE - -(-len(note) // max(self.size.width, 1)))
+        lines = [self._line(place, self.rows[place]) for place in self._shown()]
+        return Content("\n").join([*lines, *blank, Content.styled(note, style)])
+
+    def _shown(self) -> range:
+        """The rows that there is room for, with the present one among them."""
+        room = max(self.size.height - _NOTE, 1)
+        first = max(0, min(self.row - room // 2, len(self.rows) - room))
+        return range(first, min(first + room, len(self.rows)))
+
+    def _line(self, place: int, row: Knob | str) -> Content:
+        here = place == self.row and self.has_focus
+        label = row.label if isinstance(row, Knob) else row
+        value = self._clipped(self._value(row))
+        if here and self._typing is not None:
+            value = f"{self._typing.text}_"
+        elif here:
+            value = f"{self.marks.left} {value} {self.marks.right}"
+        else:
+            value = f"  {value}"
+        unused = value.strip() == self.marks.unused
+        style = "bold $text on $panel" if here else "$text-muted" if unused else "$text"
+        line = Content.assemble(
+            (f" {label:{_LABEL}}", "$text on $panel" if here else "$text-muted"), (value, style)
+        )
+        return (
+            line.pad_right(max(0, self.size.width - line.cell_length)).stylize_before("on $panel")
+            if here
+            else line
+        )
+
+    def _clipped(self, value: str) -> str:
+        room = max(self.size.width - _LABEL - 5, 8)
+        return value if len(value) <= room else value[: room - 1] + self.marks.ellipsis
+
+    def _value(self, row: Knob | str) -> str:
+        if isinstance(row, Knob):
+            return shown(row, self.params) or self.marks.unused
+        if row == _STRATEGY:
+            return name_of(self.params)
+        return self.preset
+
+    @property
+    def preset(self) -> str:
+        """The name of what is set."""
+        found = preset_of(self.params, self.presets)
+        return found.name if found else OWN
+
+    # Keys
+
+    def action_move(self, by: int) -> None:
+        self._commit()
+        self.row = (self.row + by) % len(self.rows)
+
+    def action_turn(self, by: int) -> None:
+        self._typing, row = None, self.rows[self.row]
+        if isinstance(row, Knob):
+            if row.choices:
+                self._choose(row, 1 if by > 0 else -1)
+            elif row.step:
+                self._set(row, nudged(row, self.params, by))
+        elif row == _STRATEGY:
+            self._switch(1 if by > 0 else -1)
+        elif self.presets:
+            self._turn_preset(by)
+
+    def _turn_preset(self, by: int) -> None:
+        """Through the presets; the place behind the last one is what was set by hand."""
+        own = self.strategies.own
+        ring = [*self.presets, *([Preset.own(own)] if own is not None else [])]
+        found = preset_of(self.params, self.presets)
+        place = ring.index(found) if found else len(self.presets)
+        try:
+            self._send(ring[(place + by) % len(ring)].apply(self.params))
+        except BadParams as error:
+            self.trouble = str(error)
+
+    def action_type(self) -> None:
+        row = self.rows[self.row]
+        if self._typing is not None:
+            self._commit()
+        elif isinstance(row, Knob) and row.field == "grammar":
+            self.post_message(self.GrammarWanted())
+        elif isinstance(row, Knob) and not row.choices:
+            self._type(shown(row, self.params))
+        else:
+            self.action_turn(1)
+
+    def action_rub(self) -> None:
+        if self._typing is not None:
+            self._type(self._typing.text[:-1])
+
+    def action_reset(self) -> None:
+        """The field as the engine has it by itself; or a preset that is not wanted any more."""
+        self._typing, row = None, self.rows[self.row]
+        if isinstance(row, Knob):
+            self._set(row, getattr(PLAIN, row.field))
+        elif row == _PRESET:
+            self.post_message(self.DeleteWanted())
+
+    def action_save(self) -> None:
+        self.post_message(self.SaveWanted())
+
+    def on_key(self, event: Key) -> None:
+        row = self.rows[self.row]
+        if event.key == "escape" and self._typing is not None:
+            self._typing = None
+            self.refresh()
+            event.stop()
+        elif isinstance(row, Knob) and _typed(row) and event.is_printable and event.character:
+            begun = self._typing.text if self._typing else ""
+            if row.field == "stop" or begun or event.character in "0123456789.-":
+                self._type(begun + event.character)
+                event.stop()
+
+    def check_consume_key(self, key: str, character: str | None) -> bool:
+        return character is not None and character.isprintable()
+
+    def on_click(self, event: Click) -> None:
+        if event.y < len(shown := self._shown()):
+            self._commit()
+            self.row = shown[event.y]
+
+    def on_blur(self) -> None:
+        self._commit()
+
+    def turn_to(self, params: SamplingParams, strategies: Strategies) -> None:
+        """Another chat's decoding, with what is remembered of it."""
+        self.strategies, self.params = strategies, params
+        self._remember(params)  # also where it is as the other chat's
+
+    def _remember(self, params: SamplingParams) -> None:
+        self.strategies.saw(params)
+        if preset_of(params, self.presets) is None:
+            self.strategies.own = params
+
+    def watch_params(self, params: SamplingParams) -> None:
+        self._remember(params)
+        self.trouble = ""
+        self.row = min(self.row, len(self.rows) - 1)
+
+    # What comes of them
+
+    def _type(self, text: str) -> None:
+        self._typing = Typing(text)
+        self.refresh()
+
+    def _commit(self) -> None:
+        typing, row = self._typing, self.rows[self.row]
+        self._typing = None
+        if typing is None or not isinstance(row, Knob):
+            return
+        self.refresh()
+        try:
+            self._set(row, parsed(row, typing.text))
+        except BadParams as error:
+            self.trouble = str(error)
+
+    def _set(self, knob: Knob, value: object) -> None:
+        try:
+            self._send(self.params.changed(**{knob.field: value}))
+        except BadParams as error:
+            self.trouble = str(error)
+
+    def _choose(self, knob: Knob, by: int) -> None:
+        """The next of its values; kinds of speculation that the engine lacks are passed over."""
+        if knob.field == "speculate" and self.kinds:
+            there = ("", *self.kinds, self.params.speculate)
+            knob = replace(knob, choices=tuple(each for each in knob.choices if each[0] in there))
+        self._set(knob, nudged(knob, self.params, by))
+
+    def _switch(self, by: int) -> None:
+        try:
+            self._send(self.strategies.turned(self.params, by))
+        except BadParams as error:
+            self.trouble = str(error)
+
+    def _send(self, params: SamplingParams) -> None:
+        self.params = params
+        self.post_message(self.Turned(params))
+
+
+def _typed(knob: Knob) -> bool:
+    """Whether a value is typed where it stands."""
+    return not knob.choices and knob.field != "grammar"

@@ -1,0 +1,74 @@
+"""Ctrl+C, a new start, and the end of the program."""
+
+import time
+
+from textual.widgets import Input, TextArea
+
+from minichat.features.feature import Command, Context, Feature
+
+RESTART = 64  # the exit code that asks to be started again
+_TWICE = 1.0  # seconds between two Ctrl+C that quit
+
+
+class Interrupts:
+    """Remembers the last Ctrl+C."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._at = -_TWICE
+
+    async def interrupt(self) -> None:
+        """Copies a selection; else stops the reply; twice in a second it quits."""
+        app, program = self._context.app, self._context.program
+        field = app.focused
+        selected = field.selected_text if isinstance(field, Input | TextArea) else ""
+        if selected := selected or app.screen.get_selected_text() or "":
+            app.screen.clear_selection()
+            await program.send_to_clipboard(selected)
+            return
+        now = time.monotonic()
+        if now - self._at < _TWICE:
+            await program.end(0)
+            return
+        self._at = now
+        if not self._context.chats.active.stop():
+            app.notify("once more quits", timeout=_TWICE)
+
+
+async def interrupt(context: Context) -> None:
+    await context.part(Interrupts).interrupt()
+
+
+async def restart(context: Context) -> None:
+    if not context.keeper.again():
+        await context.program.end(RESTART)
+
+
+async def leave(context: Context) -> None:
+    await context.program.end(0)
+
+
+INTERRUPT = Feature(
+    name="interrupt",
+    title="Ctrl+C",
+    commands=(
+        Command(
+            "program.interrupt",
+            "Program",
+            "Copy, else stop; twice quits",
+            interrupt,
+            "ctrl+c",
+            priority=True,
+            palette=False,
+        ),
+    ),
+    part=Interrupts,
+)
+LEAVING = Feature(
+    name="leaving",
+    title="The end of the program",
+    commands=(
+        Command("program.restart", "Program", "Start the program again, chats as they are", restart, "f5"),
+        Command("program.quit", "Program", "Quit", leave, "ctrl+q", priority=True),
+    ),
+)

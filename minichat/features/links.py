@@ -1,0 +1,102 @@
+"""Text and blocks linked: what is pointed at on one side lights up on the other."""
+
+import asyncio
+from collections.abc import Sequence
+
+from engine.snapshot import Snapshot
+from minichat.features.feature import Context, Feature
+from minichat.features.monitor import MonitorSide
+from minichat.session.shared_blocks import Spans, blocks_of, texts_of
+from minichat.session.traces import Known
+
+_UNREAD = "blocks not known: not read since the start"
+_GONE = "was read, but is no longer in the cache"
+
+
+class Links:
+    """Follows the map's cursor, what is selected in the transcripts, and the engine as long as either is."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._kvmap = context, context.part(MonitorSide).kvmap
+        self._blocks: tuple[int, ...] = ()
+        self._spans: Spans = {}
+        self._fresh = False  # the cursor has moved: what it stands on is brought into view
+        self._glows = False
+        self._again = False
+        self._task: asyncio.Task[None] | None = None
+        context.signals.pointed.connect(self.point)
+        context.signals.selected.connect(self.select)
+        context.signals.snapshot.connect(self.see_snapshot)
+
+    def point(self, blocks: Sequence[int]) -> None:
+        """The cursor of the map is on these blocks; none when it has gone."""
+        self._fresh = tuple(blocks) != self._blocks
+        self._blocks = tuple(blocks)
+        self._wake()
+
+    def select(self) -> None:
+        """Another text is selected."""
+        spans: Spans = {}
+        for pane in self._context.workspace.panes:
+            spans |= pane.transcript.selected_spans()
+        if spans != self._spans:
+            self._spans = spans
+            self._wake()
+
+    def see_snapshot(self, snapshot: Snapshot) -> None:
+        if self._blocks or self._spans:
+            self._wake()
+
+    def _wake(self) -> None:
+        self._again = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._look(), name="links")
+
+    async def _look(self) -> None:
+        """Once more for whatever has changed meanwhile: what the engine is asked may take a step."""
+        while self._again:
+            self._again = False
+            if self._context.engine.latest is not None:
+                known = await self._learn() if self._blocks or self._spans else {}
+                self._light(self._context.engine.latest, known)
+                self._glow(self._context.engine.latest, known)
+
+    async def _learn(self) -> dict[int, Known]:
+        """By request: what those of this screen have read and written."""
+        backend = self._context.program.backend
+        traces = [trace for each in self._context.chats for trace in each.traces.values()]
+        return {trace.request: await trace.learn(backend) for trace in traces}
+
+    def _light(self, shot: Snapshot, known: dict[int, Known]) -> None:
+        blocks, fresh = self._blocks, self._fresh
+        self._fresh = False
+        spans = texts_of(blocks, shot.blocks, shot.block_size, known)
+        for pane in self._context.workspace.panes:
+            pane.transcript.light(spans, show=fresh)
+        self._kvmap.tell({block: self._text(block, shot, known) for block in blocks})
+
+    def _text(self, block: int, shot: Snapshot, known: dict[int, Known]) -> str:
+        """What a block holds, the template's tokens too; nothing where that is not known."""
+        view = shot.blocks
+        owner = known.get(int(view.owner[block]))
+        if owner is None:
+            return ""
+        low = int(view.place[block]) * shot.block_size
+        tokens = owner.ids[low : low + int(view.filled[block])].tolist()
+        return "".join(self._context.program.backend.words(tokens))
+
+    def _glow(self, shot: Snapshot, known: dict[int, Known]) -> None:
+        kvmap = self._kvmap
+        if not self._spans:
+            if self._glows:  # else it is somebody else who lets blocks glow
+                kvmap.say("")
+                kvmap.glow(())
+            self._glows = False
+            return
+        self._glows = True
+        found = blocks_of(self._spans, shot.blocks, shot.block_size, known)
+        kvmap.say(_UNREAD if found is None else "" if found else _GONE)
+        kvmap.glow(found or ())
+
+
+LINKS = Feature(name="links", title="Text and its blocks", part=Links)

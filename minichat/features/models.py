@@ -1,0 +1,156 @@
+"""The models that there are: those of this machine, and any name of the hub."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.widgets import Input, OptionList
+
+from minichat.clients.bridge import in_thread
+from minichat.features.feature import Command, Context, Feature
+from minichat.models.catalogue import Model, Source, arranged, identity, local, on_hub, sources
+from minichat.models.keeper import Keeper
+from minichat.models.progress import size
+from minichat.shell.remembered import Remembered
+from minichat.ui.dialogs.pick import Choice, PickScreen
+from minichat.ui.transcript.glyphs import one_line
+
+_WIDEST, _REST = 110, 50  # cells: of the sheet, and of all in it but the names
+_HINT = "type to filter; a folder, or a name of the hub such as Qwen/Qwen3-0.6B"
+_CALL_OFF = "  Ctrl+X calls the download off"
+
+
+class ModelScreen(PickScreen[Model]):
+    """Gives a model that can be loaded, or one that is to be fetched; why not is said below the list."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+x", "call_off", show=False, priority=True)]
+
+    def __init__(self, keeper: Keeper, folders: Sequence[str]) -> None:
+        super().__init__("model", self._fitting, _HINT)
+        self._keeper = keeper
+        self._sources = sources(folders, Remembered.read(keeper.program.paths.remembered).models)
+        self._found_in: dict[int, list[Model]] = {}  # by the place of the source; the rest has not answered
+        self._typed: dict[str, Model | None] = {}  # what was typed, as the file system knows it
+        self._present = identity(keeper.model)
+        self._remarked = ""  # the name of the model that a remark was last made on
+
+    def on_mount(self) -> None:
+        self.query_one(".sheet").add_class("-wide")
+        self._keeper.tell = self._hear
+        if self._keeper.fetching:
+            self._hear(f"fetching {self._keeper.fetching}")
+        for place, source in enumerate(self._sources):
+            self.run_worker(self._look(place, source))
+
+    def on_unmount(self) -> None:
+        self._keeper.tell = None
+
+    # File systems are asked in threads: one of a network may take its time, or never answer.
+
+    async def _look(self, place: int, source: Source) -> None:
+        self._found_in[place] = await in_thread(source)
+        self._fill()
+
+    async def _look_for(self, query: str) -> None:
+        self._typed[query] = await in_thread(lambda: local(query))
+        self._fill()
+
+    def _fill(self) -> None:
+        """More has been found; the chosen line stays chosen."""
+        options = self.query_one(OptionList)
+        chosen = self.choice(options.highlighted_option) if options.highlighted else None
+        self._list(self.query_one(Input).value)
+        if chosen is not None:
+            values = [choice.value for choice in self._choices.values()]
+            options.highlighted = values.index(chosen.value) if chosen.value in values else 0
+
+    def _fitting(self, query: str) -> Sequence[Choice[Model]]:
+        found = arranged(models for _, models in sorted(self._found_in.items()))
+        models = [model for model in found if model.holds(query)]
+        if query not in self._typed:
+            self._typed[query] = None
+            self.run_worker(self._look_for(query))
+        typed = self._typed[query] or on_hub(query)
+        if typed is not None and typed.name not in {model.name for model in models}:
+            models.append(typed)
+        if not models and len(self._found_in) == len(self._sources) and not self._keeper.fetching:
+            self.say("nothing here is called so; a folder or a whole name of the hub can be typed")
+        return [Choice(self._line(model), model) for model in models]
+
+    def _line(self, model: Model) -> Content:
+        """Name, weights, family, where it comes from or what is the matter."""
+        support = model.support
+        if model.trouble:
+            state = ("not supported", "$text-error")
+        elif self._runs(model):
+            state = ("runs now", "$text-success")
+        else:
+            state = ("Enter fetches it" if support is None else model.place, "$text-muted")
+        room = max(min(int(self.app.size.width * 0.96), _WIDEST) - _REST, 8)
+        name = Content(one_line(model.title)).truncate(room, ellipsis=True)
+        style = "$text-muted" if model.trouble else "bold" if self._runs(model) else ""
+        weights = size(support.bytes) if support and support.bytes else ""
+        return Content.assemble(
+            (f" {name.plain}{' ' * (room - name.cell_length)} ", style),
+            (f"{weights:>8}  {one_line(support.family) if support else '':16.16} ", "$text-muted"),
+            state,
+        )
+
+    def _runs(self, model: Model) -> bool:
+        return model.name == self._present and self._keeper.alive
+
+    def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
+        """Remarks on a line when it is reached, and not again when the list is filled anew around it."""
+        choice = self.choice(event.option)
+        if self._keeper.fetching or choice is None or event.option_index != event.option_list.highlighted:
+            return
+        if choice.value.name != self._remarked:
+            self._remarked = choice.value.name
+            self.say(_remark(choice.value))
+
+    def take(self, model: Model) -> None:
+        if reason := model.trouble or self._keeper.busy:
+            self.say(one_line(reason))
+        elif model.support is None:
+            self._keeper.choose(model)  # stays open to show how far it is
+        else:
+            self.dismiss(None if self._runs(model) else model)
+
+    def action_call_off(self) -> None:
+        self._keeper.call_off()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return action != "call_off" or bool(self._keeper.fetching)
+
+    def _hear(self, words: str) -> None:
+        """How a download goes; without words it is there, and its model comes."""
+        if words:
+            self.say(words + (_CALL_OFF if self._keeper.fetching else ""))
+        else:
+            self.dismiss(None)
+
+
+def _remark(model: Model) -> str:
+    """What a person should know before choosing it."""
+    if model.trouble:
+        return one_line(f"{model.title}: {model.trouble}")
+    if model.support is not None and not model.support.native:
+        return one_line(f"{model.support.family} has no decoder of its own here: transformers runs it")
+    return ""
+
+
+def choose(context: Context) -> None:
+    def take(model: Model | None) -> None:
+        if model is not None:
+            context.keeper.choose(model)
+
+    folders = context.program.settings.engine.folders
+    context.app.push_screen(ModelScreen(context.keeper, folders), take)
+
+
+MODELS = Feature(
+    name="models",
+    title="Models",
+    commands=(Command("model.pick", "Program", "Choose another model", choose, "alt+o"),),
+)

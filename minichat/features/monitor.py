@@ -1,0 +1,123 @@
+"""F2: the monitor at the side of the chats, or the engine in one line where it is not seen."""
+
+from typing import Self
+
+from textual import on
+from textual.widget import Widget
+
+from engine.commands import Abort, Preempt
+from engine.snapshot import Snapshot
+from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
+from minichat.ui.monitor import EngineLine, KVMap, MonitorPanel, Queues
+from minichat.ui.monitor.cells import Order, Tint
+from minichat.ui.panels import Dock
+
+
+class MonitorSide(MonitorPanel):
+    """Follows the engine even while it is hidden: rates and events have a history."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(ascii=context.program.start.ascii, id="monitor")
+        self.context = context
+        screen = context.program.settings.screen
+        self.kvmap.order = Order.SESSION if screen.map_order == "session" else Order.PHYSICAL
+        self.kvmap.tint = Tint(screen.map_colour)
+        if not screen.monitor:
+            context.panels.side_wanted = False
+        context.signals.snapshot.connect(self._see_snapshot)
+        context.signals.events.connect(self.add_events)
+
+    def focus(self, scroll_visible: bool = True) -> Self:
+        self.focus_first()
+        return self
+
+    def _see_snapshot(self, snapshot: Snapshot) -> None:
+        owners = self.context.engine.owners
+        self.update_from(snapshot, owners)
+        if not self.display:
+            self.context.part(EngineLine).update_from(snapshot, owners)
+
+    @on(MonitorPanel.RateWanted)
+    def _change_rate(self, event: MonitorPanel.RateWanted) -> None:
+        rate = self.context.program.pulse.hurry(event.by)
+        self.notify(f"the monitor looks {rate:g} time{'s' * (rate != 1)} a second", timeout=2)
+
+    @on(MonitorPanel.Left)
+    def _leave(self) -> None:
+        self.context.panels.leave()
+
+    @on(Queues.Abort)
+    def _abort(self, event: Queues.Abort) -> None:
+        self.context.program.ask(self.context.program.backend.send(Abort((event.request,))))
+
+    @on(Queues.Preempt)
+    def _preempt(self, event: Queues.Preempt) -> None:
+        self.context.program.ask(self.context.program.backend.send(Preempt(event.request)))
+
+    @on(KVMap.Pointed)
+    def _point(self, event: KVMap.Pointed) -> None:
+        self.context.signals.pointed(event.blocks)
+
+
+def _line(context: Context) -> Widget:
+    return EngineLine(ascii=context.program.start.ascii, id="engine-line")
+
+
+def toggle(context: Context) -> None:
+    context.panels.toggle(context.part(MonitorSide))
+
+
+def go(context: Context) -> None:
+    context.panels.go_to(context.part(MonitorSide))
+
+
+MONITOR = Feature(
+    name="monitor",
+    title="Monitor",
+    commands=(
+        Command(
+            "view.monitor",
+            "View",
+            "Monitor: the engine at work",
+            toggle,
+            "f2",
+            "monitor",
+            greeting="shows the engine at work",
+        ),
+        Command("view.to_monitor", "View", "Go to the monitor", go, "alt+m"),
+    ),
+    panel=PanelSpec(MonitorSide, Dock.SIDE, line=_line),
+    help=(
+        HelpSection(
+            "In the monitor ({view.to_monitor} goes there)",
+            (
+                (
+                    "{monitor.pane_1 monitor.pane_2 monitor.pane_3 monitor.pane_4 monitor.pane_5}",
+                    "one pane alone, or all",
+                ),
+                (
+                    "{monitor.faster} {monitor.slower}  {monitor.pause}",
+                    "look more often, or less; hold the picture",
+                ),
+                (
+                    "{monitor.order}  {monitor.colour}  {monitor.letters}",
+                    "the map: order, what colour means, letters",
+                ),
+                (
+                    "{monitor.left monitor.right monitor.up monitor.down}",
+                    "the map: the text of these blocks lights up in its chats",
+                ),
+                ("{monitor.up monitor.down}", "the lists: another line"),
+                ("{monitor.zoom}", "the map: which blocks, whose, and what they hold"),
+                ("{monitor.abort}  {monitor.preempt}", "abort, or preempt, the selected request"),
+                ("{monitor.filter}", "filter the events"),
+            ),
+        ),
+    ),
+    keyed=(("monitor", MonitorPanel), ("monitor", KVMap)),
+    css="""
+    #monitor { height: 1fr; border-left: vkey $panel; }
+    App.-ascii #monitor { border-left: ascii $panel-lighten-2; }
+    #engine-line { height: 1; color: $text-muted; background: $surface; }
+    """,
+)

@@ -1,0 +1,72 @@
+"""Ctrl+P: the command palette has every command, and what the features offer as things are now."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
+from textual.events import Key
+from textual.widgets import Input, LoadingIndicator
+
+from minichat.features.feature import Command, Context, Feature, Offer
+
+
+class Palette(CommandPalette):
+    """Nothing in it moves by itself: that is a timer, and bytes over the network for nothing."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__([_provider(context)], placeholder="what to do", id="--command-palette")
+        self._keys = context.keys
+
+    async def on_key(self, event: Key) -> None:
+        """Its own key takes it away again, as that of any dialog."""
+        if event.key in self._keys.of("program.palette"):
+            event.stop()
+            await self.run_action("escape")
+
+    def on_mount(self) -> None:
+        self.query_one(Input).cursor_blink = False
+        self.query_one(LoadingIndicator).auto_refresh = None
+
+
+def _provider(context: Context) -> type[Provider]:
+    """Textual makes one of a class for each palette."""
+
+    class Commands(Provider):
+        """Runs a command as its key would."""
+
+        async def discover(self) -> Hits:
+            for title, group, run in offers(context):
+                yield DiscoveryHit(title, run, help=group)
+
+        async def search(self, query: str) -> Hits:
+            matcher = self.matcher(query)
+            for title, group, run in offers(context):
+                if (score := matcher.match(title)) > 0:
+                    yield Hit(score, matcher.highlight(title), run, help=group)
+
+    return Commands
+
+
+def offers(context: Context) -> Iterator[Offer]:
+    """Every line there is now."""
+    for command in context.commands:
+        if command.palette and command.enabled(context):
+            key = context.keys.name(command.id)
+            group = f"{command.group}   {key}" if key else command.group
+            yield command.title, group, partial(context.run, command)
+    for feature in context.features:
+        if feature.offers is not None:
+            for title, group, work in feature.offers(context):
+                yield title, group, partial(context.do, work)
+
+
+def show(context: Context) -> None:
+    if not CommandPalette.is_open(context.app):
+        context.app.push_screen(Palette(context))
+
+
+PALETTE = Feature(
+    name="palette",
+    title="All commands",
+    commands=(Command("program.palette", "Program", "All commands", show, "ctrl+p", "all", palette=False),),
+)

@@ -1,0 +1,1 @@
+"""Alt+C: along the tokens of a reply."""

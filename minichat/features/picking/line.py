@@ -1,0 +1,159 @@
+"""The tokens of a reply in a line, each as warm as it was likely, and what else could stand at one."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.cells import cell_len
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from minichat.ui.likely import Likely, row_of, seen_as
+from minichat.ui.marks import UNICODE, Marks
+from minichat.ui.panes.keybar import Hints
+
+_HEAT = " ▁▂▃▄▅▆▇█"
+_PLAIN_HEAT = " 123456789"
+_LONGEST = 16  # cells of a token in the line
+_LINES = 3  # above the candidates
+_UNLIKELY, _LIKELY = 0.2, 0.6
+
+
+class TokenPicker(Widget, can_focus=True):
+    """Knows texts and shares; whoever shows it knows what they are of."""
+
+    HINTS: ClassVar[Hints] = (
+        ("tokens.left tokens.right", "token"),
+        ("tokens.up tokens.down", "candidate"),
+        ("Enter", "go on with it"),
+        ("Esc", "done"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "move(-1)", "The token before", id="tokens.left", show=False),
+        Binding("right", "move(1)", "The next token", id="tokens.right", show=False),
+        Binding("shift+left,pageup", "move(-10)", "Ten tokens back", id="tokens.far_left", show=False),
+        Binding("shift+right,pagedown", "move(10)", "Ten tokens on", id="tokens.far_right", show=False),
+        Binding("home", "move(-1000000)", show=False),
+        Binding("end", "move(1000000)", show=False),
+        Binding("up", "choose(-1)", "The likelier candidate", id="tokens.up", show=False),
+        Binding("down", "choose(1)", "The next candidate", id="tokens.down", show=False),
+        Binding("enter", "take", show=False),
+        Binding("escape", "leave", show=False),
+    ]
+
+    class Said(Message):
+        """The person has done something."""
+
+    class Moved(Said):
+        """The person is at another token, or sees others beside it."""
+
+        def __init__(self, at: int) -> None:
+            super().__init__()
+            self.at = at
+
+    class Taken(Said):
+        """This candidate is to stand there instead."""
+
+        def __init__(self, choice: int) -> None:
+            super().__init__()
+            self.choice = choice
+
+    class Left(Said):
+        """The person has seen enough."""
+
+    words: reactive[Sequence[str]] = reactive((), layout=False)
+    shares: reactive[Sequence[float | None]] = reactive((), layout=False)
+    rows: reactive[tuple[Likely, ...]] = reactive((), layout=False)
+    at: reactive[int] = reactive(0, layout=False)
+    choice: reactive[int] = reactive(0, layout=False)
+    told: reactive[str] = reactive("", layout=False)  # how likely the present one was
+    trouble: reactive[str] = reactive("", layout=False)
+    marks: Marks = UNICODE
+
+    def render(self) -> Content:
+        if not self.words:
+            return Content.styled("reading the tokens of the reply ...", "$text-muted")
+        lines = [self._head(), *self._line()]
+        if self.trouble:
+            lines.append(Content.styled(self.trouble, "$text-error"))
+        elif not self.rows:
+            lines.append(Content.styled("asking what else was likely here ...", "$text-muted"))
+        room = max(self.size.height - _LINES, 1)
+        first = max(0, min(self.choice - room + 1, len(self.rows) - room))
+        for place, row in list(enumerate(self.rows))[first : first + room]:
+            lines.append(row_of(row, self.marks, self.size.width, here=place == self.choice))
+        return Content("\n").join(lines)
+
+    def _head(self) -> Content:
+        keys = "Enter goes on with it  Esc done"
+        left = Content.assemble(
+            (f"token {self.at + 1} of {len(self.words)}", "bold $text-primary"), (f"  {self.told}", "$text")
+        )
+        gap = self.size.width - left.cell_length - len(keys)
+        return left if gap < 2 else Content.assemble(left, " " * gap, (keys, "$text-muted"))
+
+    def seen(self) -> range:
+        """The tokens around the present one that the line has room for."""
+        room = self.size.width - self._cells(self.at)
+        low, high = self.at, self.at + 1
+        grown = True
+        while grown:
+            grown = False
+            if high < len(self.words) and self._cells(high) <= room:
+                room, high, grown = room - self._cells(high), high + 1, True
+            if low and self._cells(low - 1) <= room:
+                room, low, grown = room - self._cells(low - 1), low - 1, True
+        return range(low, high)
+
+    def _line(self) -> tuple[Content, Content]:
+        """The text, and below it a bar a token."""
+        heat = _HEAT if self.marks is UNICODE else _PLAIN_HEAT
+        texts: list[tuple[str, str]] = []
+        bars: list[tuple[str, str]] = []
+        for place in self.seen():
+            share, text = self.shares[place], self._word(place)
+            colour = _colour(share)
+            texts.append((text, f"bold {colour} reverse" if place == self.at else colour))
+            level = " " if share is None else heat[min(max(int(share * len(heat)), 1), len(heat) - 1)]
+            bars.append((level * cell_len(text), colour))
+        return Content.assemble(*texts), Content.assemble(*bars)
+
+    def _word(self, place: int) -> str:
+        """Never empty: even what is not seen can be stood on."""
+        word = seen_as(self.words[place], self.marks) or self.marks.blank
+        return word if cell_len(word) <= _LONGEST else word[: _LONGEST // 2 - 1] + self.marks.ellipsis
+
+    def _cells(self, place: int) -> int:
+        return cell_len(self._word(place))
+
+    def on_resize(self) -> None:
+        """Other tokens are seen now."""
+        if self.words:
+            self.post_message(self.Moved(self.at))
+
+    # What the person does
+
+    def action_move(self, by: int) -> None:
+        at = min(max(self.at + by, 0), len(self.words) - 1)
+        if at != self.at and self.words:
+            self.at = at
+            self.post_message(self.Moved(at))
+
+    def action_choose(self, by: int) -> None:
+        if self.rows:
+            self.choice = min(max(self.choice + by, 0), len(self.rows) - 1)
+
+    def action_take(self) -> None:
+        if self.rows:
+            self.post_message(self.Taken(self.choice))
+
+    def action_leave(self) -> None:
+        self.post_message(self.Left())
+
+
+def _colour(share: float | None) -> str:
+    if share is None:
+        return "$text-muted"
+    return "$text-error" if share < _UNLIKELY else "$text-warning" if share < _LIKELY else "$text-success"

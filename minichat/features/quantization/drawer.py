@@ -1,0 +1,213 @@
+"""The quantization drawer: how weights and cache are kept, and what room that leaves. Of the whole engine."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
+from textual.widgets import OptionList, Static
+from textual.widgets.option_list import Option
+
+from engine.snapshot import SchemeView, Snapshot
+from minichat.models.progress import size
+from minichat.ui.marks import UNICODE, Marks
+from minichat.ui.panes.keybar import Hints
+
+_LABEL, _FIGURE = 13, 9  # cells
+_BAR = 20  # cells, of a change that goes on
+_PURPOSES = {
+    "weights": "weights",
+    "cache": "KV cache",
+    "host_cache": "on the host",
+    "workspace": "for steps",
+    "device_free": "free",
+}
+
+Row = tuple[str, str, float | None]  # a label, its figure, and a share of the whole to draw
+
+
+class Facts(Widget):
+    """Labels with figures, and bars where there is a whole to compare with."""
+
+    rows: reactive[tuple[Row, ...]] = reactive((), layout=True)
+    marks: Marks = UNICODE
+
+    def render(self) -> Content:
+        return Content("\n").join(self._line(*row) for row in self.rows)
+
+    def _line(self, label: str, figure: str, share: float | None) -> Content:
+        line = [(f"{label:{_LABEL}}", "$text-muted"), (figure, "$text")]
+        if share is not None:
+            room = max(self.size.width - _LABEL - _FIGURE - 2, 0)
+            full = min(round(share * room), room) or int(share > 0 and room > 0)
+            line[1] = (f"{figure:>{_FIGURE}}  ", "$text")
+            line += [(self.marks.bar * full, "$primary"), (self.marks.rest * (room - full), "$text-muted")]
+        return Content.assemble(*line)
+
+
+class Schemes(OptionList):
+    """What weights or cache can be kept as: the present one marked, and of what cannot be taken, why."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "cursor_up", "The scheme above", id="quantization.up", show=False),
+        Binding("down", "cursor_down", "The scheme below", id="quantization.down", show=False),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: tuple[object, ...] = ()
+
+    def see(self, schemes: Sequence[SchemeView], present: str, marks: Marks) -> None:
+        shown = (schemes, present, marks)
+        if shown == self._shown:
+            return
+        at, self._shown = self.highlighted, shown
+        self.clear_options()
+        for above, each in zip((None, *schemes), schemes, strict=False):
+            mark = marks.bar if each.name == present else " "
+            line = f"{mark} {each.name:{_LABEL - 2}}", "$text-muted" if each.why_not else "$text"
+            room = f"  {each.blocks:,} blocks" if each.blocks else ""
+            again = above is not None and above.why_not == each.why_not
+            why_not = "as above" if again else each.why_not
+            rest = why_not if each.why_not else f"{size(each.nbytes):>7}{room}"
+            self.add_option(Option(Content.assemble(line, (rest, "$text-muted")), id=each.name))
+        place = next((place for place, each in enumerate(schemes) if each.name == present), None)
+        self.highlighted = place if at is None else at
+
+
+class QuantizationDrawer(VerticalScroll, can_focus=False):
+    """Beside the chats, in the place of the decoding drawer. It looks at snapshots while it is open."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
+    HINTS: ClassVar[Hints] = (
+        ("quantization.up quantization.down", "choose"),
+        ("Tab", "weights, cache"),
+        ("Enter", "convert"),
+        ("Esc", "back"),
+    )
+
+    class Left(Message):
+        """Back to the prompt."""
+
+    class Chosen(Message):
+        """The weights are wanted in this scheme; an empty one: as they were, while a change is under way."""
+
+        def __init__(self, scheme: str) -> None:
+            super().__init__()
+            self.scheme = scheme
+
+    class Recache(Message):
+        """The cache is wanted in this form."""
+
+        def __init__(self, scheme: str) -> None:
+            super().__init__()
+            self.scheme = scheme
+
+    def __init__(self, id: str | None = None, classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self.scheme, self.memory, self.room = Facts(), Facts(), Facts()
+        self.schemes, self.change = Schemes(), Static(classes="change")
+        self.forms, self._of_forms = Schemes(), Static("KV cache, a token", classes="section")
+        self._marks, self._changing = UNICODE, False
+
+    def compose(self) -> ComposeResult:
+        yield Static("scheme", classes="section")
+        yield self.scheme
+        yield self.change
+        yield self.schemes
+        yield self._of_forms
+        yield self.forms
+        yield Static("memory", classes="section")
+        yield self.memory
+        yield Static("room", classes="section")
+        yield self.room
+
+    def obey(self, marks: Marks) -> None:
+        self._marks = marks
+        for each in (self.scheme, self.memory, self.room):
+            each.marks = marks
+
+    def see_snapshot(self, snapshot: Snapshot) -> None:
+        self.scheme.rows = scheme(snapshot)
+        self.memory.rows = memory(snapshot.memory)
+        self.room.rows = room(snapshot)
+        self.schemes.see(snapshot.schemes, snapshot.quantization, self._marks)
+        self.forms.see(snapshot.kv_schemes, snapshot.kv_scheme, self._marks)
+        self.forms.display = self._of_forms.display = bool(snapshot.kv_schemes)
+        self._changing = snapshot.change is not None and not snapshot.change.over
+        self.change.update(Content(change(snapshot, self._marks)))
+        self.change.display = bool(snapshot.change)
+
+    def focus(self, scroll_visible: bool = True) -> Self:
+        """The list has the keys."""
+        self.schemes.focus(scroll_visible)
+        return self
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        if event.option_id is not None:
+            kind = self.Recache if event.option_list is self.forms else self.Chosen
+            self.post_message(kind(event.option_id))
+
+    def action_leave(self) -> None:
+        """A change that is under way is taken back first."""
+        self.post_message(self.Chosen("") if self._changing else self.Left())
+
+
+def scheme(shot: Snapshot) -> tuple[Row, ...]:
+    plain = shot.quantization == "none"
+    weights = f"{shot.dtype}, not quantized" if plain else f"{shot.quantization}, computed in {shot.dtype}"
+    return (
+        ("model", shot.model, None),
+        ("weights", weights, None),
+        ("KV cache", shot.kv_dtype or "unknown", None),
+        ("runs on", shot.device, None),
+    )
+
+
+def change(shot: Snapshot, marks: Marks) -> str:
+    """Of a change that goes on, or has failed."""
+    if (found := shot.change) is None:
+        return ""
+    if not found.error:
+        full = _BAR * found.done // max(found.total, 1)
+        bar = marks.bar * full + marks.rest * (_BAR - full)
+        return f"to {found.scheme}: {found.done} of {found.total} layers\n{bar}  Esc goes back"
+    stands = (
+        f"{shot.quantization} stands" if found.over else f"back to {shot.quantization}, {found.done} layers"
+    )
+    return f"not {found.scheme}: {found.error}; {stands}"
+
+
+def memory(found: dict[str, int]) -> tuple[Row, ...]:
+    """By purpose; shares are of the device, where what is on the host is no part of it."""
+    total = found.get("device_total", 0)
+    rows = [
+        (name, size(found[key]), found[key] / total if total and key != "host_cache" else None)
+        for key, name in _PURPOSES.items()
+        if found.get(key)
+    ]
+    return (*rows, ("in all", size(total), None)) if total else tuple(rows)
+
+
+def room(shot: Snapshot) -> tuple[Row, ...]:
+    """Blocks, and the tokens that they are for."""
+    blocks, count = shot.blocks, len(shot.blocks.refs)
+    free = count - blocks.in_use - blocks.cached
+    rows: list[Row] = [
+        ("blocks", f"{count:,} of {shot.block_size} tokens", None),
+        ("in use", f"{blocks.in_use:,}", blocks.in_use / count),
+        ("cached", f"{blocks.cached:,}", blocks.cached / count),
+        ("free", f"{free:,}", free / count),
+        ("tokens", f"{count * shot.block_size:,} in all", None),
+        ("left", f"{(count - blocks.in_use) * shot.block_size:,} for new ones", None),
+        ("a request", f"{shot.max_context:,} at most", None),
+    ]
+    if shot.host_size:
+        rows.append(("swapped", f"{shot.host_in_use:,} of {shot.host_size:,} blocks", None))
+    return tuple(rows)

@@ -1,0 +1,79 @@
+"""F4: what is chosen in the quantization drawer, as the engine is asked for it."""
+
+from textual import on
+
+from engine.commands import CancelQuantization, SetKvScheme, SetQuantization
+from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
+from minichat.features.quantization.drawer import QuantizationDrawer, Schemes
+from minichat.ui.marks import ASCII
+
+
+class QuantizationPanel(QuantizationDrawer):
+    """The drawer of the program's engine."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(id="quantization", classes="drawer")
+        self.context = context
+        if context.program.start.ascii:
+            self.obey(ASCII)
+
+    @on(QuantizationDrawer.Chosen)
+    def _quantize(self, chosen: QuantizationDrawer.Chosen) -> None:
+        """The weights; an empty scheme takes back the change that is under way."""
+        program, shot, scheme = self.context.program, self.context.engine.latest, chosen.scheme
+        if not scheme:
+            program.ask(program.backend.send(CancelQuantization()))
+        elif shot and shot.quantization == scheme and (shot.change is None or shot.change.over):
+            self.notify(f"the weights are kept as {scheme} already", severity="warning")
+        else:
+            program.ask(program.backend.send(SetQuantization(scheme)))
+
+    @on(QuantizationDrawer.Recache)
+    def _recache(self, chosen: QuantizationDrawer.Recache) -> None:
+        program, shot, scheme = self.context.program, self.context.engine.latest, chosen.scheme
+        if shot and shot.kv_scheme == scheme:
+            self.notify(f"the cache is kept as {scheme} already", severity="warning")
+        else:
+            program.ask(program.backend.send(SetKvScheme(scheme)))
+
+    @on(QuantizationDrawer.Left)
+    def _leave(self) -> None:
+        self.context.panels.leave()
+
+
+def toggle(context: Context) -> None:
+    context.panels.toggle(context.part(QuantizationPanel))
+
+
+QUANTIZATION = Feature(
+    name="quantization",
+    title="Quantization and memory",
+    commands=(
+        Command(
+            "view.quantization",
+            "View",
+            "Quantization and memory of the engine",
+            toggle,
+            "f4",
+            greeting="how the weights are kept",
+        ),
+    ),
+    panel=PanelSpec(QuantizationPanel, sees=QuantizationPanel.see_snapshot),
+    help=(
+        HelpSection(
+            "In the quantization drawer",
+            (
+                ("{quantization.up quantization.down}", "another scheme"),
+                ("Tab", "of the weights, or of the cache"),
+                ("Enter", "convert to it"),
+            ),
+        ),
+    ),
+    keyed=(("quantization", Schemes),),
+    css="""
+    #quantization Facts { height: auto; }
+    #quantization:focus-within .section { color: $text-accent; }
+    #quantization Schemes { height: auto; border: none; padding: 0; background: $surface; }
+    #quantization .change { height: auto; display: none; color: $text-warning; }
+    """,
+)

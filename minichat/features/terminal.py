@@ -1,0 +1,31 @@
+"""What the person's terminal shows and takes: the mouse, the theme, the whole screen once more."""
+
+from minichat.features.feature import Command, Context, Feature
+
+
+def mouse(context: Context) -> None:
+    """Lets the terminal select by itself, which it cannot while the program has the mouse."""
+    taken = context.program.toggle_mouse()
+    key = context.keys.name("view.mouse")
+    context.app.notify(
+        "the mouse is minichat's again" if taken else f"the mouse is the terminal's; {key} takes it back"
+    )
+
+
+def theme(context: Context) -> None:
+    context.app.search_themes()
+
+
+def redraw(context: Context) -> None:
+    context.program.redraw()
+
+
+TERMINAL = Feature(
+    name="terminal",
+    title="The terminal",
+    commands=(
+        Command("view.mouse", "View", "Leave the mouse to the terminal, or take it back", mouse, "ctrl+g"),
+        Command("view.theme", "View", "Choose a theme", theme),
+        Command("view.redraw", "View", "Draw all of the screen again", redraw, "ctrl+l", priority=True),
+    ),
+)

@@ -1,0 +1,147 @@
+"""The tour on the screen: a panel above the prompt turns pages, and the engine does what they say."""
+
+import asyncio
+import subprocess
+import sys
+
+from textual.app import SuspendNotSupported
+from textual.content import Content
+
+from engine.errors import EngineError
+from minichat.features.feature import Command, Context, Feature
+from minichat.features.tour.guide import Guide
+from minichat.features.tour.pages import PAGES, SYSTEM, Page
+from minichat.features.tour.panel import TourPanel
+from minichat.ui.marks import ASCII
+
+KEEP = 65  # the exit code that says that the chats are wanted
+
+
+class Tour:
+    """A page is begun once; going back shows again what was said then."""
+
+    def __init__(self, context: Context) -> None:
+        self._context, self._panel = context, TourPanel(self.turn, self.leave)
+        self._guide = Guide(context, self._say, self._panel.focus)
+        self._place = 0
+        self._told = [""] * len(PAGES)  # what was seen, by page
+        self._begun = 0  # the page that was reached
+        self._task: asyncio.Task[None] | None = None
+        context.chats.first_ever = False  # the panel says what there is
+        context.workspace.greets = False
+        context.app.run_worker(self._begin())
+
+    async def _begin(self) -> None:
+        """As soon as there is an engine."""
+        context = self._context
+        await context.keeper.ready.wait()
+        if context.program.start.ascii:
+            self._panel.marks = ASCII
+        await context.workspace.mount(self._panel, before=context.workspace.prompt)
+        context.chats.system = SYSTEM  # of those that the pages open
+        context.chats.active.instruct(SYSTEM)
+        self._show()
+        self._panel.focus()
+
+    def turn(self, by: int) -> None:
+        """To another page. On the way forward it does not wait for one that is not done."""
+        place = min(max(self._place + by, 0), len(PAGES) - 1)
+        self._place = place
+        if place > self._begun:
+            self._begun = place
+            self._stop()
+            self._task = asyncio.create_task(self._do(place), name="tour")
+        self._show()
+
+    def leave(self, keep: bool) -> None:
+        self._stop()
+        self._context.app.run_worker(self._context.program.end(KEEP if keep else 0))
+
+    def _stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _do(self, place: int) -> None:
+        page = PAGES[place]
+        self._guide.turn()
+        if page.do is not None:
+            try:
+                self._tell(place, await page.do(self._guide))
+            except EngineError as error:
+                self._tell(place, f"That did not work: {error}")
+
+    def _say(self, sentence: str) -> None:
+        """In the middle of a page."""
+        self._tell(self._begun, sentence)
+
+    def _tell(self, place: int, sentence: str) -> None:
+        self._told[place] = sentence
+        self._show()
+
+    # What is seen
+
+    def _show(self) -> None:
+        page, told = PAGES[self._place], self._told[self._place]
+        lines = [
+            Content.assemble(
+                (page.title, "bold $text-accent"), (f"  {self._place + 1}/{len(PAGES)}", "$text-muted")
+            ),
+            Content(page.text),
+        ]
+        if told:
+            lines.append(Content.styled(told, "bold"))
+        elif page.do is not None:
+            alive = self._context.keeper.alive
+            words = "waiting for the engine ..." if alive else "There is no engine; why is said at the top."
+            lines.append(Content.styled(words, "italic $text-muted"))
+        self._panel.say(Content("\n").join(lines), self._keys(page), end=bool(told))
+
+    def _keys(self, page: Page) -> Content:
+        keys = [("Enter", "next"), ("b", "back"), ("q", "quit")]
+        if page.last:
+            keys = [("b", "back"), ("k", "keep chats"), ("q", "quit")]
+        elif not self._place:
+            keys.pop(1)
+        return Content.assemble(
+            *(
+                part
+                for key, what in keys
+                for part in ((key, "bold $text-accent"), (f" {what}  ", "$text-muted"))
+            )
+        )
+
+
+def start(context: Context) -> None:
+    """A program of its own, with an engine of its own, while this one stands aside."""
+    if context.program.start.tour:
+        context.app.notify("this is the tour")
+        return
+    words = ["--ascii"] if context.program.start.ascii else []
+    try:
+        with context.app.suspend():
+            subprocess.run([sys.executable, "-m", "minichat", "tour", *words], check=False)
+    except SuspendNotSupported:
+        context.app.notify("the tour needs the terminal: leave, and say minichat tour", severity="warning")
+
+
+def _lead(context: Context) -> Tour | None:
+    return Tour(context) if context.program.start.tour else None
+
+
+TOUR = Feature(
+    name="tour",
+    title="A tour of the engine",
+    commands=(Command("program.tour", "Program", "A tour of the engine", start),),
+    part=_lead,
+    css="""
+    #tour {
+        height: auto;
+        max-height: 50%;
+        padding: 0 1;
+        background: $panel;
+        border-left: outer $panel-lighten-2;
+    }
+    #tour:focus { border-left: outer $accent; }
+    App.-ascii #tour, App.-ascii #tour:focus { border-left: ascii $accent; }
+    """,
+)

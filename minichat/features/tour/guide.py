@@ -1,0 +1,129 @@
+"""What the pages of the tour can do: have chats ask, change the engine, and wait for what it says."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from engine.commands import SetQuantization
+from engine.events import Event, Quantized
+from engine.snapshot import Snapshot
+from minichat.features.chats import chats, replies
+from minichat.features.feature import Context
+from minichat.features.monitor import MonitorSide
+from minichat.session.conversation import Conversation
+
+_LOOK_EVERY = 0.02  # seconds
+_ITSELF = -2  # no request's number
+Kind = TypeVar("Kind", bound=Event)
+
+
+class Guide:
+    """`say` tells the person something in the middle of a page; `back` gives the tour the keys again."""
+
+    def __init__(self, context: Context, say: Callable[[str], None], back: Callable[[], object]) -> None:
+        self.say = say
+        self._context, self._back = context, back
+        self._events: list[Event] = []  # since the page began
+        self._came = asyncio.Event()
+        self._glowing: Conversation | None = None
+        context.signals.snapshot.connect(self._see_snapshot)
+        context.signals.events.connect(self._see_events)
+
+    def turn(self) -> None:
+        """Another page begins."""
+        self._events.clear()
+
+    def glow(self, chat: Conversation) -> None:
+        """Its blocks stand out on the map from here on."""
+        self._glowing = chat
+        if self._context.engine.latest is not None:
+            self._see_snapshot(self._context.engine.latest)
+
+    def _see_snapshot(self, snapshot: Snapshot) -> None:
+        if self._glowing is not None:
+            newest = next(reversed(self._glowing.traces), -1)
+            held = [block for each in snapshot.requests if each.id == newest for block in each.blocks]
+            self._context.part(MonitorSide).kvmap.glow(held)
+
+    def _see_events(self, events: Sequence[Event]) -> None:
+        self._events += events
+        self._came.set()
+
+    async def ask(self, text: str, params: Mapping[str, Any], *, new: bool = False) -> Conversation:
+        """The active chat asks, or a new one; returns once the engine has taken it."""
+        if new:
+            await chats.new(self._context)
+            self._back()
+        chat = self._context.chats.active
+        await self._send(chat, text, params)
+        return chat
+
+    async def ask_all(self, texts: Sequence[str], params: Mapping[str, Any]) -> list[Conversation]:
+        """As many chats as there are texts, all at once."""
+        while len(self._context.chats) < len(texts):
+            await chats.new(self._context)
+        self._back()
+        asked = list(self._context.chats)[: len(texts)]
+        await asyncio.gather(
+            *(self._send(chat, text, params) for chat, text in zip(asked, texts, strict=True))
+        )
+        return asked
+
+    async def _send(self, chat: Conversation, text: str, params: Mapping[str, Any]) -> None:
+        chat.tune(chat.chat.params.changed(**params))
+        own = [message for message in chat.chat.messages if message.role == "user"]
+        if own:
+            chat.edit(own[0].id)  # the chat begins anew: what was said before would take room
+        chat.send(text)
+        while chat.run is not None and chat.run.reply is None:
+            await asyncio.sleep(_LOOK_EVERY)
+
+    async def fork(self, parent: Conversation) -> Conversation:
+        self._context.workspace.go_to(parent)
+        await chats.fork(self._context)
+        self._back()
+        child = self._context.chats.active
+        while child.run is not None and child.run.reply is None:
+            await asyncio.sleep(_LOOK_EVERY)
+        return child
+
+    def tune(self, chat: Conversation, **changes: Any) -> None:
+        chat.tune(chat.chat.params.changed(**changes))
+
+    def weights(self, scheme: str) -> int:
+        """What they take in that scheme, in bytes."""
+        shot = self._context.engine.latest
+        return next((each.nbytes for each in shot.schemes if each.name == scheme), 0) if shot else 0
+
+    async def quantize(self, scheme: str) -> Quantized:
+        """The weights of the whole engine; returns when the way is over."""
+        await self._context.program.backend.send(SetQuantization(scheme))
+        return await self.heard(Quantized)
+
+    async def quiet(self) -> None:
+        """All replies of the page before end here."""
+        self._glowing = None
+        self._context.part(MonitorSide).kvmap.glow(())
+        replies.stop_all(self._context)
+        while self._context.chats.streaming:
+            await asyncio.sleep(_LOOK_EVERY)
+        self._events.clear()
+
+    async def heard(self, kind: type[Kind] | tuple[type[Kind], ...], *of: Conversation) -> Kind:
+        """What the engine says of one of these chats' newest requests: now, or before on this page.
+
+        Without a chat: what it says of itself.
+        """
+        while True:
+            requests = {next(reversed(chat.traces), -1) for chat in of} or {_ITSELF}
+            for event in self._events:
+                if isinstance(event, kind) and getattr(event, "request", _ITSELF) in requests:
+                    return event
+            self._came.clear()
+            await self._came.wait()
+
+    def prompt_tokens(self, chat: Conversation) -> int:
+        return next(reversed(chat.traces.values())).prompt_tokens
+
+    def chat_of(self, request: int) -> Conversation:
+        return next(each for each in self._context.chats if request in each.traces)

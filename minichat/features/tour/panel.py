@@ -1,0 +1,70 @@
+"""The panel that leads through the tour: a few sentences, what is waited for, and the keys."""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.events import MouseScrollDown, MouseScrollUp
+from textual.geometry import Size
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from minichat.ui.marks import UNICODE, Marks
+
+
+class TourPanel(Widget, can_focus=True):
+    """Above the prompt. It draws what it is told, and passes its keys on. What does not fit scrolls."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter,space,right,n", "turn(1)", show=False),
+        Binding("backspace,left,b", "turn(-1)", show=False),
+        Binding("up", "scroll_by(-1)", show=False),
+        Binding("down", "scroll_by(1)", show=False),
+        Binding("escape,q", "leave(False)", show=False),
+        Binding("k", "leave(True)", show=False),
+    ]
+    text: reactive[Content] = reactive(Content(""), layout=True)
+    keys: reactive[Content] = reactive(Content(""))
+    marks: Marks = UNICODE
+
+    def __init__(self, turn: Callable[[int], None], leave: Callable[[bool], None]) -> None:
+        super().__init__(id="tour")
+        self._turn, self._leave = turn, leave
+        self._first = 0  # of the lines of the text that are seen
+
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        return len(self.text.wrap(width)) + 1
+
+    def render(self) -> Content:
+        width, height = self.size
+        lines = self.text.wrap(width)
+        room = max(height - 1, 1)
+        last = max(len(lines) - room, 0)
+        self._first = min(self._first, last)
+        more = (f"{self.marks.below} ", "bold $text-accent"), ("more  ", "$text-muted")
+        keys = Content.assemble(*more, self.keys) if self._first < last else self.keys
+        return Content("\n").join([*lines[self._first : self._first + room], keys.truncate(width)])
+
+    def say(self, text: Content, keys: Content, *, end: bool) -> None:
+        """A page; `end`: what is new stands at its end."""
+        self._first = len(text) if end else 0
+        self.text, self.keys = text, keys
+
+    def action_scroll_by(self, lines: int) -> None:
+        self._first = max(self._first + lines, 0)
+        self.refresh()
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        event.stop()
+        self.action_scroll_by(1)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        event.stop()
+        self.action_scroll_by(-1)
+
+    def action_turn(self, by: int) -> None:
+        self._turn(by)
+
+    def action_leave(self, keep: bool) -> None:
+        self._leave(keep)

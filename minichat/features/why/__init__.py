@@ -1,0 +1,1 @@
+"""F8: what a step spends its time on, and what holds it."""

@@ -1,0 +1,137 @@
+"""F8: what a step spends its time on, and what holds it."""
+
+from dataclasses import astuple
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Static
+
+from engine.commands import MeasureSpeeds
+from engine.errors import EngineError
+from engine.snapshot import Snapshot, Speeds
+from minichat.clients.protocol import Backend
+from minichat.features.feature import Command, Context, Feature
+from minichat.features.why.speed import Speed, Use, explain
+from minichat.ui.dialogs.dialog import Dialog
+from minichat.ui.engine_watch import EngineWatch
+from minichat.ui.monitor.figures import duration, size
+from minichat.ui.monitor.graphs import bar, shares
+from minichat.ui.monitor.pane import ASCII, UNICODE, Signs
+
+_PARTS = (("plan", "$primary"), ("launch", "$accent"), ("wait", "$text-success"), ("commit", "$text-warning"))
+_LABEL = 12  # cells
+
+
+class WhyScreen(Dialog[None]):
+    """Follows the engine while it is open. The device is measured when somebody looks for the first time."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "leave", show=False)]
+
+    def __init__(self, engine: EngineWatch, backend: Backend, signs: Signs) -> None:
+        super().__init__()
+        self._engine, self._backend, self._signs = engine, backend, signs
+        self._speeds: Speeds | None = None
+        self._trouble = ""
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="sheet") as sheet:
+            sheet.border_subtitle = "Esc leave"
+            yield Static(id="why")
+
+    def on_mount(self) -> None:
+        self._engine.look(self)
+        self._show()
+        self.run_worker(self._measure())
+
+    def on_unmount(self) -> None:
+        self._engine.look_away(self)
+
+    def on_resize(self) -> None:
+        self._show()
+
+    def see_snapshot(self, snapshot: Snapshot) -> None:
+        self._show()
+
+    async def _measure(self) -> None:
+        try:
+            self._speeds = await self._backend.send(MeasureSpeeds())
+        except EngineError as error:
+            self._trouble = f"the device could not be measured: {error}"
+        self._show()
+
+    def _show(self) -> None:
+        text = self.query_one(Static)
+        shot, before = self._engine.latest, self._engine.at_work
+        self.query_one(Vertical).border_title = title = "Why this speed"
+        if shot is None:
+            text.update("The engine has not been loaded.")
+            return
+        if before is not None and before is not shot and not shot.running:
+            shot, title = before, "Why this speed, when it ran last"
+        self.query_one(Vertical).border_title = title
+        width = max(20, self.query_one(Vertical).size.width - 2)
+        text.update(described(explain(shot, self._speeds), width, self._signs, self._trouble))
+
+
+def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Content:
+    """What is seen: the sentence, then the figures behind it."""
+    lines = [Content.styled(trouble or speed.sentence, "bold"), Content("")]
+    lines += _step(speed, width, signs)
+    lines += _use("memory", speed.memory, "/s", width, signs)
+    parts = f"{size(speed.weights)} of weights, {size(speed.cache)} of KV cache a step"
+    lines.append(Content.assemble(" " * _LABEL, (parts, "$text-muted")))
+    if speed.arithmetic.amount:
+        lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)
+    rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens a step, {speed.steps:.0f} steps a second"
+    lines.append(
+        Content.assemble(("batch".ljust(_LABEL), "$text-muted"), "nothing runs" if speed.idle else rows)
+    )
+    return Content("\n").join(lines)
+
+
+def _step(speed: Speed, width: int, signs: Signs) -> list[Content]:
+    """A bar of the four parts, and their milliseconds."""
+    cells = shares(astuple(speed.times), width - _LABEL - 10)
+    drawn = [
+        (sign * count, style) for sign, count, (_, style) in zip(signs.parts, cells, _PARTS, strict=True)
+    ]
+    legend = [
+        part
+        for sign, seconds, (name, style) in zip(signs.parts, astuple(speed.times), _PARTS, strict=True)
+        for part in ((f"{sign} ", style), (f"{name} {duration(seconds)}  ", "$text-muted"))
+    ]
+    total = f"  {duration(speed.times.total)}"
+    return [
+        Content.assemble(("a step".ljust(_LABEL), "$text-muted"), *drawn, (total, "bold")),
+        Content.assemble("  ", *legend),
+    ]
+
+
+def _use(name: str, use: Use, unit: str, width: int, signs: Signs) -> list[Content]:
+    most = f" of {_amount(use.most, unit)} measured" if use.most else ""
+    share = f" {use.share:5.0%}" if use.most else f" {'-':>5}"
+    drawn = bar(use.share, max(8, width - _LABEL - 10), signs.full, signs.rest)
+    return [
+        Content.assemble((name.ljust(_LABEL), "$text-muted"), (drawn, "$primary"), (share, "bold")),
+        Content.assemble(" " * _LABEL, f"{_amount(use.rate, unit)}{most}"),
+    ]
+
+
+def _amount(value: float, unit: str) -> str:
+    """3.4 GB/s, 210 GFLOP/s."""
+    return f"{size(value).removesuffix('B')}{unit.strip()}" if "FLOP" in unit else f"{size(value)}{unit}"
+
+
+def why(context: Context) -> None:
+    signs = ASCII if context.program.start.ascii else UNICODE
+    context.app.push_screen(WhyScreen(context.engine, context.program.backend, signs))
+
+
+WHY = Feature(
+    name="why",
+    title="Why this speed",
+    commands=(Command("view.why", "View", "Why this speed", why, "f8"),),
+)

@@ -1,0 +1,36 @@
+"""A model from the hub, in a process of its own: it can be called off at any moment, and holds up no key."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from engine.errors import ModelNotFound
+from minichat.clients.protocol import Progress
+
+
+async def fetch(name: str, progress: Progress, command: Sequence[str] = ()) -> None:
+    """Raises why it cannot be had. What had come stays in the cache, and the next time goes on there."""
+    process = await asyncio.create_subprocess_exec(
+        *(command or [sys.executable, "-m", "minichat", "fetch", "--json", name]),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    said = asyncio.ensure_future(process.stderr.read())
+    try:
+        async for line in process.stdout:
+            told = json.loads(line)
+            if "done" in told:
+                progress(told["done"], told["total"])
+        if await process.wait():
+            lines = (await said).decode(errors="replace").strip().splitlines()
+            raise ModelNotFound(lines[-1].removeprefix("minichat: ") if lines else f"{name} was not fetched")
+    finally:
+        said.cancel()
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()

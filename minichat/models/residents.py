@@ -1,0 +1,263 @@
+"""The engines of this user that run without a screen: started once, found again by their names.
+
+An engine holds the lock of its name for as long as it lives, whatever ends it: no process number is trusted,
+and nothing that a killed one leaves behind is taken for it.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from engine.errors import BadInput, EngineError
+from minichat.clients.protocol import Progress
+from minichat.shell.paths import Paths, files_in, private_folder
+
+USUAL = "main"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+_LONGEST_SOCKET = 100  # bytes of a path: the system takes 108, some 104
+_LOOK_EVERY = 0.1  # seconds
+_LOOKS = 30  # for the end of a process, before it is told again
+_LOG_BYTES = 2**20  # a log that is longer begins anew
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What an engine says of itself, in a file that it alone writes."""
+
+    pid: int
+    model: str
+    started: float  # seconds since the epoch
+    state: str = "loading"  # or ready; failed, which is about to end; dead, whose server still answers
+    done: int = 0  # bytes loaded
+    total: int = 0
+    error: str = ""
+    misused: bool = False  # the error is in the words that it was started with
+
+    def write(self, file: Path) -> None:
+        """All of it or nothing."""
+        fresh = file.with_suffix(".fresh")
+        fresh.touch(mode=0o600)
+        fresh.write_text(json.dumps(asdict(self)), encoding="utf-8")
+        fresh.replace(file)
+
+    def changed(self, **changes: Any) -> "Record":
+        return replace(self, **changes)
+
+    @classmethod
+    def read(cls, file: Path) -> "Record | None":
+        try:
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """One engine, running or not."""
+
+    folder: Path
+    name: str = USUAL
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            allowed = "letters, digits, '.', '_' and '-', 40 at most"
+            raise BadInput(f"an engine's name may have {allowed}: not {self.name!r}")
+
+    @property
+    def up(self) -> str:
+        """The command that starts it."""
+        return "minichat up" + (f" --name {self.name}" if self.name != USUAL else "")
+
+    @property
+    def lock(self) -> Path:
+        return self.folder / f"{self.name}.lock"
+
+    @property
+    def file(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def socket(self) -> Path:
+        """Beside the rest, unless its path is too long for the system."""
+        near = self.folder / f"{self.name}.sock"
+        if len(os.fsencode(near)) <= _LONGEST_SOCKET:
+            return near
+        digest = sha256(os.fsencode(near)).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"minichat-{os.getuid()}" / f"{digest}.sock"
+
+    @property
+    def record(self) -> Record | None:
+        return Record.read(self.file)
+
+    def running(self) -> bool:
+        try:
+            lock = os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise _unusable(self.folder, error) from None
+        try:
+            return not _locked(lock, fcntl.LOCK_SH)
+        finally:
+            os.close(lock)
+
+    def died(self) -> str:
+        """What happened to an engine whose server still runs; nothing while it lives."""
+        record = self.record
+        if record is None or record.state != "dead" or not self.running():
+            return ""
+        return f"the engine {self.name} has died: {record.error}"
+
+    def launch(self, words: Sequence[str]) -> bool:
+        """Starts it, detached from this terminal; False where another process has just done the same."""
+        try:
+            for folder in (self.folder, self.socket.parent):
+                _own(private_folder(folder))
+            lock = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(self.folder, error) from None
+        try:
+            if not _locked(lock, fcntl.LOCK_EX):
+                return False
+            self.file.unlink(missing_ok=True)
+            self._spawn(lock, words)
+        finally:
+            os.close(lock)
+        return True
+
+    def _spawn(self, lock: int, words: Sequence[str]) -> None:
+        """The child inherits the lock, and holds it until it is gone."""
+        from engine.host.process import child_environment
+
+        with suppress(FileNotFoundError):
+            if self.log.stat().st_size > _LOG_BYTES:
+                self.log.unlink()
+        program = [sys.executable, "-P", "-m", "minichat.commands.resident"]
+        with open(self.log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as out:
+            subprocess.Popen(
+                [*program, str(self.folder), self.name, *words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=[lock],
+                cwd="/",
+                env=child_environment(),
+                start_new_session=True,  # neither a Ctrl+C nor the end of the terminal is meant for it
+            )
+
+    def tell(self, number: signal.Signals) -> bool:
+        """Signals it; False where none runs that could be."""
+        record = self.record
+        if record is None or not self.running():
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(record.pid, number)
+        return True
+
+    def sweep(self) -> None:
+        """Removes what one that is gone has left; its log stays."""
+        try:
+            lock = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            if _locked(lock, fcntl.LOCK_EX):  # nobody starts one in its place meanwhile
+                for file in (self.file, self.socket):  # the lock itself stays: others may have it open
+                    file.unlink(missing_ok=True)
+        finally:
+            os.close(lock)
+
+
+@dataclass(eq=False)
+class Waiting:
+    """Whoever wants this engine: it is started if it does not run, and waited for."""
+
+    resident: Resident
+    words: Sequence[str] | None  # of `serve`; None: it is not to be started
+
+    async def ensure(self, progress: Progress) -> None:
+        resident, ours = self.resident, False
+        while True:
+            if died := resident.died():
+                await self._bury(died)
+            if not resident.running():
+                if ours:
+                    raise _why_ended(resident)
+                if self.words is None:
+                    raise EngineError(f"no engine called {resident.name} runs; {resident.up} starts it")
+                ours = resident.launch(self.words)
+            record = resident.record
+            if record is not None and record.state == "ready":
+                return
+            if record is not None and record.total:
+                progress(record.done, record.total)
+            await asyncio.sleep(_LOOK_EVERY)
+
+    async def _bury(self, died: str) -> None:
+        """Ends the server of an engine that is dead, so that another one can take its place."""
+        if self.words is None:
+            raise EngineError(f"{died}; {self.resident.up} starts another one in its place")
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the second one ends it at once
+            self.resident.tell(number)
+            for _ in range(_LOOKS):
+                if not self.resident.running():
+                    return
+                await asyncio.sleep(_LOOK_EVERY)
+        raise EngineError(f"{died}, and its server cannot be ended")
+
+    def gone(self) -> str:
+        return "" if self.resident.running() else f"the engine has ended; its log is {self.resident.log}"
+
+
+def residents(folder: Path) -> list[Resident]:
+    """All that have ever been started here and have left a trace."""
+    names = [file.stem for file in files_in(folder, "*.lock")]
+    return [Resident(folder, name) for name in names if _NAME.fullmatch(name)]
+
+
+def home_of(paths: Paths) -> Path:
+    """A folder a machine: the state may lie on a disk that several machines share."""
+    return paths.engines / (re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname()) or "here")
+
+
+def _locked(lock: int, kind: int) -> bool:
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise EngineError(f"no file can be locked: {error}; XDG_STATE_HOME names another folder") from None
+    return True
+
+
+def _own(folder: Path) -> None:
+    if folder.stat().st_uid != os.getuid():
+        raise EngineError(f"{folder} belongs to somebody else; XDG_STATE_HOME names another place")
+
+
+def _unusable(folder: Path, error: OSError) -> EngineError:
+    return EngineError(f"{folder} cannot be used: {error}; XDG_STATE_HOME names another place")
+
+
+def _why_ended(resident: Resident) -> EngineError:
+    record = resident.record
+    if record is None or not record.error:
+        return EngineError(f"the engine ended as it started; its log is {resident.log}")
+    return BadInput(record.error) if record.misused else EngineError(record.error)

@@ -1,1 +1,0 @@
-"""The screens: the main one, and the few that come over it."""

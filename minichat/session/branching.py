@@ -1,0 +1,91 @@
+"""A reply that goes on from another one's tokens, on the same blocks."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.params import SamplingParams
+from minichat.chats.model import Message
+from minichat.clients.protocol import Backend, Reply
+from minichat.session.resuming import tag_of
+from minichat.session.traces import Trace
+
+if TYPE_CHECKING:
+    from minichat.session.conversation import Conversation
+    from minichat.session.run import Run
+    from minichat.session.walk import Walk
+
+_LOOK_EVERY = 0.01  # seconds
+
+
+def join(child: "Conversation", other: "Conversation") -> None:
+    """The copy of a chat goes on by itself from where the other's running reply is."""
+    source, theirs = other.run, tuple(other.chat.messages)
+    if source is None or source.reply is None:
+        return
+
+    async def begin(run: "Run", params: SamplingParams) -> Reply:
+        run.stays = bool(child.desk.backend.elsewhere)
+        reply, count, before = await branch(child.desk.backend, source, params, tag_of(run.message))
+        if source.trace is not None:
+            child.trace(run, retraced(source.trace, reply.id, count, theirs, child.chat.messages))
+        child.said(run, count, before)
+        return reply
+
+    child.go_on(begin)
+
+
+def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
+    """The copy of a chat goes on with another token at the place of its last reply where the walk is."""
+    trace, at, theirs = walk.trace, walk.at, walk.messages
+    said = (*trace.tokens[:at], token)
+
+    async def begin(run: "Run", params: SamplingParams) -> Reply:
+        backend = child.desk.backend
+        child.said(run, len(said), await walk.text(said))
+        run.stays = bool(backend.elsewhere)
+        reply = await backend.submit(trace.prompt, params, tag=tag_of(run.message), said=said)
+        copy = retraced(trace, reply.id, at, theirs, child.chat.messages)
+        copy.tokens.append(token)
+        copy.rivals = {place: each for place, each in trace.rivals.items() if place < at}
+        child.trace(run, copy)
+        return reply
+
+    child.go_on(begin)
+
+
+async def branch(backend: Backend, source: "Run", params: SamplingParams, tag: str) -> tuple[Reply, int, str]:
+    """The new reply, and what of the other one comes before it: how many tokens, and their text.
+
+    The engine is ahead of what has been drawn: the rest of it is waited for.
+    """
+    assert source.reply is not None and source.trace is not None
+    reply = await backend.fork(source.reply.id, params, tag=tag)
+    count = reply.prompt_tokens - source.reply.prompt_tokens
+    while len(source.trace.tokens) < count and source.task is not None and not source.task.done():
+        await asyncio.sleep(_LOOK_EVERY)
+    return reply, count, await _text_before(backend, source, count)
+
+
+async def _text_before(backend: Backend, source: "Run", count: int) -> str:
+    text, tokens = "", 0
+    for size, piece in source.pieces:
+        if tokens >= count:
+            break
+        text, tokens = text + piece, tokens + size
+    if tokens == count or source.trace is None:
+        return text
+    # Several tokens came as one piece: the tokenizer knows where the last one of ours ended.
+    prompt = source.trace.prompt
+    after = (await backend.layout(prompt)).ids if isinstance(prompt, str) else ()
+    texts = await backend.texts(source.trace.tokens[:count], after)
+    return text[: sum(map(len, texts))]
+
+
+def retraced(
+    trace: Trace, request: int, count: int, theirs: Sequence[Message], own: Sequence[Message]
+) -> Trace:
+    """What the other request has read and written up to the fork, as this chat's: its messages are copies."""
+    copies = {old.id: new.id for old, new in zip(reversed(theirs), reversed(own), strict=False)}
+    parts = tuple((copies.get(id, -1), length) for id, length in trace.parts)
+    return Trace(request, trace.prompt, parts, trace.prompt_tokens, own[-1].id, trace.tokens[:count])

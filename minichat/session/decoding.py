@@ -1,0 +1,249 @@
+"""How replies are drawn, in a person's words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import BadParams
+from engine.params import FIELDS, SPECULATION, Grammar, SamplingParams
+from minichat.session.strategies import BESIDE
+
+PLAIN = SamplingParams()
+OWN = "own"  # the preset that is none: what was set by hand
+
+
+def _always(_: SamplingParams) -> bool:
+    return True
+
+
+def _draws(params: SamplingParams) -> bool:
+    return params.beams == 1 and not params.greedy
+
+
+def _searches(params: SamplingParams) -> bool:
+    return params.beams > 1
+
+
+def _several(params: SamplingParams) -> bool:
+    """Greedy replies to a prompt are all the same; but what was set can be taken back."""
+    return params.n > 1 or params.beams > 1 or not params.greedy
+
+
+def _follows(params: SamplingParams) -> bool:
+    """One text at a time, of which something can be asked."""
+    return params.beams == 1
+
+
+def _guesses(params: SamplingParams) -> bool:
+    return bool(params.speculate)
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """One field as the drawer shows it."""
+
+    field: str
+    label: str
+    hint: str
+    step: float = 0.0  # what an arrow key adds; 0: it can only be typed
+    whole: bool = False
+    low: float = 0.0
+    high: float = 1.0
+    off: float | None = None  # the value that means "not used"
+    start: float = 0.0  # where an arrow key begins when the field is not used
+    used: Callable[[SamplingParams], bool] = _always  # whether it means anything now
+    choices: tuple[tuple[Any, str], ...] = ()  # the values there are, and what they are called
+
+
+KNOBS = (
+    Knob("beams", "width", "texts that are followed at once", 1, whole=True, low=2, high=64, used=_searches),
+    Knob("length_penalty", "len penalty", "above 0 long ones win", 0.1, low=-2, high=4, used=_searches),
+    Knob(
+        "early_stopping",
+        "early stop",
+        "yes: when enough have ended",
+        choices=((False, "by estimate"), (True, "yes"), ("never", "never")),
+        used=_searches,
+    ),
+    Knob("temperature", "temperature", "higher is wilder", 0.05, high=2.0, used=_draws),
+    Knob("top_k", "top-k", "the K likeliest", 1, whole=True, high=1000, off=0, start=40, used=_draws),
+    Knob("top_p", "top-p", "the likeliest that sum to P", 0.01, low=0.01, off=1.0, start=0.95, used=_draws),
+    Knob("min_p", "min-p", "at least P of the likeliest", 0.01, off=0.0, start=0.05, used=_draws),
+    Knob(
+        "repetition_penalty",
+        "repetition",
+        "over prompt and reply",
+        0.05,
+        low=0.05,
+        high=2,
+        off=1.0,
+        start=1.0,
+    ),
+    Knob("presence_penalty", "presence", "once for what was said", 0.1, low=-2, high=2, off=0.0),
+    Knob("frequency_penalty", "frequency", "each time it was said", 0.1, low=-2, high=2, off=0.0),
+    Knob("seed", "seed", "same seed, same reply", 1, whole=True, high=2**31, start=0, used=_draws),
+    Knob("max_tokens", "max tokens", "none: as many as fit", 64, whole=True, low=1, high=10**6, start=512),
+    Knob("stop", "stop at", "texts, with | between"),
+    Knob("n", "replies", "the others in forks beside it", 1, whole=True, low=1, high=8, used=_several),
+    Knob("grammar", "grammar", "Enter: a schema, or an expression", used=_follows),
+    Knob(
+        "speculate",
+        "speculation",
+        "guesses ahead: faster, and the same",
+        choices=(("", "off"), *((kind, kind) for kind in SPECULATION)),
+        used=_follows,
+    ),
+    Knob(
+        "draft_tokens",
+        "guesses",
+        "at once; none: as many as pay",
+        1,
+        whole=True,
+        high=16,
+        off=0,
+        used=_guesses,
+    ),
+)
+
+
+def strategy(params: SamplingParams) -> str:
+    """The decoding in a few words, as headers show it."""
+    words = _search(params) if params.beams > 1 else ["greedy"] if params.greedy else _filters(params)
+    if params.n > 1:
+        words.append(f"x{params.n}")
+    if params.grammar is not None:
+        words.append(params.grammar.kind)
+    if params.speculate:
+        words.append(f"+{params.speculate}")
+    return " ".join(words)
+
+
+def _search(params: SamplingParams) -> list[str]:
+    weighed = params.length_penalty != PLAIN.length_penalty
+    return [f"beams {params.beams}", *([f"length {params.length_penalty:g}"] if weighed else [])]
+
+
+def _filters(params: SamplingParams) -> list[str]:
+    words = [f"T {params.temperature:g}"]
+    if params.top_k:
+        words.append(f"top-k {params.top_k}")
+    if params.top_p < 1:
+        words.append(f"top-p {params.top_p:g}")
+    if params.min_p:
+        words.append(f"min-p {params.min_p:g}")
+    return words
+
+
+def changed_from_default(params: SamplingParams) -> dict[str, Any]:
+    """The fields that are not as the engine has them by itself."""
+    return {name: value for name in FIELDS if (value := getattr(params, name)) != getattr(PLAIN, name)}
+
+
+def shown(knob: Knob, params: SamplingParams) -> str:
+    """A field's value as a person reads it; nothing where it is not used."""
+    value = getattr(params, knob.field)
+    if knob.choices:
+        return next(name for each, name in knob.choices if each == value and type(each) is type(value))
+    if knob.field == "grammar":
+        return "" if value is None else f"{value.kind} {' '.join(value.text.split())}"
+    if knob.field == "stop":
+        return "|".join(stop.replace("\n", "\\n") for stop in value)
+    if value is None or value == knob.off:
+        return ""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def parsed(knob: Knob, text: str) -> Any:
+    """What a person typed, as the field takes it; nothing means "not used". Raises BadParams."""
+    text = text.strip()
+    if knob.field == "stop":
+        return tuple(stop.replace("\\n", "\n") for stop in text.split("|") if stop)
+    if text in ("", "-"):
+        return knob.off if knob.off is not None else getattr(PLAIN, knob.field)
+    try:
+        return int(text) if knob.whole else float(text)
+    except ValueError:
+        wanted = "a whole number" if knob.whole else "a number"
+        raise BadParams(knob.field, f"must be {wanted}, not {text!r}") from None
+
+
+def nudged(knob: Knob, params: SamplingParams, steps: int) -> Any:
+    """The value one or more steps further, within its range."""
+    value = getattr(params, knob.field)
+    if knob.choices:
+        values = [each for each, _ in knob.choices]
+        place = next(at for at, (_, name) in enumerate(knob.choices) if name == shown(knob, params))
+        return values[(place + steps) % len(values)]
+    if value is None or (value == knob.off and knob.start != value):
+        return int(knob.start) if knob.whole else knob.start
+    moved = min(max(value + steps * knob.step, knob.low), knob.high)
+    return int(moved) if knob.whole else round(moved, 4)
+
+
+def grammar_of(answer: str) -> Grammar | None:
+    """What replies have to be: /an expression/, or a JSON schema in a file; nothing lets them be anything.
+
+    Raises BadParams.
+    """
+    answer = answer.strip()
+    if not answer:
+        return None
+    if len(answer) > 1 and answer[0] == answer[-1] == "/" and not Path(answer).is_file():
+        return Grammar("regex", answer[1:-1])
+    try:
+        return Grammar("json", Path(answer).expanduser().read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadParams("grammar", f"{answer} cannot be read: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Decoding under a name. What it does not say is the engine's; seed, stops and length stay the chat's."""
+
+    name: str
+    values: tuple[tuple[str, Any], ...]
+
+    def apply(self, params: SamplingParams) -> SamplingParams:
+        """Raises BadParams where it does not go together with what stays the chat's."""
+        values = dict(self.values)
+        unfit = BESIDE if values.get("beams", 1) > 1 else ()
+        own = {name: getattr(params, name) for name in _CHATS_OWN if name not in unfit}
+        return PLAIN.changed(**{**own, **values})
+
+    @classmethod
+    def of(cls, name: str, params: SamplingParams) -> Preset:
+        return cls(name, tuple(changed_from_default(params).items()))
+
+    @classmethod
+    def own(cls, params: SamplingParams) -> Preset:
+        """What was set by hand, as the preset that the drawer calls so."""
+        kept = {name: value for name, value in changed_from_default(params).items() if name not in _CHATS_OWN}
+        return cls(OWN, tuple(kept.items()))
+
+
+_CHATS_OWN = (
+    "seed",
+    "stop",
+    "stop_ids",
+    "logit_bias",
+    "min_tokens",
+    "max_tokens",
+    "logprobs",
+    "ignore_eos",
+    "grammar",
+)
+
+
+def preset_of(params: SamplingParams, presets: Sequence[Preset]) -> Preset | None:
+    """The preset that the parameters are, if they are one."""
+
+    def same(preset: Preset) -> bool:
+        try:
+            return preset.apply(params) == params
+        except BadParams:
+            return False
+
+    return next(filter(same, presets), None)

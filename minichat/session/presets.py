@@ -1,0 +1,50 @@
+"""The presets that the decoding drawer offers: the shipped ones, and those a person saved."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from engine.params import SamplingParams
+from minichat.session.decoding import Preset
+from minichat.settings.presets import PresetError, delete_preset, load_presets, save_preset
+
+
+class SavedPresets:
+    """Reads and writes the file; what cannot be read or written is told."""
+
+    def __init__(
+        self,
+        file: Path,
+        *,
+        changed: Callable[[], None],
+        notify: Callable[[str], None],
+        complain_of: Callable[[Sequence[object]], None],
+    ) -> None:
+        self.all: tuple[Preset, ...] = ()
+        self._file, self._changed, self._notify, self._complain_of = file, changed, notify, complain_of
+
+    @property
+    def own(self) -> tuple[Preset, ...]:
+        """The person's."""
+        return tuple(Preset.of(*each) for each in load_presets(self._file).own.items())
+
+    def read(self) -> None:
+        presets = load_presets(self._file)
+        self.all = tuple(Preset.of(*each) for each in presets.all.items())
+        self._complain_of(presets.problems)
+
+    def save(self, name: str, params: SamplingParams) -> None:
+        self._change(partial(save_preset, self._file, name, params), f"saved as the preset {name}")
+
+    def delete(self, name: str) -> None:
+        self._change(partial(delete_preset, self._file, name), f"deleted the preset {name}")
+
+    def _change(self, change: Callable[[], None], done: str) -> None:
+        try:
+            change()
+        except PresetError as error:
+            self._complain_of([error])
+        else:
+            self._notify(done)
+            self.read()
+            self._changed()

@@ -1,0 +1,134 @@
+"""A reply on its way, and who draws it."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from engine.events import Delta
+from engine.params import FIELDS, SamplingParams
+from engine.request import Finish
+from minichat.chats.model import Message, ReplyStats, State
+from minichat.clients.protocol import Past, Reply
+from minichat.session.decoding import strategy
+from minichat.session.reasoning import ReplyText
+from minichat.session.traces import Trace
+
+STATES: dict[Finish, State] = {
+    Finish.STOP: "done",
+    Finish.LENGTH: "stopped",
+    Finish.ABORTED: "stopped",
+    Finish.FAILED: "failed",
+}
+_SETTLED = ("n", "best_of")  # when a request is submitted; the next reply is drawn by them
+
+
+class View(Protocol):
+    """Who draws a conversation."""
+
+    def show_messages(self) -> None: ...
+
+    def add_message(self, message: Message) -> None: ...
+
+    def add_text(self, text: str, tail: str) -> None: ...
+
+    def settle_message(self, message: Message) -> None: ...
+
+
+@dataclass(slots=True)
+class Sample:
+    """Another reply to the same question, which comes unseen beside the first one."""
+
+    parts: ReplyText = field(default_factory=ReplyText)
+    tokens: int = 0
+    blocks: int = 0
+    finish: Finish | None = None
+    error: str = ""
+
+    def take(self, delta: Delta) -> None:
+        self.parts.push(delta.text)
+        self.tokens += len(delta.tokens)
+        self.finish, self.error, self.blocks = delta.finish or self.finish, delta.error, delta.blocks
+
+
+@dataclass(slots=True)
+class Run:
+    """A reply on its way."""
+
+    message: Message
+    began: float
+    parts: ReplyText = field(default_factory=ReplyText)
+    reply: Reply | None = None
+    handed: asyncio.Event = field(default_factory=asyncio.Event)  # there is a reply
+    first: float | None = None
+    tokens: int = 0
+    blocks: int = 0  # that it holds, as far as has been seen
+    saved: float = 0.0
+    stopping: bool = False
+    reason: str = ""  # why it was stopped, if not by a person
+    stays: bool = False  # the engine goes on with it when the screen is gone
+    left: bool = False  # the screen is going
+    stale: bool = False  # what stands there is an older screen's, and comes again whole
+    lasted: float | None = None  # seconds, of one that ended while no screen was there
+    task: asyncio.Task[None] | None = None
+    left_out: int = 0  # messages at the chat's beginning that the model has not read
+    trace: Trace | None = None
+    pieces: list[tuple[int, str]] = field(default_factory=list)  # tokens and text, as they came
+    others: dict[int, Sample] = field(default_factory=dict)  # by choice
+    told: SamplingParams = field(default_factory=SamplingParams)  # what the engine was asked for last
+
+    async def arrival(self, task: asyncio.Task[None], within: float) -> None:
+        """Waits for the engine to take it, since one that is cut off on its way never arrives."""
+        handed = asyncio.create_task(self.handed.wait())
+        await asyncio.wait({task, handed}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        handed.cancel()
+
+    def retold(self, params: SamplingParams) -> dict[str, Any]:
+        """What the engine has to be told so that the reply goes on by these."""
+        before, self.told = self.told, params
+        named = (name for name in FIELDS if name not in _SETTLED)
+        return {name: value for name in named if (value := getattr(params, name)) != getattr(before, name)}
+
+    def ours(self, batch: list[Delta]) -> list[Delta]:
+        """What is of the reply that is seen; the rest is kept."""
+        for delta in batch:
+            if delta.choice:
+                self.others.setdefault(delta.choice, Sample()).take(delta)
+            elif delta.finish:
+                self.blocks = delta.blocks
+        return [delta for delta in batch if not delta.choice]
+
+    def beside(self, message: Message) -> list[Message]:
+        """The others that have ended, each as the message that this one is."""
+        found = []
+        for _, each in sorted(self.others.items()):
+            if each.finish is not None:
+                each.parts.flush()
+                stats = message.stats and replace(message.stats, tokens=each.tokens, blocks=each.blocks)
+                other = replace(message, text=each.parts.text, reasoning=each.parts.reasoning)
+                error = each.error or self.why(each.finish)
+                found.append(replace(other, state=STATES[each.finish], stats=stats, error=error))
+        return found
+
+    def why(self, finish: Finish) -> str:
+        """What stopped it, if neither a person nor the model did."""
+        if finish is not Finish.LENGTH:
+            return self.reason
+        most = self.told.max_tokens
+        return "the context is full" if most is None else f"max tokens ({most}) are reached"
+
+    def go_on(self, past: Past, now: float) -> None:
+        """With what a screen that is gone has begun."""
+        self.stays = self.stale = True
+        self.began, self.lasted = now - past.age, past.lasted
+        self.first = None if past.first is None else self.began + past.first
+
+    def stats(self, now: float, params: SamplingParams) -> ReplyStats:
+        return ReplyStats(
+            tokens=self.tokens,
+            seconds=now - self.began if self.lasted is None else self.lasted,
+            ttft=(self.first or now) - self.began,
+            prompt_tokens=self.reply.prompt_tokens if self.reply else 0,
+            strategy=strategy(params),
+            left_out=self.left_out,
+            blocks=self.blocks,
+        )

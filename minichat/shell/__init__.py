@@ -1,0 +1,1 @@
+"""The person's terminal and machine: keys, paths, streams, themes, what is remembered."""

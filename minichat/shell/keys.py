@@ -1,0 +1,62 @@
+"""Which keys do what, as the person has them, and how they are written."""
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from textual.binding import Binding
+from textual.widget import Widget
+
+from minichat.settings.keymap import Bound
+
+_SIGNS = {"slash": "/", "plus": "+", "minus": "-", "left_curly_bracket": "{", "right_curly_bracket": "}"}
+_NAMES = {"escape": "Esc", "enter": "Enter", "pagedown": "PgDn", "pageup": "PgUp", "ctrl": "^"}
+_RUNS = (  # of names, as people call them
+    ("Shift+Left Shift+Right Shift+Up Shift+Down", "Shift+arrows"),
+    ("Left Right Up Down", "Arrows"),
+    ("Alt+1 Alt+2 Alt+3 Alt+4 Alt+5 Alt+6 Alt+7 Alt+8 Alt+9", "Alt+1 ... Alt+9"),
+    ("1 2 3 4 5", "1 ... 5"),
+)
+
+
+class Keys:
+    """The keys of commands and of widgets' own bindings, by their ids."""
+
+    def __init__(self, bound: Iterable[Bound], keymap: Mapping[str, str]) -> None:
+        self._usual = {each.id: ",".join(each.keys) for each in bound}
+        self.keymap = keymap  # those that the person has given
+
+    def __contains__(self, id: str) -> bool:
+        return id in self._usual
+
+    def of(self, id: str) -> list[str]:
+        return [key for key in self.keymap.get(id, self._usual[id]).split(",") if key]
+
+    def name(self, id: str) -> str:
+        """The first of them, as people write it."""
+        return key_name(",".join(self.of(id)))
+
+    def names(self, ids: Iterable[str]) -> str:
+        """The first keys of some."""
+        names = " ".join(map(self.name, ids))
+        for long, short in _RUNS:
+            names = names.replace(long, short)
+        return names
+
+
+def key_name(keys: str) -> str:
+    """The first of the keys, as people write it: ^P, Alt+W, F1, /."""
+    key = keys.split(",")[0]
+    if sign := _SIGNS.get(key, key if len(key) == 1 else ""):
+        return sign
+    parts = key.split("+")
+    words = [
+        _NAMES.get(part, part.upper() if len(part) == 1 or part[1:].isdigit() else part.title())
+        for part in parts
+    ]
+    return "+".join(words).replace("^+", "^")
+
+
+def bound_by(place: str, widget: type[Widget]) -> Iterator[Bound]:
+    """The bindings of a widget that the settings may remap."""
+    for binding in widget.BINDINGS:
+        if isinstance(binding, Binding) and binding.id:
+            yield Bound(binding.id, tuple(binding.key.split(",")), place, binding.description)

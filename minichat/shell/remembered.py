@@ -1,0 +1,73 @@
+"""What the program keeps of a person's choices: models last used, a theme, and how the chats stood.
+
+The settings are the person's to write; this file is the program's, and losing it costs nothing.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from minichat.shell.paths import private_folder
+
+_MODELS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """Reading forgives everything: what is not as it should be counts as not there."""
+
+    models: tuple[str, ...] = ()  # the newest first
+    theme: str = ""
+    instead_of: str = ""  # the theme of the settings then: another one there goes before the choice
+    chats: tuple[int, ...] = ()  # in the order of their tabs
+    active: int = 0  # one of them
+
+    @classmethod
+    def read(cls, file: Path) -> "Remembered":
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return cls()
+        if not isinstance(found, dict):
+            return cls()
+        models = found.get("models")
+        names = [each for each in models if isinstance(each, str)] if isinstance(models, list) else []
+        chats, active = found.get("chats"), found.get("active")
+        return cls(
+            tuple(names[:_MODELS]),
+            _text(found, "theme"),
+            _text(found, "instead_of"),
+            tuple(each for each in chats if type(each) is int) if isinstance(chats, list) else (),
+            active if type(active) is int else 0,
+        )
+
+    def write(self, file: Path) -> None:
+        """All of it or nothing; a disk that refuses is no reason to bother anybody."""
+        with suppress(OSError):
+            private_folder(file.parent)
+            fresh = file.with_suffix(f".{os.getpid()}")
+            fresh.write_text(json.dumps(asdict(self), indent=2), encoding="utf-8")
+            fresh.replace(file)
+
+    def used(self, model: str) -> "Remembered":
+        others = [each for each in self.models if each != model]
+        return replace(self, models=(model, *others)[:_MODELS])
+
+    def themed(self, theme: str, settings: str) -> "Remembered":
+        return replace(self, theme=theme, instead_of=settings)
+
+    def left(self, chats: Iterable[int], active: int) -> "Remembered":
+        return replace(self, chats=tuple(chats), active=active)
+
+    def theme_for(self, settings: str) -> str:
+        """The theme to begin with, where the settings say this one."""
+        return self.theme if self.theme and self.instead_of == settings else settings
+
+
+def _text(found: dict[str, Any], name: str) -> str:
+    value = found.get(name)
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,259 @@
+"""Themes as data: a TOML file each, the shipped ones and those in the folder beside the settings."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from textual.color import Color, ColorParseError
+from textual.theme import Theme
+
+from minichat.settings.load import Document, Problem, read
+from minichat.settings.nearest import unknown
+from minichat.settings.toml import literal
+from minichat.shell.paths import files_in
+
+COLOURS = tuple("primary secondary accent foreground background surface panel success warning error".split())
+MAP = ("free", "cached")
+# What a kind of code looks like if the theme says nothing of it.
+SYNTAX = {
+    "comment": "muted",
+    "keyword": "accent",
+    "string": "success",
+    "number": "warning",
+    "function": "primary",
+    "builtin": "secondary",
+    "inserted": "success",
+    "deleted": "error",
+}
+# Of Okabe and Ito: people with any kind of colour vision can tell them apart. Their black is grey here.
+OKABE_ITO = (
+    "#56B4E9",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#F0E442",
+    "#0072B2",
+    "#D55E00",
+    "#BBBBBB",
+)
+_EVEN = 0.179  # the luminance on which black and white stand out alike
+MUTED = 0.72  # of the way from the background to the text
+THUMB = 0.6  # so is what is dragged on a scroll bar
+_KEYS = ("name", "about", "dark", "owners", "colours", "map", "syntax", "variables")
+_SHARE = re.compile(r"\s+[0-9.]+%$")  # a colour's opacity, as in `#ffffff 40%`
+_STYLES = frozenset("none not bold dim italic underline reverse strike b d i u r s".split())
+
+
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """One theme, checked."""
+
+    name: str
+    about: str
+    dark: bool
+    colours: Mapping[str, str]
+    owners: tuple[str, ...]
+    map: Mapping[str, str]
+    syntax: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def ansi(self) -> bool:
+        """Whether the colours are the terminal's own."""
+        return Color.parse(self.colours["background"]).ansi is not None
+
+    @property
+    def muted(self) -> str:
+        """Text of less weight; nobody knows what lies between two of the terminal's own colours."""
+        return self.colours["foreground"] if self.ansi else self._between(MUTED)
+
+    def _between(self, share: float) -> str:
+        """A colour so far of the way from the background to the text."""
+        text, ground = (Color.parse(self.colours[name]) for name in ("foreground", "background"))
+        return ground.blend(text, share).hex
+
+    def owner(self, index: int) -> str:
+        """The colour of a chat, by `letters.colour_index`."""
+        return self.owners[index % len(self.owners)]
+
+    def letter(self, index: int) -> str:
+        """The style of a chat's letter: its colour as the ground, and black or white on it."""
+        owner = self.owner(index)
+        ground = Color.parse(owner)
+        if ground.ansi is not None:
+            return f"auto on {owner}"
+        return f"{'#000000' if _luminance(ground) > _EVEN else '#FFFFFF'} on {owner}"
+
+    def own_variables(self) -> dict[str, str]:
+        """What our style sheets have beside Textual's: $map-free, $syntax-keyword, $owner-1 and the like."""
+        named = {**self.colours, "muted": self.muted}
+        return {
+            **{f"map-{name}": colour for name, colour in self.map.items()},
+            **{f"syntax-{name}": self.syntax.get(name, named[usual]) for name, usual in SYNTAX.items()},
+            **{f"owner-{number}": colour for number, colour in enumerate(self.owners, start=1)},
+        }
+
+    def theme(self) -> Theme:
+        """What Textual's `register_theme` takes."""
+        if self.ansi:  # Textual's own style sheets ask for these two, and it has none for such a theme
+            black, white = "ansi_black", "ansi_white"
+            ground, text = (black, white) if self.dark else (white, black)
+            usual = {"ansi-background": ground, "ansi-foreground": text}
+            usual |= {"scrollbar-background": self.colours["background"]}
+        else:
+            usual = {"text-muted": self.muted, "foreground-muted": self.muted}
+            usual |= {"scrollbar-background": self.colours["panel"], "scrollbar": self._between(THUMB)}
+            usual |= {"scrollbar-hover": self.muted}
+        colours: dict[str, Any] = {**self.colours}
+        return Theme(
+            name=self.name,
+            dark=self.dark,
+            ansi=self.ansi,
+            **colours,
+            variables={**usual, **self.own_variables(), **self.variables},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Themes:
+    """All that could be read, by name, and what was wrong with the others."""
+
+    palettes: dict[str, Palette]
+    problems: list[Problem]
+
+
+def shipped_themes() -> Path:
+    """The folder of the shipped ones: inside the package where it is installed, above it in a checkout."""
+    inside = Path(__file__).parents[1] / "themes"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "themes"
+
+
+def load_themes(*folders: Path) -> Themes:
+    """The themes of the folders; one of a later folder takes the place of an earlier one of its name."""
+    found = Themes({}, [])
+    for folder in folders:
+        for file in files_in(folder, "*.toml"):
+            document = read(file)
+            palette = None if document.problems else _palette(document)
+            found.problems.extend(document.problems)
+            if palette:
+                found.palettes[palette.name] = palette
+    return found
+
+
+class Watch:
+    """Tells when a theme in a folder was changed, added or removed; asking costs one look at each file."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen = self._stamps()
+
+    def changed(self) -> bool:
+        """Whether anything is other than when this was asked before."""
+        before, self._seen = self._seen, self._stamps()
+        return self._seen != before
+
+    def _stamps(self) -> dict[Path, tuple[int, int]]:
+        stamps = {}
+        for file in files_in(self._folder, "*.toml"):
+            try:
+                stat = file.stat()
+            except OSError:  # gone since the folder was listed
+                continue
+            stamps[file] = (stat.st_mtime_ns, stat.st_size)
+        return stamps
+
+
+def _palette(document: Document) -> Palette | None:
+    """The theme in the file, if there is no fault in it."""
+    found = document.tables
+    for name in found.keys() - set(_KEYS):
+        document.complain(name, unknown(name, _KEYS))
+    called: Any = found.get("name")
+    about: Any = found.get("about", "")
+    dark: Any = found.get("dark")
+    if not isinstance(called, str) or not called.strip():
+        document.complain("name", "has to be there: a text that is not empty")
+    if not isinstance(about, str):
+        document.complain("about", f"has to be a text, not {literal(about)}")
+    if not isinstance(dark, bool):
+        document.complain("dark", "has to be there: true, or false for a light background")
+    colours = _colours(document, "colours", COLOURS, required=True)
+    shades = _colours(document, "map", MAP, required=True)
+    syntax = _colours(document, "syntax", SYNTAX)
+    owners, variables = _owners(document), _variables(document)
+    if document.problems:
+        return None
+    return Palette(called, about, dark, colours, owners, shades, syntax, variables)
+
+
+def _colours(
+    document: Document, section: str, names: Iterable[str], required: bool = False
+) -> dict[str, str]:
+    table = _table(document, section)
+    for name, value in table.items():
+        if name not in names:
+            document.complain(f"{section}.{name}", unknown(name, names))
+        elif fault := _colour_fault(value):
+            document.complain(f"{section}.{name}", fault)
+    if missing := [name for name in names if name not in table] if required else []:
+        document.complain(section, f"has to name {', '.join(missing)} too")
+    return table
+
+
+def _owners(document: Document) -> tuple[str, ...]:
+    owners = document.tables.get("owners", OKABE_ITO)
+    if not isinstance(owners, list | tuple) or len(owners) < len(OKABE_ITO):
+        document.complain("owners", f"has to be a list of at least {len(OKABE_ITO)} colours")
+        return ()
+    for number, value in enumerate(owners, start=1):
+        if fault := _colour_fault(value):
+            document.complain("owners", f"colour {number} {fault}")
+    return tuple(owners)
+
+
+def _variables(document: Document) -> dict[str, str]:
+    table = _table(document, "variables")
+    known = Theme("any", "#000000").to_color_system().generate()
+    for name, value in table.items():
+        fault = _variable_fault(name, value) if name in known else unknown(name, known)
+        if fault:
+            document.complain(f"variables.{name}", fault)
+    return table
+
+
+def _variable_fault(name: str, value: Any) -> str:
+    if name.endswith("-style"):
+        good = isinstance(value, str) and _STYLES.issuperset(value.split())
+        return "" if good else f"has to be words like bold or none, not {literal(value)}"
+    colour = _SHARE.sub("", value) if isinstance(value, str) else value
+    return "" if colour == "auto" else _colour_fault(colour)
+
+
+def _table(document: Document, section: str) -> dict[str, Any]:
+    table = document.tables.get(section, {})
+    if isinstance(table, dict):
+        return table
+    document.complain(section, f"has to be a table: write [{section}] above its keys")
+    return {}
+
+
+def _colour_fault(value: Any) -> str:
+    """What is wrong with a colour; empty if nothing is."""
+    if not isinstance(value, str):
+        return f'has to be a colour like "#88aaff" or "ansi_blue", not {literal(value)}'
+    try:
+        Color.parse(value)
+    except ColorParseError as error:
+        near = f"; did you mean {error.suggested_color}?" if error.suggested_color else ""
+        return f'has to be a colour like "#88aaff" or "ansi_blue", not {literal(value)}{near}'
+    return ""
+
+
+def _luminance(colour: Color) -> float:
+    """From 0, black, to 1, white, as WCAG 2 has it."""
+    parts = (part / 255 for part in colour.rgb)
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

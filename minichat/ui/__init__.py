@@ -1,0 +1,1 @@
+"""The screen: what it is made of, and how it is laid out."""

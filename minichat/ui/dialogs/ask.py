@@ -1,0 +1,52 @@
+"""One question over the chat: a line, or a text of several lines."""
+
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.widgets import Input, TextArea
+
+from minichat.ui.dialogs.dialog import Dialog
+from minichat.ui.transcript.glyphs import enterable
+
+
+class AskScreen(Dialog[str]):
+    """Gives the text, or None where the person thought better of it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+s", "take", show=False)]
+
+    def __init__(self, question: str, answer: str = "", *, lines: bool = False) -> None:
+        super().__init__()
+        self._question, self._lines = question, lines
+        self._given = enterable(answer)
+        self._field: Input | TextArea
+        if lines:
+            self._field = TextArea(self._given, soft_wrap=True, highlight_cursor_line=False)
+        else:
+            self._field = Input(self._given, select_on_focus=False)
+        self._field.cursor_blink = False
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="sheet") as sheet:
+            sheet.border_title = self._question
+            sheet.border_subtitle = "Ctrl+S take  Esc leave" if self._lines else "Enter take  Esc leave"
+            yield self._field
+
+    def on_mount(self) -> None:
+        self.set_class(self._lines, "-lines")
+        if isinstance(self._field, TextArea):
+            self._field.move_cursor(self._field.document.end)
+        self._field.focus()
+
+    def on_input_submitted(self) -> None:
+        self.action_take()
+
+    def action_take(self) -> None:
+        self.dismiss(self._text())
+
+    def holds_work(self) -> bool:
+        return self._text() != self._given
+
+    def _text(self) -> str:
+        return self._field.text if isinstance(self._field, TextArea) else self._field.value

@@ -1,0 +1,48 @@
+"""What can be done with one message, and with a link in it."""
+
+from collections.abc import Awaitable
+from inspect import isawaitable
+
+from textual.content import Content
+
+from minichat.features.feature import Context, MessageCommand
+from minichat.ui.dialogs.pick import Choice, PickScreen
+
+
+def message_menu(context: Context, message_id: int) -> None:
+    active = context.chats.active
+    message = next((each for each in active.chat.messages if each.id == message_id), None)
+    if message is None:
+        return
+
+    async def take(command: MessageCommand | None) -> None:
+        if command is not None:
+            with context.program.complaining():
+                work: Awaitable[None] | None = command.run(context, message)
+                if isawaitable(work):
+                    await work
+
+    known = [each for feature in context.features for each in feature.message_commands if each.fits(message)]
+    fitting = [each for each in known if not (each.at_rest and active.streaming)]
+    choices = [
+        Choice(Content(f" {each.title}"), each) for each in sorted(fitting, key=lambda each: each.cuts)
+    ]
+    context.app.push_screen(PickScreen("this message", lambda _: choices), take)
+
+
+def link(context: Context, address: str) -> None:
+    """The address is the model's: it is shown whole before anything is done with it."""
+
+    async def take(action: str | None) -> None:
+        match action:
+            case "open":
+                context.app.open_url(address)
+            case "copy":
+                await context.program.send_to_clipboard(address)
+
+    shown = "".join(letter if letter.isprintable() else "�" for letter in address)
+    choices = [("copy", "Send the address to the clipboard")]
+    if address.startswith(("https://", "http://")):
+        choices.append(("open", "Open it in a browser on this machine"))
+    listed = [Choice(Content(f" {label}"), value) for value, label in choices]
+    context.app.push_screen(PickScreen(shown, lambda _: listed), take)

@@ -1,0 +1,95 @@
+"""A list to choose from, narrowed down by typing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Input, OptionList, Static
+from textual.widgets.option_list import Option
+
+from minichat.ui.dialogs.dialog import Dialog
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Generic[T]):
+    """One line, and what it stands for."""
+
+    label: Content
+    value: T
+
+
+class PickScreen(Dialog[T], Generic[T]):
+    """`find` gives the choices for what is typed; without a hint nothing can be typed."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down", "move(1)", show=False),
+        Binding("up", "move(-1)", show=False),
+        Binding("pagedown", "move(8)", show=False),
+        Binding("pageup", "move(-8)", show=False),
+    ]
+
+    def __init__(self, title: str, find: Callable[[str], Sequence[Choice[T]]], hint: str = "") -> None:
+        super().__init__()
+        self._title, self._find, self._hint = title, find, hint
+        self._choices: dict[Option, Choice[T]] = {}
+        self._note = Static(classes="note", markup=False)
+        self._note.display = False
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="sheet") as sheet:
+            sheet.border_title, sheet.border_subtitle = self._title, "Enter take  Esc leave"
+            if self._hint:
+                yield Input(placeholder=self._hint, compact=True)
+            yield OptionList(compact=True)
+            yield self._note
+
+    def on_mount(self) -> None:
+        if self._hint:
+            field = self.query_one(Input)
+            field.cursor_blink = False
+            field.focus()
+        self._list("")
+
+    def take(self, value: T) -> None:
+        """What comes of a choice."""
+        self.dismiss(value)
+
+    def say(self, words: str) -> None:
+        """Something about the choice, below the list."""
+        self._note.update(words)
+        self._note.display = bool(words)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._list(event.value)
+
+    def choice(self, option: Option | None) -> Choice[T] | None:
+        """What a line stands for. None for a line of an older list: what is told of it comes late."""
+        return self._choices.get(option) if option is not None else None
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        self._take(event.option)
+
+    def action_move(self, by: int) -> None:
+        options = self.query_one(OptionList)
+        if options.option_count:
+            options.highlighted = min(max((options.highlighted or 0) + by, 0), options.option_count - 1)
+
+    def on_input_submitted(self) -> None:
+        self._take(self.query_one(OptionList).highlighted_option)
+
+    def _take(self, option: Option | None) -> None:
+        if (choice := self.choice(option)) is not None:
+            self.take(choice.value)
+
+    def _list(self, query: str) -> None:
+        self._choices = {Option(choice.label): choice for choice in self._find(query)}
+        options = self.query_one(OptionList)
+        options.clear_options()
+        options.add_options(self._choices)
+        options.highlighted = 0 if self._choices else None

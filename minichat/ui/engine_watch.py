@@ -1,0 +1,65 @@
+"""What the screen knows of the engine: its newest snapshots, and whose requests are in them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.events import Event
+from engine.snapshot import Snapshot
+from minichat.session.conversation import Conversation
+from minichat.ui.monitor.owners import Owner
+from minichat.ui.signals import Signals
+
+
+class Onlooker(Protocol):
+    """Is shown snapshots while it is visible."""
+
+    def see_snapshot(self, snapshot: Snapshot) -> None: ...
+
+
+class EngineWatch:
+    """Passes on what the engine says: to the parts that follow it, and to what is visible."""
+
+    def __init__(self, signals: Signals) -> None:
+        self.owners: dict[int, Owner] = {}  # of every request so far: cached blocks outlive theirs
+        self.latest: Snapshot | None = None
+        self.at_work: Snapshot | None = None  # the newest one in which anything ran
+        self.onlookers: list[Onlooker] = []  # what is visible now
+        self._signals = signals
+
+    def took(self, conversation: Conversation, request: int) -> None:
+        self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.colour)
+
+    def forget(self) -> None:
+        """Another engine comes, which counts its requests anew."""
+        self.owners.clear()
+        self.latest = self.at_work = None
+        self._signals.replaced()
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        self.latest = snapshot
+        for view in snapshot.requests:  # several that answer one request are whose that is
+            if view.group in self.owners:
+                self.owners.setdefault(view.id, self.owners[view.group])
+        if snapshot.running and snapshot.rates.steps:
+            self.at_work = snapshot
+        self._signals.snapshot(snapshot)
+        for each in tuple(self.onlookers):
+            self._show_to(each, snapshot)
+
+    def show_events(self, events: Sequence[Event]) -> None:
+        self._signals.events(events)
+
+    def look(self, onlooker: Onlooker) -> None:
+        """It has become visible: it is shown the newest snapshot, and those that follow."""
+        if onlooker not in self.onlookers:
+            self.onlookers.append(onlooker)
+            if self.latest is not None:
+                self._show_to(onlooker, self.latest)
+
+    def _show_to(self, onlooker: Onlooker, snapshot: Snapshot) -> None:
+        with self._signals.contain():
+            onlooker.see_snapshot(snapshot)
+
+    def look_away(self, onlooker: Onlooker) -> None:
+        if onlooker in self.onlookers:
+            self.onlookers.remove(onlooker)

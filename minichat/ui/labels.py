@@ -1,0 +1,99 @@
+"""What the lines around the chats say."""
+
+from collections.abc import Sequence
+
+from textual.widget import Widget
+
+from engine.snapshot import Snapshot
+from minichat.features.feature import Command
+from minichat.session.conversation import Conversation
+from minichat.session.decoding import strategy
+from minichat.shell.keys import Keys
+from minichat.ui.panes.keybar import Hinting, Key
+from minichat.ui.panes.tabs import Tab, titled
+
+_FOOTER = ("View", "Program", "Chats")  # whose commands the last line has, in this order
+
+
+def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool) -> Tab:
+    chat = conversation.chat
+    return Tab(
+        letter=f" {chat.letter.upper()} ",
+        title=titled(chat.title),
+        colours=colours,
+        active=active,
+        shown=shown,
+        running=conversation.streaming,
+        unread=conversation.unread,
+        failed=_failed(conversation),
+    )
+
+
+def _failed(conversation: Conversation) -> bool:
+    """Whether that is how its last reply ended."""
+    messages = conversation.chat.messages
+    return bool(messages) and messages[-1].state == "failed"
+
+
+def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
+    """Whom the prompt speaks to, and how the reply will be drawn."""
+    if active.editing is not None:
+        return "edit, and send again"
+    if len(to) > 1:
+        return f"to all {len(to)} panes: {' '.join(each.chat.letter.upper() for each in to)}"
+    return f"{active.chat.letter.upper()}  {strategy(active.chat.params)}"
+
+
+def hint(active: Conversation, keys: Keys) -> str:
+    """What Enter does."""
+    if active.editing is not None:
+        return "Esc keeps it as it was"
+    return f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
+
+
+def greeting(commands: Sequence[Command], keys: Keys, found: str, *, attached: bool) -> tuple[str, ...]:
+    """What stands in a chat where nothing has been said: what was found here, and where to look."""
+    help, palette, model = map(keys.name, ("view.help", "program.palette", "model.pick"))
+    shown = ", ".join(f"{keys.name(each.id)} {each.greeting}" for each in commands if each.greeting)
+    other = "" if attached else f"; {model} takes another model"  # an engine elsewhere keeps its own
+    return (
+        *filter(None, (found,)),
+        f"{help} has the keys, {palette} every command. @ and a file's name sends the file along.",
+        f"{shown}{other}. `minichat tour` leads through it.",
+    )
+
+
+def facts(shot: Snapshot) -> str:
+    """What runs, in what form, and where."""
+    form = shot.dtype if shot.quantization == "none" else shot.quantization
+    return f"{shot.model}  {form}  {shot.device}"
+
+
+def work(running: int) -> str:
+    """What the engine does for this screen."""
+    if running < 2:
+        return "a reply runs" if running else "ready"
+    return f"{running} replies run"
+
+
+def footer(
+    active: Conversation, focused: Widget | None, commands: Sequence[Command], keys: Keys
+) -> tuple[Key, ...]:
+    """The keys that matter most: of the place with the focus, of the reply, and everywhere."""
+    nodes = focused.ancestors_with_self if focused is not None else []
+    here = next((node.HINTS for node in nodes if isinstance(node, Hinting)), ())
+    stop = ("reply.stop",) if not here else ()  # elsewhere Esc leads back to the prompt first
+    urgent = stop if active.streaming else ("reply.retry",) if _failed(active) else ()
+    wanted = [each for each in commands if each.id in urgent]
+    for group in _FOOTER:
+        wanted += [each for each in commands if each.group == group and each.footer]
+    everywhere = (Key(keys.name(each.id), each.footer, command=each.id) for each in wanted)
+    return (*(_hint(key, label, keys) for key, label in here), *everywhere)
+
+
+def _hint(key: str, label: str, keys: Keys) -> Key:
+    """Bindings by their ids, as the person has them; or keys in words. One that is alone can be clicked."""
+    ids = key.split()
+    if not all(id in keys for id in ids):
+        return Key(key, label)
+    return Key(keys.names(ids), label, pressed=keys.of(ids[0])[0] if len(ids) == 1 else "")

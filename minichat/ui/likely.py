@@ -1,0 +1,76 @@
+"""The ten tokens that were likeliest for the newest place, with their probabilities."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from engine.events import TokenLogprob
+from minichat.ui.marks import UNICODE, Marks
+
+ROWS = 10
+_WORD = 14  # cells of a token's text
+
+
+@dataclass(frozen=True, slots=True)
+class Likely:
+    """One candidate."""
+
+    text: str
+    logprob: float
+    chosen: bool
+
+
+class LikelyTokens(Widget):
+    """A bar a token; the chosen one is marked."""
+
+    rows: reactive[tuple[Likely, ...]] = reactive((), layout=False)
+    marks: Marks = UNICODE
+
+    def show(self, rivals: TokenLogprob | None, words: Callable[[Sequence[int]], list[str]]) -> None:
+        """The candidates for one place; none clears it."""
+        self.rows = likely_of(rivals, words)
+
+    def render(self) -> Content:
+        if not self.rows:
+            return Content.styled("shown while a reply runs", "$text-muted")
+        width = self.size.width
+        return Content("\n").join(row_of(row, self.marks, width, here=row.chosen) for row in self.rows)
+
+
+def likely_of(rivals: TokenLogprob | None, words: Callable[[Sequence[int]], list[str]]) -> tuple[Likely, ...]:
+    """The candidates for one place, the likeliest first."""
+    top = rivals.top if rivals else ()
+    texts = words([token for token, _ in top])
+    return tuple(
+        Likely(text, value, rivals is not None and token == rivals.token)
+        for text, (token, value) in zip(texts, top, strict=True)
+    )
+
+
+def row_of(row: Likely, marks: Marks, width: int, *, here: bool) -> Content:
+    """A candidate with its bar; the one that was chosen stands out, and `here` is pointed at."""
+    share, style = math.exp(row.logprob), "bold $accent" if row.chosen else "$text"
+    bar = marks.bar * round(share * max(width - _WORD - 10, 1))
+    return Content.assemble(
+        (marks.pointer if here else " ", style),
+        (f" {visible(row.text, marks=marks)}", style),
+        (f"{share:6.1%} ", "$text-muted"),
+        (bar, "$accent" if row.chosen else "$primary"),
+    )
+
+
+def seen_as(text: str, marks: Marks = UNICODE) -> str:
+    """Tokens' text on one line: blanks are seen, and nothing in it acts on the terminal."""
+    named = text.replace(" ", marks.blank).replace("\n", "\\n").replace("\t", "\\t")
+    odd = "�" if marks is UNICODE else "?"
+    return "".join(character if character.isprintable() else odd for character in named)
+
+
+def visible(text: str, width: int = _WORD, marks: Marks = UNICODE) -> str:
+    """A token as one line of fixed width."""
+    content = Content(seen_as(text, marks)).truncate(width, ellipsis=True)
+    return content.plain + " " * (width - content.cell_length)

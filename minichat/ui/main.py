@@ -1,0 +1,279 @@
+"""The main screen: the chats, the prompt, and what the features put around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from textual import on
+from textual.app import ComposeResult
+from textual.containers import Horizontal
+from textual.events import DescendantBlur, DescendantFocus, Resize
+
+from engine.events import Event
+from engine.snapshot import Snapshot
+from minichat.features.chats.chats import go
+from minichat.features.feature import Context
+from minichat.session.conversation import Conversation
+from minichat.session.open_chats import OpenChats
+from minichat.ui import labels, sending
+from minichat.ui.dialogs import menus
+from minichat.ui.dialogs.dialog import closed_by
+from minichat.ui.drafts import SavedDrafts
+from minichat.ui.engine_watch import EngineWatch
+from minichat.ui.frames import FrameScreen
+from minichat.ui.layout import layout
+from minichat.ui.marks import ASCII
+from minichat.ui.panels import Dock, Panels
+from minichat.ui.panes.banner import Banner
+from minichat.ui.panes.keybar import KeyBar
+from minichat.ui.panes.pane import ChatPane
+from minichat.ui.panes.panes import Panes
+from minichat.ui.panes.prompt import Prompt
+from minichat.ui.panes.tabs import ChatTabs
+from minichat.ui.signals import Contain, Signals
+from minichat.ui.transcript import Glyphs, Transcript
+
+
+class MainScreen(FrameScreen[None]):
+    """Lays out and routes; what a chat does is the conversation's business, all else the features'."""
+
+    AUTO_FOCUS = "Prompt"
+
+    def __init__(
+        self, chats: OpenChats, glyphs: Glyphs, owner_colours: Callable[[int], str], contain: Contain
+    ) -> None:
+        """Composed once `context` is set, which knows the screen."""
+        super().__init__()
+        self.context: Context
+        self.chats = chats
+        self.signals = Signals(contain)
+        self.engine = EngineWatch(self.signals)
+        self.panels = Panels(self.engine)
+        self.side_by_side = self.greets = True
+        self.broadcast = False
+        self.found = ""  # on the first start of all
+        self.shown: list[Conversation] = []
+        self._glyphs, self._owner_colours = glyphs, owner_colours
+
+    def compose(self) -> ComposeResult:
+        context, keys = self.context, self.context.keys
+        below = [partial(each.in_pane, context) for each in context.features if each.in_pane is not None]
+        panels = [each.panel.made(context) for each in context.features if each.panel is not None]
+        self.tabs, self.banner = ChatTabs(id="tabs"), Banner(id="banner")
+        self._panes = Panes(self._glyphs, below, id="panes")
+        self.prompt = Prompt(keys.of("prompt.send"), keys.of("prompt.newline"), id="prompt")
+        self.keybar, self.drafts = KeyBar(id="keybar"), SavedDrafts(context)
+        self.panels.bind(panels, self._panes, self.prompt, self._arranged)
+        yield self.tabs
+        yield self.banner
+        with Horizontal(id="work"):
+            yield self._panes
+            for dock in (Dock.DRAWER, Dock.SIDE):
+                yield from (each.widget for each in panels if each.dock is dock)
+        yield from (each.line for each in panels if each.line is not None)
+        yield self.prompt.completion
+        yield self.prompt
+        yield self.keybar
+
+    async def on_mount(self) -> None:
+        context, program = self.context, self.context.program
+        if program.start.ascii:
+            for drawn in (self.tabs, self.banner, self.prompt.completion):
+                drawn.marks = ASCII
+        for feature in context.features:
+            if feature.part is not None and (part := feature.part(context)) is not None:
+                context.add(part)
+        self.prompt.put(self.chats.active.chat.draft)
+        self.signals.turned()
+        self.lay_out()
+        self.app.app_resume_signal.subscribe(self, lambda _: program.redraw())
+        await sending.begin(context)
+
+    # Layout
+
+    def lay_out(self) -> None:
+        """Who is seen, for this size, these chats and what is open."""
+        plan = layout(
+            self.size.width,
+            monitor=self.panels.side_wanted,
+            drawer=self.panels.drawer_open,
+            side_by_side=self.side_by_side,
+        )
+        self.panels.lay_out(plan)
+        self._panes.display = plan.chats
+        self.shown = self.chats.shown(plan.panes)
+        self._panes.show(self.shown, list(self.chats))
+        self.set_class(len(self.shown) > 1, "-several")
+        self.label()
+        self.wake()
+
+    def _arranged(self) -> None:
+        """Another panel is open, or none."""
+        self.signals.arranged()
+        self.lay_out()
+
+    def label(self) -> None:
+        """Tabs, heads of panes, the prompt's border, the keys."""
+        context, active = self.context, self.chats.active
+        elsewhere = bool(context.program.backend.elsewhere)
+        greeting = labels.greeting(context.commands, context.keys, self.found, attached=elsewhere)
+        for each in self.shown:
+            each.unread = False
+            pane = self._panes.of(each)
+            pane.show_label(self._colours(each), active=each is active)
+            pane.transcript.greet(greeting if self.greets else ())
+        self.tabs.tabs = tuple(
+            labels.tab(each, self._colours(each), active=each is active, shown=each in self.shown)
+            for each in self.chats
+        )
+        self.prompt.border_title = labels.recipient(active, self.shown if self.broadcast else [active])
+        self.prompt.placeholder = "" if active.chat.messages else "say something"
+        self.prompt.border_subtitle = labels.hint(active, context.keys)
+        self.keybar.work = labels.work(len(self.chats.streaming))
+        self._label_keys()
+
+    @on(DescendantFocus)
+    @on(DescendantBlur)
+    def _label_keys(self) -> None:
+        active, context = self.chats.active, self.context
+        self.keybar.keys = labels.footer(active, self.focused, context.commands, context.keys)
+
+    def _colours(self, conversation: Conversation) -> str:
+        return self._owner_colours(conversation.colour)
+
+    def on_resize(self, event: Resize) -> None:
+        self.lay_out()
+
+    # What the rest of the program tells
+
+    def changed(self, conversation: Conversation) -> None:
+        """A chat began or ended a reply, or is called something else."""
+        if not conversation.streaming and conversation not in self.shown:
+            conversation.unread = True
+        self.signals.changed(conversation)
+        self.label()
+        self.wake()
+
+    def took(self, conversation: Conversation, request: int) -> None:
+        self.engine.took(conversation, request)
+        self.wake()
+
+    def forget_requests(self) -> None:
+        """Another engine comes, which counts its requests and its tokens anew."""
+        self.engine.forget()
+        for each in self.chats:
+            each.likely, each.reading.left_out = None, 0  # another model may hold more
+            each.traces.clear()
+
+    def wake(self) -> None:
+        self.context.program.pulse.wake()
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        for see in (self._show_facts, self._panes.see_snapshot, self.engine.show_snapshot):
+            with self.signals.contain():
+                see(snapshot)
+
+    def _show_facts(self, snapshot: Snapshot) -> None:
+        self.tabs.facts = labels.facts(snapshot)
+
+    def show_events(self, events: Sequence[Event]) -> None:
+        self.engine.show_events(events)
+        self.wake()
+
+    # Chats come and go
+
+    def take_away(self, conversation: Conversation) -> None:
+        """A chat that has just been closed; there is always another one."""
+        self._panes.drop(conversation)
+        self.speak_to(self.chats.active)
+
+    def go_to(self, conversation: Conversation) -> None:
+        """Another chat that is open."""
+        if conversation is not self.chats.active:
+            before = self.chats.active
+            before.chat.draft = "" if before.editing is not None else self.prompt.text
+            before.editing = None
+            self.chats.active = conversation
+            self.speak_to(conversation)
+
+    def speak_to(self, conversation: Conversation) -> None:
+        """The prompt, the panels and the marks are this chat's now; the next screen begins there, too."""
+        self.prompt.put(conversation.chat.draft)
+        self.signals.turned()
+        self.lay_out()
+        self.chats.remember(self.context.program.paths.remembered)
+
+    @property
+    def pane(self) -> ChatPane:
+        return self._panes.of(self.chats.active)
+
+    @property
+    def transcript(self) -> Transcript:
+        return self.pane.transcript
+
+    @property
+    def panes(self) -> list[ChatPane]:
+        return self._panes.all
+
+    # Messages from the widgets
+
+    @on(Prompt.Sent)
+    def _send(self, event: Prompt.Sent) -> None:
+        sending.send(self.context, event.text)
+
+    @on(Prompt.Changed)
+    def _typed(self) -> None:
+        self.drafts.note()
+
+    def keep_drafts(self) -> None:
+        self.drafts.keep()
+
+    @on(Prompt.Recall)
+    def _recall(self, event: Prompt.Recall) -> None:
+        sending.recall(self.context, event.back)
+
+    @on(Prompt.Scroll)
+    def _scroll(self, event: Prompt.Scroll) -> None:
+        if event.pages:
+            self.transcript.scroll_relative(y=event.pages * (self.transcript.size.height - 1), animate=False)
+        else:
+            self.transcript.follow()
+
+    @on(ChatTabs.Chosen)
+    def _tab_chosen(self, event: ChatTabs.Chosen) -> None:
+        go(self.context, event.index)
+
+    @on(KeyBar.Pressed)
+    async def _key_pressed(self, event: KeyBar.Pressed) -> None:
+        for command in self.context.commands:
+            if command.id == event.key.command:
+                await self.context.run(command)
+        if event.key.pressed:  # from the program, since a message stops at whoever sent it
+            self.app.call_later(self.app.simulate_key, event.key.pressed)
+
+    @on(ChatPane.Touched)
+    def _pane_touched(self, event: ChatPane.Touched) -> None:
+        self.go_to(event.conversation)
+
+    @on(Transcript.RetryRequested)
+    def _retry_wanted(self, event: Transcript.RetryRequested) -> None:
+        with self.context.program.complaining():
+            self.chats.active.retry(event.message_id)
+
+    @on(Transcript.MessageMenu)
+    def _menu_wanted(self, event: Transcript.MessageMenu) -> None:
+        menus.message_menu(self.context, event.message_id)
+        closed_by(self.app.screen, self.context.keys.of("transcript.menu"))
+
+    @on(Transcript.CopyRequested)
+    async def _copy_wanted(self, event: Transcript.CopyRequested) -> None:
+        await self.context.program.send_to_clipboard(event.text)
+
+    @on(Transcript.LinkClicked)
+    def _link_clicked(self, event: Transcript.LinkClicked) -> None:
+        menus.link(self.context, event.address)
+
+    @on(Transcript.SelectionChanged)
+    def _text_selected(self) -> None:
+        self.signals.selected()

@@ -1,0 +1,96 @@
+"""The engine in one line, for terminals that have no room for the monitor."""
+
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from engine.snapshot import Snapshot
+from minichat.ui.monitor.figures import duration
+from minichat.ui.monitor.graphs import bar, graph
+from minichat.ui.monitor.owners import Owner
+from minichat.ui.monitor.pane import ASCII, UNICODE
+from minichat.ui.switches import turned
+
+_BAR, _GRAPH = 11, 8
+_WIDE, _AIRY = 76, 46  # columns from which there is room for all, and for blanks
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the line says; nothing is drawn while it stays the same."""
+
+    used: int
+    size: int
+    waiting: int
+    prefill: int
+    decode: int
+    out: int  # preempted or swapped
+    rate: float
+    history: tuple[float, ...]
+    step: float
+    error: str
+    turned: tuple[str, ...] = ()  # what is not as the engine was started
+
+
+class EngineLine(Widget):
+    """What does not fit is left out, from the end."""
+
+    DEFAULT_CSS = """
+    EngineLine { height: 1; }
+    """
+    facts: reactive[Facts | None] = reactive(None, layout=False)
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._signs = ASCII if ascii else UNICODE
+        self._history: deque[float] = deque(maxlen=2 * _GRAPH)
+
+    def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
+        rates = snapshot.rates
+        rate = rates.prefill + rates.decode
+        self._history.append(rate)
+        phases = Counter(request.phase for request in snapshot.requests)
+        out = phases["preempted"] + phases["swapped"]
+        self.facts = Facts(
+            used=snapshot.blocks.in_use,
+            size=len(snapshot.blocks.refs),
+            waiting=max(phases["waiting"], snapshot.waiting - out),
+            prefill=phases["prefill"],
+            decode=phases["decode"],
+            out=out,
+            rate=round(rate),
+            history=tuple(self._history),
+            step=round(snapshot.step_times.total, 4),
+            error=snapshot.error,
+            turned=turned(snapshot.switches),
+        )
+
+    def render(self) -> Content:
+        if (facts := self.facts) is None:
+            return Content("")
+        if facts.error:
+            return Content.styled(f" no engine: {self._signs.line(facts.error)}", "$text-error")
+        signs, width = self._signs, self.size.width
+        share = facts.used / max(facts.size, 1)
+        wide = width >= _WIDE
+        gauge = bar(share, _BAR if wide else 6, signs.full, "_" if signs.ascii else signs.rest)
+        blocks = f" {facts.used}/{facts.size}" if wide else ""
+        spark = "".join(graph(facts.history, _GRAPH // (1 if wide else 2), ascii=signs.ascii))
+        apart = " " if width >= _AIRY else ""
+        counts = {"W": facts.waiting, "P": facts.prefill, "D": facts.decode, "X": facts.out}
+        parts = [
+            f" KV [{gauge}] {share:4.0%}{blocks}",
+            " ".join(f"{letter}{apart}{count}" for letter, count in counts.items()),
+            f"{facts.rate:.0f} tok/s {spark}",
+            duration(facts.step),
+        ]
+        if facts.turned:
+            parts.insert(1, ", ".join(facts.turned))
+        between = " | "
+        while len(parts) > 1 and len(between.join(parts)) > width:
+            parts.pop()
+        return Content(between.join(parts))

@@ -1,0 +1,182 @@
+"""The engine's log: what happened, when, to whom."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
+
+from textual.actions import SkipAction
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.events import MouseScrollDown, MouseScrollUp
+from textual.widgets import Input
+
+from engine.events import Event, Quantizing
+from minichat.ui.monitor.bindings import down, up
+from minichat.ui.monitor.pane import Pane, Row, Span, clip
+from minichat.ui.monitor.words import look, said
+
+_KEPT = 2000
+_KIND = 9  # cells of the longest kind
+
+
+class Entry(NamedTuple):
+    """One line, made when the event came."""
+
+    clock: str
+    request: int  # -1: of none
+    kind: str
+    words: str
+
+
+class EventLog(Pane):
+    """The newest is at the end, and the end is followed until somebody scrolls up."""
+
+    DEFAULT_CSS = """
+    EventLog > Input, EventLog > Input:focus {
+        dock: bottom;
+        display: none;
+        height: 1;
+        border: none;
+        padding: 0 1;
+        background: $panel;
+    }
+    """
+    number, title = 5, "events"
+    HINTS = (
+        ("monitor.up monitor.down", "scroll"),
+        ("monitor.filter", "filter"),
+        ("1-5", "pane"),
+        ("Esc", "back"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        up("scroll_by(1)"),
+        down("scroll_by(-1)"),
+        Binding("pageup", "scroll_by(10)", show=False),
+        Binding("pagedown", "scroll_by(-10)", show=False),
+        Binding("home", "scroll_by(100000)", show=False),
+        Binding("end", "scroll_by(-100000)", show=False),
+        Binding("escape", "clear", show=False),
+    ]
+
+    def __init__(
+        self, *, ascii: bool = False, id: str | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self.pattern = ""
+        self._clock = clock
+        self._ahead: float | None = None  # of the engine's clock to ours
+        self._entries: deque[Entry] = deque(maxlen=_KEPT)
+        self._fresh: deque[Entry] = deque(maxlen=_KEPT)  # not looked at yet
+        self._shown: deque[Entry] = deque(maxlen=_KEPT)  # those that match
+        self._back = 0  # lines between the view's end and the log's
+        self._woken = False
+        self._finder = Input(placeholder="a letter, or words", compact=True)
+        self._finder.cursor_blink = False
+
+    def compose(self) -> ComposeResult:
+        yield self._finder
+
+    def add(self, event: Event) -> None:
+        if isinstance(event, Quantizing):  # a layer: F4 counts them
+            return
+        if self._ahead is None:
+            self._ahead = self._clock() - event.at
+        at = time.strftime("%H:%M:%S", time.localtime(event.at + self._ahead))
+        kind, words = said(event)
+        entry = Entry(at, getattr(event, "request", -1), kind, self.signs.line(words))
+        self._entries.append(entry)
+        self._fresh.append(entry)
+        if self.is_attached and not self._woken and not self.note:
+            self._woken = True
+            self.call_later(self._draw_new)
+
+    def _draw_new(self) -> None:
+        self._woken = False
+        self.draw()
+
+    def rows(self, width: int, height: int) -> Sequence[Row]:
+        if not self.note:
+            self._take_in()
+        room = max(1, height - 1 - self._finder.display)
+        self._back = max(0, min(self._back, len(self._shown) - room))
+        last = len(self._shown) - self._back
+        shown = [self._shown[place] for place in range(max(0, last - room), last)]
+        count = f"{len(self._shown)} of {len(self._entries)}" if self.pattern else f"{len(self._entries)}"
+        facts = (count, f"with {self.pattern!r}" if self.pattern else "")
+        right = f"{self.signs.below} {self._back} new, End to follow" if self._back else ""
+        if not shown:
+            empty = "none like this" if self.pattern else "nothing has happened yet"
+            return [self.heading(*facts), ((f" {empty}", "muted"),)]
+        return [self.heading(*facts, right=right), *(self._line(entry, width) for entry in shown)]
+
+    def _line(self, entry: Entry, width: int) -> Row:
+        owner = self.owner_of(entry.request)
+        spans: list[Span] = [(f" {entry.clock} ", "muted")]
+        spans.append((f"{owner.letter if entry.request >= 0 else '':<2}", f"owner:{owner.index}"))
+        if width >= 56:
+            spans.append((f"{entry.request if entry.request >= 0 else '':>4} ", "muted"))
+        spans.append((f" {entry.kind:<{_KIND}} ", look(entry.kind)))
+        used = sum(len(text) for text, _ in spans)
+        spans.append((clip(entry.words, max(0, width - used - 1), self.signs.cut), "muted"))
+        return tuple(spans)
+
+    def _take_in(self) -> None:
+        while self._fresh:
+            entry = self._fresh.popleft()
+            if self._matches(entry):
+                self._shown.append(entry)
+                self._back += self._back > 0
+
+    def _matches(self, entry: Entry) -> bool:
+        """A word of one or two letters is a chat's; longer ones are looked for in the whole line."""
+        letter = self.owner_of(entry.request).letter.lower()
+        line = f"{entry.request} {entry.kind} {entry.words}".lower()
+        return all(
+            term == letter or ((len(term) > 2 or term.isdigit()) and term in line)
+            for term in self.pattern.lower().split()
+        )
+
+    # What the person does
+
+    def filter(self) -> None:
+        """Opens the line where a filter is written."""
+        self._finder.display = True
+        self._finder.focus()
+        self.draw()
+
+    def action_scroll_by(self, lines: int) -> None:
+        self._back = max(0, self._back + lines)
+        self.draw()
+
+    def action_clear(self) -> None:
+        if not self.pattern and not self._finder.display:
+            raise SkipAction
+        self._finder.value = ""
+        self._close_finder()
+
+    def _close_finder(self) -> None:
+        self._finder.display = False
+        self.focus()
+        self.draw()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        event.stop()
+        self.pattern = event.value.strip()
+        self._shown.clear()
+        self._fresh = self._entries.copy()
+        self._back = 0
+        self._take_in()
+        self.draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._close_finder()
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        event.stop()
+        self.action_scroll_by(3)
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        event.stop()
+        self.action_scroll_by(-3)

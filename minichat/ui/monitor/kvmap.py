@@ -1,0 +1,270 @@
+"""The map of all blocks: whose they are, what state they are in, how full."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import ClassVar, TypeVar
+
+import numpy as np
+from textual.actions import SkipAction
+from textual.binding import Binding, BindingType
+from textual.events import Click
+from textual.message import Message
+from textual.strip import Strip
+
+from engine.snapshot import Snapshot
+from minichat.plural import plural
+from minichat.ui.monitor.bindings import down, up
+from minichat.ui.monitor.cells import Grid, Order, State, Tint, aggregate, session_order, states
+from minichat.ui.monitor.figures import ranges
+from minichat.ui.monitor.legend import legend, totals
+from minichat.ui.monitor.owners import Codes, Owner
+from minichat.ui.monitor.pane import Line, Pane, Row
+from minichat.ui.monitor.shades import CURSOR, GLOW, THERE, Shades, mixes
+from minichat.ui.monitor.zoom import block_rows
+
+_BELOW = 2  # lines under the map
+Turned = TypeVar("Turned", Order, Tint)
+
+
+class KVMap(Pane):
+    """Two cells a character where colours can be mixed; letters elsewhere, and wherever they are wanted."""
+
+    number, title = 1, "KV map"
+    HINTS = (
+        ("monitor.left monitor.right monitor.up monitor.down", "point"),
+        ("monitor.zoom", "blocks"),
+        ("monitor.order", "order"),
+        ("monitor.colour", "colour"),
+        ("1-5", "pane"),
+        ("Esc", "back"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "move(-1, 0)", "To the left on the map", id="monitor.left", show=False),
+        Binding("right", "move(1, 0)", "To the right on the map", id="monitor.right", show=False),
+        up("move(0, -1)"),
+        down("move(0, 1)"),
+        Binding("enter", "zoom", "Which blocks these are, and who holds them", id="monitor.zoom", show=False),
+        Binding("escape", "leave_zoom", show=False),
+    ]
+
+    class Pointed(Message):
+        """The cursor stands on these blocks; none when it has gone."""
+
+        def __init__(self, blocks: tuple[int, ...]) -> None:
+            super().__init__()
+            self.blocks = blocks
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self.order, self.tint = Order.PHYSICAL, Tint.OWNER
+        self.letters = False  # wanted although there is colour
+        self.zoomed = False
+        self._codes = Codes()
+        self._code = np.zeros(0, np.uint8)  # of each block's owner
+        self._state = np.zeros(0, np.uint8)
+        self._sorted: np.ndarray | None = None
+        self._grid = Grid(1, 1, 1, 1)
+        self._cursor = (0, 0)  # column and line of a character cell
+        self._first = 0  # line of the list of blocks that is on top
+        self._glowing: frozenset[int] = frozenset()
+        self._texts: Mapping[int, str] = {}  # what the blocks under the cursor hold
+        self._said = ""  # about text and blocks, below the map
+        self._shades: Shades | None = None
+        self._shades_for: object = None
+        self._values = np.zeros((0, 0), np.int64)
+        self._body: list[Strip] = []
+
+    def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
+        self.snapshot, self.owners = snapshot, owners
+        if self.seen:
+            self._read()
+            self.draw()
+
+    def _read(self) -> None:
+        assert self.snapshot is not None
+        blocks = self.snapshot.blocks
+        live = [request.id for request in self.snapshot.requests]
+        self._code, self._state = self._codes.of(blocks.owner, self.owners, live), states(blocks)
+        self._sorted = session_order(self._state, self._code) if self.order is Order.SESSION else None
+
+    def redraw(self) -> None:
+        self._shades_for, self._values = None, np.zeros((0, 0), np.int64)
+        if self.snapshot is not None:
+            self._read()
+        super().redraw()
+
+    @property
+    def halves(self) -> bool:
+        """Whether a character holds two cells."""
+        return not (self.signs.ascii or self.letters) and mixes(self.app)
+
+    # Drawing
+
+    def rows(self, width: int, height: int) -> Sequence[Line]:
+        if (shot := self.snapshot) is None:
+            return super().rows(width, height)
+        blocks = shot.blocks
+        count = len(blocks.refs)
+        use = blocks.in_use / max(count, 1)
+        if self.zoomed:
+            shown = self.pointed()
+            facts = plural(len(shown), "block")
+            listed = block_rows(shot, self.owners, self._state, shown, self.signs, self._texts)
+            self._first = max(0, min(self._first, len(listed) - height + 1))
+            return [self.heading(facts, right="Esc back"), *listed[self._first :]]
+        lines = max(1, height - 1 - _BELOW)
+        self._grid = Grid.fit(count, width, lines * (2 if self.halves else 1))
+        self._paint(width, lines)
+        scale = f"{plural(self._grid.per, 'block')} a cell"
+        heading = self.heading(f"{use:.0%}", scale, self.tint, self.order, f"{blocks.in_use:,} of {count:,}")
+        return [heading, *self._body, *self._legend(width)]
+
+    def _paint(self, width: int, lines: int) -> None:
+        """Makes the lines anew whose cells are not as they were."""
+        grid, shades = self._grid, self._current_shades()
+        values = self._cells()
+        if values.shape == self._values.shape and len(self._body) == lines:
+            changed = np.flatnonzero((values != self._values).any(axis=(1, 2))).tolist()
+        else:
+            self._body, changed = [Strip([])] * lines, list(range(lines))
+        for line in changed:
+            strip = Strip(shades.segments(values[line], grid.span), grid.columns * grid.span)
+            self._body[line] = strip.adjust_cell_length(width, self.plain)
+        self._values = values
+
+    def _cells(self) -> np.ndarray:
+        """Lines of characters, one or two cells high: each cell one number."""
+        assert self.snapshot is not None
+        grid, shot = self._grid, self.snapshot
+        cells = aggregate(shot, self._state, self._code, grid.per, self.tint, self._sorted)
+        values = np.zeros(grid.cells, np.int64)
+        owner = cells.owner if self.tint is Tint.OWNER else 0
+        values[: len(cells.state)] = (
+            THERE | cells.state.astype(np.int64) << 16 | cells.level.astype(np.int64) << 8 | owner
+        )
+        if self._glowing:
+            values[self._cells_of(self._glowing)] |= GLOW
+        shaped = values.reshape(-1, 2 if self.halves else 1, grid.columns)
+        if self.has_focus:
+            column, line = self._place()
+            shaped[line, :, column] |= CURSOR
+        return shaped
+
+    def _cells_of(self, blocks: Collection[int]) -> np.ndarray:
+        wanted = np.fromiter((block for block in blocks if block < len(self._state)), np.int64)
+        if self._sorted is not None:
+            wanted = np.flatnonzero(np.isin(self._sorted, wanted))
+        return wanted // self._grid.per
+
+    def _current_shades(self) -> Shades:
+        owners = self._codes.owners
+        wanted = (self.tint, self.halves, tuple(owners))
+        if self._shades is None or self._shades_for != wanted:
+            self._shades, self._shades_for = Shades(self.app, self.plain, self.hue, owners, self.tint), wanted
+            self._values = np.zeros((0, 0), np.int64)
+        return self._shades
+
+    def _legend(self, width: int) -> list[Row]:
+        assert self.snapshot is not None
+        shot, shades = self.snapshot, self._current_shades()
+        owners, halves = self._codes.owners, self.halves
+        first = legend(self._state, self._code, owners, self.tint, shades, self.signs, width, halves=halves)
+        if self._said:
+            return [first, ((f" {self._said}", "strong"),)]
+        if self.has_focus and (blocks := self.pointed()):
+            words = f" {plural(len(blocks), 'block')} {ranges(blocks)}: {self._summary(blocks)}"
+            text = self.signs.line("".join(self._texts.get(block, "") for block in blocks))
+            return [first, ((words, "value"), (f"  {text}", "strong"))]
+        return [first, totals(shot, self._state, shades, self.signs, width, halves=halves)]
+
+    def _summary(self, blocks: Sequence[int]) -> str:
+        held = self._state[list(blocks)]
+        counts = [(state.name.lower(), int((held == state).sum())) for state in reversed(State)]
+        return ", ".join(f"{count} {name}" for name, count in counts if count)
+
+    # The cursor
+
+    def _place(self) -> tuple[int, int]:
+        """Where the cursor is, on the map as large as it is now."""
+        lines = self._grid.lines // (2 if self.halves else 1)
+        column, line = self._cursor
+        return min(column, self._grid.columns - 1), min(line, max(lines - 1, 0))
+
+    def pointed(self) -> tuple[int, ...]:
+        """The numbers of the blocks under the cursor."""
+        column, line = self._place()
+        high = 2 if self.halves else 1
+        cells = [(line * high + half) * self._grid.columns + column for half in range(high)]
+        count = len(self._state)
+        places = [place for cell in cells for place in self._grid.blocks(cell, count)]
+        return tuple(places if self._sorted is None else self._sorted[places].tolist())
+
+    def action_move(self, columns: int, lines: int) -> None:
+        if self.zoomed and lines:
+            self._first = max(0, self._first + lines)
+        else:
+            column, line = self._place()
+            self._point(column + columns, line + lines)
+        self.draw()
+
+    def _point(self, column: int, line: int) -> None:
+        self._cursor = max(0, column), max(0, line)
+        self._cursor = self._place()
+        self._first = 0
+        self.post_message(self.Pointed(self.pointed()))
+
+    def action_zoom(self) -> None:
+        self.zoomed = not self.zoomed and bool(self.pointed())
+        self._first = 0
+        if self.zoomed:
+            self.post_message(self.Pointed(self.pointed()))
+        self.redraw()
+
+    def action_leave_zoom(self) -> None:
+        if not self.zoomed:
+            raise SkipAction
+        self.action_zoom()
+
+    def on_click(self, event: Click) -> None:
+        if not self.zoomed and 1 <= event.y <= len(self._body):
+            self._point(event.x // self._grid.span, event.y - 1)
+            self.draw()
+
+    def on_blur(self) -> None:
+        self.post_message(self.Pointed(()))
+        super().on_blur()
+
+    # What the person turns
+
+    def glow(self, blocks: Collection[int]) -> None:
+        """Marks these blocks, and no others."""
+        self._glowing = frozenset(blocks)
+        self.draw()
+
+    def tell(self, texts: Mapping[int, str]) -> None:
+        """What the blocks under the cursor hold, as far as that is known."""
+        self._texts = texts
+        self.draw()
+
+    def say(self, sentence: str) -> None:
+        """A line below the map; nothing takes it away."""
+        self._said = self.signs.line(sentence)
+        self.draw()
+
+    def next_order(self) -> None:
+        self.order = _next(self.order)
+        self.redraw()
+
+    def next_tint(self) -> None:
+        self.tint = _next(self.tint)
+        self.redraw()
+
+    def toggle_letters(self) -> None:
+        self.letters = not self.letters
+        self.redraw()
+
+
+def _next(present: Turned) -> Turned:
+    every = list(type(present))
+    return every[(every.index(present) + 1) % len(every)]

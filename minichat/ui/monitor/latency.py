@@ -1,0 +1,93 @@
+"""How long people wait, what a step spends its time on, and whose memory is whose."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+
+from engine.snapshot import Load, Quantiles, Snapshot, StepTimes
+from minichat.ui.monitor.figures import duration, size
+from minichat.ui.monitor.graphs import shares
+from minichat.ui.monitor.owners import Owner
+from minichat.ui.monitor.pane import Line, Pane, Row, Span
+
+_PARTS = ("plan", "launch", "wait", "commit")
+_LOOKS = ("graph", "second", "good", "warn")
+_EVERY = 0.9  # seconds, on the engine's clock: figures that jump about cannot be read
+_MEMORY = {"weights": "weights", "cache": "cache", "host_cache": "host", "device_free": "free"}
+
+
+class Latency(Pane):
+    """First tokens, the tokens after, the step, the memory."""
+
+    number, title = 4, "latency"
+
+    def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
+        """Once a second while anything runs; at once what is measured for the first time."""
+        before = self.snapshot
+        soon = before is not None and snapshot.running and 0 <= snapshot.at - before.at < _EVERY
+        if before is None or not soon or _measured(snapshot) > _measured(before):
+            super().update_from(snapshot, owners)
+
+    def rows(self, width: int, height: int) -> Sequence[Line]:
+        if (shot := self.snapshot) is None:
+            return super().rows(width, height)
+        times = shot.step_times
+        return (
+            self.heading(f"step {duration(times.total)}", right=_load(shot.load)),
+            _quantiles("engine TTFT", shot.ttft),
+            _quantiles("next token", shot.itl),
+            self._bar(times, width),
+            _parts(times, self.signs.parts, width),
+            _memory(shot.memory, width),
+        )
+
+    def _bar(self, times: StepTimes, width: int) -> Row:
+        cells = shares(astuple(times), max(0, width - 2))
+        bars = zip(self.signs.parts, cells, _LOOKS, strict=True)
+        return ((" ", ""), *((sign * count, look) for sign, count, look in bars))
+
+
+def _measured(shot: Snapshot) -> int:
+    """How many of the figures are known."""
+    return sum(known > 0 for known in (shot.ttft.count, shot.itl.count, shot.step_times.total))
+
+
+def _load(load: Load | None) -> str:
+    """How hard a GPU works, where its driver says so."""
+    return f"GPU {load.busy:.0%}  {load.watts:.0f} of {load.limit:.0f} W" if load else ""
+
+
+def _quantiles(name: str, seconds: Quantiles) -> Row:
+    return (
+        (f" {name:<12}", "muted"),
+        ("p50 ", "muted"),
+        (f"{duration(seconds.p50):>7}", "value"),
+        ("  p99 ", "muted"),
+        (f"{duration(seconds.p99):>7}", "value"),
+        (f"  n {seconds.count:,}", "muted"),
+    )
+
+
+def _parts(times: StepTimes, signs: str, width: int) -> Row:
+    """The bar's legend, with milliseconds; the words are short where they do not fit."""
+    for letters in (6, 2, 0):
+        spans: list[Span] = [(" ", "")]
+        for name, sign, seconds, look in zip(_PARTS, signs, astuple(times), _LOOKS, strict=True):
+            figure = f"{seconds * 1e3:.1f}" if seconds < 0.0995 else f"{seconds * 1e3:.0f}"
+            spans += [(f"{sign} ", look), (f"{name[:letters]} ".lstrip(), "muted"), (f"{figure} ", "value")]
+        if sum(len(text) for text, _ in spans) <= width + 1:
+            break
+    return tuple(spans)
+
+
+def _memory(memory: dict[str, int], width: int) -> Row:
+    spans: list[Span] = [(" ", "")]
+    used = 1
+    for key, name in _MEMORY.items():
+        if not memory.get(key):
+            continue
+        figure = size(memory[key])
+        used += len(name) + len(figure) + 3
+        if used > width + 2:
+            break
+        spans += [(f"{name} ", "muted"), (f"{figure}  ", "value")]
+    return tuple(spans)

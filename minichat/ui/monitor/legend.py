@@ -1,0 +1,73 @@
+"""The two lines under the map: what its colours mean, and how many blocks are what."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine.snapshot import Snapshot
+from minichat.ui.monitor.cells import BRIGHT, RAMP, State, Tint
+from minichat.ui.monitor.owners import Owner
+from minichat.ui.monitor.pane import Row, Signs, Span
+from minichat.ui.monitor.shades import Shades
+
+_ENDS = {
+    Tint.AGE: ("now", "long unused"),
+    Tint.REFERENCES: ("0 holders", f"{RAMP - 1} or more"),
+    Tint.FILL: ("empty", "full"),
+}
+
+
+def legend(
+    state: np.ndarray,
+    codes: np.ndarray,
+    owners: Sequence[Owner],
+    tint: Tint,
+    shades: Shades,
+    signs: Signs,
+    width: int,
+    *,
+    halves: bool,
+) -> Row:
+    """Owners with the blocks that each holds; or the two ends of a ramp."""
+    if tint is not Tint.OWNER:
+        low, high = _ENDS[tint]
+        digits = [shades.swatch(State.USED, 0, level) for level in range(RAMP)]
+        steps: list[Span] = [(signs.swatch if halves else digit, style) for digit, style in digits]
+        return ((f" {low} ", "muted"), *steps, (f" {high}", "muted"))
+    held = np.bincount(codes[state >= State.USED], minlength=len(owners))
+    parts: list[Row] = []
+    for code in np.argsort(-held, kind="stable").tolist():
+        if held[code]:
+            _, style = shades.swatch(State.USED, code, BRIGHT - 1)
+            parts.append(((signs.swatch, style), (f" {owners[code].letter} {held[code]:,}  ", "value")))
+    return _fitting(parts or [(("nothing in use", "muted"),)], width)
+
+
+def totals(
+    shot: Snapshot, state: np.ndarray, shades: Shades, signs: Signs, width: int, *, halves: bool
+) -> Row:
+    counts = np.bincount(state, minlength=len(State))
+    parts: list[Row] = []
+    for each, letter in ((State.SHARED, "+"), (State.CACHED, "a"), (State.FREE, ".")):
+        sign = signs.swatch if halves else letter
+        words = f" {each.name.lower()} {counts[each]:,}  "
+        parts.append(((sign, shades.swatch(each)[1]), (words, "value")))
+    if counts[State.LEFT]:
+        words = f" left a window {counts[State.LEFT]:,}  "
+        sign = signs.swatch if halves else "~"
+        parts.insert(2, ((sign, shades.swatch(State.LEFT)[1]), (words, "value")))
+    if shot.host_size:
+        parts.insert(2, (("swapped ", "muted"), (f"{shot.host_in_use:,}/{shot.host_size:,}  ", "value")))
+    return _fitting(parts, width)
+
+
+def _fitting(parts: Sequence[Row], width: int) -> Row:
+    """Those that fit whole."""
+    row: list[Span] = [(" ", "")]
+    used = 1
+    for part in parts:
+        used += sum(len(text) for text, _ in part)
+        if used > width + 2:  # the last one's own blanks may hang over
+            break
+        row += part
+    return tuple(row)

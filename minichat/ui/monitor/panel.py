@@ -1,0 +1,175 @@
+"""The monitor: five panes on the engine's snapshots and events."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.geometry import NULL_OFFSET, NULL_SPACING, Region, Size
+from textual.layout import ArrangeResult, Layout, WidgetPlacement
+from textual.message import Message
+from textual.widget import Widget
+
+from engine.events import Event, Quantized, Recached, Switched
+from engine.snapshot import Snapshot
+from minichat.ui.monitor.arrange import KVMAP, PANES, arrange
+from minichat.ui.monitor.bindings import KEYS
+from minichat.ui.monitor.events import EventLog
+from minichat.ui.monitor.kvmap import KVMap
+from minichat.ui.monitor.latency import Latency
+from minichat.ui.monitor.owners import Owner
+from minichat.ui.monitor.pane import Pane
+from minichat.ui.monitor.queues import Queues
+from minichat.ui.monitor.rates import Rates
+from minichat.ui.switches import named, turned
+
+
+class _Places(Layout):
+    """Asks `arrange` who stands where."""
+
+    name = "monitor"
+
+    def arrange(
+        self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True
+    ) -> ArrangeResult:
+        assert isinstance(parent, MonitorPanel)
+        places = arrange(size.width, size.height, parent.maximised)
+        return [
+            WidgetPlacement(Region(*places[pane.number]), NULL_OFFSET, NULL_SPACING, pane)
+            for pane in children
+            if isinstance(pane, Pane) and pane.number in places
+        ]
+
+
+class MonitorPanel(Widget):
+    """Passes on what the engine says; a pane that is not seen is told nothing."""
+
+    DEFAULT_CSS = """
+    MonitorPanel { width: 1fr; height: 1fr; overflow: hidden; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = KEYS
+
+    class RateWanted(Message):
+        """Updates should come more often, or less."""
+
+        def __init__(self, by: int) -> None:
+            super().__init__()
+            self.by = by
+
+    class Left(Message):
+        """Back to the prompt."""
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.kvmap, self.queues = KVMap(ascii=ascii), Queues(ascii=ascii)
+        self.rates, self.latency, self.event_log = (
+            Rates(ascii=ascii),
+            Latency(ascii=ascii),
+            EventLog(ascii=ascii),
+        )
+        self.panes: dict[int, Pane] = {
+            pane.number: pane for pane in (self.kvmap, self.queues, self.rates, self.latency, self.event_log)
+        }
+        self.maximised: int | None = None
+        self.paused = False
+        self._places = _Places()
+        self._latest: tuple[Snapshot, Mapping[int, Owner]] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield from self.panes.values()
+
+    @property
+    def layout(self) -> Layout:
+        return self._places
+
+    def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
+        self._latest = snapshot, owners
+        self.rates.remember(snapshot)
+        self._show_latest()
+
+    def add_events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.add_event(event)
+
+    def add_event(self, event: Event) -> None:
+        self.event_log.add(event)
+        match event:
+            case Switched(name=name, on=on):
+                self.rates.mark(named(name, on))
+            case Quantized(scheme=scheme, error=""):
+                self.rates.mark(f"weights {scheme}")
+            case Recached(scheme=scheme):
+                self.rates.mark(f"cache {scheme}")
+
+    def _show_latest(self) -> None:
+        if self._latest is None or self.paused or not self.display:
+            return
+        flag = ", ".join(turned(self._latest[0].switches))
+        for pane in self.panes.values():
+            pane.flag = ""
+            if pane.display:
+                pane.flag, flag = flag, ""  # the first that is seen says it
+                pane.update_from(*self._latest)
+
+    def maximise(self, pane: int | None) -> None:
+        """That pane alone; None shows all that fit."""
+        self.maximised = pane
+        self._lay_out()
+        if pane is not None:
+            self.panes[pane].focus()
+
+    def on_resize(self) -> None:
+        self._lay_out()
+
+    def on_show(self) -> None:
+        self._show_latest()
+
+    def _lay_out(self) -> None:
+        places = arrange(*self.size, self.maximised)
+        for number, pane in self.panes.items():
+            pane.display = number in places
+        self.refresh(layout=True)
+        self._show_latest()
+
+    def focus_first(self) -> None:
+        """Where the keys go when somebody comes to the monitor."""
+        self.panes[self.maximised or KVMAP].focus()
+
+    # Keys
+
+    def action_maximise(self, pane: int) -> None:
+        self.maximise(None if self.maximised == pane else pane)
+
+    def action_rate(self, by: int) -> None:
+        self.post_message(self.RateWanted(by))
+
+    def action_pause(self) -> None:
+        self.paused = not self.paused
+        for pane in self.panes.values():
+            pane.note = "paused" if self.paused else ""
+            pane.draw()
+        self._show_latest()
+
+    def action_order(self) -> None:
+        self.kvmap.next_order()
+
+    def action_tint(self) -> None:
+        self.kvmap.next_tint()
+
+    def action_letters(self) -> None:
+        self.kvmap.toggle_letters()
+
+    def action_filter(self) -> None:
+        self.event_log.filter()
+
+    def action_abort(self) -> None:
+        self.queues.abort_selected()
+
+    def action_preempt(self) -> None:
+        self.queues.preempt_selected()
+
+    def action_leave(self) -> None:
+        if self.maximised in PANES:
+            self.maximise(None)
+        else:
+            self.post_message(self.Left())

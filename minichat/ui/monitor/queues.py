@@ -1,0 +1,136 @@
+"""Every request that the engine holds: where it is, how far, and why it waits."""
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.events import Click, MouseScrollDown, MouseScrollUp
+from textual.message import Message
+
+from engine.snapshot import RequestView, Snapshot
+from minichat.ui.monitor.bindings import down, up
+from minichat.ui.monitor.columns import Column, columns_of, fitted
+from minichat.ui.monitor.owners import Owner
+from minichat.ui.monitor.pane import Line, Pane, Row
+
+_SEEN = 4  # updates for which a change of phase is marked
+_LOOKS = {"decode": "good", "prefill": "second", "waiting": "muted", "preempted": "warn", "swapped": "warn"}
+_HEAD = 5  # cells of the mark and the letter
+
+
+class Queues(Pane):
+    """A line a request; one is selected while there are any."""
+
+    number, title = 2, "queues"
+    HINTS = (
+        ("monitor.up monitor.down", "choose"),
+        ("monitor.abort", "abort"),
+        ("monitor.preempt", "preempt"),
+        ("1-5", "pane"),
+        ("Esc", "back"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        up("select(-1)"),
+        down("select(1)"),
+        Binding("pageup", "select(-10)", show=False),
+        Binding("pagedown", "select(10)", show=False),
+        Binding("home", "select(-100000)", show=False),
+        Binding("end", "select(100000)", show=False),
+    ]
+
+    class OfRequest(Message):
+        """Something is wanted of one request."""
+
+        def __init__(self, request: int) -> None:
+            super().__init__()
+            self.request = request
+
+    class Abort(OfRequest):
+        """It should end."""
+
+    class Preempt(OfRequest):
+        """It should give way, and come back."""
+
+    def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
+        super().__init__(ascii=ascii, id=id)
+        self._selected: int | None = None  # a request
+        self._place = 0  # where it stood
+        self._top = 0
+        self._phases: dict[int, tuple[str, int]] = {}  # and for how many updates the change is marked yet
+
+    @property
+    def selected(self) -> int | None:
+        return self._selected
+
+    def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
+        before, self._phases = self._phases, {}
+        for request in snapshot.requests:
+            phase, left = before.get(request.id, ("", 0))
+            self._phases[request.id] = (request.phase, max(0, left - 1) if phase == request.phase else _SEEN)
+        ids = [request.id for request in snapshot.requests]
+        if self._selected in ids:
+            self._place = ids.index(self._selected)
+        else:
+            self._place = min(self._place, max(0, len(ids) - 1))
+            self._selected = ids[self._place] if ids else None
+        super().update_from(snapshot, owners)
+
+    def rows(self, width: int, height: int) -> Sequence[Line]:
+        if (shot := self.snapshot) is None:
+            return super().rows(width, height)
+        requests = shot.requests
+        room = max(1, height - 2)
+        self._top = max(min(self._top, self._place, len(requests) - room), self._place - room + 1, 0)
+        shown = requests[self._top : self._top + room]
+        hidden = shot.waiting + shot.running - len(shown)
+        facts = (f"{shot.running} running", f"{shot.waiting} waiting")
+        rows = [self.heading(*facts, right=f"{hidden} more" if hidden > 0 else "")]
+        if not requests:
+            return [*rows, ((" nothing to do", "muted"),)]
+        guesses = any(request.speculation for request in requests)
+        columns = columns_of(width - _HEAD, guesses=guesses)
+        titles = "   " + " ".join(fitted(column, column.title, self.signs) for column in columns)
+        return [*rows, ((f"  {titles}", "muted"),), *(self._request(request, columns) for request in shown)]
+
+    def _request(self, request: RequestView, columns: Sequence[Column]) -> Row:
+        owner = self.owner_of(request.id)
+        selected = request.id == self._selected
+        changed = self._phases.get(request.id, ("", 0))[1] > 0
+        base = " selected" if selected and self.has_focus else ""
+        mark = self.signs.pointer if selected else "*" if changed else " "
+        words = [fitted(column, column.says(request), self.signs) for column in columns]
+        look = _LOOKS.get(request.phase, "value") + (" strong" if changed else "")
+        return (
+            (f"{mark} ", f"strong{base}"),
+            (f"{owner.letter:<2} ", f"owner:{owner.index}{base}"),
+            (f"{words[0]} ", f"muted{base}"),
+            (f"{words[1]} ", look + base),
+            (" ".join(words[2:]), f"value{base}"),
+        )
+
+    # What the person does
+
+    def action_select(self, by: int) -> None:
+        if self.snapshot and self.snapshot.requests:
+            self._place = min(max(self._place + by, 0), len(self.snapshot.requests) - 1)
+            self._selected = self.snapshot.requests[self._place].id
+            self.draw()
+
+    def abort_selected(self) -> None:
+        if self._selected is not None:
+            self.post_message(self.Abort(self._selected))
+
+    def preempt_selected(self) -> None:
+        if self._selected is not None:
+            self.post_message(self.Preempt(self._selected))
+
+    def on_click(self, event: Click) -> None:
+        self.action_select(self._top + event.y - 2 - self._place if event.y >= 2 else 0)
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        event.stop()
+        self.action_select(1)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        event.stop()
+        self.action_select(-1)

@@ -1,0 +1,91 @@
+"""What an event says in a line."""
+
+from engine.events import (
+    Admitted,
+    Copied,
+    Died,
+    Event,
+    Evicted,
+    Finished,
+    FirstToken,
+    Forked,
+    Preempted,
+    Quantized,
+    Queued,
+    Recached,
+    Resumed,
+    StepBroke,
+    Switched,
+    Updated,
+)
+from minichat.clients.protocol import LinkBack, LinkLost
+from minichat.plural import plural
+from minichat.ui.monitor.figures import duration
+from minichat.ui.switches import named
+
+_LOOKS = {
+    "finished": "good",
+    "preempted": "warn",
+    "switched": "warn",
+    "swapped": "warn",
+    "failed": "fault",
+    "died": "fault",
+    "cut": "fault",
+    "back": "good",
+}
+
+
+def look(kind: str) -> str:
+    return _LOOKS.get(kind, "value")
+
+
+def said(event: Event) -> tuple[str, str]:
+    """The kind in one word, and the rest, in which an error may be anything."""
+    match event:
+        case Queued(prompt=prompt):
+            return "queued", f"prompt of {plural(prompt, 'token')}"
+        case Admitted(cached=cached):
+            return "admitted", f"{plural(cached, 'token')} from the cache" if cached else "nothing cached"
+        case Preempted(swapped=True, blocks=blocks):
+            return "swapped", f"{plural(blocks, 'block')} to host memory"
+        case Preempted(blocks=blocks):
+            return "preempted", f"gave up {plural(blocks, 'block')}"
+        case Resumed(swapped=True):
+            return "resumed", "its blocks came back from host memory"
+        case Resumed(cached=cached):
+            return "resumed", f"{plural(cached, 'token')} from the cache"
+        case Evicted(blocks=blocks):
+            return "evicted", f"{plural(blocks, 'cached block')} made way"
+        case Copied(block=block, to=to):
+            return "copied", f"block {block} to {to}: it was shared"
+        case Forked(parent=parent, blocks=blocks):
+            return "forked", f"from {parent}, shares {plural(blocks, 'block')}"
+        case FirstToken(seconds=seconds):
+            return "first", f"token after {duration(seconds)}"
+        case Updated(changes=changes):
+            return "changed", ", ".join(changes)
+        case Switched(name=name, on=on):
+            return "switched", named(name, on)
+        case Quantized(scheme=scheme, before=before, error=error) if error:
+            return "failed", f"weights in {scheme}: {error}; {before} stands"
+        case Quantized(scheme=scheme, before=before, blocks=blocks, seconds=seconds):
+            room = plural(blocks, "block")
+            return "switched", f"weights from {before} to {scheme} in {duration(seconds)}, {room}"
+        case Recached(scheme=scheme, blocks=blocks):
+            return "switched", f"cache in {scheme}, {plural(blocks, 'block')}"
+        case Finished(finish="failed", tokens=tokens, error=error):
+            return "failed", f"after {plural(tokens, 'token')}: {error}"
+        case Finished(finish=finish, tokens=tokens):
+            return "finished", f"{finish}, {plural(tokens, 'token')}"
+        case StepBroke(error=error, requests=requests):
+            return "failed", f"a step with {plural(len(requests), 'request')}: {error}"
+        case Died(error=error):
+            return "died", error
+        case LinkLost(why=why):
+            return "cut", f"the link: {why}"
+        case LinkBack(anew=anew, seconds=seconds):
+            return "back", f"{'another engine' if anew else 'the link'}, after {duration(seconds)}"
+    return event.kind, ", ".join(f"{k} {v}" for k, v in event.record().items() if k not in _PLAIN)
+
+
+_PLAIN = ("kind", "step", "at", "request")

@@ -1,0 +1,149 @@
+"""What stands beside the chats: at most one drawer, and at most one panel at the side."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from textual.widget import Widget
+
+from engine.snapshot import Snapshot
+from minichat.ui.engine_watch import EngineWatch
+from minichat.ui.layout import Layout
+
+
+class Dock(Enum):
+    """Where a panel stands, and what shows it."""
+
+    DRAWER = "drawer"  # beside the chats, one at a time; a key opens it and closes it
+    SIDE = "side"  # at the right, by itself where there is room
+
+
+@dataclass(eq=False, slots=True)
+class Panel:
+    """A widget in its place. `see` is called with each snapshot, only while it is visible."""
+
+    dock: Dock
+    widget: Widget
+    see: Callable[[Snapshot], None] | None = None
+    line: Widget | None = None  # above the prompt, while the widget is hidden
+
+    def see_snapshot(self, snapshot: Snapshot) -> None:
+        if self.see is not None:
+            self.see(snapshot)
+
+
+class Panels:
+    """Opens and closes them. The screen that composes them says how it is laid out anew."""
+
+    def __init__(self, engine: EngineWatch) -> None:
+        self.side_wanted: bool | None = None  # None: where there is room for it
+        self.all: list[Panel] = []
+        self._engine = engine
+        self._open: Panel | None = None  # the drawer
+        self._side: Panel | None = None  # the one that is seen if any is
+
+    def bind(
+        self, panels: Sequence[Panel], chats: Widget, prompt: Widget, changed: Callable[[], None]
+    ) -> None:
+        """Those of a screen, which is told when another one is open."""
+        self.all, self._chats, self._prompt, self._changed = list(panels), chats, prompt, changed
+        self._side = next((each for each in self.all if each.dock is Dock.SIDE), None)
+        for each in self.all:
+            each.widget.display = False
+
+    @property
+    def drawer_open(self) -> bool:
+        return self._open is not None
+
+    def lay_out(self, plan: Layout) -> None:
+        """As there is room for them."""
+        for each in self.all:
+            if each.dock is Dock.DRAWER:
+                each.widget.styles.width = plan.drawer_columns or "1fr"
+            elif each.dock is Dock.SIDE:
+                each.widget.styles.width = plan.monitor_columns or "1fr"
+                self._display(each, plan.monitor and each is self._side)
+
+    def toggle(self, widget: Widget) -> None:
+        """What its key does."""
+        panel = self._of(widget)
+        if panel.dock is Dock.SIDE:
+            self._toggle_side(panel)
+        else:
+            self._toggle_drawer(panel)
+
+    def go_to(self, widget: Widget) -> None:
+        """Opens one at the side, and goes there."""
+        self._side, self.side_wanted = self._of(widget), True
+        self._changed()
+        widget.focus()
+
+    def leave(self) -> None:
+        """Back to the prompt, and to the chat."""
+        self._prompt.focus()
+        self.uncover()
+
+    def uncover(self) -> None:
+        """The chat is seen: what stands in its place on a small screen goes."""
+        if self._chats.display:
+            return
+        if self._open is not None:
+            self._show(None)
+        else:
+            self.side_wanted = False
+            self._changed()
+
+    def close(self, part: Widget) -> Widget | None:
+        """The open panel that the widget is part of; gives that, if there is one."""
+        panel = next((each for each in self.all if each.widget in part.ancestors_with_self), None)
+        if panel is None or not panel.widget.display:
+            return None
+        self._prompt.focus()  # first: what has the focus is about to go
+        if panel.dock is Dock.DRAWER:
+            self._show(None)
+        else:
+            self.side_wanted = False
+            self._changed()
+        return panel.widget
+
+    def _of(self, widget: Widget) -> Panel:
+        return next(each for each in self.all if each.widget is widget)
+
+    def _toggle_drawer(self, panel: Panel) -> None:
+        """Goes to the drawer, and opens it first; from within, closes it."""
+        opening = panel is not self._open or not _left_by_its_key(panel.widget)
+        self._show(panel if opening else None)
+        (panel.widget if opening else self._prompt).focus()
+
+    def _toggle_side(self, panel: Panel) -> None:
+        self.side_wanted, self._side = panel is not self._side or not panel.widget.display, panel
+        if not self.side_wanted:
+            self._prompt.focus()  # first: what has the focus is about to go
+        self._changed()
+        if panel.widget.display and not self._chats.display:
+            panel.widget.focus()
+
+    def _show(self, panel: Panel | None) -> None:
+        """This drawer and no other."""
+        self._open = panel
+        for each in self.all:
+            if each.dock is Dock.DRAWER:
+                self._display(each, each is panel)
+        self._changed()
+
+    def _display(self, panel: Panel, visible: bool) -> None:
+        panel.widget.display = visible
+        if panel.line is not None:
+            panel.line.display = not visible
+        if panel.see is None:
+            return
+        if visible:
+            self._engine.look(panel)
+        else:
+            self._engine.look_away(panel)
+
+
+def _left_by_its_key(widget: Widget) -> bool:
+    """Whether the person is in it, or never can be."""
+    nodes = widget.walk_children(Widget, with_self=True)
+    return widget.has_focus_within or not any(each.focusable for each in nodes)

@@ -1,0 +1,1 @@
+"""The chats side by side, and the lines around them."""

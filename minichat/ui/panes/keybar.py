@@ -1,0 +1,79 @@
+"""The last line: how the engine is, and the keys that matter most. They can be clicked, too."""
+
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+
+from textual.content import Content
+from textual.events import Click
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
+
+
+class Key(NamedTuple):
+    """How it is written and what it does; what a click on it does: a command, or the key itself."""
+
+    written: str
+    label: str
+    command: str = ""  # its id
+    pressed: str = ""
+
+
+Hints = tuple[tuple[str, str], ...]  # ids of bindings, or keys in words; and what they do
+
+
+@runtime_checkable
+class Hinting(Protocol):
+    """A widget whose keys stand in the last line while it has the focus."""
+
+    HINTS: ClassVar[Hints]
+
+
+class KeyBar(Widget):
+    """State at the left, keys at the right; keys that do not fit are left out, the last first."""
+
+    trouble: reactive[str] = reactive("", layout=False)  # why nothing can be asked: it loads, or is gone
+    work: reactive[str] = reactive("", layout=False)  # what the engine does
+    about: reactive[str] = reactive("", layout=False)  # where it is, and what it lacks
+    fault: reactive[bool] = reactive(False, layout=False)
+    keys: reactive[Sequence[Key]] = reactive((), layout=False)
+
+    class Pressed(Message):
+        """A key's label was clicked."""
+
+        def __init__(self, key: Key) -> None:
+            super().__init__()
+            self.key = key
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._spans: list[tuple[int, int, Key]] = []  # from, to
+
+    def render(self) -> Content:
+        words = self.trouble or "  ".join(filter(None, (self.work, self.about)))
+        state = Content.styled(f" {words}", "bold $text-error" if self.fault else "$text-muted")
+        fitting = self._fitting(self.size.width - state.cell_length - 2)
+        taken = sum(len(key.written) + len(key.label) + 3 for key in fitting)
+        shown, column = [], self.size.width - taken
+        self._spans = []
+        for key in fitting:
+            written, label = (f"{key.written} ", "bold $text-accent"), (f"{key.label}  ", "$text-muted")
+            shown.append(Content.assemble(written, label))
+            width = len(key.written) + len(key.label)
+            self._spans.append((column, column + width + 1, key))
+            column += width + 3
+        return Content.assemble(state, " " * max(self.size.width - taken - state.cell_length, 1), *shown)
+
+    def _fitting(self, room: int) -> list[Key]:
+        fitting = []
+        for key in self.keys:
+            room -= len(key.written) + len(key.label) + 3
+            if room < 0:
+                break
+            fitting.append(key)
+        return fitting
+
+    def on_click(self, event: Click) -> None:
+        for start, end, key in self._spans:
+            if start <= event.x < end:
+                self.post_message(self.Pressed(key))

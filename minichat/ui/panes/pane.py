@@ -1,0 +1,164 @@
+"""One chat on the screen: a line that says what it is, its transcript, and a line to find in it."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.events import Click, DescendantFocus
+from textual.message import Message as TextualMessage
+from textual.reactive import reactive
+from textual.widget import Widget
+from textual.widgets import Static
+
+from minichat.chats.model import Message
+from minichat.session.conversation import Conversation
+from minichat.session.decoding import strategy
+from minichat.ui.panes.tabs import titled
+from minichat.ui.transcript import Glyphs, Transcript
+
+_PAGE = 50  # older messages at a time
+_FIGURES_EVERY = 0.5  # seconds
+_TELLING = 0.2  # seconds after the first token: before, a rate says how tokens were bundled on their way
+
+
+class PaneHead(Widget):
+    """Letter, title and decoding at the left; how fast it runs at the right."""
+
+    label: reactive[Content] = reactive(Content(""), layout=False)
+    figures: reactive[str] = reactive("", layout=False)
+
+    def has_room(self, figures: str) -> bool:
+        """Beside the whole label."""
+        return self.label.cell_length + len(figures) + 3 <= self.size.width
+
+    def render(self) -> Content:
+        room = self.size.width - len(self.figures) - (3 if self.figures else 1)
+        label = self.label.truncate(max(room, 0), ellipsis=True)
+        gap = " " * max(0, self.size.width - label.cell_length - len(self.figures) - 1)
+        return Content.assemble(label, gap, (self.figures, "$text-muted"), " ")
+
+
+class ChatPane(Vertical):
+    """Draws a conversation; whatever is done to it goes upward as messages of the transcript."""
+
+    class Touched(TextualMessage):
+        """The person turned to this pane."""
+
+        def __init__(self, conversation: Conversation) -> None:
+            super().__init__()
+            self.conversation = conversation
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        glyphs: Glyphs,
+        below: Sequence[Callable[["ChatPane"], Widget]] = (),
+    ) -> None:
+        """`below`: what else has a place in each pane."""
+        super().__init__()
+        self.conversation = conversation
+        self.figured_instead: Callable[[], str] | None = None  # for the right end of the head
+        self._figured = 0.0
+        self._below = below
+        self.head, self.transcript, self.parting = PaneHead(), Transcript(glyphs), Static(classes="parting")
+
+    def compose(self) -> ComposeResult:
+        yield self.head
+        yield self.transcript
+        self.parting.display = False
+        yield self.parting
+        yield from (make(self) for make in self._below)
+
+    def on_mount(self) -> None:
+        self.conversation.view = self
+        self.show_messages()
+        self.watch(self.transcript, "scroll_y", self._reach_back, init=False)
+
+    def on_unmount(self) -> None:
+        if self.conversation.view is self:
+            self.conversation.view = None
+
+    def _reach_back(self, top: float) -> None:
+        """The reader is at the top of what was read from the store: more comes from there."""
+        if top <= 0 and not self.transcript.following:
+            self.read_older(_PAGE)
+
+    def read_older(self, count: int) -> None:
+        if older := self.conversation.read_older(count):
+            self.transcript.prepend(older)
+
+    # What the conversation tells
+
+    def show_messages(self) -> None:
+        self.transcript.show(self.conversation.messages, self.conversation.chat.letter.upper())
+        self.say_parting(None)
+        self.show_figures()
+
+    def add_message(self, message: Message) -> None:
+        if message.role == "user":
+            self.say_parting(None)
+        self.transcript.append(message)
+        self.show_figures()
+
+    def add_text(self, text: str, tail: str) -> None:
+        self.transcript.extend(text, tail)
+        # The head is far from the newest line: both in one frame would have all between drawn again.
+        if (now := time.monotonic()) - self._figured >= _FIGURES_EVERY:
+            self._figured = now
+            self.show_figures()
+
+    def settle_message(self, message: Message) -> None:
+        self.transcript.settle(message)
+        self.show_figures()
+
+    def show_label(self, colours: str, *, active: bool) -> None:
+        chat = self.conversation.chat
+        self.head.label = Content.assemble(
+            (f" {chat.letter.upper()} ", f"bold {colours}"),
+            (f" {titled(chat.title)} ", "bold $text" if active else "$text-muted"),
+            (f" {strategy(chat.params)}", "$text-muted"),
+        )
+        self.set_class(active, "-active")
+
+    def show_figures(self) -> None:
+        """How the reply that runs is doing, unless something else is said there."""
+        self.head.figures = self._figures()
+
+    def _figures(self) -> str:
+        run, chat = self.conversation.run, self.conversation.chat
+        if self.figured_instead is not None and (told := self.figured_instead()):
+            return told
+        if run is None:
+            return ""
+        if run.first is None:
+            return "waiting"
+        stats = run.stats(self.conversation.desk.clock(), chat.params)
+        rate = f"{stats.rate:.0f} tok/s" if stats.seconds - stats.ttft >= _TELLING else ""
+        count = f"{stats.tokens} tok" if self.size.width >= 40 or not rate else ""
+        figures = "  ".join(filter(None, (rate, count)))
+        more = f"{figures}  {stats.blocks:,} blk"
+        return more if stats.blocks and self.head.has_room(more) else figures
+
+    def say_parting(self, sentence: Content | None) -> None:
+        """Where this reply goes another way than those beside it; none takes it away."""
+        if sentence is not None or self.parting.display:
+            self.parting.display = sentence is not None
+            self.parting.update(sentence or "")
+
+    # What the person does
+
+    def scroll(self, pages: int) -> None:
+        """By pages; 0 goes to the end and follows it."""
+        if not pages:
+            self.transcript.follow()
+        elif pages < 0 and self.transcript.scroll_y <= 0:
+            self.read_older(_PAGE)
+        self.transcript.scroll_relative(y=pages * (self.transcript.size.height - 1), animate=False)
+
+    def on_click(self, event: Click) -> None:
+        self.post_message(self.Touched(self.conversation))
+
+    def on_descendant_focus(self, event: DescendantFocus) -> None:
+        self.post_message(self.Touched(self.conversation))

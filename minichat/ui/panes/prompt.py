@@ -1,0 +1,184 @@
+"""Where a person types. Every editing key of a text area stays; Enter sends."""
+
+from collections.abc import Sequence
+
+from rich.segment import Segment
+from textual.events import Blur, Key
+from textual.message import Message
+from textual.strip import Strip
+from textual.widgets import TextArea
+
+from minichat.clients.bridge import in_thread
+from minichat.session.attachments import Entry, entries, folder_of, offers, typing
+from minichat.ui.panes.completion import CompletionList
+from minichat.ui.transcript.glyphs import enterable, skinless
+
+
+class Prompt(TextArea):
+    """Grows with its text. Up in an empty prompt recalls, again what was said before, Down comes back.
+    The page keys and the last End move the chat.
+
+    While a name is typed behind an @, Tab and Enter take what `completion` offers, and Escape leaves it.
+    """
+
+    class Sent(Message):
+        """The person wants this text to go."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class Recall(Message):
+        """Up, with nothing typed, or along what has been recalled."""
+
+        def __init__(self, back: int) -> None:
+            super().__init__()
+            self.back = back
+
+    class Scroll(Message):
+        """The chat above is to move: by pages, or to its end with 0."""
+
+        def __init__(self, pages: int) -> None:
+            super().__init__()
+            self.pages = pages
+
+    def __init__(self, send_keys: Sequence[str], newline_keys: Sequence[str], id: str | None = None) -> None:
+        super().__init__(
+            id=id, soft_wrap=True, tab_behavior="focus", highlight_cursor_line=False, max_checkpoints=200
+        )
+        self.completion = CompletionList(id="completion")
+        self._folder: str | None = None  # where the name behind the @ leads, and what is there
+        self._entries: list[Entry] = []
+        self._recalled, self._back = "", 0  # as it came, and from how many messages ago
+        self._refused: tuple[int, int] | None = None  # the @ whose offers the person has sent away
+        self._send_keys, self._newline_keys = send_keys, newline_keys
+        self.cursor_blink = False  # a blinking cursor is a timer, and bytes over the network for nothing
+
+    def render_line(self, y: int) -> Strip:
+        strip = super().render_line(y)
+        if strip.text.isascii():
+            return strip
+        return Strip([Segment(skinless(text), style) for text, style, _ in strip], strip.cell_length)
+
+    async def _on_key(self, event: Key) -> None:
+        # Not bindings with priority: those overtake the characters that were typed just before.
+        if self._completes(event.key):
+            pass
+        elif event.key in self._send_keys:
+            self._send()
+        elif event.key in self._newline_keys:
+            self.replace("\n", *self.selection)
+        else:
+            await super()._on_key(event)
+            return
+        event.stop()
+        event.prevent_default()
+
+    def _send(self) -> None:
+        text = self.text.strip("\n")
+        if text.strip():
+            self.put("")
+            self.post_message(self.Sent(text))
+
+    # Names behind an @
+
+    def _completes(self, key: str) -> bool:
+        """Whether the key was for the list of names."""
+        if not self.completion.offers:
+            return False
+        match key:
+            case "tab" | "enter":
+                self._offer()  # what was typed just before counts
+                return self._take_offer()
+            case "up" | "down":
+                self.completion.move(1 if key == "down" else -1)
+            case "escape":
+                self._refused = self._at()
+                self._offer()
+            case _:
+                return False
+        return True
+
+    def _at(self) -> tuple[int, int] | None:
+        """Where the @ stands of the name that ends at the cursor."""
+        row, column = self.cursor_location
+        found = typing(self.document.get_line(row)[:column])
+        return (row, found.start) if found else None
+
+    def _offer(self) -> None:
+        row, column = self.cursor_location
+        found = typing(self.document.get_line(row)[:column]) if self.selection.is_empty else None
+        if found is None:
+            self._refused = None
+        wanted = found is not None and self.has_focus and (row, found.start) != self._refused
+        folder = folder_of(found.name) if found and wanted else None
+        if folder != self._folder:
+            self._folder, self._entries = folder, []
+            if folder is not None:
+                self.run_worker(self._look_into(folder), group="completion", exclusive=True)
+        self.completion.show(tuple(offers(found.name, self._entries)) if found and wanted else ())
+
+    async def _look_into(self, folder: str) -> None:
+        """In a thread: a folder of a network may take its time, or never answer."""
+        found = await in_thread(lambda: entries(folder))
+        if folder == self._folder:
+            self._entries = found
+            self._offer()
+
+    def _take_offer(self) -> bool:
+        at, offer = self._at(), self.completion.offer
+        if at is None or offer is None:
+            return False
+        self.replace(offer.insert, at, self.cursor_location)
+        self._offer()
+        return True
+
+    def on_text_area_changed(self) -> None:
+        self._offer()
+
+    def on_text_area_selection_changed(self) -> None:
+        self._offer()
+
+    def on_blur(self, event: Blur) -> None:
+        self.completion.show(())
+
+    def action_cursor_up(self, select: bool = False) -> None:
+        first = self.navigator.is_first_wrapped_line(self.cursor_location)
+        if first and not select and (back := self._recalled_from()) is not None:
+            self.post_message(self.Recall(back + 1))
+        else:
+            super().action_cursor_up(select)
+
+    def action_cursor_down(self, select: bool = False) -> None:
+        last = self.navigator.is_last_wrapped_line(self.cursor_location)
+        if last and not select and (back := self._recalled_from()):
+            self.post_message(self.Recall(back - 1))
+        else:
+            super().action_cursor_down(select)
+
+    def _recalled_from(self) -> int | None:
+        """From how many messages ago the text is; 0 while there is none, None where anything was typed."""
+        if not self.text:
+            return 0
+        return self._back if self.text == self._recalled else None
+
+    def recall(self, text: str, back: int) -> None:
+        self.put(text)
+        self._recalled, self._back = self.text, back
+
+    def action_cursor_line_end(self, select: bool = False) -> None:
+        if not select and self.cursor_location == self.document.end:
+            self.post_message(self.Scroll(0))
+        super().action_cursor_line_end(select)
+
+    def action_cursor_page_up(self) -> None:
+        self.post_message(self.Scroll(-1))
+
+    def action_cursor_page_down(self) -> None:
+        self.post_message(self.Scroll(1))
+
+    def put(self, text: str) -> None:
+        """Another text, with the cursor at its end."""
+        self.load_text(enterable(text))
+        self.move_cursor(self.document.end)
+        self._recalled, self._back = "", 0

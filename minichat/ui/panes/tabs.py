@@ -1,0 +1,141 @@
+"""The open chats on one line, and the model behind them at its right end."""
+
+from dataclasses import dataclass
+
+from textual.content import Content
+from textual.events import Click
+from textual.message import Message
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from minichat.ui.marks import UNICODE, Marks
+from minichat.ui.transcript.glyphs import one_line
+
+_TITLE = 10  # characters of a title that tell which chat it is
+_OWN = 24  # of the active one's, where those of the others say next to nothing
+_LEAST = 5  # of titles where some chats are left out
+# Of titles; and of the active one's.
+_LENGTHS = (
+    (40, 40),
+    (24, 24),
+    (16, 16),
+    (_TITLE, _TITLE),
+    (_LEAST, _OWN),
+    (_LEAST, _TITLE),
+    (_LEAST, _LEAST),
+    (0, _TITLE),
+)
+_TABS = 32  # cells that are never taken from the chats
+_ROOMY = 120  # columns from which the facts are all there, however many chats are open
+
+
+def titled(title: str) -> str:
+    """What a chat is called on the screen, whatever its first message was."""
+    return one_line(title) or "new chat"
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """One chat's label."""
+
+    letter: str
+    title: str
+    colours: str  # of its letter: "#101010 on #e69f00"
+    active: bool = False
+    shown: bool = False  # beside the active one
+    running: bool = False
+    unread: bool = False
+    failed: bool = False
+
+
+class ChatTabs(Widget):
+    """One line, one widget, however many chats there are."""
+
+    class Chosen(Message):
+        """A chat was clicked."""
+
+        def __init__(self, index: int) -> None:
+            super().__init__()
+            self.index = index
+
+    tabs: reactive[tuple[Tab, ...]] = reactive(())
+    facts: reactive[str] = reactive("")  # with two blanks between, the most important first
+    marks: Marks = UNICODE
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._spans: list[tuple[int, int, int]] = []  # from, to, index
+
+    def render(self) -> Content:
+        width = self.size.width
+        facts = self._fitting_facts(width)
+        labels = self._labels(width - len(facts))
+        room = width - len(facts) - sum(label.cell_length for _, label in labels)
+        self._spans, column = [], 0
+        for index, label in labels:
+            if index >= 0:
+                self._spans.append((column, column + label.cell_length, index))
+            column += label.cell_length
+        return Content.assemble(*(label for _, label in labels), " " * max(0, room), (facts, "$text-muted"))
+
+    def _fitting_facts(self, width: int) -> str:
+        """As many as leave room for all chats, with enough of their titles to tell them apart."""
+        needed = sum(self._label(*each, _TITLE).cell_length for each in enumerate(self.tabs))
+        words = self.facts.split("  ")
+        if width >= _ROOMY:
+            needed = 0
+        for count in range(len(words), 0, -1):
+            facts = f" {'  '.join(words[:count])} "
+            if len(facts) + max(needed, _TABS) <= width:
+                return facts
+        return ""
+
+    def _labels(self, room: int) -> list[tuple[int, Content]]:
+        """The labels that fit around the active one, with a mark where some are left out."""
+        for lengths in _LENGTHS:
+            labels = self._of_lengths(*lengths)
+            if sum(label.cell_length for label in labels) <= room:
+                return list(enumerate(labels))
+        labels = self._of_lengths(_LEAST, _LEAST)
+        active = next((index for index, tab in enumerate(self.tabs) if tab.active), 0)
+        whole = self._label(active, self.tabs[active], _OWN)
+        labels[active] = whole if whole.cell_length + 4 <= room else labels[active]
+        first = last = active
+        taken = labels[active].cell_length + 4
+        while True:
+            if last + 1 < len(labels) and taken + labels[last + 1].cell_length <= room:
+                last += 1
+                taken += labels[last].cell_length
+            elif first > 0 and taken + labels[first - 1].cell_length <= room:
+                first -= 1
+                taken += labels[first].cell_length
+            else:
+                break
+        window = [(index, labels[index]) for index in range(first, last + 1)]
+        before = [(-1, Content.styled(f"{self.marks.left} ", "$text-muted"))] if first else []
+        after = (
+            [(-1, Content.styled(f" {self.marks.right}", "$text-muted"))] if last + 1 < len(labels) else []
+        )
+        return [*before, *window, *after]
+
+    def _of_lengths(self, others: int, own: int) -> list[Content]:
+        return [self._label(at, tab, own if tab.active else others) for at, tab in enumerate(self.tabs)]
+
+    def _label(self, index: int, tab: Tab, longest: int) -> Content:
+        title = tab.title if len(tab.title) <= longest else tab.title[: longest - 1] + self.marks.ellipsis
+        title = title if longest else ""
+        sign = self.marks.running if tab.running else self.marks.unread if tab.unread else ""
+        sign = self.marks.failed if tab.failed and not tab.running else sign
+        style = "bold $text on $panel" if tab.active else "$text" if tab.shown else "$text-muted"
+        number = f" {index + 1} " if index < 9 else " "
+        return Content.assemble(
+            (number, "$text-muted on $panel" if tab.active else "$text-muted"),
+            (tab.letter, f"bold {tab.colours}"),
+            (f" {title} " if title else " ", style),
+            (f"{sign} " if sign else "", style),
+        )
+
+    def on_click(self, event: Click) -> None:
+        for start, end, index in self._spans:
+            if start <= event.x < end:
+                self.post_message(self.Chosen(index))

@@ -1,0 +1,59 @@
+"""Looks at the engine while somebody watches and something happens there; else it rests, without a timer."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from engine.errors import EngineDead
+from engine.snapshot import Snapshot
+from minichat.clients.protocol import Backend
+from minichat.shell.interpreter import tidy
+
+_SLOWEST, _FASTEST = 0.5, 16.0  # looks a second
+
+
+class Pulse:
+    """`show` gets a snapshot at each beat; the last one shows the engine at rest."""
+
+    def __init__(
+        self, backend: Backend, show: Callable[[Snapshot], None], watched: Callable[[], bool], rate: float
+    ) -> None:
+        self.rate = rate
+        self._backend, self._show, self._watched = backend, show, watched
+        self._task: asyncio.Task[None] | None = None
+        self._woken = False
+
+    def wake(self) -> None:
+        """Something has begun, or somebody looks now."""
+        self._woken = True
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._beat(), name="pulse")
+
+    def hurry(self, by: int) -> float:
+        """Twice as often for each step, or half as often; how often that is now."""
+        self.rate = min(max(self.rate * 2**by, _SLOWEST), _FASTEST)
+        return self.rate
+
+    def rest(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _beat(self) -> None:
+        ran = False
+        with suppress(EngineDead):
+            while self._watched():
+                self._woken = False
+                snapshot = await self._backend.snapshot()
+                self._show(snapshot)
+                if not _quiet(snapshot):
+                    ran = True
+                elif not self._woken:
+                    if ran:
+                        tidy()
+                    return
+                await asyncio.sleep(1 / self.rate)
+
+
+def _quiet(snapshot: Snapshot) -> bool:
+    """Nothing runs, and the rates have come down."""
+    return not snapshot.requests and not snapshot.rates.decode and not snapshot.rates.prefill

@@ -1,0 +1,290 @@
+"""One message as it is drawn: its header, its reasoning folded or not, its text, how it ended."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+from minichat.chats.model import Message
+from minichat.ui.transcript.glyphs import drawable, one_line
+from minichat.ui.transcript.markdown.canvas import Canvas
+from minichat.ui.transcript.markdown.cells import cell_width, clip, wrap
+from minichat.ui.transcript.markdown.document import Document, Enough, estimate
+from minichat.ui.transcript.markdown.draw import draw
+from minichat.ui.transcript.markdown.leaves import Leaf
+from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Look, Row
+
+RETRY = "r to retry"
+_THOUGHT: Look = ("thought",)
+
+
+class Part(IntEnum):
+    """What an entry is made of, from top to bottom."""
+
+    HEAD = 0
+    FOLD = 1
+    THOUGHT = 2
+    BODY = 3
+    TAIL = 4
+    COMING = 5
+    NOTE = 6
+    SPACE = 7
+
+
+class Spot(NamedTuple):
+    """A line of an entry."""
+
+    part: Part
+    leaf: int
+    row: int
+
+
+@dataclass(slots=True)
+class Thought:
+    """Reasoning that came before the text, and how long it took where somebody saw it."""
+
+    document: Document
+    seconds: float | None = None
+    unfolded: bool = False
+
+
+class Entry:
+    """Opened when it comes into view: until then it knows only about how tall it is."""
+
+    marked = False  # the keys act on it
+    body: Document | None = None
+    thought: Thought | None = None
+    _thinking_since: float | None = None
+    _thought_for: float | None = None
+    _tail = ""
+    _tail_leaf: Leaf | None = None
+    _note: Drawn | None = None
+    _note_width = 0
+
+    def __init__(self, message: Message, serial: int, letter: str, canvas: Canvas) -> None:
+        self.message = message
+        self.serial = serial
+        self.letter = letter
+        self._canvas = canvas
+        self._lines = message.text.count("\n")
+
+    @property
+    def text(self) -> str:
+        return self.body.text if self.body is not None else self.message.text
+
+    # Growing
+
+    def open(self, enough: Enough) -> Document:
+        """Its text, cut as far as there is time."""
+        if self.body is None:
+            self.body = Document(self._canvas, plain=self.message.role == "user")
+            self.body.feed(self.message.text, enough)
+            self._think(self.message.reasoning)
+        return self.body
+
+    def extend(self, text: str, tail: str, now: float, enough: Enough) -> int:
+        """Streamed text. Returns the first line of the entry that looks different now."""
+        body = self.open(lambda: False)
+        body.growing = True
+        if tail and not text and not body.text and self._thinking_since is None:
+            self._thinking_since = now
+        if self._thinking_since is not None and text and self._thought_for is None:
+            self._thought_for = now - self._thinking_since
+        begins = not body.text and not self._tail
+        self._tail = tail
+        line, self._tail_leaf = body.extend(text, tail, enough)
+        return 0 if begins else self.part_top(Part.BODY) + line
+
+    def settle(self, message: Message, enough: Enough) -> bool:
+        """The finished message. True where its text is what had come already."""
+        same = self.body is not None and self.body.text == message.text
+        self.message, self._note = message, None
+        self._lines = message.text.count("\n")
+        self._tail, self._tail_leaf = "", None
+        if self.body is not None and same:
+            self.body.growing = False
+            self.body.set_tail("")
+        else:
+            self.body = None
+        self._think(message.reasoning)
+        self.open(enough)
+        return same
+
+    def _think(self, reasoning: str) -> None:
+        if reasoning and self.thought is None:
+            document = Document(self._canvas, _THOUGHT)
+            document.feed(reasoning, lambda: True)
+            self.thought = Thought(document, self._thought_for)
+
+    @property
+    def behind(self) -> int:
+        """Characters that are not cut yet."""
+        thought = self.thought.document.behind if self.thought and self.thought.unfolded else 0
+        return thought + (self.body.behind if self.body is not None else 0)
+
+    def catch_up(self, enough: Enough) -> bool:
+        documents = [self.body, self.thought.document if self.thought and self.thought.unfolded else None]
+        return all(document.catch_up(enough) for document in documents if document is not None)
+
+    def toggle(self) -> None:
+        if self.thought is not None:
+            self.thought.unfolded = not self.thought.unfolded
+
+    # Measuring
+
+    @property
+    def height(self) -> int:
+        if self.body is None:  # thousands are asked at once
+            message = self.message
+            lines = estimate(len(message.text), self._lines, self._canvas.width) if message.text else 0
+            return 2 + lines + bool(message.reasoning) + (message.state in ("failed", "stopped"))
+        return sum(height for _, height in self.parts())
+
+    def parts(self) -> Iterator[tuple[Part, int]]:
+        """The parts that there are, with their heights."""
+        yield Part.HEAD, 1
+        if self.thought is not None or self.message.reasoning:
+            yield Part.FOLD, 1
+        if self.thought is not None and self.thought.unfolded:
+            yield Part.THOUGHT, self.thought.document.known
+        if self.body is None:
+            if self.message.text:
+                yield Part.BODY, estimate(len(self.message.text), self._lines, self._canvas.width)
+        else:
+            yield Part.BODY, self.body.known
+            if self._tail_leaf is not None:
+                yield Part.TAIL, len(self._tail_drawn().rows)
+        if self.behind:
+            yield Part.COMING, 1 + estimate(self.behind, 0, self._canvas.width)
+        if self.message.state in ("failed", "stopped"):
+            yield Part.NOTE, len(self.note().rows)
+        yield Part.SPACE, 1
+
+    def part_top(self, wanted: Part) -> int:
+        top = 0
+        for part, height in self.parts():
+            if part >= wanted:
+                return top
+            top += height
+        return top
+
+    def resize(self) -> None:
+        if self.body is not None:
+            self.body.resize()
+        if self.thought is not None:
+            self.thought.document.resize()
+
+    def measure(self, top: int, bottom: int) -> None:
+        """Know the exact heights of what lies between two of its lines."""
+        for part, document in self.documents():
+            above = self.part_top(part)
+            document.measure(top - above, bottom - above)
+
+    def documents(self) -> list[tuple[Part, Document]]:
+        shown = [(Part.THOUGHT, self.thought.document)] if self.thought and self.thought.unfolded else []
+        return [*shown, (Part.BODY, self.body)] if self.body is not None else shown
+
+    def document(self, part: Part) -> Document | None:
+        return next((document for each, document in self.documents() if each == part), None)
+
+    def spot(self, y: int) -> Spot:
+        """What is on its line y."""
+        for part, height in self.parts():
+            if y < height:
+                document = self.document(part)
+                return Spot(part, *document.find(y)) if document is not None else Spot(part, 0, y)
+            y -= height
+        return Spot(Part.SPACE, 0, 0)
+
+    def line(self, spot: Spot) -> int:
+        """The line on which a spot is now."""
+        top = self.part_top(spot.part)
+        document = self.document(spot.part)
+        if document is None or not document.leaves:
+            return top + spot.row
+        leaf = min(spot.leaf, len(document.leaves) - 1)
+        return top + document.top(leaf) + min(spot.row, max(0, document.leaf_height(leaf) - 1))
+
+    # Drawing
+
+    def drawn(self, spot: Spot) -> Drawn:
+        """All rows of the leaf that a spot is in; spot.row counts in these."""
+        document = self.document(spot.part)
+        if document is not None and document.leaves:
+            return document.sheet(spot.leaf).drawn
+        match spot.part:
+            case Part.HEAD:
+                return Drawn("", (self._head(),))
+            case Part.FOLD:
+                return Drawn("", (self._fold(),))
+            case Part.TAIL:
+                return self._tail_drawn()
+            case Part.COMING:
+                text = f"{self._canvas.glyphs.cut} {self.behind:,} characters are being read"
+                return Drawn("", (Row((Fragment(text, ("note",)),)),))
+            case Part.NOTE:
+                return self.note()
+            case _:
+                return Drawn("", (Row(),))
+
+    def _tail_drawn(self) -> Drawn:
+        leaf = self._tail_leaf
+        return draw(leaf, self._canvas.width, self._canvas.glyphs, (), self._tail) if leaf else Drawn("", ())
+
+    def note(self) -> Drawn:
+        """How it ended, where it did not end well."""
+        canvas = self._canvas
+        if self._note is None or self._note_width != canvas.width:
+            if self.message.state == "failed":
+                source = (
+                    f"{canvas.glyphs.fault} failed: {self.message.error or 'no reason was given'}  {RETRY}"
+                )
+                look: Look = ("fault",)
+            else:
+                reason = self.message.error
+                source, look = f"stopped: {reason}" if reason else "stopped", ("note",)
+            source = drawable(source.expandtabs(1))
+            rows = (Row((Fragment(source[start:end], look),)) for start, end in wrap(source, canvas.width))
+            self._note, self._note_width = Drawn("", tuple(rows)), canvas.width
+        return self._note
+
+    def _head(self) -> Row:
+        """Role, time, and what the reply cost: `| assistant a  12:01  greedy  38 tok/s ...`."""
+        message, glyphs, width = self.message, self._canvas.glyphs, self._canvas.width
+        names = {
+            "user": "you",
+            "assistant": f"assistant {one_line(self.letter)}".rstrip(),
+            "system": "system",
+        }
+        details = [time.strftime("%H:%M", time.localtime(message.at))] if message.at else []
+        if (stats := message.stats) and stats.tokens:
+            details += [
+                f"from message {stats.left_out + 1}" if stats.left_out else "",
+                one_line(stats.strategy),
+                f"{stats.rate:.0f} tok/s" if stats.rate else "",  # of one token there is none
+                f"waited {stats.ttft * 1000:.0f} ms",
+            ]
+            details += [f"{stats.tokens} tok", f"{stats.blocks:,} blk" if stats.blocks else ""]
+        elif message.state == "streaming":
+            details.append("writing" if self.text else "thinking" if self._tail else "waiting")
+        bar = ">" if self.marked else glyphs.bar
+        name = clip(f"{bar} {names[message.role]}", width, glyphs.cut)
+        rest = ""
+        for detail in filter(None, details):  # whole, or not at all
+            if len(name) + len(rest) + 2 + cell_width(detail) <= width:
+                rest += f"  {detail}"
+        look = ("head", message.role, "marked") if self.marked else ("head", message.role)
+        return Row(tuple(each for each in (Fragment(name, look), Fragment(rest, ("note",))) if each.text))
+
+    def _fold(self) -> Row:
+        """The one line that reasoning is folded to."""
+        glyphs, thought = self._canvas.glyphs, self.thought
+        unfolded = thought is not None and thought.unfolded
+        parts = [f"{glyphs.open if unfolded else glyphs.folded} thought"]
+        if thought is not None and thought.seconds is not None:
+            parts.append(f"for {thought.seconds:.0f} s,")
+        words = len(self.message.reasoning.split()) if len(self.message.reasoning) < 50_000 else 0
+        parts.append(f"{words} words" if words else f"{len(self.message.reasoning):,} characters")
+        parts.append(" Enter hides it" if unfolded else " Enter shows it")
+        return Row((Fragment(clip(" ".join(parts), self._canvas.width, glyphs.cut), _THOUGHT),))

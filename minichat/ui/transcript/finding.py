@@ -1,0 +1,102 @@
+"""Where a text occurs in the messages, searched only as far as somebody wants to go."""
+
+import re
+from typing import NamedTuple
+
+from minichat.ui.transcript.entry import Part, Spot
+from minichat.ui.transcript.markdown.document import Enough
+from minichat.ui.transcript.markdown.rows import Drawn
+from minichat.ui.transcript.marks import row_of
+from minichat.ui.transcript.view import Place, View
+
+
+class Hit(NamedTuple):
+    entry: int  # its serial
+    offset: int  # in the message's text
+
+
+class Find:
+    """A search in the text of messages, in which case makes no difference."""
+
+    def __init__(self, view: View, wanted: str) -> None:
+        self._view = view
+        self._needle = wanted.lower()
+        self._pattern = re.compile(re.escape(wanted), re.IGNORECASE)
+        self.current: Hit | None = None
+
+    def ranges(self, drawn: Drawn) -> list[tuple[int, int]]:
+        """Where it occurs in what a leaf shows."""
+        return [found.span() for found in self._pattern.finditer(drawn.plain)]
+
+    def step(self, by: int) -> bool:
+        """Go to the next hit, or the one before; around the end. False where there is none."""
+        entries = self._view.entries
+        if not entries:
+            return False
+        start = (
+            self.current.entry - entries[0].serial if self.current else (0 if by > 0 else len(entries) - 1)
+        )
+        for count in range(len(entries) + 1):
+            index = (start + count * by) % len(entries)
+            offsets = self._offsets(index)
+            if self.current and count == 0:
+                here = self.current.offset
+                offsets = [each for each in offsets if (each > here if by > 0 else each < here)]
+            if offsets:
+                self.current = Hit(entries[index].serial, offsets[0 if by > 0 else -1])
+                return True
+        return False
+
+    def start(self, entry: int, offset: int) -> bool:
+        """Go to the first hit at or after a place of the text, or else to the last before it."""
+        serial = self._view.entries[entry].serial
+        here = [each for each in self._offsets(entry) if each >= offset]
+        if here:
+            self.current = Hit(serial, here[0])
+            return True
+        self.current = Hit(serial, len(self._view.entries[entry].text))
+        if self.step(1):
+            return True
+        self.current = None
+        return False
+
+    def count(self, enough: Enough) -> tuple[int, int, bool]:
+        """Which hit this is, of how many, and whether there was time to count them all."""
+        before = total = 0
+        for entry in self._view.entries:
+            if enough():
+                return before, total, False
+            if self.current and entry.serial == self.current.entry:
+                offsets = self._offsets(entry.serial - self._view.entries[0].serial)
+                before = total + sum(1 for offset in offsets if offset <= self.current.offset)
+            total += entry.text.lower().count(self._needle)
+        return before, total, True
+
+    def place(self) -> tuple[Place, int] | None:
+        """The line of the present hit, and which of its leaf's ranges it is."""
+        if self.current is None or (entry := self._view.by_serial(self.current.entry)) is None:
+            return None
+        document = entry.open(lambda: False)
+        if not document.leaves:
+            return None
+        leaf = document.leaf_at(self.current.offset)
+        begin = document.leaves[leaf].start
+        drawn = document.sheet(leaf).drawn
+        rank = len(self._pattern.findall(document.text[begin : self.current.offset]))
+        ranges = self.ranges(drawn)
+        rank = min(rank, len(ranges) - 1)
+        row = row_of(drawn, ranges[rank][0]) if ranges else 0
+        return Place(entry, Spot(Part.BODY, leaf, row)), rank
+
+    def _offsets(self, index: int) -> list[int]:
+        text = self._view.entries[index].text
+        lower = text.lower()
+        if self._needle not in lower:
+            return []
+        if len(lower) != len(text):  # a letter whose small form is two
+            return [found.start() for found in self._pattern.finditer(text)]
+        offsets, at = [], lower.find(self._needle)
+        while at >= 0:
+            offsets.append(at)
+            at = lower.find(self._needle, at + len(self._needle))
+        return offsets

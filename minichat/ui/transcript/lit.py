@@ -1,0 +1,144 @@
+"""Characters of messages picked out from outside: which of a drawn leaf's characters they are, and back."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
+
+from textual.geometry import Offset
+from textual.selection import Selection
+
+from minichat.ui.transcript.entry import Entry, Part, Spot
+from minichat.ui.transcript.markdown.cells import Span
+from minichat.ui.transcript.markdown.document import Document
+from minichat.ui.transcript.marks import row_of
+from minichat.ui.transcript.view import Place, View
+
+Spans = Mapping[int, Sequence[Span]]  # by message: characters of its text, from and to
+Way = Literal["lit", "parted", "picked"]  # pointed at on the map; where replies part; a token looked at
+WAYS: tuple[Way, ...] = get_args(Way)
+_REACH = 80  # characters of markup that may lie between two that are seen
+_NEAR = 4  # the same, for one character alone
+_BLANK = str.maketrans("\n\t", "  ")
+
+
+class Lit:
+    """What is lit in one way. Leaves are found by their place in a message's text."""
+
+    def __init__(self, view: View, look: str) -> None:
+        self._view, self.look = view, look
+        self.spans: Spans = {}
+        self._kept: dict[int, tuple[object, list[Span]]] = {}  # by a leaf's key: how it was drawn, its ranges
+
+    def set(self, spans: Spans) -> bool:
+        """True where they are other ones than before."""
+        if spans == self.spans:
+            return False
+        self.spans = spans
+        self._kept.clear()
+        return True
+
+    def ranges(self, place: Place) -> list[Span]:
+        """The characters to light of the leaf that this line is of."""
+        wanted = self.spans.get(place.entry.message.id)
+        document = place.entry.body
+        if not wanted or document is None or place.spot.part != Part.BODY or not document.leaves:
+            return []
+        drawn = document.sheet(place.spot.leaf).drawn
+        kept = self._kept.get(place.key)
+        if kept is None or kept[0] is not drawn:
+            kept = self._kept[place.key] = drawn, _found(document, place.spot.leaf, wanted)
+        return kept[1]
+
+    def first(self) -> Place | None:
+        """The first line of what is lit."""
+        for entry in self._view.entries:
+            for start, _ in self.spans.get(entry.message.id, ()):
+                document = entry.open(lambda: False)
+                if not document.leaves:
+                    continue
+                leaf = document.leaf_at(start)
+                place = Place(entry, Spot(Part.BODY, leaf, 0))
+                ranges = self.ranges(place)
+                row = row_of(document.sheet(leaf).drawn, ranges[0][0]) if ranges else 0
+                return Place(entry, Spot(Part.BODY, leaf, row))
+        return None
+
+
+def chosen_spans(view: View, selection: Selection) -> dict[int, list[Span]]:
+    """The characters of messages' texts that a selection covers."""
+    start, end = selection
+    found: dict[int, list[Span]] = {}
+    for entry in view.entries:
+        first, last = (Place(entry, Spot(part, 0, 0)).key for part in (Part.HEAD, Part.SPACE))
+        if (start is not None and start.y > last) or (end is not None and end.y < first):
+            continue
+        if span := _of_entry(entry, start, end):
+            found[entry.message.id] = [span]
+    return found
+
+
+def _of_entry(entry: Entry, start: Offset | None, end: Offset | None) -> Span | None:
+    document = entry.open(lambda: False)
+    base, count = Place(entry, Spot(Part.BODY, 0, 0)).key, len(document.leaves)
+    if not count:
+        return None
+    low, high = 0, len(document.text)
+    if start is not None and start.y >= base:
+        if start.y - base >= count:
+            return None
+        low = _source(document, start.y - base, start.x)
+    if end is not None and end.y < base + count:
+        if end.y < base:
+            return None
+        high = _source(document, end.y - base, end.x)
+    return (low, high) if low < high else None
+
+
+def _source(document: Document, leaf: int, character: int) -> int:
+    """The place in the text of a character that is seen, or of the next one whose place is known."""
+    begin, stop = document.leaves[leaf].start, document.leaves[leaf].end
+    places = aligned(document.text[begin:stop], document.sheet(leaf).drawn.plain)
+    after = next((at for at in places[character:] if at >= 0), None)
+    if after is not None:
+        return begin + after
+    before = next((at for at in reversed(places[:character]) if at >= 0), -1)
+    return begin + before + 1
+
+
+def _found(document: Document, index: int, wanted: Sequence[Span]) -> list[Span]:
+    """Ranges of what is seen of a leaf; neighbours are one."""
+    leaf = document.leaves[index]
+    inside = [
+        (start - leaf.start, end - leaf.start)
+        for start, end in wanted
+        if start < leaf.end and end > leaf.start
+    ]
+    if not inside:
+        return []
+    ranges: list[Span] = []
+    places = aligned(document.text[leaf.start : leaf.end], document.sheet(index).drawn.plain)
+    for character, at in enumerate(places):
+        if any(start <= at < end for start, end in inside):
+            if ranges and ranges[-1][1] == character:
+                ranges[-1] = (ranges[-1][0], character + 1)
+            else:
+                ranges.append((character, character + 1))
+    return ranges
+
+
+def aligned(source: str, plain: str) -> list[int]:
+    """Where in the source each character that is seen comes from; -1: that cannot be said.
+
+    What is seen is the source without its markup: each character is sought where the one before it was found.
+    """
+    source, plain = source.translate(_BLANK), plain.translate(_BLANK)
+    places, at = [], 0
+    for index, character in enumerate(plain):
+        found = at if source[at : at + 1] == character else -1
+        for count, reach in ((4, _REACH), (2, _REACH), (1, _NEAR)):
+            if found >= 0:
+                break
+            needle = plain[index : index + count]
+            found = source.find(needle, at, at + reach) if len(needle) == count else -1
+        places.append(found)
+        at = found + 1 if found >= 0 else at
+    return places

@@ -1,0 +1,163 @@
+"""A text's leaves with their heights: measured where somebody looked, estimated elsewhere."""
+
+from collections.abc import Callable
+
+from minichat.ui.transcript.markdown.canvas import Canvas, Sheet
+from minichat.ui.transcript.markdown.heights import Heights
+from minichat.ui.transcript.markdown.leaves import Leaf
+from minichat.ui.transcript.markdown.rows import Look
+from minichat.ui.transcript.markdown.splitter import Splitter
+
+Enough = Callable[[], bool]
+
+
+def estimate(length: int, newlines: int, width: int) -> int:
+    """Lines that a text of this length will roughly need."""
+    return 1 + newlines + length // (width + 1)
+
+
+class Document:
+    """Grows at its end only."""
+
+    def __init__(self, canvas: Canvas, base: Look = (), *, plain: bool = False) -> None:
+        self._canvas = canvas
+        self._base = base
+        self._splitter = Splitter(plain=plain)
+        self._heights = Heights()
+        self._measured: list[bool] = []
+        self._tail = ""
+        self.growing = False  # more is to come
+
+    @property
+    def text(self) -> str:
+        return self._splitter.text
+
+    @property
+    def leaves(self) -> list[Leaf]:
+        return self._splitter.leaves
+
+    @property
+    def behind(self) -> int:
+        return self._splitter.behind
+
+    @property
+    def height(self) -> int:
+        """Lines, with a guess for what is not cut yet."""
+        behind = self._splitter.behind
+        return self._heights.total + (estimate(behind, 0, self._canvas.width) if behind else 0)
+
+    @property
+    def known(self) -> int:
+        """Lines of what is cut."""
+        return self._heights.total
+
+    def feed(self, text: str, enough: Enough) -> None:
+        self._splitter.feed(text)
+        self.catch_up(enough)
+
+    def extend(self, text: str, tail: str, enough: Enough) -> tuple[int, Leaf | None]:
+        """Add streamed text and a tail. The first line that changed, and a leaf if the tail needs one."""
+        first = self._splitter.firm
+        before = self.sheet(first).drawn.rows if first < len(self.leaves) else ()
+        if text:
+            self.feed(text, enough)
+        leaf = self.set_tail(tail)
+        if first >= len(self.leaves):
+            return self._heights.total, leaf
+        after = self.sheet(first).drawn.rows
+        same = next((n for n, (old, new) in enumerate(zip(before, after, strict=False)) if old != new), None)
+        return self._heights.top(first) + (min(len(before), len(after)) if same is None else same), leaf
+
+    def catch_up(self, enough: Enough = lambda: False) -> bool:
+        """Cut more of what has come; True when nothing is left."""
+        if not self._splitter.behind:
+            return True
+        first = self._splitter.firm
+        for leaf in self.leaves[first:]:
+            self._canvas.drop(leaf)
+        done = self._splitter.advance(enough)
+        self._guess(first)
+        return done
+
+    def _guess(self, first: int) -> None:
+        """Estimate the heights from this leaf on."""
+        self._heights.truncate(first)
+        del self._measured[first:]
+        width = self._canvas.width
+        for leaf in self.leaves[first:]:
+            self._heights.append(_lines_of(leaf, width))
+            self._measured.append(False)
+
+    def resize(self) -> None:
+        """The canvas has another width."""
+        self._guess(0)
+
+    def sheet(self, index: int) -> Sheet:
+        leaf = self.leaves[index]
+        if leaf is self._splitter.open:
+            return self._canvas.sheet(leaf, self._base, self._tail, self.growing)
+        return self._canvas.sheet(leaf, self._base)
+
+    def set_tail(self, tail: str) -> Leaf | None:
+        """Show text after the end that may still be taken back. A leaf, where it goes on none of these."""
+        leaf = self._splitter.open
+        goes_on = leaf is not None and leaf.kind in ("text", "code")
+        ended = self.text[-1:]
+        if goes_on and tail and ended in ("\n", " "):
+            joint = "\n" if leaf is not None and leaf.kind == "code" and ended == "\n" else " "
+            tail = joint + tail.lstrip(" ")
+        inline = tail if goes_on else ""
+        if inline != self._tail:
+            self._tail = inline
+            if self._measured:
+                self._measured[-1] = False
+        if not tail or goes_on:
+            return None
+        return Leaf(
+            "text", len(self.text), len(self.text), gap=bool(self.leaves) and self.text.endswith("\n\n")
+        )
+
+    def measure(self, top: int, bottom: int) -> None:
+        """Know the exact heights of the leaves between two lines."""
+        if not self._measured or bottom <= 0:
+            return
+        index = self._heights.find(top)[0]
+        while index < len(self._measured) and self._heights.top(index) < bottom:
+            if not self._measured[index]:
+                self.measure_leaf(index)
+            index += 1
+
+    def measure_leaf(self, index: int) -> None:
+        self._heights[index] = len(self.sheet(index).drawn.rows)
+        self._measured[index] = True
+
+    def find(self, y: int) -> tuple[int, int]:
+        return self._heights.find(y)
+
+    def top(self, index: int) -> int:
+        return self._heights.top(index)
+
+    def leaf_height(self, index: int) -> int:
+        return self._heights[index]
+
+    def leaf_at(self, offset: int) -> int:
+        """The leaf that this place of the text lies in, or the one before it."""
+        low, high = 0, len(self.leaves)
+        while low < high:
+            middle = (low + high) // 2
+            if self.leaves[middle].start <= offset:
+                low = middle + 1
+            else:
+                high = middle
+        return max(0, low - 1)
+
+
+def _lines_of(leaf: Leaf, width: int) -> int:
+    rows = leaf.text.count("\n")
+    if leaf.kind == "code":
+        return rows + bool(leaf.info and not leaf.joined) + leaf.gap + (not leaf.text)
+    if leaf.kind == "table":
+        return rows + 1 + (not leaf.joined) + leaf.gap
+    if leaf.kind == "plain":
+        return estimate(len(leaf.text), rows, width)
+    return 1 + len(leaf.text) // max(1, width - 2 * len(leaf.containers)) + leaf.gap

@@ -1,0 +1,146 @@
+"""Leaves drawn as rows at a width."""
+
+from minichat.ui.transcript.glyphs import Glyphs, drawable
+from minichat.ui.transcript.markdown import highlight
+from minichat.ui.transcript.markdown.cells import Span, break_line, cell_width, clip, wrap
+from minichat.ui.transcript.markdown.inline import Run, as_written, parse
+from minichat.ui.transcript.markdown.leaves import Leaf
+from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Look, Row, fragments_of, links_in
+from minichat.ui.transcript.markdown.table import draw_table
+
+_TAB = 4
+_NARROW = 8  # cells
+
+
+def draw(
+    leaf: Leaf, width: int, glyphs: Glyphs, base: Look = (), tail: str = "", growing: bool = False
+) -> Drawn:
+    """A leaf's rows, none wider than the width. The tail may be taken back; what grows goes on."""
+    first, others = margins(leaf, width, glyphs)
+    room = max(1, width - cell_width(others))
+    if any(container.quotes for container in leaf.containers):
+        base += ("quote",)
+    match leaf.kind:
+        case "code":
+            drawn = _code(leaf, room, glyphs, base, tail, growing)
+        case "table":
+            drawn = draw_table(leaf, room, glyphs, base)
+        case "rule":
+            drawn = Drawn("", (Row((Fragment(glyphs.rule * room, (*base, "mark")),)),))
+        case "plain":
+            drawn = _folded(as_written(leaf.text), room, base)
+        case _:
+            drawn = _text(leaf, room, base, tail)
+    rows = [
+        Row((Fragment(margin, (*base, "mark")), *row.fragments) if margin else row.fragments, row.fill)
+        for row, margin in zip(drawn.rows, [first, *[others] * (len(drawn.rows) - 1)], strict=True)
+    ]
+    if leaf.gap:
+        rows.insert(0, _gap(leaf, glyphs, base))
+    return drawn._replace(rows=tuple(rows))
+
+
+def margins(leaf: Leaf, width: int, glyphs: Glyphs) -> tuple[str, str]:
+    """What stands before the first row and before the others; never more than half of the width."""
+    first = others = ""
+    depth = -1
+    begins = len(leaf.containers) - leaf.fresh
+    for index, container in enumerate(leaf.containers):
+        if container.quotes:
+            first, others = first + glyphs.quote, others + glyphs.quote
+            continue
+        if bullet := not container.mark[0].isdigit():
+            depth += 1
+        mark = glyphs.bullets[min(depth, len(glyphs.bullets) - 1)] if bullet else container.mark
+        blank = " " * (len(mark) + 1)
+        first, others = first + (f"{mark} " if index >= begins else blank), others + blank
+    most = width // 2
+    return (first[-most:], others[-most:]) if len(first) > most else (first, others)
+
+
+def _gap(leaf: Leaf, glyphs: Glyphs, base: Look) -> Row:
+    """The empty line before a leaf; a quote that goes on keeps its bar."""
+    before = leaf.containers[: len(leaf.containers) - leaf.fresh]
+    quotes = sum(1 for container in before if container.quotes)
+    return Row((Fragment(glyphs.quote * quotes, (*base, "mark")),)) if quotes else Row()
+
+
+def _text(leaf: Leaf, width: int, base: Look, tail: str) -> Drawn:
+    runs = parse(leaf.text)
+    if leaf.kind == "heading":
+        base += ("heading", "title") if leaf.info == "1" else ("heading",)
+    if tail:
+        runs += (Run(drawable(tail.replace("\t", " ")), ("tail",)),)
+    return _folded(runs, width, base)
+
+
+def _folded(runs: tuple[Run, ...], width: int, base: Look) -> Drawn:
+    plain = "".join(run.text for run in runs)
+    lines = fragments_of(runs, wrap(plain, width), base)
+    return Drawn(plain, tuple(Row(tuple(line)) for line in lines), links_in(runs))
+
+
+def _code(leaf: Leaf, width: int, glyphs: Glyphs, base: Look, tail: str, growing: bool) -> Drawn:
+    """Code never loses a space: lines that are too long go on after a sign."""
+    look = (*base, "block")
+    plain = drawable(leaf.text.removesuffix("\n"))
+    runs: tuple[Run, ...] = highlight.runs_of(plain, leaf.info, growing)
+    if tail:
+        # What is certain of an open line has lost its newline above, so the tail follows it directly.
+        runs += (Run(drawable(tail), ("tail",)),)
+        plain += drawable(tail)
+    # Where there is next to no room, all of it is for the code.
+    bar = Fragment(glyphs.code if width >= _NARROW else "", (*look, "mark"))
+    turn = Fragment(glyphs.turn if width >= _NARROW else "", (*look, "mark"))
+    most = width - cell_width(bar.text)
+    room = most - cell_width(turn.text)
+    rows = []
+    if leaf.info and not leaf.joined:
+        label = clip(drawable(leaf.info), most, glyphs.cut)
+        rows.append(Row((bar, Fragment(label, (*look, "comment"))), look))
+    lines: list[Span] = []
+    turns: list[bool] = []
+    start = 0
+    for line in plain.split("\n"):
+        pieces = _fold(plain, start, start + len(line), room, most)
+        lines += pieces
+        turns += [False, *[True] * (len(pieces) - 1)]
+        start += len(line) + 1
+    for fragments, turned in zip(fragments_of(runs, lines, look), turns, strict=True):
+        if any("\t" in fragment.text for fragment in fragments):
+            fragments = _untabbed(fragments)
+        rows.append(Row((bar, turn, *fragments) if turned else (bar, *fragments), look))
+    return Drawn(plain, tuple(rows))
+
+
+def _fold(text: str, start: int, end: int, width: int, most: int) -> list[Span]:
+    """The pieces of one line of code; a tab is as wide as it can be."""
+    if "\t" not in text[start:end]:
+        # The sign of a folded line needs room, but a line that just fits needs none.
+        whole = end - start <= most and cell_width(text[start:end]) <= most
+        return [(start, end)] if whole else break_line(text, start, end, width, words=False)
+    pieces, begin, cells = [], start, 0
+    for at in range(start, end):
+        wide = _TAB if text[at] == "\t" else cell_width(text[at])
+        if cells + wide > width and at > begin:
+            pieces.append((begin, at))
+            begin, cells = at, 0
+        cells += wide
+    return [*pieces, (begin, end)]
+
+
+def _untabbed(fragments: list[Fragment]) -> list[Fragment]:
+    """Tabs as spaces, which stand for no character of their own."""
+    untabbed, column = [], 0
+    for text, look, at in fragments:
+        for index, part in enumerate(text.split("\t")):
+            if index:
+                blank = _TAB - column % _TAB
+                untabbed.append(Fragment(" " * blank, look))
+                column += blank
+                at += 1
+            if part:
+                untabbed.append(Fragment(part, look, at))
+                column += cell_width(part)
+                at += len(part)
+    return untabbed

@@ -1,0 +1,58 @@
+"""Going from one place where a text occurs to the next."""
+
+from minichat.ui.transcript.entry import Part
+from minichat.ui.transcript.finding import Find
+from minichat.ui.transcript.painter import Painter
+from minichat.ui.transcript.view import View
+from minichat.ui.transcript.window import Window, budget
+
+
+class Search:
+    """Highlights what it finds, and brings one hit after the other into view."""
+
+    def __init__(self, view: View, painter: Painter, window: Window) -> None:
+        self._view, self._painter, self._window = view, painter, window
+
+    def begin(self, text: str) -> bool:
+        """Go to the first place from the first line in view on. False: nowhere."""
+        if not text or not self._view.entries:
+            self.end()
+            return False
+        top = self._view.place(self._window.top)
+        leaf = self._painter.leaf(top)
+        in_body = leaf is not None and top.spot.part == Part.BODY
+        find = self._painter.find = Find(self._view, text)
+        found = find.start(self._view.index(top.entry), leaf.start if leaf and in_body else 0)
+        self._show()
+        return found
+
+    def step(self, by: int) -> bool:
+        """To the next place, or with -1 the one before."""
+        if self._painter.find is None or not self._painter.find.step(by):
+            return False
+        self._show()
+        return True
+
+    def restart(self) -> None:
+        """The messages are others now."""
+        if self._painter.find is not None:
+            self._painter.find.current = self._painter.current = None
+
+    def end(self) -> None:
+        self._painter.find = self._painter.current = None
+
+    @property
+    def count(self) -> tuple[int, int, bool]:
+        """Which place this is, of how many, and whether there was time to count them all."""
+        return self._painter.find.count(budget()) if self._painter.find is not None else (0, 0, True)
+
+    def _show(self) -> None:
+        """Bring the present hit into view, near the middle where it is not."""
+        hit = self._painter.find.place() if self._painter.find is not None else None
+        self._painter.current = None
+        if hit is None:
+            return
+        place, rank = hit
+        self._painter.current = (place.key, rank)
+        self._view.changed(place.entry)
+        self._window.reveal(place)

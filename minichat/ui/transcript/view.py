@@ -1,0 +1,132 @@
+"""All messages of a chat in one tall column, of which only what is looked at is measured and drawn."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from minichat.chats.model import Message
+from minichat.ui.transcript.entry import Entry, Part, Spot
+from minichat.ui.transcript.markdown.canvas import Canvas
+from minichat.ui.transcript.markdown.document import Enough
+from minichat.ui.transcript.markdown.heights import Heights
+
+_MIDDLE = 1 << 30  # the first entry's serial: older ones count down from it
+_BITS_PART, _BITS_LEAF = 3, 24
+
+
+def never() -> bool:
+    return False
+
+
+class Place(NamedTuple):
+    """A line of the column that stays the same while heights above it change."""
+
+    entry: Entry
+    spot: Spot
+
+    @property
+    def key(self) -> int:
+        """A number for the leaf, larger further down. Selections count in these, so they outlive a resize."""
+        part = (self.entry.serial << _BITS_PART) | self.spot.part
+        return (part << _BITS_LEAF) | self.spot.leaf
+
+
+class View:
+    """The column. It knows nothing of scrolling."""
+
+    def __init__(self, canvas: Canvas) -> None:
+        self.canvas = canvas
+        self.letter = ""
+        self.entries: list[Entry] = []
+        self._heights = Heights()
+
+    def show(self, messages: Sequence[Message], letter: str) -> None:
+        self.letter = letter
+        self.entries = [
+            Entry(message, _MIDDLE + index, letter, self.canvas) for index, message in enumerate(messages)
+        ]
+        self._heights = Heights(entry.height for entry in self.entries)
+
+    def prepend(self, messages: Sequence[Message]) -> None:
+        first = self.entries[0].serial if self.entries else _MIDDLE
+        older = [
+            Entry(message, first - len(messages) + index, self.letter, self.canvas)
+            for index, message in enumerate(messages)
+        ]
+        self.entries[:0] = older
+        self._heights.prepend(entry.height for entry in older)
+
+    def append(self, message: Message) -> None:
+        serial = self.entries[-1].serial + 1 if self.entries else _MIDDLE
+        self.entries.append(Entry(message, serial, self.letter, self.canvas))
+        self._heights.append(self.entries[-1].height)
+
+    def resize(self, width: int, filled: int) -> None:
+        self.canvas.resize(width, filled)
+        for entry in self.entries:
+            entry.resize()
+        self._heights = Heights(entry.height for entry in self.entries)
+
+    @property
+    def streaming(self) -> bool:
+        """Whether more of the last message is to come."""
+        return bool(self.entries) and self.entries[-1].message.state == "streaming"
+
+    # Heights
+
+    @property
+    def total(self) -> int:
+        return self._heights.total
+
+    def top(self, entry: Entry) -> int:
+        return self._heights.top(self.index(entry))
+
+    def index(self, entry: Entry) -> int:
+        return entry.serial - self.entries[0].serial
+
+    def changed(self, entry: Entry) -> None:
+        """An entry's height may have changed."""
+        self._heights[self.index(entry)] = entry.height
+
+    def measure(self, top: int, bottom: int, enough: Enough = never) -> None:
+        """Know the exact heights between two lines, as they are once all above them is known."""
+        if not self.entries:
+            return
+        index, _ = self._heights.find(top)
+        while index < len(self.entries) and self._heights.top(index) < bottom:
+            entry, above = self.entries[index], self._heights.top(index)
+            entry.open(enough)
+            entry.measure(top - above, bottom - above)
+            self._heights[index] = entry.height
+            index += 1
+
+    def measure_end(self, lines: int, enough: Enough = never) -> None:
+        """Know the exact heights of the last lines."""
+        before = -1
+        while before != self.total:
+            before = self.total
+            self.measure(before - lines, before, enough)
+
+    # Lines and places
+
+    def place(self, y: int) -> Place:
+        index, line = self._heights.find(y)
+        return Place(self.entries[index], self.entries[index].spot(line))
+
+    def line(self, place: Place) -> int:
+        return self.top(place.entry) + place.entry.line(place.spot)
+
+    def place_of(self, key: int) -> Place | None:
+        """The first line of the leaf with this key."""
+        part, leaf = key >> _BITS_LEAF, key & ((1 << _BITS_LEAF) - 1)
+        entry = self.by_serial(part >> _BITS_PART)
+        return Place(entry, Spot(Part(part & ((1 << _BITS_PART) - 1)), leaf, 0)) if entry else None
+
+    def by_serial(self, serial: int) -> Entry | None:
+        index = serial - self.entries[0].serial if self.entries else -1
+        return self.entries[index] if 0 <= index < len(self.entries) else None
+
+    def between(self, top: int, bottom: int) -> Iterable[Entry]:
+        """The entries that these lines show."""
+        if not self.entries:
+            return []
+        return self.entries[self._heights.find(top)[0] : self._heights.find(bottom - 1)[0] + 1]

@@ -1,0 +1,195 @@
+"""Which lines of the column are in view: the end while it is followed, else where the reader is."""
+
+import time
+
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.timer import Timer
+from textual.widget import Widget
+
+from minichat.ui.transcript.entry import Entry
+from minichat.ui.transcript.markdown.document import Enough
+from minichat.ui.transcript.marks import ends, row_of
+from minichat.ui.transcript.view import Place, View
+
+_SLICE = 0.006  # seconds that work which can wait takes at a time
+_STEPS = 8  # a reply moves up by so much of the height at a time
+_PAUSE = 0.01  # seconds between two such slices: keys come first
+
+
+def budget() -> Enough:
+    """Says when a slice of work has taken long enough."""
+    end = time.perf_counter() + _SLICE
+    return lambda: time.perf_counter() >= end
+
+
+class Window:
+    """Measures what comes into view, and keeps it still while heights around it become known."""
+
+    def __init__(self, widget: ScrollView, view: View) -> None:
+        self._widget = widget
+        self._view = view
+        self.following = True
+        self.placing = False  # the program scrolls, not the reader
+        self._left_at = 0  # the column's height when the reader left the end
+        self._shown = 0  # lines at the last look
+        self._reading: Timer | None = None
+
+    @property
+    def top(self) -> int:
+        return round(self._widget.scroll_y)
+
+    @property
+    def width(self) -> int:
+        return self._widget.scrollable_content_region.width
+
+    @property
+    def height(self) -> int:
+        return self._widget.size.height
+
+    @property
+    def unseen(self) -> int:
+        """Lines that have come since the reader left the end."""
+        return 0 if self.following else max(0, self._view.total - self._left_at)
+
+    @property
+    def busy(self) -> bool:
+        """Whether text is still being read in slices."""
+        return self._reading is not None
+
+    def arrange(self, changed: int) -> None:
+        """Bring view and scroll bar up to date after lines from this one on have changed."""
+        top, height, before = self.top, self.height, self._shown
+        if not height:
+            return
+        if self.following:
+            self._view.measure_end(height, budget())
+        else:
+            self._view.measure(top, top + height, budget())
+        self._resize_column()
+        if self.following:
+            self._jump(self._widget.max_scroll_y)
+        self._shown = self._view.total
+        first, last = max(0, changed - top), min(height, max(before, self._shown) - top)
+        if self.top == top and first < last:
+            self._widget.refresh(Region(0, first, self.width, last - first))
+        elif self.unseen:
+            self._widget.refresh(Region(0, height - 1, self.width, 1))
+        self._keep_reading()
+
+    def stay(self, y: int) -> None:
+        """Show the line that is at y now, wherever measuring its surroundings moves it."""
+        if self.following or not self._view.entries:
+            self.arrange(0)
+            return
+        place = self._view.place(y)
+        self._view.measure(y, y + self.height, budget())
+        self._resize_column()
+        self._jump(self._view.line(place))
+        self._widget.refresh()
+        self._keep_reading()
+
+    def lower(self, lines: int) -> None:
+        """So many lines came in above."""
+        self._left_at += lines
+        self.stay(self.top + lines)
+
+    def leave(self) -> None:
+        """The reader stays where they are, whatever comes."""
+        if self.following:
+            self.following, self._left_at = False, self._view.total
+
+    def reveal(self, place: Place) -> None:
+        """Bring a line near the middle, where it is not in view."""
+        if self.top <= self._view.line(place) < self.top + self.height - 1:
+            return
+        self._measure_around(place, self.height, self.height)
+        self.leave()
+        self._jump(max(0, self._view.line(place) - self.height // 2))
+        self.following = self.top >= self._widget.max_scroll_y
+        self.stay(self.top)
+
+    def _measure_around(self, place: Place, above: int, below: int) -> None:
+        """Know the heights of so many lines around this one; what shrinks brings more of them."""
+        line = -1
+        while line != self._view.line(place):
+            line = self._view.line(place)
+            self._view.measure(line - above, line + below, budget())
+        self._resize_column()
+
+    def scrolled(self, y: int) -> None:
+        """The reader has scrolled."""
+        if y >= self._widget.max_scroll_y:
+            self.following = True
+        else:
+            self.leave()
+        self.stay(y)
+
+    def prepare(self, y: float) -> int:
+        """Measure what will come into view above. Returns by how much that moves everything down."""
+        top = self.top
+        if not top - 2 * self.height <= y < top:
+            return 0
+        place = self._view.place(top)
+        self._measure_around(place, top - round(y), 0)
+        moved = self._view.line(place) - top
+        if moved:
+            self._jump(top + moved)
+        return moved
+
+    def resized(self) -> None:
+        """Another width: the text at the top stays at the top."""
+        width, filled = self.width, self._widget.size.width
+        if not width:
+            return
+        if not self._view.entries or width == self._view.canvas.width:
+            self._view.canvas.resize(width, filled)
+            self.stay(self.top)
+            return
+        place = self._view.place(self.top)
+        rows = place.entry.drawn(place.spot).rows
+        seen = ends(rows[place.spot.row]) if place.spot.row < len(rows) else None
+        self._view.resize(width, filled)
+        if seen:
+            row = row_of(place.entry.drawn(place.spot), seen[0])
+            place = place._replace(spot=place.spot._replace(row=row))
+            self._view.measure(self._view.line(place), self._view.line(place) + 1)
+        self.stay(self._view.line(place))
+
+    def _resize_column(self) -> None:
+        """Tell the scroll bar. Setting virtual_size would lay out the whole screen for each new line."""
+        widget, size = self._widget, Size(self.width, self._view.total + self._spare)
+        if widget.virtual_size != size:
+            widget.set_reactive(Widget.virtual_size, size)
+            if widget.show_vertical_scrollbar:
+                widget.vertical_scrollbar.window_virtual_size = size.height
+                widget.vertical_scrollbar.window_size = self.height
+
+    @property
+    def _spare(self) -> int:
+        """Empty lines after a reply that is being written: all lines move up by some at once, not by each."""
+        step = max(1, self.height // _STEPS)
+        over = self._view.total - self.height
+        return -over % step if over > 0 and self._view.streaming else 0
+
+    def _jump(self, y: int) -> None:
+        self.placing = True
+        self._widget.scroll_target_y = self._widget.scroll_y = y
+        self.placing = False
+
+    # Reading what is too long for one go
+
+    def _keep_reading(self) -> None:
+        if self._reading is None and self._unread():
+            self._reading = self._widget.set_timer(_PAUSE, self._read_on)
+
+    def _unread(self) -> list[Entry]:
+        seen = list(self._view.between(self.top, self.top + max(1, self.height)))
+        return [entry for entry in {*seen, *self._view.entries[-1:]} if entry.behind]
+
+    def _read_on(self) -> None:
+        self._reading = None
+        for entry in self._unread()[:1]:
+            entry.catch_up(budget())
+            self._view.changed(entry)
+        self.stay(self.top)

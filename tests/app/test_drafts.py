@@ -1,0 +1,34 @@
+"""What is typed and not sent is in the store within a second."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.app.conftest import run
+
+
+@run
+async def test_what_is_typed_is_kept_as_it_is_typed(bench: Callable[..., Any]) -> None:
+    """A program that is killed says no goodbye: what the store has is what is left."""
+    async with bench() as it:
+        stored = lambda: {chat.id: chat.draft for chat in it.app.store.open_chats()}  # noqa: E731
+        first = it.app.chats.active.chat
+        await it.pilot.press(*"half")
+        await it.until(lambda: stored()[first.id] == "half")
+        await it.pilot.press(*" a", "ctrl+n", *"second")
+        second = it.app.chats.active.chat
+        await it.until(lambda: stored() == {first.id: "half a", second.id: "second"})
+        await it.answered(await it.say("second thought"))
+        assert stored() == {first.id: "half a", second.id: ""}, "what was sent is no draft"
+
+
+@run
+async def test_a_message_that_is_edited_is_no_draft(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        chat = it.app.chats.active.chat
+        await it.pilot.press(*"later")
+        await it.until(lambda: it.app.store.chat(chat.id).draft == "later")
+        await it.pilot.press("alt+e", *" again")
+        await it.until(lambda: it.main.prompt.text == "hello again")
+        it.main.drafts.keep()
+        assert it.app.store.chat(chat.id).draft == "later"

@@ -1,0 +1,54 @@
+"""`minichat generate` with a schema, an expression or choices that the reply keeps to."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.test_generate import one_sentence
+
+
+class TestForm:
+    def test_a_schema_an_expression_or_choices(self, run: Run, model: Path, tmp_path: Path) -> None:
+        file, word = tmp_path / "schema.json", ("generate", "--model", model, "--raw", "the")
+        file.write_text(
+            '{"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"],'
+            ' "additionalProperties": false}'
+        )
+        told = run(*word, "--json-schema", file)
+        assert told.code == 0 and json.loads(told.out)["a"] in (1, 2)
+        assert run(*word, "--regex", "a{3}").out == "aaa\n"
+        assert run(*word, "--choice", "the", "--choice", "thin").out in ("the\n", "thin\n")
+
+    def test_one_that_is_cut_is_said_to_be(self, run: Run, model: Path) -> None:
+        ran = run("generate", "--model", model, "--raw", "--regex", "a{9}", "--max-tokens", 4, "the")
+        assert (ran.code, ran.out) == (1, "aaaa\n")
+        assert "not whole" in ran.err and ran.err.count("\n") == 1
+
+    @pytest.mark.parametrize(
+        ("words", "said"),
+        [
+            (("--regex", "("), "--regex: cannot be kept to: "),
+            (("--regex", ""), "--regex: the regular expression is empty"),
+            (("--choice", ""), "--choice: a choice is a text that is not empty"),
+            (("--json-schema", "nowhere/at/all"), "--json-schema nowhere/at/all cannot be read"),
+        ],
+    )
+    def test_bad_ones_are_bad_usage(self, run: Run, model: Path, words: tuple[str, str], said: str) -> None:
+        ran = run("generate", "--model", model, "--raw", *words, "the")
+        assert ran.code == 2
+        assert f"minichat: {said}" in one_sentence(ran)
+
+    @pytest.mark.parametrize(
+        ("schema", "said"),
+        [("no json", "is not a JSON schema"), ('{"type": "foo"}', "cannot be kept to")],
+    )
+    def test_a_bad_schema_is_named_by_its_file(
+        self, run: Run, model: Path, tmp_path: Path, schema: str, said: str
+    ) -> None:
+        file = tmp_path / "schema.json"
+        file.write_text(schema)
+        ran = run("generate", "--model", model, "--raw", "--json-schema", file, "the")
+        assert ran.code == 2
+        assert f"--json-schema {file} {said}: " in one_sentence(ran)

@@ -1,0 +1,206 @@
+"""Every command as a value: its form as JSON and back, what is refused, and who may send it."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine import commands, errors, wire
+from engine.commands import (
+    Begun,
+    Command,
+    Sender,
+    command_of,
+    commands_for,
+    decode_command,
+    decode_result,
+    encode_command,
+    encode_result,
+    known_command,
+)
+from engine.errors import BadInput, BadParams, BadWire, EngineError, UnknownCommand
+from engine.handlers import HANDLERS
+from engine.params import Grammar, GrammarKind, SamplingParams
+from engine.snapshot import Speeds
+from tests.engine.ledger import ledger_engine
+
+IDS = st.integers(0, 2**63 - 1)
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=9).map(tuple)
+NAMES = st.text(max_size=100)
+GRAMMARS = st.builds(Grammar, st.sampled_from(get_args(GrammarKind)), st.text("abc{}[]*", max_size=20))
+CHANGES = st.dictionaries(st.sampled_from(["temperature", "top_p", "min_p"]), st.floats(0.1, 1), min_size=1)
+PARAMS = st.builds(
+    SamplingParams,
+    temperature=st.floats(0, 100),
+    seed=st.none() | st.integers(-(2**63), 2**64 - 1),
+    stop=st.lists(st.text(min_size=1, max_size=5), max_size=3).map(tuple),
+    logit_bias=st.dictionaries(st.integers(0, 2**31 - 1), st.floats(-100, 100), max_size=3),
+    grammar=st.none() | GRAMMARS,
+)
+FIELDS: dict[type[Command[Any]], dict[str, st.SearchStrategy[Any]]] = {
+    commands.Submit: {
+        "prompt": TOKENS,
+        "params": PARAMS,
+        "priority": st.integers(),
+        "deadline": st.none() | st.floats(allow_nan=False),
+        "salt": st.binary(max_size=20),
+        "said": TOKENS,
+        "continues": st.booleans(),
+    },
+    commands.Fork: {"id": IDS, "params": st.none() | PARAMS},
+    commands.Update: {"id": IDS, "changes": CHANGES},
+    commands.Abort: {"ids": st.lists(IDS, max_size=5).map(tuple)},
+    commands.Preempt: {"id": IDS},
+    commands.SetSwitch: {"name": NAMES, "on": st.booleans()},
+    commands.SetQuantization: {"scheme": NAMES},
+    commands.SetKvScheme: {"scheme": NAMES},
+}
+COMMANDS = [each for each in commands_for(Sender.LIBRARY) if each.__module__ == commands.__name__]
+ERRORS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, EngineError)]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Record(Command[None]):
+    """A verb that only code in the engine's own process may use: it does not say otherwise."""
+
+    path: str
+
+
+class Silent(Command):  # type: ignore[type-arg]
+    pass
+
+
+def sent(value: Any) -> Any:
+    """What the other side reads."""
+    return json.loads(json.dumps(value, allow_nan=False))
+
+
+class TestForm:
+    @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.verb)
+    @given(data=st.data())
+    def test_every_command_comes_back_as_it_was(self, kind: type[Command[Any]], data: st.DataObject) -> None:
+        command = data.draw(st.builds(kind, **FIELDS.get(kind, {})))
+        assert decode_command(sent(encode_command(command)), Sender.LIBRARY) == command
+
+    @given(kind=st.sampled_from(ERRORS), text=st.text(), field=st.text(max_size=200), value=JSON)
+    def test_every_error_comes_back_as_it_was(
+        self, kind: type[EngineError], text: str, field: str, value: Any
+    ) -> None:
+        error = BadParams(field, text, value) if kind is BadParams else kind(text, field=field, value=value)
+        back = wire.decode_error(sent(wire.encode_error(error)))
+        assert (type(back), str(back), vars(back)) == (kind, str(error), vars(error))
+
+    def test_what_the_engine_answers(self) -> None:
+        speeds, begun = Speeds(read=1e9, multiply=2.5e9), Begun(3, 17)
+        for kind, result in (
+            (commands.MeasureSpeeds, speeds),
+            (commands.Submit, begun),
+            (commands.Preempt, None),
+        ):
+            assert decode_result(kind, sent(encode_result(kind, result))) == result
+        with pytest.raises(BadWire, match="the answer to submit: id must be a whole number, not 'x'"):
+            decode_result(commands.Submit, {"id": "x", "prompt_tokens": 1})
+        with pytest.raises(BadWire, match="the answer to preempt: must be null, not 5"):
+            decode_result(commands.Preempt, 5)
+        shot = ledger_engine().snapshot()
+        back = decode_result(commands.GetSnapshot, sent(encode_result(commands.GetSnapshot, shot)))
+        assert (back.model, back.blocks.size) == (shot.model, shot.blocks.size)
+
+    def test_each_has_a_handler_and_says_what_it_gives(self) -> None:
+        assert set(COMMANDS) == HANDLERS.keys()
+        with pytest.raises(TypeError, match=r"Silent does not say what it gives"):
+            commands.result_of(Silent)
+
+    def test_a_name_is_taken_once(self) -> None:
+        with pytest.raises(TypeError, match=r"there is a command 'preempt' already, in engine\.commands"):
+            type("Preempt", (Command,), {})
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("verb", "fields", "field", "words"),
+        [
+            ("set_switch", {"name": "graphs", "on": "yes"}, "on", "on must be true or false, not 'yes'"),
+            ("set_switch", {"name": "graphs", "on": 1}, "on", "on must be true or false, not 1"),
+            ("set_switch", {"name": "graphs"}, "on", "on is missing"),
+            ("set_switch", {"name": "n" * 101, "on": True}, "name", "name must be a name of at most 100"),
+            ("set_switch", {"name": "x", "on": True, "when": 1}, "when", "when is not a field of set_switch"),
+            ("set_kv_scheme", {"scheme": None}, "scheme", "scheme must be a text, not None"),
+            ("set_quantization", {"scheme": ["int8"]}, "scheme", "scheme must be a text"),
+            ("cancel_quantization", {"now": True}, "now", "it has none"),
+            ("preempt", {"id": 1.0}, "id", "id must be a whole number, not 1.0"),
+            ("preempt", {"id": -1}, "id", "id must be the number of a request, not -1"),
+            ("preempt", {"id": 10**5000}, "id", "id must be the number of a request, not '0x"),
+            ("preempt", [], "", r"preempt takes an object of its fields, not \[\]"),
+            ("abort", {"ids": [1, "2"]}, "ids", "ids must be a whole number, not '2'"),
+            ("abort", {"ids": [1, 2**63]}, "ids", "ids must be the number of a request, not 922"),
+            ("update", {"id": 1, "changes": {}}, "changes", "changes must name at least one"),
+            ("update", {"id": 1, "changes": []}, "", "sampling parameters must be an object"),
+            ("fork", {"id": 1, "params": {"top_p": 7}}, "top_p", "top_p: must be a number"),
+            ("fork", {"id": 1, "params": {"heat": 7}}, "heat", "heat: is no sampling parameter"),
+            ("submit", {"prompt": [1], "params": {}, "salt": "?"}, "salt", "salt must be base64"),
+            ("submit", {"prompt": [1], "params": {}, "priority": 0.5}, "priority", "priority must be"),
+        ],
+    )  # fmt: skip
+    def test_bad_fields_are_named(self, verb: str, fields: Any, field: str, words: str) -> None:
+        with pytest.raises(BadInput, match=words) as caught:
+            command_of(verb, fields, Sender.LIBRARY)
+        assert caught.value.field == field
+
+    @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.verb)
+    @given(data=st.data())
+    def test_odd_values_are_refused_and_never_a_defect(
+        self, kind: type[Command[Any]], data: st.DataObject
+    ) -> None:
+        names = sorted(commands.field_types(kind))
+        fields = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys([*names, "else"], JSON)) | JSON)
+        try:
+            made = command_of(kind.verb, fields, Sender.LIBRARY)
+        except EngineError as refusal:
+            error = refusal
+        else:
+            assert type(made) is kind
+            return
+        assert str(error) and wire.decode_error(sent(wire.encode_error(error))).field == error.field
+
+    @given(JSON)
+    def test_odd_frames_are_refused(self, value: Any) -> None:
+        for asked in (value, {"v": 1, "command": value}, {"v": 1, "command": "preempt", "with": value}):
+            with pytest.raises(EngineError):
+                decode_command(asked, Sender.KEY)
+
+    @given(JSON)
+    def test_odd_errors_are_refused(self, value: Any) -> None:
+        for told in (value, {"v": 1, "kind": value}, {"v": 1, "kind": "BadInput", "text": value}):
+            with pytest.raises(BadWire):
+                wire.decode_error(told)
+
+
+class TestWhoMaySend:
+    def test_nobody_from_outside_unless_the_class_says_so(self) -> None:
+        record = Record("/tmp/steps")
+        assert decode_command(encode_command(record), Sender.LIBRARY) == record
+        for sender in (Sender.SCREEN, Sender.KEY):
+            with pytest.raises(UnknownCommand, match="there is no command 'record' here"):
+                decode_command(encode_command(record), sender)
+            assert Record not in commands_for(sender)
+
+    def test_a_key_may_not_pass_the_gate(self) -> None:
+        for verb in ("submit", "fork", "warm"):
+            known_command(verb, Sender.SCREEN)
+            with pytest.raises(UnknownCommand):
+                known_command(verb, Sender.KEY)
+
+    def test_what_is_unknown_and_what_is_not_allowed_look_the_same(self) -> None:
+        with pytest.raises(UnknownCommand, match=r"^there is no command 'dance' here$"):
+            known_command("dance", Sender.KEY)
+        with pytest.raises(UnknownCommand, match=r"^there is no command 'warm' here$"):
+            known_command("warm", Sender.KEY)

@@ -1,0 +1,179 @@
+"""A step is a value: bytes say all of it, and a fresh ledger fed with bytes alone gives the same tokens."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.cache.tables import BlockTables, TableDelta, TableMirror
+from engine.core import Engine
+from engine.errors import BadWire
+from engine.params import Grammar, SamplingParams
+from engine.runner.protocol import StepResult
+from engine.scheduling.step import LAST, Drafts, Row, Rows, SlotSampling, SlotTokens, Step
+from engine.scheduling.step_bytes import Bounds, decode, encode
+from tests.engine.ledger import LedgerRunner
+from tests.engine.test_company import Job, any_workload, run_workload
+from tests.engine.workloads import Workload
+
+BOUNDS = Bounds(slots=4, width=8, block_size=16, blocks=20, host_blocks=6, vocab=1000)
+STEP = Step(
+    number=7,
+    rows=Rows.of(
+        [Row(1, 0, 30, 1, True), Row(2, 3, 15, 1, True), Row(5, 1, 20, 3, True, 2), Row(9, 2, 0, 4, False)]
+    ),
+    ids=np.array([LAST, 17, 20, 21, 22, 4, 5, 6, 7]),
+    single=2,
+    swaps_out=((3, 0), (4, 5)),
+    swaps_in=((1, 9),),
+    copies=((2, 19),),
+    tables=TableDelta(np.array([0, 8, 31]), np.array([19, 0, 3], np.int32)),
+    sampling=(
+        SlotSampling(0, 12, SamplingParams(temperature=0.5, logit_bias={7: 1.5}, stop=("x",)), 2**64 - 1),
+        SlotSampling(3, 2, SamplingParams(presence_penalty=1.0), 5, (1, 2, 3), True),
+        SlotSampling(2, 9, SamplingParams(grammar=Grammar("regex", "a+")), 0),
+    ),
+    history=(SlotTokens(1, 4, (5, 6)),),
+    guided=(1,),
+    drafts={5: Drafts("ngram", 2, (21, 22), 11)},
+)
+
+
+def same(one: Step, other: Step) -> bool:
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        if name == "ids"
+        else all(map(np.array_equal, one.tables, other.tables))
+        if name == "tables"
+        else getattr(one, name) == getattr(other, name)
+        for name in Step.__slots__
+    )
+
+
+def test_bytes_say_all_of_a_step() -> None:
+    found = decode(encode(STEP), BOUNDS)
+    assert same(found, STEP)
+    assert not same(found, Step(7, STEP.rows, STEP.ids, 2)), "the comparison sees nothing"
+
+
+def row(
+    slot: int = 1, start: int = 0, length: int = 1, ids: tuple[int, ...] = (1,), **rest: Any
+) -> dict[str, Any]:
+    """The fields of a step with one row."""
+    rows = Rows.of([Row(1, slot, start, length, True)])
+    return {"rows": rows, "ids": np.array(ids), "single": int(length == 1), **rest}
+
+
+def sampling(slot: int = 0, seed: int = 0, tokens: tuple[int, ...] = (), **params: Any) -> dict[str, Any]:
+    return {"sampling": (SlotSampling(slot, 0, SamplingParams(**params), seed, tokens),)}
+
+
+def cells(cell: int, block: int) -> dict[str, Any]:
+    return {"tables": TableDelta(np.array([cell]), np.array([block], np.int32))}
+
+
+TWICE = Rows.of([Row(1, 1, 0, 1, True), Row(2, 1, 0, 1, True)])
+WRONG: dict[str, dict[str, Any]] = {
+    "slot of 4": row(slot=4),
+    "two rows in one slot": {"rows": TWICE, "ids": np.array([1, 2]), "single": 2},
+    "start of 128": row(start=128),
+    "start of -1": row(start=-1),
+    "end of a row of 129": row(start=127, length=2, ids=(1, 1)),
+    "token of 1000": row(ids=(1000,)),
+    "token of -1": row(length=2, ids=(1, LAST)),
+    "2 tokens for rows of 3": row(length=3, ids=(1, 2)),
+    "behind longer ones": row(single=0),
+    "block of a swap out of 20": {"swaps_out": ((20, 0),)},
+    "block of a swap out of 6": {"swaps_out": ((0, 6),)},
+    "block of a swap in of -1": {"swaps_in": ((-1, 0),)},
+    "block of a copy of 20": {"copies": ((0, 20),)},
+    "cell of the tables of 32": cells(32, 0),
+    "block of the tables of 20": cells(0, 20),
+    "guided row of 0": {"guided": (0,)},
+    "slot that samples of 4": sampling(slot=4),
+    "biased token of 1000": sampling(logit_bias={1000: 1.0}),
+    "token of a slot of 1000": sampling(tokens=(1000,)),
+    "seed of 1": sampling(seed=2**64),
+    "place of tokens of 128": {"history": (SlotTokens(0, 128, (1,)),)},
+    "drafts for other rows": {"drafts": {3: Drafts("exit", 1, (), 0)}},
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_out_of_bounds_is_refused(words: str) -> None:
+    plain: dict[str, Any] = {"number": 0, "rows": Rows.of([]), "ids": np.zeros(0, np.int64)}
+    with pytest.raises(BadWire, match=words):
+        decode(encode(Step(**plain | WRONG[words])), BOUNDS)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_broken_bytes_are_refused_or_a_step_within_bounds(data: st.DataObject) -> None:
+    good = encode(STEP)
+    at = data.draw(st.integers(0, len(good) - 1))
+    how = data.draw(st.sampled_from(["cut", "flip", "insert"]))
+    middle = data.draw(st.binary(min_size=1, max_size=9))
+    broken = {
+        "cut": good[:at],
+        "flip": good[:at] + middle + good[at + len(middle) :],
+        "insert": good[:at] + middle + good[at:],
+    }[how]
+    try:
+        step = decode(broken, BOUNDS)
+    except BadWire:
+        return
+    fresh = LedgerRunner(None, BlockTables(BOUNDS.slots, BOUNDS.width), BOUNDS.blocks, BOUNDS.host_blocks, 16)
+    fresh.tables.apply(step.tables)
+    assert int(fresh.tables.grid.max()) < BOUNDS.blocks
+
+
+@settings(max_examples=60)
+@given(any_workload)
+def test_the_same_steps_give_the_same_tokens(work: Workload[Job]) -> None:
+    told: list[tuple[bytes, StepResult | None]] = []
+
+    def listen(engine: Engine, at: int) -> None:
+        if at == 0:
+            runner, launch = engine.runner, engine.runner.launch
+
+            def kept(step: Step) -> StepResult:
+                told.append((encode(step), None))
+                result = launch(step)
+                told[-1] = told[-1][0], result
+                return result
+
+            runner.launch = kept  # type: ignore[method-assign]
+            ledgers.append(runner)  # type: ignore[arg-type]
+
+    ledgers: list[LedgerRunner] = []
+    run_workload(work, listen)
+    [ledger] = ledgers
+    slots, width = ledger.tables.grid.shape
+    blocks, host = len(ledger.cells), len(ledger.host)
+    bounds = Bounds(slots, width, ledger.size, blocks, host, ledger.alphabet)
+    fresh = LedgerRunner(None, BlockTables(slots, width), blocks, host, ledger.size)
+    fresh.alphabet, fresh.window = ledger.alphabet, ledger.window
+    for data, then in told:
+        step = decode(data, bounds)
+        if then is None:
+            fresh.skip(step)
+            continue
+        now = fresh.launch(step)
+        assert (now.tokens, now.runs) == (then.tokens, then.runs)
+        if then.likeliest is not None:
+            assert now.likeliest is not None and np.array_equal(now.likeliest.ids, then.likeliest.ids)
+
+
+def test_what_the_device_lacks_is_told_once_and_stays_small() -> None:
+    mirror, tables = TableMirror(3, 5), BlockTables(3, 5)
+    for n in range(200):
+        tables.write(n % 3, n % 4, [n, n + 1])
+        mirror.apply(tables.take_changes())
+    cells, blocks = mirror.unsent()
+    assert len(np.unique(cells)) == len(cells) <= mirror.grid.size
+    assert np.array_equal(mirror.grid.reshape(-1)[cells], blocks)
+    assert np.array_equal(mirror.grid, tables.grid)
+    mirror.sent()
+    assert not len(mirror.unsent().cells) and not len(tables.take_changes().cells)

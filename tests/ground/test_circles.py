@@ -1,0 +1,22 @@
+"""Quantization knows nothing of models, not even for types: they import it, and never the other way round."""
+
+from tests.ground.test_floors import ROOT, imports, module_name
+
+
+def test_quant_imports_no_models() -> None:
+    files = sorted((ROOT / "engine" / "quant").rglob("*.py"))
+    assert len(files) > 10
+    found = {
+        f"{module_name(file)} imports {each}"
+        for file in files
+        for each in imports(file.read_text(), module_name(file), file.name == "__init__.py")
+        if each.startswith("engine.models")
+    }
+    assert found == set()
+
+
+def test_the_fused_chain_asks_no_classes() -> None:
+    """What is launched, a part and a product say themselves."""
+    models, quant = ROOT / "engine" / "models", ROOT / "engine" / "quant"
+    for file in (models / "fused.py", *(models / "layers").glob("*.py"), quant / "launched.py"):
+        assert "isinstance(" not in file.read_text(), file

@@ -1,0 +1,153 @@
+"""Parts in the fused chain that are not ours: what runs instead, and who waits for whom."""
+
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engine.cache.store import KVLayer, KVStore
+from engine.config import DecoderConfig
+from engine.models.decoder import Decoder
+from engine.models.layers.mlp import DenseMLP
+from tests.kernels.launches import Record, recorded
+from tests.kernels.test_launches import META, QWEN
+
+pytest.importorskip("triton", reason="no Triton here")
+
+
+class PlainMLP(DenseMLP):
+    """Has no launches of its own."""
+
+    pdl = False
+
+    def fused(self, x: Any, step: Any, gpu: Any) -> Any:
+        return None
+
+    def takes_single(self, gpu: Any) -> bool:
+        return False
+
+
+class PatientMLP(DenseMLP):
+    """Launches, and does not say that its kernels wait for the one before."""
+
+    pdl = False
+
+
+class MyNorm(nn.Module):
+    """Not the root mean square."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], self.weight)
+
+
+@dataclass
+class Ran:
+    record: Record
+    fused: Any
+
+    @property
+    def names(self) -> list[str]:
+        return [line.split("(")[0].split(" ")[0] for line in self.record.lines]
+
+
+def ran(rows: int, change: Any, config: DecoderConfig = QWEN) -> Ran:
+    """A step of a decoder whose second block is changed first."""
+    from engine.attention import triton_backend
+    from engine.attention.triton_backend import TritonAttention
+    from engine.kernels.attention.tiles import Gpu
+    from engine.models import fused
+
+    facts = Gpu(227 * 2**10, overlaps=True)
+    with (
+        META,
+        patch.object(triton_backend, "gpu", lambda _: facts),
+        patch.object(fused, "gpu", lambda _: facts),
+    ):
+        model = Decoder(config, torch.bfloat16).eval()
+        change(model.blocks[1], config)
+        store: list[KVLayer] = KVStore(
+            config.layers, blocks=64, block_size=16, host_blocks=0, dtype=torch.bfloat16, device=META
+        ).layers
+        chain = fused.FusedDecoder(model, store, TritonAttention())
+        x = torch.empty(rows, config.hidden, dtype=torch.bfloat16)
+        positions, places = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
+        with recorded() as record:
+            chain.forward(x, positions, places, None)  # type: ignore[arg-type]
+    return Ran(record, chain)
+
+
+def as_class(kind: type[DenseMLP]) -> Any:
+    def change(block: Any, config: DecoderConfig) -> None:
+        block.feed_forward.__class__ = kind
+
+    return change
+
+
+def own_norm(block: Any, config: DecoderConfig) -> None:
+    block.feed_forward.norm = MyNorm(block.feed_forward.norm.weight)
+
+
+def starts_early(line: str) -> bool:
+    return "launch_pdl=True" in line
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_a_part_without_launches_runs_its_oracle_and_is_counted(rows: int) -> None:
+    usual, found = ran(rows, lambda *_: None), ran(rows, as_class(PlainMLP))
+    assert usual.fused.plain == {} and found.fused.plain == {"PlainMLP": 1}
+    at = found.names.index("rms_norm")
+    assert found.names[at:].count("linear") >= 2 and "silu" in found.names
+    before, after = found.record.lines[:at], found.record.lines[at:]
+    assert all(map(starts_early, (line for line in before if line.startswith("_"))))
+    assert all(map(starts_early, (line for line in after if line.startswith("_"))))
+    added = [line.split(" ")[1] for line in found.record.lines if line.startswith("add_ ")]
+    assert len(added) == 2 and len(set(added)) == 1, "what attention left to add, then its own term"
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_a_part_that_declares_no_early_starts_waits_in_full(rows: int) -> None:
+    usual, found = ran(rows, lambda *_: None), ran(rows, as_class(PatientMLP))
+    assert found.fused.plain == {} and found.names == usual.names
+    changed = [
+        (mine, theirs)
+        for mine, theirs in zip(found.record.lines, usual.record.lines, strict=True)
+        if mine != theirs
+    ]
+    assert changed and all(starts_early(theirs) and not starts_early(mine) for mine, theirs in changed)
+    assert all(
+        mine.replace("EARLY=False", "EARLY=True") == theirs.replace(" launch_pdl=True", "")
+        for mine, theirs in changed
+    )
+    assert len(changed) == {1: 2, 8: 2, 64: 3}[rows], "the products, and the norm before where it is a kernel"
+
+
+@pytest.mark.parametrize("rows", [1, 8, 64])
+def test_a_norm_that_is_not_ours_is_called(rows: int) -> None:
+    found = ran(rows, own_norm)
+    assert found.fused.plain == {} and found.names.count("layer_norm") == 1
+    at = found.names.index("layer_norm")
+    assert found.names[at - 1] == "add_", "the whole sum is there before it"
+    assert found.names[at + 1 :].count("_joined" if rows == 8 else "_norm") >= 1
+
+
+def test_a_product_is_added_once_and_none_is_lost() -> None:
+    from engine.models.layers.gpu import GpuStep, Residual
+    from engine.quant.launched import Called
+
+    def step() -> GpuStep:
+        none: Any = None
+        return GpuStep(none, none, none, none, (), none, single=False, pdl=False)
+
+    x, given = torch.ones(2, 4), torch.full((2, 4), 3.0)
+    residual = Residual(x).plus(Called(nn.Identity()), given, step())
+    with pytest.raises(AssertionError, match="would be lost"):
+        residual.plus(Called(nn.Identity()), given, step())
+    assert torch.equal(residual.summed(), torch.full((2, 4), 4.0))
+    assert torch.equal(residual.summed(), torch.full((2, 4), 4.0))

@@ -1,0 +1,137 @@
+"""A checkpoint cut over ranks by its declared cuts: partial sums, added in rank order, give its logits."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from engine.config import ModelPlace
+from engine.errors import BadInput
+from engine.models.config_json import read_config
+from engine.models.decoder import Decoder, block
+from engine.models.families import FAMILIES
+from engine.models.layers.block import Block
+from engine.models.layers.cut import by_head
+from engine.models.layers.part import StepContext
+from engine.models.registry import load_model
+from tests.models.test_families import SHAPE, reference
+from tests.models.tiny import plain_attend
+
+NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "smollm3": "SmolLM3"}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 5},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 24, "attention_bias": True},
+    "smollm3": {"no_rope_layer_interval": 2, "pad_token_id": 0, "mlp_bias": True},
+}
+IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))
+
+
+class Rank:
+    """One of those that share a model: its blocks, with its share of every tensor."""
+
+    def __init__(self, whole: Decoder, tensors: dict[str, Tensor], rank: int, ranks: int) -> None:
+        self.cuts = whole.shards(ranks)
+        self.mine = {name: cut.share(tensors[name], rank, ranks) for name, cut in self.cuts.items()}
+        self.blocks: list[Block] = []
+        for index in range(len(whole.config.layers)):
+            made = block(whole.config, index, torch.float32, ranks)
+            for name, slot in made.slots():
+                slot.view.copy_(self.mine[name])
+            self.blocks.append(made)
+        step = -(-whole.config.vocab // ranks)
+        self.first = rank * step
+
+    def embedded(self, ids: Tensor) -> Tensor:
+        table = self.mine["model.embed_tokens.weight"]
+        here = (ids >= self.first) & (ids < self.first + len(table))
+        return F.embedding((ids - self.first).clamp(0, len(table) - 1), table) * here[:, None]
+
+    def logits(self, hidden: Tensor, tied: bool) -> Tensor:
+        name = "model.embed_tokens.weight" if tied else "lm_head.weight"
+        return F.linear(hidden, self.mine[name])
+
+
+def added(terms: list[Tensor]) -> Tensor:
+    """In rank order."""
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    return total
+
+
+@torch.inference_mode()
+def shared_logits(whole: Decoder, tensors: dict[str, Tensor], ranks: int) -> Tensor:
+    team = [Rank(whole, tensors, rank, ranks) for rank in range(ranks)]
+    x = added([each.embedded(IDS) for each in team])
+    for index in range(len(whole.config.layers)):
+        for kind in ("attention", "feed_forward"):
+            terms = []
+            for each in team:
+                part = getattr(each.blocks[index], kind)
+                specs = [one.attention.cache for one in each.blocks]
+                step = StepContext(torch.arange(len(IDS)), whole.rope, plain_attend(specs))
+                terms.append(part.forward(x, step))
+            x = x + added(terms)
+    hidden = whole.norm(x)
+    return torch.cat([each.logits(hidden, whole.tied) for each in team], 1)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ranks_together_are_the_whole_model(family: str, ranks: int, tmp_path: Path) -> None:
+    """Four ranks with two heads of keys and values share each of those."""
+    reference(NAMES[family], CASES[family], tmp_path)
+    whole = load_model(ModelPlace("tiny", tmp_path))
+    assert isinstance(whole, Decoder)
+    plain = Decoder(read_config(tmp_path), torch.float32)  # of shapes as they are before schemes
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert plain.shards(ranks).keys() == tensors.keys() - ({"lm_head.weight"} if whole.tied else set())
+    with torch.inference_mode():
+        wanted = whole.logits(whole.forward(IDS, torch.arange(len(IDS)), plain_attend(whole.config.layers)))
+    plain.norm = whole.norm
+    torch.testing.assert_close(shared_logits(plain, tensors, ranks), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_every_number_is_with_some_rank_and_memory_is_shared(tmp_path: Path) -> None:
+    reference("Qwen3", CASES["qwen3"], tmp_path)
+    whole = Decoder(read_config(tmp_path), torch.float32)
+    tensors = load_file(tmp_path / "model.safetensors")
+    for name, cut in whole.shards(2).items():
+        shares = [cut.share(tensors[name], rank, 2) for rank in range(2)]
+        if cut.kind in ("rows", "heads", "vocabulary"):
+            assert torch.equal(torch.cat(shares), tensors[name]), name
+        elif cut.kind == "columns":
+            assert torch.equal(torch.cat(shares, 1), tensors[name]), name
+        else:
+            assert torch.equal(shares[0], tensors[name]), name
+    kinds = {name.split(".", 3)[-1]: cut.kind for name, cut in whole.shards(2).items() if ".0." in name}
+    assert kinds["self_attn.q_proj.weight"] == kinds["self_attn.k_proj.bias"] == "heads"
+    assert (kinds["self_attn.o_proj.weight"], kinds["self_attn.o_proj.bias"]) == ("columns", "once")
+    assert (kinds["mlp.up_proj.weight"], kinds["mlp.down_proj.weight"]) == ("rows", "columns")
+
+
+def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
+    reference("Llama", {}, tmp_path)
+    whole = Decoder(read_config(tmp_path), torch.float32)
+    with pytest.raises(BadInput, match=r"self_attn\.q_proj\.weight: 4 heads cannot be shared by 3 ranks"):
+        whole.shards(3)
+    odd = replace(whole.config, mlp=SHAPE["intermediate_size"] + 1)
+    with pytest.raises(BadInput, match=r"gate_proj\.weight: 81 rows cannot be cut into 2 equal shares"):
+        Decoder(odd, torch.float32).shards(2)
+    with pytest.raises(BadInput, match="81 rows of the MLP cannot be cut into 2 equal shares"):
+        block(odd, 0, torch.float32, 2)
+    with pytest.raises(BadInput, match="4 heads with 2 of keys and values cannot be shared by 3 ranks"):
+        block(whole.config, 0, torch.float32, 3)
+
+
+def test_ranks_beyond_the_heads_share_one() -> None:
+    tensor = torch.arange(6).view(6, 1)
+    shares = [by_head(3).share(tensor, rank, 6).flatten().tolist() for rank in range(6)]
+    assert shares == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]]

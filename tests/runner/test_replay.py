@@ -1,0 +1,196 @@
+"""A recording of an engine on a real model: a fresh runner fed from the file alone draws the same tokens."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import BadInput, BadWire, EngineError
+from engine.events import Delta
+from engine.params import SPECULATION, Grammar, SamplingParams
+from engine.replay import Replayed, replay
+from engine.runner.runner import ModelRunner
+from tests.heard import Heard
+from tests.runner.small import GREEDY, ask, drain, engine_on, make, turn
+from tests.runner.test_speculation import LETTERS, drafted, eager
+
+__all__ = ["drafted"]  # a fixture
+
+CONFIG: dict[str, Any] = {
+    "max_step_tokens": 24,
+    "blocks": 16,
+    "host_blocks": 12,
+    "preemption": "swap",
+    "max_running": 8,
+}
+WARM = SamplingParams(temperature=0.8, max_tokens=24, ignore_eos=True)
+PROMPT = [1, *range(40, 74)]  # longer than a step: it goes in chunks
+
+
+def replayed(path: Path, folder: Path, **config: Any) -> list[Replayed]:
+    fresh = engine_on(folder, **CONFIG | config)
+    assert isinstance(fresh.runner, ModelRunner)
+    return list(replay(path, fresh.runner, fresh.origin))
+
+
+def assert_same(steps: list[Replayed]) -> None:
+    assert steps, "nothing was recorded"
+    for each in steps:
+        assert each.now == each.then, f"step {each.step}"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_every_kind_of_row(drafted: Path, tmp_path: Path, depth: int) -> None:
+    engine = eager(engine_on(drafted, depth=depth, **CONFIG))
+    path = tmp_path / "recording"
+    engine.record(path)
+    seen: list[Any] = []
+    launch = engine.runner.launch
+    engine.runner.launch = lambda step: seen.append(step) or launch(step)  # type: ignore[method-assign]
+
+    heard = [ask(engine, [*PROMPT, 80 + n], replace(WARM, seed=n))[1] for n in range(3)]
+    id, _ = ask(engine, PROMPT, replace(WARM, seed=7, frequency_penalty=0.4, repetition_penalty=1.2))
+    for _ in range(12):
+        turn(engine)
+    engine.update(id, temperature=0.3, frequency_penalty=1.0, logit_bias={41: 3.0})
+    turn(engine)
+    engine.fork(id, forked := Heard(), replace(WARM, seed=8, presence_penalty=0.5))
+    turn(engine)
+    engine.preempt(id)
+    turn(engine)
+    drain(engine)
+    for kind in SPECULATION:
+        params = WARM.changed(speculate=kind, logit_bias=LETTERS, presence_penalty=0.2, max_tokens=40)
+        heard += [ask(engine, [*PROMPT[:9], 90 + n], replace(params, seed=n))[1] for n in range(2)]
+        drain(engine)
+    heard.append(ask(engine, PROMPT, replace(WARM, grammar=Grammar("regex", "[ab]+")))[1])
+    several: list[Delta] = []
+    engine.submit(PROMPT[:12], GREEDY.changed(beams=3, n=2), several.append)
+    engine.submit(PROMPT[:20], WARM.changed(n=3, seed=1), several.append)
+    drain(engine)
+    engine.stop_recording()
+
+    assert forked.finish and not [each.error for each in (*heard, *several) if each.error]
+    assert any(step.swaps_out for step in seen) and any(step.swaps_in for step in seen)
+    assert any(step.copies for step in seen) and any(step.guided for step in seen)
+    assert {each.kind for step in seen for each in step.drafts.values()} == set(SPECULATION)
+    assert any(step.history for step in seen)
+    assert any(each.pending for step in seen for each in step.sampling) is (depth == 1)
+    assert any(row.length > 1 and not row.samples for step in seen for row in step.rows), "no prompt was cut"
+    steps = replayed(path, drafted)
+    assert_same(steps)
+    assert len(steps) == len(seen)
+    assert any(each.then.runs for each in steps) and any(each.then.likeliest for each in steps)
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_steps_that_fail_and_find_no_memory(llama: Path, tmp_path: Path, depth: int) -> None:
+    engine = engine_on(llama, depth=depth, **CONFIG)
+    assert isinstance(engine.runner, ModelRunner)
+    forward, calls = engine.runner._forward, iter(range(10_000))
+
+    def fails(batch: Any) -> torch.Tensor:
+        match next(calls):
+            case 5:
+                raise RuntimeError("told to fail")
+            case 9 | 10:
+                raise torch.OutOfMemoryError("no memory")
+        return forward(batch)
+
+    engine.runner._forward = fails  # type: ignore[method-assign]
+    path = tmp_path / "recording"
+    engine.record(path)
+    params = WARM.changed(frequency_penalty=0.5)
+    heard = [ask(engine, PROMPT[: 9 + n], replace(params, seed=n))[1] for n in range(3)]
+    for _ in range(7):
+        turn(engine)
+    heard += [ask(engine, PROMPT[: 19 + n], replace(params, seed=n))[1] for n in range(3)]
+    drain(engine)
+    engine.stop_recording()
+    assert {bool(each.error) for each in heard} == {True, False}
+    assert_same(replayed(path, llama))
+
+
+def test_weights_and_switches_that_change(llama: Path, tmp_path: Path) -> None:
+    """Of 64 bytes a row, as schemes want them."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    make("qwen3", folder)
+    engine = engine_on(folder, **CONFIG)
+    path = tmp_path / "recording"
+    engine.record(path)
+    heard = [ask(engine, PROMPT, replace(WARM, seed=n))[1] for n in range(3)]
+    for scheme in ("int8", "none"):
+        for _ in range(6):
+            turn(engine)
+        engine.set_quantization(scheme)
+        while engine.change is not None and not engine.change.over:
+            turn(engine)
+    drain(engine)
+    engine.set_kv_scheme("int8")
+    heard.append(ask(engine, PROMPT, WARM)[1])
+    drain(engine)
+    engine.stop_recording()
+    assert not [each.error for each in heard if each.error]
+    assert b"ReplaceLayer" in path.read_bytes() and b"Recache" in path.read_bytes()
+    assert_same(replayed(path, folder))
+
+
+def test_a_recording_begins_at_rest_and_once(llama: Path, tmp_path: Path) -> None:
+    engine = engine_on(llama)
+    ask(engine, PROMPT)
+    turn(engine)
+    with pytest.raises(BadInput, match="begins with an engine at rest: wait for 1"):
+        engine.record(tmp_path / "one")
+    drain(engine)
+    engine.record(tmp_path / "two")
+    with pytest.raises(BadInput, match="recorded already"):
+        engine.record(tmp_path / "three")
+    runner = engine.runner
+    engine.stop_recording()
+    engine.stop_recording()
+    assert engine.runner is not runner and isinstance(engine.runner, ModelRunner)
+    with pytest.raises(FileExistsError):
+        engine.record(tmp_path / "two")
+
+
+@pytest.fixture(scope="module")
+def short(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    engine = engine_on(checkpoint("llama")[0], **CONFIG)
+    path = tmp_path_factory.mktemp("short") / "recording"
+    engine.record(path)
+    ask(engine, PROMPT, replace(WARM, seed=1, grammar=Grammar("regex", "[ab]+"), max_tokens=4))
+    drain(engine)
+    engine.stop_recording()
+    return path.read_bytes()
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_a_broken_file_is_refused(
+    llama: Path, short: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Or it is as good as another recording: what is in it is within bounds."""
+    at = data.draw(st.integers(0, len(short) - 1))
+    middle = data.draw(st.binary(min_size=1, max_size=6))
+    path = tmp_path_factory.mktemp("broken") / "recording"
+    cut, flipped = short[:at], short[:at] + middle + short[at + len(middle) :]
+    path.write_bytes(data.draw(st.sampled_from([cut, flipped])))
+    with suppress(EngineError):
+        replayed(path, llama)
+
+
+def test_another_engine_s_recording_is_refused(llama: Path, short: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "recording"
+    path.write_bytes(short)
+    with pytest.raises(BadWire, match="begins with"):
+        replayed(path, llama, blocks=17)
+    path.write_bytes(b"what is this")
+    with pytest.raises(BadWire, match="no recording"):
+        replayed(path, llama)
