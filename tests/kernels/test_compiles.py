@@ -135,6 +135,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
         (SMALL, 1, "int8", "int8"), (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"),
         (SMALL, 4, "int4", "fp8"), (SMALL, 64, "int4-128", "none"), (SMALL, 1, "fp8", "none"),
         (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"), (BETWEEN, 1, "int4", "none"),
+        (SMALL, 128, "none", "fp8"), (LARGE, 40, "none", "int8"),
     ],
 )  # fmt: skip
 def test_steps_that_decode(
@@ -170,7 +171,7 @@ def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> N
         stage.draw(logits, fields, last_ids, Draws(rows == 8, False, False, False), None)
 
 
-@pytest.mark.parametrize("kv", ["none", "int8"])
+@pytest.mark.parametrize("kv", ["none", "int8", "fp8"])
 def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
     prompts(kv)
 
