@@ -31,11 +31,12 @@ from engine.core import Engine
 from engine.events import Bus
 from engine.grammar.grammars import Grammars
 from engine.limits import Limits
-from engine.observe import Facts
+from engine.machine import Facts
 from engine.params import Grammar, SamplingParams
 from engine.runner.graphs import DecodeSteps, Draws
+from engine.runner.launched import Launched
 from engine.runner.results import Drawn
-from engine.runner.runner import Launched, ModelRunner
+from engine.runner.runner import ModelRunner
 from engine.sampling.penalties import SeenTokens
 from engine.scheduling.policy import choose
 from engine.scheduling.rules import Rules

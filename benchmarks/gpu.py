@@ -23,7 +23,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import Bench
-from engine.config import EngineConfig
+from engine.config import EngineConfig, KvSchemeName
 from engine.core import Engine
 from engine.events import Delta
 from engine.models.decoder import Decoder
@@ -102,6 +102,7 @@ def run(
     *,
     shape: tuple[str, ...] = ("0.6B", "8B"),
     rows: tuple[int, ...] = (1, 8, 32, 128, 256),
+    kv: tuple[KvSchemeName, ...] = ("none",),
     only: tuple[str, ...] = ("check", "decode", "anatomy", "mixed"),
 ) -> None:
     if not torch.cuda.is_available():
@@ -112,10 +113,13 @@ def run(
     for name in shape:
         if "cold" in only:  # first, as there may be no room for two engines
             cold(bench, name)
-        if wanted := [parts[part] for part in only if part != "cold"]:
-            with started(bench, name) as engine:
-                for part in wanted:
-                    part(bench, name, engine, rows)
+        for scheme in kv:
+            # What a compressed cache rounds away is no error, so its replies are not checked here.
+            left_out = {"cold"} if scheme == "none" else {"cold", "check"}
+            if wanted := [parts[part] for part in only if part not in left_out]:
+                with started(bench, name, scheme) as engine:
+                    for part in wanted:
+                        part(bench, labeled(name, scheme), engine, rows)
 
 
 def cold(bench: Bench, name: str) -> None:
@@ -135,17 +139,21 @@ def cold(bench: Bench, name: str) -> None:
 
 
 @contextmanager
-def started(bench: Bench, name: str) -> Iterator[Engine]:
+def started(bench: Bench, name: str, kv: KvSchemeName = "none") -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
-        engine, seconds = opened(name, folder)
-        bench.note(f"{name}, from start to the first reply", seconds, "s")
+        engine, seconds = opened(name, folder, kv)
+        bench.note(f"{labeled(name, kv)}, from start to the first reply", seconds, "s")
         yield engine
     del engine
     torch.cuda.empty_cache()
 
 
-def opened(name: str, folder: str) -> tuple[Engine, float]:
-    """An engine of that shape, and how many seconds it took to the first reply."""
+def labeled(name: str, kv: KvSchemeName) -> str:
+    return name if kv == "none" else f"{name}, KV {kv}"
+
+
+def opened(name: str, folder: str, kv: KvSchemeName = "none") -> tuple[Engine, float]:
+    """An engine of that shape and cache, and how many seconds it took to the first reply."""
     (Path(folder) / "config.json").write_text(json.dumps(COMMON | SHAPES[name]))
     began = time.perf_counter()
     engine = start(
@@ -156,6 +164,7 @@ def opened(name: str, folder: str) -> tuple[Engine, float]:
             prefix_cache=False,
             blocks=BLOCKS,
             host_blocks=0,
+            kv_scheme=kv,
             seed=0,
         )
     )

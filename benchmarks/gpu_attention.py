@@ -2,6 +2,7 @@
 
 Layers lie in memory of their own, together larger than the GPU's cache, and the first one's result is checked
 against the torch back end in float32. Writing the step's keys and values is part of the figure.
+`--kv none fp8 int8` measures forms of the cache side by side, case by case.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,11 +35,12 @@ def ragged(count: int) -> Rows:
 DECODE: dict[str, Rows] = {
     **{
         f"{rows} x {context}": [(1, context)] * rows
-        for context in (128, 656, 4096)
+        for context in (128, 512, 656, 4096)
         for rows in (1, 8, 32, 128, 256)
     },
     "32 x 8192": [(1, 8192)] * 32,
-    **{f"{rows} x {context}": [(1, context)] * rows for context in (32768,) for rows in (1, 8, 32, 128)},
+    **{f"{rows} x 32768": [(1, 32768)] * rows for rows in (1, 8, 32, 128)},
+    **{f"{rows} x 131072": [(1, 131072)] * rows for rows in (1, 8)},
     "64 of 100 to 2,000": ragged(64),
     "256 of 100 to 2,000": ragged(256),
     "31 x 656 and 1 x 32768": [(1, 656)] * 31 + [(1, 32768)],
@@ -70,7 +72,7 @@ def run(
     dim: int = 128,
     block_size: int = 16,
     dtype: str = "bfloat16",
-    kv: KvSchemeName = "none",
+    kv: tuple[KvSchemeName, ...] = ("none",),
     only: tuple[str, ...] = (*DECODE, *CHUNKS),
 ) -> None:
     if not torch.cuda.is_available():
@@ -79,11 +81,14 @@ def run(
         raise SystemExit(f"gpu_attention has no case {unknown[0]!r}, but {', '.join(DECODE | CHUNKS)}")
     device, kind = torch.device("cuda", 0), getattr(torch, dtype)
     spec = LayerSpec(heads=heads, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=dim**-0.5)
-    backend = choose(attention, device, [spec], kind, kv, block_size=block_size)
+    backends = {
+        scheme: choose(attention, device, [spec], kind, scheme, block_size=block_size) for scheme in kv
+    }
+    copied = bench.note("a device copy, read and written", copy_speeds(bench), "TB/s").median
 
-    def figures(name: str, rows: Rows) -> float:
+    def figures(name: str, rows: Rows, scheme: KvSchemeName) -> float:
         """Notes the microseconds of a layer; returns their median."""
-        step = make_step(spec, rows, block_size, kind, device, kv)
+        backend, step = backends[scheme], make_step(spec, rows, block_size, kind, device, scheme)
         with torch.inference_mode():
             prepared = backend.prepare(step.batch)
 
@@ -93,14 +98,18 @@ def run(
             check(name, layer(0), step)
             return bench.note(name, graph_times(bench, layer, len(step.layers)), "us").median
 
-    for name, rows in ((name, rows) for name, rows in DECODE.items() if name in only):
-        median = figures(f"decode {name}", rows)
-        read = sum(context for _, context in rows) * KVStore.block_bytes([spec], 1, kind, kv)
-        bench.note(f"decode {name}, keys and values read", read / median / 1e6, "TB/s")
-    for name, rows in ((name, rows) for name, rows in CHUNKS.items() if name in only):
-        median = figures(name, rows)
-        pairs = sum(new * (context - new) + new * (new + 1) / 2 for new, context in rows)
-        bench.note(f"{name}, arithmetic", 4 * pairs * heads * dim / median / 1e6, "TFLOP/s")
+    for name, scheme in ((name, scheme) for name in DECODE | CHUNKS if name in only for scheme in kv):
+        label = name if scheme == "none" else f"{name}, KV {scheme}"
+        if (rows := DECODE.get(name)) is not None:
+            median = figures(f"decode {label}", rows, scheme)
+            read = sum(context for _, context in rows) * KVStore.block_bytes([spec], 1, kind, scheme)
+            speed = bench.note(f"decode {label}, keys and values read", read / median / 1e6, "TB/s").median
+            bench.note(f"decode {label}, of a copy's speed", 100 * speed / copied, "%")
+        else:
+            rows = CHUNKS[name]
+            median = figures(label, rows, scheme)
+            pairs = sum(new * (context - new) + new * (new + 1) / 2 for new, context in rows)
+            bench.note(f"{label}, arithmetic", 4 * pairs * heads * dim / median / 1e6, "TFLOP/s")
 
 
 def make_step(
@@ -163,6 +172,20 @@ def check(name: str, got: Tensor, step: Step) -> None:
     error = float((got - wanted).norm() / wanted.norm())
     if not error < WRONG:
         raise SystemExit(f"{name}: the result is wrong, with a relative error of {error:.1e}")
+
+
+def copy_speeds(bench: Bench) -> list[float]:
+    """TB/s of copies that are many times larger than the GPU's cache, bytes read and written."""
+    source = torch.empty(2**32, dtype=torch.uint8, device="cuda").random_()
+    target, speeds = torch.empty_like(source), []
+    for _ in range(bench.warmup + bench.repeats):
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        target.copy_(source)
+        ended.record()
+        ended.synchronize()
+        speeds.append(2 * source.nbytes / began.elapsed_time(ended) / 1e9)
+    return speeds[bench.warmup :]
 
 
 def graph_times(bench: Bench, layer: Callable[[int], Tensor], layers: int) -> list[float]:

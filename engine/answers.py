@@ -14,6 +14,7 @@ from engine.params import SamplingParams
 from engine.reply import Reply, Sink, Written
 from engine.request import Finish, Phase, Request
 from engine.runner.protocol import BAD, Likeliest, StepResult
+from engine.scheduling import recovery
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Row, Step
 from engine.snapshot import BeamsView
@@ -246,7 +247,7 @@ class Answers:
             if reply := self._replies.pop(request.id, None):  # none: it broke as that one ended
                 reply.end(request, Finish.FAILED, reason)
                 self._meters.finished += 1
-        self._scheduler.clear(reason)
+        recovery.fail_all(self._scheduler, reason)
 
     def _forget(self, request: Request, finish: Finish, error: str = "") -> None:
         del self._replies[request.id]

@@ -20,11 +20,11 @@ from engine.errors import BadInput
 from engine.events import Bus
 from engine.grammar.grammars import Grammars
 from engine.limits import Limits
+from engine.machine import Facts
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
 from engine.models.find import Progress
 from engine.models.registry import load_model
-from engine.observe import Facts
 from engine.runner.drafters import Found, find_drafters
 from engine.runner.room import Room
 from engine.runner.runner import ModelRunner

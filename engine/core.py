@@ -4,28 +4,25 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
 from engine import events
 from engine.answers import Answers
-from engine.config import KV_SCHEMES
 from engine.errors import BadInput, BadParams, EngineDead, NoMemory, QueueFull, RequestTooLong, place
 from engine.events import Bus, log
 from engine.grammar.grammars import Grammars
+from engine.lifecycle import Lifecycle
 from engine.limits import Limits, check_order
+from engine.machine import Facts
 from engine.meters import Meters
-from engine.observe import Facts, snapshot
+from engine.observe import snapshot
 from engine.params import Grammar, SamplingParams
 from engine.replay import Origin, Recorder, Recording
 from engine.reply import Sink, Written
-from engine.requantize import Requantization, begin
 from engine.request import Finish, Request
-from engine.runner.changes import Recache
-from engine.runner.protocol import Masks, Runner, StepResult
+from engine.runner.protocol import Runner, StepResult
 from engine.scheduling import recovery
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
@@ -75,11 +72,9 @@ class Engine:
         self.answers = Answers(scheduler, self.meters, bus, clock, self._number, limits.stop_ids)
         self._seeds = random.Random(seed)
         self._ahead: Flight | None = None
-        self._requantization: Requantization | None = None
         self._recorder: Recorder | None = None
-        self.change: Change | None = None  # of the weights' scheme, that goes on or has failed
         self._committed_at = 0.0
-        self._switches = Switches(self)
+        self._switches, self._lifecycle = Switches(self), Lifecycle(self, weights)
 
     # What a person may ask for
 
@@ -197,42 +192,25 @@ class Engine:
         It begins here and goes on in `step`; events and snapshots tell how far it is, and how it ends.
         """
         self._refuse_if_dead()
-        self._refuse_while_changing()
-        if self.weights is None:
-            problem = "this engine's weights have one form, and keep it"
-            raise BadInput(f"quantization {scheme!r}: {problem}", field="scheme", value=scheme)
-        begun = self._requantization = begin(self, self.weights, scheme)
-        self.change = begun.change if begun else None  # one that failed is no longer wanted
+        self._lifecycle.set_quantization(scheme)
 
     def cancel_quantization(self) -> None:
         """Goes back to the scheme before; does nothing where no change is under way."""
-        if self._requantization is not None:
-            self._requantization.cancel()
+        self._lifecycle.cancel()
 
     def set_kv_scheme(self, scheme: str) -> None:
         """Another form of the cache, while no request is alive. What was cached is forgotten."""
-        if (form := next((each for each in KV_SCHEMES if each == scheme), None)) is None:
-            known = ", ".join(KV_SCHEMES)
-            raise BadInput(
-                f"there is no KV scheme {scheme!r}; there are {known}", field="scheme", value=scheme
-            )
         self._refuse_if_dead()
-        self._refuse_while_changing()
         self._commit_what_is_ahead()  # of requests that have ended, there may be a step on its way
         if alive := self.answers.alive:
             wait = f"wait for {alive}, or end them"
             raise BadInput(f"the cache keeps its form while requests are alive: {wait}")
-        if form == self.scheduler.holdings.kv_scheme:
-            return
-        if problem := next((each.why_not for each in self.runner.kv_schemes() if each.name == form), ""):
-            raise BadInput(problem, field="scheme", value=scheme)
-        self.scheduler.pool.forget_all()  # even where this fails, what the blocks hold is gone
-        self.runner.apply(Recache(form))
-        fit = self.runner.fit()
-        self.scheduler.recache(form, fit.blocks, fit.host_blocks)
-        self.limits = replace(self.limits, context=fit.context)
-        self.facts = replace(self.facts, kv_dtype=self.facts.dtype if form == "none" else form)
-        self.bus.emit(events.Recached(self.scheduler.step, self.clock(), form, fit.blocks))
+        self._lifecycle.set_kv_scheme(scheme)
+
+    @property
+    def change(self) -> Change | None:
+        """Of the weights' scheme, that goes on or has failed."""
+        return self._lifecycle.change
 
     @property
     def switches(self) -> tuple[Switch, ...]:
@@ -248,7 +226,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self.scheduler.requests) or self._ahead is not None or self._requantization is not None
+        return bool(self.scheduler.requests) or self._ahead is not None or self._lifecycle.changing
 
     def pause(self) -> float:
         """After a turn with nothing to do, though requests wait: seconds until the next one makes sense."""
@@ -261,8 +239,10 @@ class Engine:
 
     def step(self) -> bool:
         """One turn. False when there was nothing to do."""
-        if self._requantization is not None:
-            return self._requantize(self._requantization)
+        if self._lifecycle.changing:
+            self._commit_what_is_ahead()
+            self._lifecycle.turn()
+            return True
         began = self.clock()
         step = self.scheduler.schedule()
         scheduled = self.clock()
@@ -275,19 +255,6 @@ class Engine:
         if self.depth == 0:
             self._commit_what_is_ahead()
         return step is not None or before is not None or self.scheduler.gave_way
-
-    def _requantize(self, change: Requantization) -> bool:
-        """A layer of weights in a step's place."""
-        self._commit_what_is_ahead()
-        if not change.turn():
-            self._requantization = None
-        self.change = change.change
-        return True
-
-    def _refuse_while_changing(self) -> None:
-        if self._requantization is not None:
-            wanted = self._requantization.wanted
-            raise BadInput(f"the weights are on their way to {wanted}: wait, or cancel that")
 
     def _commit_what_is_ahead(self) -> None:
         if before := self._ahead:
@@ -309,22 +276,15 @@ class Engine:
     def _supply(self, flight: Flight) -> None:
         """What the guided rows of a step may draw, which depends on the step before it."""
         try:
-            self.runner.supply(flight.handle, self._masks(flight.step))
+            assert self.grammars is not None
+            masks = self.grammars.masks(flight.step, self.scheduler.requests)
+            self.runner.supply(flight.handle, masks)
         except NoMemory as error:
             self._ahead = None
             self._lighten(flight.step, error)
         except Exception as error:
             self._ahead = None
             self._step_failed(flight.step, error)
-
-    def _masks(self, step: Step) -> Masks:
-        assert self.grammars is not None
-        rows = [step.rows[at] for at in step.guided]
-        alive = [(row.slot, each) for row in rows if (each := self.scheduler.requests.get(row.request))]
-        if not alive:  # all of them ended with the step before
-            return Masks((), np.zeros((0, 0), np.uint8))
-        slots, requests = zip(*alive, strict=True)
-        return Masks(slots, np.stack([self.grammars.allowed(each) for each in requests]))
 
     def _commit(self, flight: Flight) -> None:
         began, step = self.clock(), flight.step
@@ -363,7 +323,7 @@ class Engine:
         """
         if self._recorder is not None:
             raise BadInput("the engine is being recorded already: stop that first")
-        self._refuse_while_changing()
+        self._lifecycle.refuse_while_changing()
         self._commit_what_is_ahead()
         if alive := self.answers.alive:
             raise BadInput(f"a recording begins with an engine at rest: wait for {alive}, or end them")

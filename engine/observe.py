@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from engine.machine import Machine
+from engine.meters import Meters
 from engine.request import Request
+from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.window import held
-from engine.snapshot import BlockView, RequestView, Snapshot
+from engine.snapshot import BeamsView, BlockView, Change, RequestView, Snapshot, Switch
 
 if TYPE_CHECKING:
-    from engine.core import Engine
-    from engine.scheduling.scheduler import Scheduler
+    from engine.runner.weights import Weights
 
 _SHOWN_WAITING = 64  # of the line; the rest is a number
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What stays the same while an engine lives."""
+class Observed(Machine, Protocol):
+    """What a snapshot tells of an engine."""
 
-    model: str
-    dtype: str
-    device: str
-    attention: str
-    policy: str
-    kv_dtype: str = ""
+    meters: Meters
+    error: str
+    weights: Weights | None
+
+    @property
+    def change(self) -> Change | None: ...
+
+    @property
+    def switches(self) -> tuple[Switch, ...]: ...
+
+    def beams(self) -> tuple[BeamsView, ...]: ...
 
 
-def snapshot(engine: Engine) -> Snapshot:
+def snapshot(engine: Observed) -> Snapshot:
     scheduler, facts, meters = engine.scheduler, engine.facts, engine.meters
     now = engine.clock()
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)

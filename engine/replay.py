@@ -18,8 +18,8 @@ from engine.codec import Misfit, codec
 from engine.config import KvSchemeName
 from engine.errors import BadWire
 from engine.runner.changes import Change, Recache, ReplaceLayer, Resize, UseGraphs, UseScheme
-from engine.runner.protocol import Masks, Runner, StepResult
-from engine.scheduling.step import Step
+from engine.runner.protocol import Runner, StepResult
+from engine.scheduling.step import Masks, Step
 from engine.scheduling.step_bytes import Bounds, decode, encode
 
 VERSION = 1

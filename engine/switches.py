@@ -1,20 +1,14 @@
-"""Techniques that can be off. They turn whatever runs: each plan reads them anew; tokens stay the same."""
-
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+"""Techniques that can be off. Each step reads them anew, so they may change at any time."""
 
 from engine import events
 from engine.errors import BadInput
+from engine.machine import Machine
 from engine.runner.changes import UseGraphs
 from engine.snapshot import Switch
 
-if TYPE_CHECKING:
-    from engine.core import Engine
-
 
 class Switches:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Machine) -> None:
         self._engine = engine
         self._usual = self._present()
 

@@ -91,11 +91,18 @@ class StandingWork:
     """
 
     def __init__(
-        self, specs: Sequence[LayerSpec], rows: int, dtype: torch.dtype, device: torch.device
+        self,
+        specs: Sequence[LayerSpec],
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        packed: bool = False,
     ) -> None:
         self._rows = rows
         self._tiles = {
-            spec: tiles.for_tokens(spec, rows, gpu(device), dtype.itemsize) for spec in dict.fromkeys(specs)
+            spec: tiles.for_tokens(spec, rows, gpu(device), dtype.itemsize, packed=packed)
+            for spec in dict.fromkeys(specs)
         }
         self._most = {
             spec: rows + max(rows // 8, tile.programs // spec.kv_heads) for spec, tile in self._tiles.items()
@@ -126,7 +133,8 @@ class StandingWork:
             merges = numbers[at + most * ITEM : at + most * (ITEM + MERGE)].view(-1, MERGE)
             at += most * (ITEM + MERGE)
             if cut:
-                work[spec] = Work(tile, items, merges[: most // 2], most, most=min(most, 64))
+                merged = min(self._rows, most // 2)  # a row once, and each of two pieces at least
+                work[spec] = Work(tile, items, merges[:merged], most, most=min(most, 64))
             else:
                 work[spec] = Work(tile, items[: self._rows], merges[:0], 0, most=0)
         return Standing(tables, work)
@@ -138,12 +146,12 @@ def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[
     device = batch.tables.device
     launches = []
     if single:
-        tile = tiles.for_tokens(spec, single, gpu(device), itemsize)
+        tile = tiles.for_tokens(spec, single, gpu(device), itemsize, packed=packed)
         chunks = Chunks.of(0, starts[: single + 1], contexts[:single], 1)
         launches.append(work_of(chunks, spec, tile, device))
     if single < len(contexts):
         counts, contexts = np.diff(starts[single:]), contexts[single:]
-        gathered = None if packed else tiles.for_gathered(spec, counts, contexts, gpu(device), itemsize)
+        gathered = tiles.for_gathered(spec, counts, contexts, gpu(device), itemsize, packed=packed)
         longest, mean = int(counts.max()), float(contexts.mean())
         seen = min(mean, spec.window or mean)
         tile = gathered or tiles.for_chunks(spec, longest, seen, gpu(device), itemsize, packed=packed)

@@ -2,7 +2,7 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -14,6 +14,7 @@ from engine.grammar.source import source
 from engine.grammar.vocabulary import readable
 from engine.params import Grammar, SamplingParams
 from engine.request import Request
+from engine.scheduling.step import Masks, Step
 from engine.text.tokenizer import Tokenizer
 
 KEPT = 256
@@ -61,6 +62,16 @@ class Grammars:
         request.guide.read(request.tokens)
         early = request.generated < params.min_tokens
         return request.guide.allowed(params.enders(self._stop_ids), early=early)
+
+    def masks(self, step: Step, requests: Mapping[int, Request]) -> Masks:
+        """What the guided rows of a step may draw, by what their requests hold now.
+
+        A request that has ended is passed over: what its row draws is dropped.
+        """
+        rows = [step.rows[at] for at in step.guided]
+        alive = [(row.slot, each) for row in rows if (each := requests.get(row.request))]
+        bits = [self.allowed(each) for _, each in alive]
+        return Masks(tuple(slot for slot, _ in alive), np.stack(bits) if bits else np.zeros((0, 0), np.uint8))
 
     def _compiled(self, grammar: Grammar, seconds: float) -> Guide:
         vocabulary = self._vocabulary()

@@ -52,7 +52,8 @@ class StoredSource:
                 kept[name] = weight
         for part in layer.parts:
             for attribute, pieces in part.pieces().items():
-                linear, names = getattr(part, attribute), [layer.named(f"{it.name}.weight") for it in pieces]
+                linear = part.get_submodule(attribute)
+                names = [layer.named(f"{piece.name}.weight") for piece in pieces]
                 if not isinstance(linear, Linear) or kept.keys().isdisjoint(names):
                     continue
                 if not linear.quantizes:
@@ -60,6 +61,7 @@ class StoredSource:
                         slots[name].view.copy_(kept[name].dequantized()[:, : linear.weight.shape[1]])
                     continue
                 parts = [kept[name] if name in kept else slots[name].view.clone() for name in names]
-                setattr(part, attribute, product(parts, linear.bias, linear.weight.shape[1], self.dtype))
+                made = product(parts, linear.bias, linear.weight.shape[1], self.dtype)
+                part.set_submodule(attribute, made)
         settle(layer, named("none"))
         return layer

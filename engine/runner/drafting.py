@@ -4,7 +4,7 @@ Each is drawn with the number that its place in the reply will be drawn with, so
 very token even of a sampled reply.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,8 @@ from engine.errors import BadWire
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
 from engine.runner.batch import BatchBuilder
-from engine.scheduling.step import LAST, Row, Rows, SlotTokens
+from engine.runner.drawing import Drawing
+from engine.scheduling.step import LAST, Drafts, Row, Rows, SlotTokens, Step
 
 PIECE = 512  # tokens that a draft model takes in at a time, where it has a prompt to catch up on
 
@@ -132,6 +133,30 @@ class SmallModel:
 
 
 Drafter = EarlyExit | SmallModel
+
+
+def with_drafts(
+    step: Step, drafters: Mapping[str, Drafter], batches: BatchBuilder, drawing: Drawing
+) -> tuple[Mapping[int, Drafts], np.ndarray]:
+    """The step's drafts and its ids, with those that models make here."""
+    made, ids = dict(step.drafts), step.ids
+    drafted = step.rows[step.single : step.single + len(made)]
+    ends = step.single + np.cumsum(drafted.lengths)
+    places = {row.request: slice(end - row.drafted, end) for row, end in zip(drafted, ends, strict=True)}
+    for kind, drafter in drafters.items():
+        rows = [
+            (row, int(ids[places[row.request].start - 1]))
+            for row in drafted
+            if made[row.request].kind == kind
+        ]
+        if rows:
+            found = drafts_of(drafter, rows, batches, drawing.last_ids, drawing.guess)
+            drawing.apply(step.sampling)  # what was drawn for the drafts was counted as text
+            ids = ids.copy()
+            for request, tokens in found.items():
+                made[request] = made[request]._replace(tokens=tokens)
+                ids[places[request]] = tokens
+    return made, ids
 
 
 def drafts_of(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.runner.graphs import Draws, Stage, asked_of, biases_of
-from engine.runner.protocol import BAD, Masks
+from engine.runner.protocol import BAD
 from engine.runner.results import Drawn
 from engine.runner.staging import upload
 from engine.sampling.allowed import forbid
@@ -16,7 +16,7 @@ from engine.sampling.candidates import candidates
 from engine.sampling.logprobs import Logprobs
 from engine.sampling.rows import RowsView, SamplingRows, Wanted
 from engine.sampling.sampler import sample
-from engine.scheduling.step import Rows, SlotSampling
+from engine.scheduling.step import Masks, Rows, SlotSampling
 
 
 class Drawing:

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.events import TokenLogprob
 from engine.runner.changes import Change
-from engine.scheduling.step import Step
+from engine.scheduling.step import Masks, Step
 from engine.snapshot import Load, Reads, SchemeView, Speeds
 
 
@@ -34,13 +34,6 @@ class Likeliest:
     def of(self, request: int) -> tuple[np.ndarray, np.ndarray]:
         place = self.places[request]
         return self.ids[place], self.values[place]
-
-
-class Masks(NamedTuple):
-    """Which tokens the guided rows of a step may draw."""
-
-    slots: tuple[int, ...]
-    bits: np.ndarray  # [slots, bytes] uint8: a bit for each token, the lowest first
 
 
 @dataclass(slots=True)

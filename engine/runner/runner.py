@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,13 +18,14 @@ from engine.errors import BadInput, NoMemory
 from engine.models.base import LanguageModel
 from engine.runner.batch import BatchBuilder
 from engine.runner.changes import Change, Recache, ReplaceLayer, Resize, UseGraphs, UseScheme
-from engine.runner.drafting import Drafter, SmallModel, drafts_of
+from engine.runner.drafting import Drafter, SmallModel, with_drafts
 from engine.runner.drawing import Drawing, by_row
 from engine.runner.graphs import DecodeSteps, Draws
+from engine.runner.launched import Launched, Piece, Sampled
 from engine.runner.load import LoadMeter
 from engine.runner.memory import MemoryMeter
 from engine.runner.moves import Seconds, mover_on, timed
-from engine.runner.protocol import Fit, Masks, StepResult
+from engine.runner.protocol import Fit, StepResult
 from engine.runner.results import Drawn, likeliest_of, logprobs_of
 from engine.runner.room import Room
 from engine.runner.staging import upload
@@ -33,7 +33,7 @@ from engine.runner.traffic import measure, weights_read
 from engine.runner.verification import ahead, rolled, unrolled
 from engine.runner.weights import Weights
 from engine.sampling.rows import Wanted
-from engine.scheduling.step import Drafts, Rows, Step
+from engine.scheduling.step import Masks, Step
 from engine.snapshot import Load, Reads, SchemeView, Speeds
 
 if TYPE_CHECKING:
@@ -42,34 +42,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LARGE = 10  # from so many bits on, steps of all sizes take the same kernels
-
-
-NOTHING = Drawn(torch.empty(0, dtype=torch.int64))
-
-Sampled = Callable[["Masks | None"], Drawn]  # the rest of a step, once its logits are on the way
-
-
-@dataclass(slots=True)
-class Launched:
-    """A step on the device, and where its results will be."""
-
-    rows: Rows  # those that sample
-    began: float
-    swap_seconds: Seconds
-    drafts: Mapping[int, Drafts]  # each of which was a row
-    sample: Sampled | None = None  # None: no row draws, or all have
-    drawn: Drawn = field(default_factory=lambda: NOTHING)  # on the host once `arrived`
-    arrived: torch.cuda.Event | None = None  # None: they are there
-
-
-class Piece(NamedTuple):
-    """What the model computes in a step, drafts unrolled."""
-
-    rows: Rows
-    ids: np.ndarray
-    single: int
-    drawing: Rows  # those that sample
-    drafts: Mapping[int, Drafts]
 
 
 class ModelRunner:
@@ -254,7 +226,7 @@ class ModelRunner:
         """The model's part of a step. What draws from it may have to wait for masks."""
         rows, ids, single, drafts = step.rows, step.ids, step.single, step.drafts
         if drafts:
-            drafts, ids = self._with_drafts(step)
+            drafts, ids = with_drafts(step, self._drafters, self._batches, self._drawing)
             rows, single = unrolled(rows, single)
         every = single == len(rows) and bool(rows.samples.all())
         drawing = rows if every else rows.where(rows.samples)
@@ -319,7 +291,7 @@ class ModelRunner:
             self._speeds = measure(self.device, self.store.dtype, weights_read(self.model))
         return self._speeds
 
-    def _run(self, piece: "Piece") -> Sampled | None:
+    def _run(self, piece: Piece) -> Sampled | None:
         """A step of the model; what it gives draws a token for each row that samples, if there are any."""
         rows, drawing = piece.rows, piece.drawing
         steps = self._steps if self.graphs and self._recordable else None
@@ -346,7 +318,7 @@ class ModelRunner:
             return None
         return self._sampler(self.model.logits(found), laid.slots, piece)
 
-    def _decode(self, steps: DecodeSteps, piece: "Piece") -> Sampled:
+    def _decode(self, steps: DecodeSteps, piece: Piece) -> Sampled:
         """A step of one token a row, in a graph; what its kernels do not know is sampled behind it."""
         rows = piece.rows
         wanted = self._drawing.wanted(rows)
@@ -357,11 +329,11 @@ class ModelRunner:
         (slots,) = upload([rows.slots], self.device)
         return self._sampler(steps.logits(rows, piece.ids).float(), slots, piece)
 
-    def _sampler(self, logits: Tensor, slots: Tensor, piece: "Piece") -> Sampled:
+    def _sampler(self, logits: Tensor, slots: Tensor, piece: Piece) -> Sampled:
         before = ahead(piece.drawing, piece.drafts) if piece.drafts else ()
         return lambda masks: self._drawing.by_sampler(logits, slots, piece.drawing, ahead=before, masks=masks)
 
-    def _for_kernels(self, piece: "Piece") -> Wanted | None:
+    def _for_kernels(self, piece: Piece) -> Wanted | None:
         """How these rows draw, if kernels draw for them."""
         if self._stage is None or not len(piece.drawing):
             return None
@@ -371,7 +343,7 @@ class ModelRunner:
         return wanted
 
     def _rehearse(
-        self, stage: "GpuStage", piece: "Piece", wanted: Wanted | None, launches: Callable[[], object]
+        self, stage: "GpuStage", piece: Piece, wanted: Wanted | None, launches: Callable[[], object]
     ) -> None:
         """The first step of a kind. Which kernels it takes depends on its size, nearly by powers of two."""
         size = min((len(piece.ids) - 1).bit_length(), LARGE)
@@ -379,27 +351,6 @@ class ModelRunner:
         if kind not in self._rehearsed:
             stage.rehearse(launches)
             self._rehearsed.add(kind)
-
-    def _with_drafts(self, step: Step) -> tuple[Mapping[int, Drafts], np.ndarray]:
-        """The drafts, and the ids, with those that models make here."""
-        made, ids, own = dict(step.drafts), step.ids, self._drawing
-        drafted = step.rows[step.single : step.single + len(made)]
-        ends = step.single + np.cumsum(drafted.lengths)
-        places = {row.request: slice(end - row.drafted, end) for row, end in zip(drafted, ends, strict=True)}
-        for kind, drafter in self._drafters.items():
-            rows = [
-                (row, int(ids[places[row.request].start - 1]))
-                for row in drafted
-                if made[row.request].kind == kind
-            ]
-            if rows:
-                found = drafts_of(drafter, rows, self._batches, own.last_ids, own.guess)
-                own.apply(step.sampling)  # what was drawn for the drafts was counted as text
-                ids = ids.copy()
-                for request, tokens in found.items():
-                    made[request] = made[request]._replace(tokens=tokens)
-                    ids[places[request]] = tokens
-        return made, ids
 
     def _forward(self, batch: Batch) -> Tensor:
         if self._stage is not None:

@@ -24,11 +24,12 @@ class GpuStage:
 
     def __init__(self, model: Decoder, store: KVStore, attention: TritonAttention) -> None:
         self._decoder = FusedDecoder(model, store.layers, attention)
-        self._attention, self._specs = attention, [each.spec for each in store.layers]
+        self._attention, self._store = attention, store
         self._dtype, self._device = model.embed.dtype, model.embed.device
 
     def work(self, rows: int) -> StandingWork:
-        return StandingWork(self._specs, rows, self._dtype, self._device)
+        specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
+        return StandingWork(specs, rows, self._dtype, self._device, packed=packed)
 
     def rehearse(self, launches: Callable[[], object]) -> None:
         rehearse(launches)

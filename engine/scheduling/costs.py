@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+from engine.request import Request
+from engine.scheduling.rules import Rules
+
 _MEMORY = 0.2  # the weight of the newest sample
 
 
@@ -28,6 +31,12 @@ class Costs:
     def swap(self, blocks: int) -> float:
         """Out and, later, in again."""
         return 2 * blocks * (self.swapped_block or 0.0)
+
+    def swaps(self, victim: Request, rules: Rules, block_size: int) -> bool:
+        """Whether a request that gives way keeps its blocks in host memory."""
+        if rules.preemption != "auto":
+            return rules.preemption == "swap"
+        return self.swap_is_cheaper(victim.launched, -(-victim.launched // block_size))
 
     def swap_is_cheaper(self, tokens: int, blocks: int) -> bool:
         return self.swap(blocks) < self.recompute(tokens)

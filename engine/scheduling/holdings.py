@@ -70,6 +70,13 @@ class Holdings:
         request.blocks, request.host_blocks, request.published, request.shares_tail = [], [], 0, False
         request.gone = 0
 
+    def recache(self, scheme: KvSchemeName, blocks: int, host_blocks: int) -> None:
+        """Begins with an empty cache of another form; no request may hold any of the old one."""
+        assert not self.pool.in_use and not self.host.in_use, "a request holds blocks of the cache that goes"
+        self.kv_scheme = scheme
+        self.pool.reset(blocks)
+        self.host.reset(host_blocks)
+
     def clear(self) -> None:
         """As if nobody had ever held any."""
         self.tables.clear()
@@ -95,6 +102,13 @@ class Holdings:
     def spare(self, hits: list[int]) -> int:
         """Blocks that can be taken when those found are in use again."""
         return self.pool.available - sum(not self.pool.refs[block] for block in held(hits))
+
+    def draft_room(self, request: Request, running: int) -> int:
+        """How many drafts there is room for, without a reply too long and without another's block."""
+        cells = len(request.blocks) * self.pool.block_size
+        if self.pool.available > running:
+            cells += self.pool.block_size
+        return min(cells - request.launched, request.max_len - request.known) - 1
 
     # Several that hold the same
 

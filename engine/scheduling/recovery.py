@@ -1,6 +1,6 @@
 """What a step that failed leaves to the scheduler."""
 
-from engine.request import Request
+from engine.request import Finish, Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 
@@ -57,6 +57,17 @@ def relying_on(scheduler: Scheduler, step: Step) -> list[Request]:
     return [
         each for each in scheduler.requests.values() if each.id in rows or not written.isdisjoint(each.blocks)
     ]
+
+
+def fail_all(scheduler: Scheduler, error: str) -> None:
+    """Fails all there is without looking at it: what called for this may have left anything half done."""
+    for request in scheduler.requests.values():
+        scheduler.report_finish(request, Finish.FAILED, error)
+    scheduler.requests.clear()
+    scheduler.running.clear()
+    scheduler.waiting.clear()
+    scheduler.speculator.clear()
+    scheduler.holdings.clear()
 
 
 def resend(scheduler: Scheduler, step: Step) -> None:

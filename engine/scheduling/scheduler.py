@@ -132,16 +132,11 @@ class Scheduler:
                 continue
             drafts = None
             if not request.pending:
-                drafts = self.speculator.propose(request, min(spare, self._draft_room(request)))
+                drafts = self.speculator.propose(
+                    request, min(spare, self.holdings.draft_room(request, len(self.running)))
+                )
             if self._schedule_row(builder, request, 1, drafts) and drafts:
                 spare -= drafts.length
-
-    def _draft_room(self, request: Request) -> int:
-        """How many drafts there is room for, without a reply too long and without another's block."""
-        cells = len(request.blocks) * self.pool.block_size
-        if self.pool.available > len(self.running):
-            cells += self.pool.block_size
-        return min(cells - request.launched, request.max_len - request.known) - 1
 
     def _schedule_row(
         self, builder: StepBuilder, request: Request, count: int, drafts: Drafts | None = None
@@ -249,8 +244,9 @@ class Scheduler:
 
     def _preempt(self, builder: StepBuilder, victim: Request) -> None:
         """Takes all of a running request's blocks. It comes back by itself when there is room."""
-        builder.preempted = True
-        swap = self._swaps(victim) and victim.id not in builder.copies  # a copy that is never made
+        builder.preempted, size = True, self.pool.block_size
+        copied = victim.id in builder.copies  # a copy that is never made then
+        swap = not copied and self.holdings.fits_host(victim) and self.costs.swaps(victim, self.rules, size)
         builder.drop(victim.id)
         holds, idle = len(victim.blocks), victim.launched == victim.known and not victim.pending
         self._stop_running(victim)
@@ -266,14 +262,6 @@ class Scheduler:
         else:
             self.waiting.push(victim)
         self.emit(events.Preempted(self.step, self.clock(), victim.id, swap, holds))
-
-    def _swaps(self, victim: Request) -> bool:
-        if not self.holdings.fits_host(victim):
-            return False
-        if self.rules.preemption != "auto":
-            return self.rules.preemption == "swap"
-        written = self.holdings.blocks_for(victim.launched)
-        return self.costs.swap_is_cheaper(victim.launched, written)
 
     # What a step has brought
 
@@ -322,7 +310,7 @@ class Scheduler:
         if error:
             self.pool.forget(request.blocks)  # what a failed request computed is not to be trusted
         self.drop(request)
-        self._report_finish(request, finish, error)
+        self.report_finish(request, finish, error)
 
     def drop(self, request: Request) -> None:
         """The same without an event, for one of several that answer a request."""
@@ -334,23 +322,6 @@ class Scheduler:
         self.speculator.forget(request)
         del self.requests[request.id]
         request.phase = Phase.DONE
-
-    def clear(self, error: str) -> None:
-        """Fails all there is without looking at it: what called for this may have left anything half done."""
-        for request in self.requests.values():
-            self._report_finish(request, Finish.FAILED, error)
-        self.requests.clear()
-        self.running.clear()
-        self.waiting.clear()
-        self.speculator.clear()
-        self.holdings.clear()
-
-    def recache(self, scheme: KvSchemeName, blocks: int, host_blocks: int) -> None:
-        """Begins with an empty cache of another form; no request may hold any of the old one."""
-        assert not self.requests, "a request holds blocks of the cache that goes"
-        self.holdings.kv_scheme = scheme
-        self.pool.reset(blocks)
-        self.host.reset(host_blocks)
 
     def fork(self, parent: Request, child: Request) -> None:
         """A child with the parent's tokens. Where the parent runs and a row is free, it shares its blocks."""
@@ -410,7 +381,7 @@ class Scheduler:
         self.running.remove(request)
         self.holdings.close(request)
 
-    def _report_finish(self, request: Request, finish: Finish, error: str) -> None:
+    def report_finish(self, request: Request, finish: Finish, error: str) -> None:
         request.phase, request.finish, request.error, request.why = Phase.DONE, finish, error, ""
         now, name = self.clock(), finish.value
         self.emit(events.Finished(self.step, now, request.id, name, request.generated, error))

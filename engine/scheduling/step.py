@@ -152,6 +152,13 @@ class Step:
         return int(rest[rest[:, 5] == 0, 3].sum()) if len(rest) else 0
 
 
+class Masks(NamedTuple):
+    """Which tokens the guided rows of a step may draw."""
+
+    slots: tuple[int, ...]
+    bits: np.ndarray  # [slots, bytes] uint8: a bit for each token, the lowest first
+
+
 @dataclass(slots=True)
 class StepBuilder:
     """A step while it is decided: rows can still be taken back."""

@@ -20,16 +20,16 @@ from engine.errors import BadInput
 from engine.events import Bus, TokenLogprob
 from engine.grammar.grammars import Grammars
 from engine.limits import Limits
+from engine.machine import Facts
 from engine.models.find import find_model
-from engine.observe import Facts
 from engine.params import SamplingParams
 from engine.request import Request
 from engine.runner.changes import Change
-from engine.runner.protocol import BAD, Fit, Likeliest, Masks, StepResult
+from engine.runner.protocol import BAD, Fit, Likeliest, StepResult
 from engine.scheduling.policy import choose
 from engine.scheduling.rules import Rules
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Drafts, Step
+from engine.scheduling.step import Drafts, Masks, Step
 from engine.snapshot import Reads, SchemeView, Speeds
 from engine.speculation.verify import run_of
 from engine.text.reasoning import CLOSE, OPEN

@@ -28,6 +28,8 @@ class EngineWatch:
 
     def took(self, conversation: Conversation, request: int) -> None:
         self.owners[request] = Owner(conversation.chat.letter.upper(), conversation.colour)
+        if self.latest is not None:
+            self._share(self.latest)
 
     def forget(self) -> None:
         """Another engine comes, which counts its requests anew."""
@@ -37,14 +39,18 @@ class EngineWatch:
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
         self.latest = snapshot
-        for view in snapshot.requests:  # several that answer one request are whose that is
-            if view.group in self.owners:
-                self.owners.setdefault(view.id, self.owners[view.group])
+        self._share(snapshot)
         if snapshot.running and snapshot.rates.steps:
             self.at_work = snapshot
         self._signals.snapshot(snapshot)
         for each in tuple(self.onlookers):
             self._show_to(each, snapshot)
+
+    def _share(self, snapshot: Snapshot) -> None:
+        """Several requests that answer one are whose that is."""
+        for view in snapshot.requests:
+            if view.group in self.owners:
+                self.owners.setdefault(view.id, self.owners[view.group])
 
     def show_events(self, events: Sequence[Event]) -> None:
         self._signals.events(events)

@@ -14,15 +14,15 @@ from engine.cache.tables import BlockTables, TableMirror
 from engine.core import Engine
 from engine.events import Bus
 from engine.limits import Limits
-from engine.observe import Facts
+from engine.machine import Facts
 from engine.params import SPECULATION
 from engine.request import Request
 from engine.runner.changes import Change, UseGraphs
-from engine.runner.protocol import Likeliest, Masks, StepResult
+from engine.runner.protocol import Likeliest, StepResult
 from engine.scheduling.policy import choose
 from engine.scheduling.rules import Rules
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import LAST, Row, SlotSampling, Step
+from engine.scheduling.step import LAST, Masks, Row, SlotSampling, Step
 from engine.scheduling.window import Window
 from engine.snapshot import Reads
 from engine.speculation.verify import run_of

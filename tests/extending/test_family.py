@@ -8,6 +8,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -210,8 +211,7 @@ def test_a_wrong_operator_is_refused_with_a_sentence(spoilt: Any, told: str) -> 
 def test_a_wrong_one_keeps_its_family_from_being_loaded(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import minichat_family
-
+    minichat_family = import_module("minichat_family")
     right = minichat_family.CenteredNorm.forward
     monkeypatch.setattr(minichat_family.CenteredNorm, "forward", lambda self, x: right(self, x) + x * 0.1)
     with pytest.raises(BadInput, match="operator 'centered' on cpu in float32: 1 rows, 64 numbers: it is"):
@@ -219,8 +219,7 @@ def test_a_wrong_one_keeps_its_family_from_being_loaded(
 
 
 def test_what_is_missing_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import minichat_family
-
+    minichat_family = import_module("minichat_family")
     with pytest.raises(BadInput, match="there is no operator 'absent'; there are centered, transposed"):
         operators.product("absent")
     with pytest.raises(BadInput, match="operator 'centered' is a norm, and a product is wanted"):

@@ -16,7 +16,7 @@ FLOORS: dict[str, int] = {
     **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices"), 2),
     "runner": 3,
     **dict.fromkeys(("core", "answers", "meters", "observe", "reply", "groups", "limits"), 4),
-    **dict.fromkeys(("requantize", "switches", "handlers", "mailbox"), 4),
+    **dict.fromkeys(("lifecycle", "machine", "replay", "switches", "handlers", "mailbox"), 4),
     **dict.fromkeys(("host", "assembly", "start", "quality"), 5),
     "server": 6,
 }

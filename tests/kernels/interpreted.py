@@ -134,7 +134,7 @@ def _attend(sent: bytes) -> bytes:
     def changed(make: Any) -> Any:
         return lambda *given, **named: replace(make(*given, **named), **changes)
 
-    def for_gathered(spec: Any, counts: Any, contexts: Any, gpu: Any, itemsize: int) -> Any:
+    def for_gathered(spec: Any, counts: Any, contexts: Any, gpu: Any, itemsize: int, *, packed: bool) -> Any:
         tile = for_chunks(spec, int(counts.max()), 0.0, gpu, itemsize)
         return replace(tile, **changes, ahead=True) if gathered else None
 
@@ -160,8 +160,15 @@ def _standing(sent: bytes) -> bytes:
     slots = np.random.default_rng(0).permutation(rows + 3)[:count]
     tables = torch.zeros(rows + 3, batch.tables.shape[1] + 1, dtype=torch.int32)
     tables[slots, : batch.tables.shape[1]] = batch.tables
-    with patch.object(tiles, "for_tokens", lambda *given: replace(for_tokens(*given), programs=8)):
-        work = StandingWork([layer.spec, replace(layer.spec, window=7)], rows, case.q.dtype, case.q.device)
+
+    def cut_in_eight(*given: Any, **named: Any) -> Any:
+        return replace(for_tokens(*given, **named), programs=8)
+
+    with patch.object(tiles, "for_tokens", cut_in_eight):
+        work = StandingWork(
+            [layer.spec, replace(layer.spec, window=7)], rows, case.q.dtype, case.q.device,
+            packed=layer.key_scales is not None,
+        )  # fmt: skip
     numbers = np.full(work.numbers, 99, np.int32)
     cut = work.fill(numbers, slots, batch.host_contexts)
     prepared = work.prepared(torch.from_numpy(numbers), tables, cut=cut)

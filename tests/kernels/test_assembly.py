@@ -40,6 +40,19 @@ def test_bytes_become_floats() -> None:
     assert np.array_equal(np.stack(found, 1).view(np.float32).ravel(), np.arange(256) - 128.0)
 
 
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+def test_words_become_pairs(kind: torch.dtype) -> None:
+    """Each byte beside each other one, as the even and as the odd one of its word."""
+    from engine.kernels.attention.pairs import EVEN, ODD
+
+    numbers = np.arange(256, dtype=np.uint8)
+    words = np.stack([each.ravel() for each in np.meshgrid(numbers, numbers)], 1)
+    wanted = torch.from_numpy(words).view(kind).float().view(-1, 2, 2)  # registers, words, bytes
+    for nth, text in enumerate((EVEN[kind], ODD[kind])):
+        (found,) = halves(*ptx.run(text, [words.ravel().view(np.uint32)], 1), dtype=torch.float16)
+        torch.testing.assert_close(found, wanted[:, :, nth], rtol=0, atol=0, equal_nan=True)
+
+
 @SHORT
 def test_nibbles_become_numbers(dtype: torch.dtype) -> None:
     """As they are, and a power of two; of x, what is another column's becomes zero."""
@@ -139,6 +152,35 @@ def test_words_of_a_row_come_as_they_are_multiplied(inputs: int, dtype: torch.dt
         if kind in ("i16", "i32"):
             *others, last = layouts[layout].split(", ")
             assert set(others) == {"1"} and last == ("8" if kind == "i16" else "1")
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize(("keys", "warps", "stages"), [(32, 1, 4), (32, 1, 6), (32, 1, 8)])
+def test_a_compressed_cache_goes_to_the_tensor_cores(
+    kind: torch.dtype, keys: int, warps: int, stages: int
+) -> None:
+    """By copies ahead and through shared memory once; nothing else of a turn's size moves."""
+    from engine.kernels.attention.paged import _attend
+    from engine.kernels.attention.pairs import EVEN, ODD
+
+    of = dict.fromkeys(("out", "q"), "*bf16") | dict.fromkeys(("mixes", "sums"), "*fp32")
+    of |= dict.fromkeys(("keys", "values"), "*i16") | dict.fromkeys(("key_scales", "value_scales"), "*i32")
+    of |= dict.fromkeys(("tables", "items"), "*i32") | {"scale": "fp32"}
+    of |= dict.fromkeys(("q_token", "q_head", "table_stride"), "i32")
+    shape: dict[str, Any] = {
+        "sinks": None, "KV_HEADS": 8, "GROUP": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "BLOCK": 16,
+        "PACKED": True, "WINDOW": 0, "KEPT": 0, "SOFTCAP": 0.0, "SINKS": False, "QUERIES": 1, "PADDED": 8,
+        "KEYS": keys, "KEY_PAD": 128, "VALUE_PAD": 128, "STAGES": stages, "EARLY": False, "AHEAD": False,
+        "GATHERED": False, "EVEN": EVEN[kind], "ODD": ODD[kind],
+    }  # fmt: skip
+    made = for_a_hopper(_attend, of, shape, warps=warps)
+    text = made.asm["ttgir"]
+    loop = text[text.index("scf.for") : text.index("scf.yield")]
+    assert loop.count("tt.dot ") == 4 and loop.count("ttg.async_copy_global_to_local") == 5
+    assert "tt.load" not in loop and "ttg.local_store" not in loop and "ttg.local_alloc" not in loop
+    moved = re.findall(r"ttg.convert_layout .*?tensor<([\dx]+)x", loop)
+    assert moved and all(np.prod([int(each) for each in size.split("x")]) <= 8 * keys for size in moved)
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in made.asm["ptx"]
 
 
 def for_a_hopper(function: Any, of: dict[str, str], shape: dict[str, Any], *, warps: int) -> Any:

@@ -137,11 +137,11 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
     [
         (SMALL, 8, "none", "none"), (SMALL, 40, "none", "none"), (LARGE, 1, "none", "none"),
         (SMALL, 1, "int8", "int8"), (SMALL, 4, "int4", "fp8"), (SMALL, 1, "fp8", "none"),
-        (BETWEEN, 1, "int4", "none"),
+        (BETWEEN, 1, "int4", "none"), (SMALL, 128, "none", "fp8"),
         *soak(
             (SMALL, 1, "none", "none"), (SMALL, 128, "none", "none"), (LARGE, 32, "none", "none"),
             (SMALL, 4, "int8", "none"), (SMALL, 1, "int4", "none"), (SMALL, 64, "int4-128", "none"),
-            (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"),
+            (LARGE, 1, "int8", "none"), (LARGE, 1, "int4", "none"), (LARGE, 40, "none", "int8"),
         ),
     ],
 )  # fmt: skip
@@ -178,7 +178,7 @@ def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> N
         stage.draw(logits, fields, last_ids, Draws(rows == 8, False, False, False), None)
 
 
-@pytest.mark.parametrize("kv", ["none", "int8"])
+@pytest.mark.parametrize("kv", ["none", "int8", "fp8"])
 def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
     prompts(kv)
 

@@ -79,27 +79,29 @@ def test_cuts_where_the_gpu_would_idle() -> None:
 @pytest.mark.parametrize("group", [1, 3, 7, 16])
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_tiles_fit(dim: int, group: int, itemsize: int, overlaps: bool) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_tiles_fit(dim: int, group: int, itemsize: int, overlaps: bool, packed: bool) -> None:
     """Into the memory of a program, which on the smallest GPUs that we serve is 99 KiB."""
     spec = LayerSpec(heads=2 * group, kv_heads=2, key_dim=dim, value_dim=dim, scale=1.0)
     gpu = tiles.Gpu(99 * 1024, overlaps)
     long = np.array([9999])
-    gathered = tiles.for_gathered(spec, long, long, gpu, itemsize)
+    gathered = tiles.for_gathered(spec, long, long, gpu, itemsize, packed=packed)
     assert (gathered is not None) == (overlaps and itemsize == 2 and dim in (64, 128))
     for tile in (
-        *(tiles.for_tokens(spec, rows, gpu, itemsize) for rows in (1, 40, 100, 300, 3000)),
+        *(tiles.for_tokens(spec, rows, gpu, itemsize, packed=packed) for rows in (1, 40, 100, 300, 3000)),
         *(
-            tiles.for_chunks(spec, longest, mean, gpu, itemsize)
+            tiles.for_chunks(spec, longest, mean, gpu, itemsize, packed=packed)
             for longest in (2, 9, 999)
             for mean in (9, 9999)
         ),
         *([gathered] if gathered else []),
     ):
         height = tile.queries * tile.padded
-        assert height >= 16
+        assert height >= (8 if tile.pairs else 16)
+        assert tile.pairs == (packed and itemsize == 2 and tile is not gathered)
         assert tile.padded >= group
         assert not tile.ahead or overlaps
-        taken = tile.keys * tiles.row_bytes(spec, itemsize) * tile.stages
+        taken = tile.keys * tiles.row_bytes(spec, 1 if tile.pairs else itemsize) * tile.stages
         if tile.ahead:
             taken += tile.keys * tiles.dim_padded(dim) * itemsize
         in_registers = tile.queries == 1 or (tile.ahead and tile.keys >= 64)
@@ -125,6 +127,18 @@ def test_gathers_what_many_queries_read(rows: list[tuple[int, int]], group: int,
     gpu = tiles.Gpu(227 * 1024, overlaps=True)
     for spec_of, wanted in ((spec, gathered), (replace(spec, window=9000), False)):
         assert (tiles.for_gathered(spec_of, counts, contexts, gpu, 2) is not None) == wanted
+
+
+@pytest.mark.parametrize(
+    ("rows", "gathered"), [([(330, 330)], True), ([(64, 4096)], False), ([(100, 700)] * 16, True)]
+)
+def test_a_compressed_cache_is_gathered_sooner(rows: list[tuple[int, int]], gathered: bool) -> None:
+    """It is unpacked on the way, which otherwise each tile of queries does by itself."""
+    spec = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
+    counts, contexts = np.array(rows, np.int32).T
+    gpu = tiles.Gpu(227 * 1024, overlaps=True)
+    assert (tiles.for_gathered(spec, counts, contexts, gpu, 2, packed=True) is not None) == gathered
+    assert tiles.for_gathered(spec, counts, contexts, gpu, 2) is None
 
 
 def test_gathered_contexts_lie_one_after_another() -> None:

@@ -8,19 +8,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from engine.config import ModelPlace
+from engine.config import DecoderConfig, ModelPlace
 from engine.errors import BadInput
 from engine.models.config_json import read_config
-from engine.models.decoder import Decoder, block
+from engine.models.decoder import Decoder, Linear, block
 from engine.models.families import FAMILIES
 from engine.models.layers.block import Block
-from engine.models.layers.cut import by_head
-from engine.models.layers.part import StepContext
+from engine.models.layers.build import Build
+from engine.models.layers.cut import ROWS, by_head
+from engine.models.layers.part import Part, Piece, StepContext
 from engine.models.registry import load_model
+from engine.models.source import settle
+from engine.quant.registry import named as scheme_named
 from tests.models.test_families import SHAPE, reference
-from tests.models.tiny import plain_attend
+from tests.models.tiny import plain_attend, write_config
 
 NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "smollm3": "SmolLM3"}
 CASES: dict[str, dict[str, Any]] = {
@@ -129,6 +132,30 @@ def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
         block(odd, 0, torch.float32, 2)
     with pytest.raises(BadInput, match="4 heads with 2 of keys and values cannot be shared by 3 ranks"):
         block(whole.config, 0, torch.float32, 3)
+
+
+class Experts(Part):
+    """Several products of a kind, each with a name of its own."""
+
+    def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
+        super().__init__(config, index, build)
+        self.width = build.share(config.mlp, "rows of an expert")
+        self.ups = nn.ModuleList(build.linear(config.hidden, self.width) for _ in range(3))
+
+    def pieces(self) -> dict[str, tuple[Piece, ...]]:
+        return {f"ups.{at}": (Piece(f"mlp.experts.{at}.up_proj", self.width, ROWS),) for at in range(3)}
+
+
+def test_a_part_may_hold_many_of_a_kind(tmp_path: Path) -> None:
+    config = read_config(write_config(tmp_path))
+    part = Experts(config, 0, Build.of(FAMILIES["llama"], config, torch.float32))
+    names = [f"mlp.experts.{at}.up_proj.weight" for at in range(3)]
+    slots = dict(part.slots())
+    assert list(slots) == names and part.shards(2) == dict.fromkeys(names, ROWS)
+    slots[names[1]].view.fill_(7)
+    assert torch.equal(part.ups[1].weight, torch.full((48, 32), 7.0))  # type: ignore[arg-type]
+    settle(part, scheme_named("int8"))
+    assert not any(isinstance(each, Linear) for each in part.modules())
 
 
 def test_ranks_beyond_the_heads_share_one() -> None:

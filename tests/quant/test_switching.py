@@ -54,7 +54,7 @@ def heard_of(engine: Engine) -> list[events.Event]:
 
 def finish_change(engine: Engine) -> None:
     """Until the present one is over."""
-    while engine._requantization is not None:
+    while (change := engine.change) is not None and not change.over:
         turn(engine)
 
 
@@ -107,7 +107,7 @@ def changed_under_chats(
         while left and len(engine.scheduler.requests) < 8:
             prompt = [chance.randrange(VOCAB) for _ in range(chance.randrange(1, 40))]
             heard.append(ask(engine, prompt, params)[1])
-        if left and engine._requantization is None and chance.random() < 0.15:
+        if left and engine.change is None and chance.random() < 0.15:
             present = engine.snapshot().quantization
             engine.set_quantization(chance.choice([each for each in schemes if each != present]))
             left -= 1

@@ -101,7 +101,7 @@ def forked(engine: Engine) -> Heard:
     said, child = len(heard.tokens), Heard()
     engine.fork(id, child)
     drain(engine)
-    whole = Heard(heard.tokens[:said] + child.tokens, "", heard.logprobs[:said] + child.logprobs)
+    whole = Heard(heard.tokens[:said] + child.tokens, logprobs=heard.logprobs[:said] + child.logprobs)
     assert whole.tokens == heard.tokens
     return whole
 

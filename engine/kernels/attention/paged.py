@@ -16,13 +16,15 @@ from torch import Tensor
 from engine.cache.store import KVLayer
 from engine.kernels.attention.ahead import fold_ahead
 from engine.kernels.attention.gather import gather
+from engine.kernels.attention.pairs import EVEN, ODD, fold_packed, words
 from engine.kernels.attention.tiles import dim_padded
 from engine.kernels.attention.turns import fold
 from engine.kernels.attention.work import Work
-from engine.kernels.launch import launch, power
+from engine.kernels.launch import launch
 
 LOG2_E = math.log2(math.e)
 MERGED = 8192  # numbers of partial results that a merge holds at once
+FEW = 16  # pieces that it holds at once where there are no more; 32 take 1 to 2 us longer than 64
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -34,7 +36,7 @@ def _attend(
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     QUERIES: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
     KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
-    AHEAD: tl.constexpr, GATHERED: tl.constexpr,
+    AHEAD: tl.constexpr, GATHERED: tl.constexpr, EVEN: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
@@ -76,21 +78,27 @@ def _attend(
 
     table = tables + row * table_stride
     position = first + nth
-    if KEPT > 0:  # the first tokens, where the first piece of a window begins behind them
-        behind = tl.where(begin <= tl.maximum(0, first + 1 - WINDOW), tl.minimum(KEPT, begin), 0)
-        best, total, mixed = fold(
-            best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
-            0, behind, position, scale,
-            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, False,
-            KEYS, KEY_PAD, VALUE_PAD, STAGES,
+    if EVEN is not None:
+        best, total, mixed = fold_packed(
+            best, total, query, keys, values, key_scales, value_scales, table, kv_head, begin, end, first,
+            position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, QUERIES,
+            KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
         )  # fmt: skip
-    if AHEAD:
+    elif AHEAD:
         best, total, mixed = fold_ahead(
             best, total, mixed, query, keys, values, table, tl.load(item + 7), kv_head, begin, end, first,
             position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, SOFTCAP, GATHERED,
             KEYS, KEY_PAD, VALUE_PAD, STAGES,
         )  # fmt: skip
     else:
+        if KEPT > 0:  # the first tokens, where the first piece of a window begins behind them
+            behind = tl.where(begin <= tl.maximum(0, first + 1 - WINDOW), tl.minimum(KEPT, begin), 0)
+            best, total, mixed = fold(
+                best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
+                0, behind, position, scale,
+                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, False,
+                KEYS, KEY_PAD, VALUE_PAD, STAGES,
+            )  # fmt: skip
         if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are seen by all of it
             plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
             best, total, mixed = fold(
@@ -171,25 +179,30 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Work) -
     mixes = torch.empty(*lines, spec.value_dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(*lines, 2, dtype=torch.float32, device=q.device)
     cap = spec.softcap or 0.0
-    keys, values = layer.keys, layer.values
+    keys, values, key_scales, value_scales = layer.keys, layer.values, layer.key_scales, layer.value_scales
+    even = odd = None
     if work.spans is not None:
-        keys, values = gather(layer, tables, work.spans, tile.keys)
+        keys, values = gather(layer, tables, work.spans, tile.keys, q.dtype)
+        key_scales = value_scales = None
+    elif tile.pairs:
+        keys, values, key_scales, value_scales = words(layer)
+        even, odd = EVEN[layer.keys.dtype], ODD[layer.keys.dtype]
     _attend[(spec.kv_heads, len(work.items))](
-        out, mixes, sums, q, keys, values, layer.key_scales, layer.value_scales, layer.sinks,
+        out, mixes, sums, q, keys, values, key_scales, value_scales, layer.sinks,
         tables, work.items,
         spec.scale * LOG2_E * (2 / cap if cap else 1), q.stride(0), q.stride(1), tables.stride(0),
         KV_HEADS=spec.kv_heads, GROUP=group, KEY_DIM=spec.key_dim, VALUE_DIM=spec.value_dim,
-        BLOCK=layer.block_size, PACKED=layer.key_scales is not None, WINDOW=spec.window or 0,
+        BLOCK=layer.block_size, PACKED=key_scales is not None, WINDOW=spec.window or 0,
         KEPT=spec.kept if spec.window else 0, SOFTCAP=cap * LOG2_E, SINKS=layer.sinks is not None,
         QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
         KEY_PAD=dim_padded(spec.key_dim), VALUE_PAD=value_pad, STAGES=tile.stages, EARLY=tile.early,
-        AHEAD=tile.ahead, GATHERED=work.spans is not None,
+        AHEAD=tile.ahead, GATHERED=work.spans is not None, EVEN=even, ODD=odd,
         num_warps=tile.warps, **launch(tile.early, tile.registers),
     )  # fmt: skip
     if work.partials:
         _merge[(spec.heads, tile.queries, len(work.merges))](
             out, mixes, sums, work.merges,
             HEADS=spec.heads, VALUE_DIM=spec.value_dim, VALUE_PAD=value_pad, QUERIES=tile.queries,
-            PARTS=min(power(work.most), MERGED // value_pad), EARLY=tile.early,
+            PARTS=min(FEW if work.most <= FEW else MERGED, MERGED // value_pad), EARLY=tile.early,
             num_warps=2, **launch(tile.early),
         )  # fmt: skip

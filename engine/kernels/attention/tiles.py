@@ -10,10 +10,12 @@ from engine.kernels.launch import power
 # Rows of the smallest product that the tensor cores do. Products of float32 get no more: the compiler writes
 # them out number by number, and takes up to a minute and a half for a larger tile.
 NARROW = 16
+NARROW_PAIRS = 8  # the same of a compressed cache, where queries are the other side of it (pairs.py)
 LONG = 2048  # tokens of context from which a tall tile's wasted corner is small beside the rest
 # Contexts are gathered where a key meets so many queries, each of its heads counted as one, and where keys
 # and values take no more than so many bytes.
 GATHERED, MOST_GATHERED = 1536, 2**27
+GATHERED_PACKED = 160  # what is gathered is unpacked once, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class Tile:
     early: bool  # starts while the kernel before it ends: wins where there is little to do, loses elsewhere
     ahead: bool = False  # asks for the scores of a turn before it folds those of the one before (ahead.py)
     registers: int | None = None  # the most that a thread may have: of 168, three programs of 4 warps fit
+    pairs: bool = False  # reads a compressed cache two bytes at a time (pairs.py)
 
 
 # Rows of one token, by how many programs they make before any is cut: up to so many, then the tile's keys,
@@ -53,15 +56,27 @@ TOKENS = (
     (1700, (32, 1, 6, 264, False)),
 )
 MANY_TOKENS = (32, 1, 4, 264, False)
+# The same over a compressed cache. With 8, 6 and 4 stages, 7, 11 and 12 programs run on each of 132
+# processors. Up to 800, contexts are cut until about that many run; beyond, the last round decides again.
+PACKED_TOKENS = (
+    (64, (32, 1, 8, 528, True)),
+    (160, (32, 1, 8, 528, False)),
+    (800, (32, 1, 6, 1056, False)),
+    (1450, (32, 1, 6, 264, False)),
+    (1580, (32, 1, 4, 264, False)),
+)
+MANY_PACKED_TOKENS = (32, 1, 8, 264, False)
 
 
-def for_tokens(spec: LayerSpec, rows: int, gpu: Gpu, itemsize: int) -> Tile:
+def for_tokens(spec: LayerSpec, rows: int, gpu: Gpu, itemsize: int, *, packed: bool = False) -> Tile:
     """For rows of one token each, which wait for memory: much of it has to be under way at any time."""
-    whole = rows * spec.kv_heads
-    keys, warps, stages, programs, early = next((how for most, how in TOKENS if whole <= most), MANY_TOKENS)
-    padded = max(NARROW, power(spec.heads // spec.kv_heads))
-    keys, stages = _within(gpu.room, row_bytes(spec, itemsize), NARROW if itemsize > 2 else keys, stages)
-    return Tile(1, padded, keys, warps, stages, programs, early and gpu.overlaps)
+    whole, pairs = rows * spec.kv_heads, packed and by_pairs(spec, itemsize)
+    table, many = (PACKED_TOKENS, MANY_PACKED_TOKENS) if pairs else (TOKENS, MANY_TOKENS)
+    keys, warps, stages, programs, early = next((how for most, how in table if whole <= most), many)
+    padded = max(NARROW_PAIRS if pairs else NARROW, power(spec.heads // spec.kv_heads))
+    key_bytes = row_bytes(spec, 1 if pairs else itemsize)
+    keys, stages = _within(gpu.room, key_bytes, NARROW if itemsize > 2 else keys, stages)
+    return Tile(1, padded, keys, warps, stages, programs, early and gpu.overlaps, pairs=pairs)
 
 
 def for_chunks(
@@ -69,6 +84,8 @@ def for_chunks(
 ) -> Tile:
     """For rows of several tokens: tall tiles, so that each key is read for many queries."""
     padded = power(spec.heads // spec.kv_heads)
+    if packed and by_pairs(spec, itemsize):
+        return _for_packed_chunks(spec, padded, longest, gpu)
     wide = row_bytes(spec, itemsize) > 512  # heads beyond 128 in 16 bits: half the rows fill the registers
     needed = max(NARROW, padded * power(longest))
     ahead = gpu.overlaps and itemsize == 2 and not (packed or wide or spec.window) and needed > 2 * NARROW
@@ -91,8 +108,25 @@ def for_chunks(
     return Tile(height // padded, padded, keys, warps, stages, programs, False, ahead, registers)
 
 
+def _for_packed_chunks(spec: LayerSpec, padded: int, longest: int, gpu: Gpu) -> Tile:
+    """Tiles of few rows: a program makes floats of what it reads in registers, where rows want room, too."""
+    key_bytes = row_bytes(spec, 1)
+    most = max(padded, NARROW if key_bytes > 256 else 2 * NARROW)  # heads beyond 128: half the rows
+    height = min(max(NARROW_PAIRS, padded * power(longest)), most)
+    keys, warps, stages = (32, 1, 6) if height <= NARROW else (64, 2, 5)
+    room = gpu.room - height * dim_padded(spec.key_dim) * 2
+    keys, stages = _within(room, key_bytes, keys, stages)
+    return Tile(height // padded, padded, keys, warps, stages, 528, early=False, pairs=True)
+
+
 def for_gathered(
-    spec: LayerSpec, counts: np.ndarray, contexts: np.ndarray, gpu: Gpu, itemsize: int
+    spec: LayerSpec,
+    counts: np.ndarray,
+    contexts: np.ndarray,
+    gpu: Gpu,
+    itemsize: int,
+    *,
+    packed: bool = False,
 ) -> Tile | None:
     """For rows of several tokens whose contexts are worth gathering; None: they are not, or cannot be."""
     group, key_bytes = spec.heads // spec.kv_heads, row_bytes(spec, itemsize)
@@ -100,12 +134,18 @@ def for_gathered(
         return None
     pairs = (counts * (contexts - counts / 2)).sum() * group
     taken = int(contexts.sum()) * spec.kv_heads * key_bytes
-    if pairs < GATHERED * contexts.sum() or taken > MOST_GATHERED:
+    worth = GATHERED_PACKED if packed else GATHERED
+    if pairs < worth * contexts.sum() or taken > MOST_GATHERED:
         return None
     padded, keys, stages = power(group), 64, 3
     room = gpu.room - keys * dim_padded(spec.value_dim) * itemsize
     keys, stages = _within(room, key_bytes, keys, stages)
     return Tile(64 // padded, padded, keys, 4, stages, 264, early=False, ahead=True)
+
+
+def by_pairs(spec: LayerSpec, itemsize: int) -> bool:
+    """Whether queries of such a type may read a compressed cache two bytes at a time."""
+    return itemsize == 2 and spec.key_dim % 2 == spec.value_dim % 2 == 0
 
 
 def row_bytes(spec: LayerSpec, itemsize: int) -> int:

@@ -61,7 +61,7 @@ class Part(nn.Module):
         self.index, self.hidden, self.names = index, config.hidden, build.names
 
     def pieces(self) -> Mapping[str, tuple[Piece, ...]]:
-        """By its attribute, what each product and norm is made of: rows that lie one behind another."""
+        """By its name in the part, what each product and norm is made of: rows one behind another."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
@@ -105,6 +105,6 @@ class Part(nn.Module):
     def _named(self) -> Iterator[tuple[str, Tensor, Piece]]:
         for attribute, pieces in self.pieces().items():
             rows = [piece.rows for piece in pieces]
-            for kind, whole in getattr(self, attribute).named_parameters():
+            for kind, whole in self.get_submodule(attribute).named_parameters():
                 for piece, view in zip(pieces, whole.split(rows), strict=True):
                     yield f"{piece.name}.{kind}", view, piece
