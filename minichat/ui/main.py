@@ -82,8 +82,9 @@ class MainScreen(FrameScreen[None]):
             for drawn in (self.tabs, self.banner, self.prompt.completion):
                 drawn.marks = ASCII
         for feature in context.features:
-            if feature.part is not None and (part := feature.part(context)) is not None:
-                context.add(part)
+            with self.signals.contain():
+                if feature.part is not None and (part := feature.part(context)) is not None:
+                    context.add(part)
         self.prompt.put(self.chats.active.chat.draft)
         self.signals.turned()
         self.lay_out()

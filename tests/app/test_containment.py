@@ -6,11 +6,28 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from textual.widgets import Static
 
 from engine.params import SamplingParams
 from minichat.clients.fake import FakeBackend
+from minichat.features import BUILT_IN
+from minichat.features.feature import Command, Context, Feature, PanelSpec
 from tests.app.conftest import run, snapshot
 from tests.app.test_strategies import views
+
+
+class Frail(Static):
+    """A drawer of another package, which fails at the first snapshot."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__("here it is")
+
+    def see_snapshot(self, _: object) -> None:
+        raise RecursionError("deeper and deeper")
+
+
+def toggle(context: Context) -> None:
+    context.panels.toggle(context.part(Frail))
 
 
 def fails(*_: object, **__: object) -> Any:
@@ -99,6 +116,32 @@ async def test_a_monitor_that_cannot_show_a_snapshot_closes(
             await it.pilot.pause()
             assert it.drawer.knobs.has_focus and it.notices() == told
             await it.pilot.press("escape")
+        await talks(it)
+
+
+@run
+async def test_a_drawer_of_another_package_is_held_as_ours_are(bench: Callable[..., Any]) -> None:
+    frail = Feature(
+        name="frail",
+        title="Frail",
+        commands=(Command("view.frail", "View", "Frail", toggle, "f12"),),
+        panel=PanelSpec(Frail, sees=Frail.see_snapshot),
+    )
+    async with bench(features=(*BUILT_IN, frail)) as it:
+        await it.until(lambda: it.main.engine.latest)
+        with forgiven(it):
+            await it.pilot.press("f12")
+            await it.until(lambda: any("the frail failed and is closed" in each for each in it.notices()))
+        assert not it.app.context.part(Frail).display and it.main.prompt.has_focus
+        await talks(it)
+
+
+@run
+async def test_a_feature_whose_part_cannot_be_made_costs_that_part(bench: Callable[..., Any]) -> None:
+    broken = Feature(name="broken", title="Broken", part=fails)
+    async with bench(features=(broken, *BUILT_IN)) as it:
+        with forgiven(it):
+            await it.until(lambda: any("deeper and deeper" in each for each in it.notices()))
         await talks(it)
 
 
