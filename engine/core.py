@@ -202,10 +202,7 @@ class Engine:
         """Another form of the cache, while no request is alive. What was cached is forgotten."""
         self._refuse_if_dead()
         self._commit_what_is_ahead()  # of requests that have ended, there may be a step on its way
-        if alive := self.answers.alive:
-            wait = f"wait for {alive}, or end them"
-            raise BadInput(f"the cache keeps its form while requests are alive: {wait}")
-        self._lifecycle.set_kv_scheme(scheme)
+        self._lifecycle.set_kv_scheme(scheme, alive=self.answers.alive)
 
     @property
     def change(self) -> Change | None:

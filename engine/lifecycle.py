@@ -61,7 +61,7 @@ class Lifecycle:
             self._changing = None
         self.change = changing.change
 
-    def set_kv_scheme(self, scheme: str) -> None:
+    def set_kv_scheme(self, scheme: str, *, alive: int) -> None:
         """Another form of the cache, while no request is alive. What was cached is forgotten."""
         engine, scheduler = self._engine, self._engine.scheduler
         if (form := next((each for each in KV_SCHEMES if each == scheme), None)) is None:
@@ -70,6 +70,9 @@ class Lifecycle:
                 f"there is no KV scheme {scheme!r}; there are {known}", field="scheme", value=scheme
             )
         self.refuse_while_changing()
+        if alive:
+            wait = f"wait for {alive}, or end them"
+            raise BadInput(f"the cache keeps its form while requests are alive: {wait}")
         if form == scheduler.holdings.kv_scheme:
             return
         if problem := next((each.why_not for each in engine.runner.kv_schemes() if each.name == form), ""):
