@@ -81,7 +81,9 @@ def _answered(options: argparse.Namespace, first: First) -> int:
         return failed(BadInput(str(error)))
     options.text = [Message(0, "user", first.text, attachments=files).whole]
     options.raw = options.json = options.verbose = False
-    options.json_schema = options.regex = options.choice = None  # of its own, which are not asked for here
+    # Those of generate alone, which are not asked for here.
+    options.json_schema = options.regex = options.choice = None
+    options.beams = options.length_penalty = options.early_stopping = None
     return generate.run(options)
 
 
