@@ -11,10 +11,10 @@ from functools import partial
 import torch
 
 from benchmarks.harness import Bench
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.events import Delta
-from engine.params import SamplingParams
+from engine.api.config import EngineConfig
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
+from engine.serving.engine import Engine
 from engine.start import start
 
 PROMPT, REPLY = 512, 32

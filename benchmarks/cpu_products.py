@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.harness import Bench
-from engine.kernels.packed import PackedLinear
+from engine.kernels.cpu.packed import PackedLinear
 
 DTYPES = (torch.float32, torch.bfloat16)
 COPIES = 4  # weights that take turns, so that none waits in the processor's cache

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Bench, Call, timed
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.params import SamplingParams
+from engine.api.config import EngineConfig
+from engine.api.params import SamplingParams
+from engine.serving.engine import Engine
 from engine.start import start
 
 # Millions of parameters: hidden size, MLP, layers, heads, key-value heads.

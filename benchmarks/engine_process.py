@@ -17,12 +17,12 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from benchmarks.harness import Bench
-from engine.config import EngineConfig
-from engine.events import Finished
+from engine.api.config import EngineConfig
+from engine.api.events import Finished
+from engine.api.params import SamplingParams
 from engine.host.process import EngineProcess
 from engine.host.protocol import EngineHost
 from engine.host.thread import EngineThread
-from engine.params import SamplingParams
 from engine.start import start
 
 STREAMS = 4

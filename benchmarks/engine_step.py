@@ -21,27 +21,27 @@ from torch import Tensor
 
 import engine as package
 from benchmarks.harness import Bench
+from engine.api.config import LayerSpec, ModelConfig
+from engine.api.events import Bus
+from engine.api.params import Grammar, SamplingParams
 from engine.attention.base import Attend
 from engine.attention.torch_backend import TorchAttention
-from engine.cache.pool import BlockPool
-from engine.cache.store import KVStore
-from engine.cache.tables import BlockTables
-from engine.config import LayerSpec, ModelConfig
-from engine.core import Engine
-from engine.events import Bus
+from engine.execution.cuda.graphs import DecodeSteps, Draws
+from engine.execution.launched import Launched
+from engine.execution.results import Drawn
+from engine.execution.runner import ModelRunner
 from engine.grammar.grammars import Grammars
-from engine.limits import Limits
-from engine.machine import Facts
-from engine.params import Grammar, SamplingParams
-from engine.runner.graphs import DecodeSteps, Draws
-from engine.runner.launched import Launched
-from engine.runner.results import Drawn
-from engine.runner.runner import ModelRunner
+from engine.kv.pool import BlockPool
+from engine.kv.store import KVStore
+from engine.kv.tables import BlockTables
 from engine.sampling.penalties import SeenTokens
 from engine.scheduling.policy import choose
 from engine.scheduling.rules import Rules
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
+from engine.serving.engine import Engine
+from engine.serving.limits import Limits
+from engine.serving.machine import Facts
 from engine.text.bare import BareTokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -83,7 +83,7 @@ class HollowStage:
     def work(self, rows: int) -> NoWork:
         return NoWork()
 
-    def rehearse(self, launches: Callable[[], object]) -> None:
+    def precompile(self, launches: Callable[[], object]) -> None:
         raise AssertionError("nothing is compiled on a CPU")
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
@@ -108,10 +108,10 @@ class Mute(ModelRunner):
     def launch(self, step: Step) -> Launched:
         began = time.monotonic()
         self._tables.apply(step.tables)
-        self._drawing.apply(step.sampling)
+        self._sampling_state.apply(step.sampling)
         rows = step.rows.where(step.rows.samples)
-        self._batches.build(step.rows, step.ids, step.single, self._drawing.last_ids)
-        self._drawing.view(rows)
+        self._batches.build(step.rows, step.ids, step.single, self._sampling_state.last_ids)
+        self._sampling_state.view(rows)
         drawn = Drawn(torch.ones(len(rows), dtype=torch.int64))
         return Launched(rows, began, lambda: 0.0, {}, drawn=drawn)
 
@@ -125,7 +125,7 @@ class Graphed(ModelRunner):
             HollowStage(),
             tables=self._tables,
             block_size=self._block_size,
-            last_ids=self._drawing.last_ids,
+            last_ids=self._sampling_state.last_ids,
         )
         self.graphs = True
 

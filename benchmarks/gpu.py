@@ -23,14 +23,14 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import Bench
-from engine.config import EngineConfig, KvSchemeName
-from engine.core import Engine
-from engine.events import Delta
+from engine.api.config import EngineConfig, KvSchemeName
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
+from engine.execution.cuda.recording import Recording
+from engine.execution.runner import ModelRunner
 from engine.models.decoder import Decoder
 from engine.models.loader import decoder_slots
-from engine.params import SamplingParams
-from engine.runner.recording import Recording
-from engine.runner.runner import ModelRunner
+from engine.serving.engine import Engine
 from engine.start import start
 
 COMMON = {

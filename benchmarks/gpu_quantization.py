@@ -18,10 +18,10 @@ import torch
 from benchmarks.gpu import BLOCKS, COMMON, CONTEXT, SHAPES, Heard, finish, started
 from benchmarks.harness import Bench
 from benchmarks.written import write
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.params import SamplingParams
-from engine.runner.runner import ModelRunner
+from engine.api.config import EngineConfig
+from engine.api.params import SamplingParams
+from engine.execution.runner import ModelRunner
+from engine.serving.engine import Engine
 from engine.start import start
 
 SCHEMES = ("none", "int8", "fp8", "int4", "int4-32", "int4-128", "bnb-nf4")

@@ -15,9 +15,9 @@ from llguidance import LLMatcher, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 
 from benchmarks.harness import Bench
+from engine.api.params import Grammar
 from engine.grammar.source import source
 from engine.grammar.vocabulary import Vocabulary, readable
-from engine.params import Grammar
 from engine.text.tokenizer import Tokenizer
 
 POCKET = Path(__file__).resolve().parents[1] / "engine" / "pocket"

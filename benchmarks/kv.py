@@ -5,10 +5,10 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.harness import Bench
-from engine.cache.store import KVStore
-from engine.config import KV_SCHEMES, EngineConfig, LayerSpec
-from engine.core import Engine
-from engine.params import SamplingParams
+from engine.api.config import KV_SCHEMES, EngineConfig, LayerSpec
+from engine.api.params import SamplingParams
+from engine.kv.store import KVStore
+from engine.serving.engine import Engine
 from engine.start import start
 
 WINDOW, CONTEXT, TOKENS = 256, 1024, 32

@@ -12,9 +12,9 @@ from textual.app import App, ComposeResult
 
 from benchmarks.harness import Bench
 from benchmarks.sink import Sink
-from engine.cache.pool import BlockPool
-from engine.events import Admitted
-from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
+from engine.api.events import Admitted
+from engine.api.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
+from engine.kv.pool import BlockPool
 from minichat.clients.moments import moment
 from minichat.ui.frames import FrameScreen
 from minichat.ui.monitor import MonitorPanel, Owner

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.sink import Stretches
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 
 PROMPT = "Tell me a story."
 _EVERY = 0.25  # seconds between two lines of an engine alone: as often as the monitor looks
@@ -73,8 +73,8 @@ def screen(diary: Diary, stretches: Stretches, words: list[str]) -> int:
 
 def alone(diary: Diary, chats: int, words: list[str]) -> int:
     """The engine on its thread; ends with the process."""
+    from engine.api.params import SamplingParams
     from engine.host.thread import EngineThread
-    from engine.params import SamplingParams
     from engine.start import start
     from minichat.cli import parser
     from minichat.commands.options import engine_config

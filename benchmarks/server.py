@@ -22,13 +22,13 @@ import torch
 from benchmarks.clients import work
 from benchmarks.engine_cpu import random_llama
 from benchmarks.harness import Bench, Figure
-from engine.config import EngineConfig
+from engine.api.config import EngineConfig
+from engine.api.params import SamplingParams
 from engine.host.process import EngineProcess
 from engine.host.protocol import EngineHost
 from engine.host.thread import EngineThread
-from engine.params import SamplingParams
 from engine.server.config import ServerConfig
-from engine.server.listen import server, tcp_socket
+from engine.server.http.listen import server, tcp_socket
 from engine.start import start
 
 SHAPE = (256, 688, 6, 8, 4)  # about 13 million parameters: a step for one takes 2 or 3 ms

@@ -17,10 +17,10 @@ from rich.table import Table
 
 import engine
 from benchmarks.harness import Bench
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.events import Delta
-from engine.params import SamplingParams
+from engine.api.config import EngineConfig
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
+from engine.serving.engine import Engine
 from engine.speculation.gain import Prices
 from engine.start import start
 from engine.text.chat import Chat

@@ -17,14 +17,14 @@ import torch
 
 from benchmarks.engine_step import Mute, empty_engine, fill, steps
 from benchmarks.harness import Bench
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.events import Copied, Delta, Event
-from engine.params import SamplingParams
-from engine.runner.protocol import StepResult
+from engine.api.config import EngineConfig
+from engine.api.events import Copied, Delta, Event
+from engine.api.params import SamplingParams
+from engine.execution.protocol import StepResult
 from engine.sampling.rows import RowsView, SamplingRows
 from engine.sampling.sampler import sample
 from engine.scheduling.step import Step
+from engine.serving.engine import Engine
 from engine.start import start
 
 

@@ -12,8 +12,8 @@ os.environ.pop("NO_COLOR", None)
 
 from textual.pilot import Pilot
 
-from engine.config import EngineConfig
-from engine.params import SamplingParams
+from engine.api.config import EngineConfig
+from engine.api.params import SamplingParams
 from minichat.app import MinichatApp, Start
 from minichat.chats.model import Message
 from minichat.chats.store import Store

@@ -8,32 +8,32 @@ from typing import cast
 
 import torch
 
+from engine.api.config import KV_SCHEMES, EngineConfig, LayerSpec, ModelPlace
+from engine.api.errors import BadInput
+from engine.api.events import Bus
 from engine.attention.registry import block_size_for
 from engine.attention.registry import choose as choose_attention
-from engine.cache.pool import BlockPool
-from engine.cache.store import KVStore
-from engine.cache.tables import BlockTables
-from engine.config import KV_SCHEMES, EngineConfig, LayerSpec, ModelPlace
-from engine.core import Engine
 from engine.devices import free_host_memory, free_memory, host_memory, memory, pick
-from engine.errors import BadInput
-from engine.events import Bus
+from engine.execution.budget import CacheBudget
+from engine.execution.draft.drafters import Found, find_drafters
+from engine.execution.runner import ModelRunner
+from engine.execution.weights import Weights, scheme_of
 from engine.grammar.grammars import Grammars
-from engine.limits import Limits
-from engine.machine import Facts
+from engine.kv.pool import BlockPool
+from engine.kv.store import KVStore
+from engine.kv.tables import BlockTables
+from engine.kv.window import Window
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
 from engine.models.find import Progress
 from engine.models.registry import load_model
-from engine.runner.drafters import Found, find_drafters
-from engine.runner.room import Room
-from engine.runner.runner import ModelRunner
-from engine.runner.weights import Weights, scheme_of
 from engine.scheduling.policy import Policy
 from engine.scheduling.policy import choose as choose_policy
 from engine.scheduling.rules import Rules
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.window import Window
+from engine.serving.engine import Engine
+from engine.serving.limits import Limits
+from engine.serving.machine import Facts
 from engine.text.bare import BareTokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -137,7 +137,9 @@ def _stand_in(model: LanguageModel) -> Tokenizer:
     return cast(Tokenizer, BareTokenizer(model.config.vocab, model.config.stop_ids))
 
 
-def _scheduler(config: EngineConfig, room: Room, policy: Policy, step_tokens: int, bus: Bus) -> Scheduler:
+def _scheduler(
+    config: EngineConfig, room: CacheBudget, policy: Policy, step_tokens: int, bus: Bus
+) -> Scheduler:
     fit, rows = room.fit(config.kv_scheme), min(config.max_running, step_tokens)
     return Scheduler(
         pool=BlockPool(fit.blocks, config.block_size),
@@ -174,7 +176,7 @@ def _room(
     dtype: torch.dtype,
     device: torch.device,
     found: Found,
-) -> Room:
+) -> CacheBudget:
     """On a CPU there is no swap room by default: it would be the same memory again."""
     on_gpu, longest = device.type == "cuda", model.config.max_context
     full = -(-longest // config.block_size)
@@ -182,7 +184,7 @@ def _room(
     _refuse_beyond("blocks", config.blocks, own, memory(device))
     _refuse_beyond("host_blocks", config.host_blocks, own, host_memory())
     share = own / (own + found.block_bytes(config.block_size, dtype))
-    return Room(
+    return CacheBudget(
         specs=specs,
         sinks=model.sinks,
         block_size=config.block_size,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
 
 
 def pick(name: str) -> torch.device:

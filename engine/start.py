@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
+from engine.api.config import EngineConfig
 from engine.models.find import Progress, find_model
 
 if TYPE_CHECKING:
-    from engine.core import Engine
+    from engine.serving.engine import Engine
 
 
 def start(config: EngineConfig, progress: Progress | None = None) -> "Engine":

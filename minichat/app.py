@@ -24,9 +24,9 @@ from textual.scrollbar import ScrollBar, ScrollBarRender
 from textual.theme import Theme
 from textual.widget import Widget
 
-from engine.errors import EngineError
-from engine.events import Died, Event
-from engine.snapshot import Snapshot
+from engine.api.errors import EngineError
+from engine.api.events import Died, Event
+from engine.api.snapshot import Snapshot
 from minichat.chats.errors import StoreError
 from minichat.chats.model import Message
 from minichat.chats.store import Store

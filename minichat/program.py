@@ -8,8 +8,8 @@ from textual.app import App
 from textual.geometry import Size
 from textual.widget import AwaitMount, Widget
 
-from engine.events import Event
-from engine.snapshot import Snapshot
+from engine.api.events import Event
+from engine.api.snapshot import Snapshot
 from minichat.clients.protocol import Backend
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats

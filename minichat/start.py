@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.settings import Loaded
 from minichat.shell.first import First
 from minichat.shell.paths import Paths

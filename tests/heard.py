@@ -3,8 +3,8 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from engine.events import Delta, TokenLogprob
-from engine.request import Finish
+from engine.api.events import Delta, TokenLogprob
+from engine.api.request import Finish
 
 
 @dataclass

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cache.store import KVLayer
-from engine.config import KvSchemeName, LayerSpec
+from engine.api.config import KvSchemeName, LayerSpec
+from engine.kv.store import KVLayer
 
 __all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer", "attending", "why_not_on"]
 

@@ -7,10 +7,10 @@ import torch
 from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 from torch import Tensor
 
+from engine.api.config import KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.registry import register
-from engine.config import KvSchemeName, LayerSpec
-from engine.kernels.attention.write import write
+from engine.kernels.triton.attention.write import write
 
 WIDEST = 256  # of a head
 BLOCK = 256  # tokens: it reads pages of a multiple of these

@@ -16,12 +16,12 @@ from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPaged
 from flashinfer.jit import env
 from flashinfer.jit.cpp_ext import get_cuda_path
 
+from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.errors import EngineError
 from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.pages import Pages
 from engine.attention.registry import register
-from engine.config import KvSchemeName, LayerSpec
-from engine.errors import EngineError
-from engine.kernels.attention.write import write
+from engine.kernels.triton.attention.write import write
 
 HEADS = (64, 128)  # as wide; it has kernels for others, which have not been tried
 SHARED = 4  # heads on one key head, from which on tensor cores pay for a single token

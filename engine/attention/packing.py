@@ -7,7 +7,7 @@ divided by it, so its own rounding is no error. Only one token and one head coun
 import torch
 from torch import Tensor
 
-from engine.cache.store import SCALE, bits
+from engine.kv.store import SCALE, bits
 
 MOST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}  # the largest number of each type
 

@@ -8,9 +8,9 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.config import KvSchemeName, LayerSpec
-from engine.errors import BadInput
-from engine.outside import lacking
+from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.errors import BadInput
+from engine.api.outside import lacking
 
 if TYPE_CHECKING:
     import torch

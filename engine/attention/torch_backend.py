@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer
 from engine.attention.packing import pack, unpack
 from engine.attention.registry import register
-from engine.cache.store import bits
-from engine.config import KV_SCHEMES, KvSchemeName, LayerSpec
+from engine.kv.store import bits
 
 TILES = (8, 64)  # queries of one product, at least and at most
 SCORES = 2**21  # their scores should stay in the processor's cache until they are used

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
+from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.registry import register
-from engine.config import KV_SCHEMES, KvSchemeName, LayerSpec
-from engine.kernels.attention import tiles
-from engine.kernels.attention.paged import attend
-from engine.kernels.attention.work import ITEM, MERGE, SPAN, Chunks, Spans, Work, lay_out, lay_spans
-from engine.kernels.attention.write import write
-from engine.kernels.room import with_room
+from engine.kernels.triton.attention import tiles
+from engine.kernels.triton.attention.paged import attend
+from engine.kernels.triton.attention.work import ITEM, MERGE, SPAN, Chunks, Spans, Work, lay_out, lay_spans
+from engine.kernels.triton.attention.write import write
+from engine.kernels.triton.room import with_room
 
 WIDEST = 256  # of a head; wider ones leave no room for keys beside the queries
 

@@ -8,12 +8,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from engine.errors import BadParams
+from engine.api.errors import BadParams
+from engine.api.params import Grammar, SamplingParams
+from engine.api.request import Request
 from engine.grammar.guide import Guide, reason
 from engine.grammar.source import source
 from engine.grammar.vocabulary import readable
-from engine.params import Grammar, SamplingParams
-from engine.request import Request
 from engine.scheduling.step import Masks, Step
 from engine.text.tokenizer import Tokenizer
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from engine.errors import BadParams
-from engine.params import Grammar
+from engine.api.errors import BadParams
+from engine.api.params import Grammar
 
 MAX_NESTING = 64
 MAX_CHOICES = 4096

@@ -2,7 +2,7 @@
 
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from engine.errors import BadParams
+from engine.api.errors import BadParams
 from engine.text.tokenizer import Tokenizer
 
 

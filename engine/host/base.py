@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
-from engine.commands import Beginning, Command, Fork, GetSnapshot, Submit
-from engine.errors import EngineError
-from engine.events import Delta
+from engine.api.commands import Beginning, Command, Fork, GetSnapshot, Submit
+from engine.api.errors import EngineError
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
+from engine.api.snapshot import Snapshot
 from engine.host.prompts import Prompt, prompt_ids
 from engine.host.stream import Stream, refused
 from engine.host.words import Words
-from engine.params import SamplingParams
-from engine.snapshot import Snapshot
 
 T = TypeVar("T")
 Sink = Callable[[Delta], None]

@@ -15,10 +15,10 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from engine import wire
-from engine.commands import Beginning, Command, Sender, decode_command, encode_result
-from engine.errors import EngineError
-from engine.events import log
+from engine.api import wire
+from engine.api.commands import Beginning, Command, Sender, decode_command, encode_result
+from engine.api.errors import EngineError
+from engine.api.events import log
 from engine.host.frames import Frames
 from engine.host.outbox import Outbox
 from engine.host.thread import EngineThread

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from engine import wire
-from engine.events import Delta, Event, log
+from engine.api import wire
+from engine.api.events import Delta, Event, log
 from engine.host.frames import Frames
 
 TICK = 0.04  # seconds that a token waits at most for the next ones

@@ -18,15 +18,15 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
-from engine import wire
-from engine.commands import Command, decode_result, encode_command
-from engine.config import EngineConfig
-from engine.errors import BadInput, EngineDead, EngineError
-from engine.events import Bus, Delta, Died, Handler, log
+from engine.api import wire
+from engine.api.commands import Command, decode_result, encode_command
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput, EngineDead, EngineError
+from engine.api.events import Bus, Delta, Died, Handler, log
+from engine.api.request import Finish
+from engine.api.snapshot import Snapshot
 from engine.host.base import Host, Sink
 from engine.host.frames import Frames
-from engine.request import Finish
-from engine.snapshot import Snapshot
 from engine.text.bare import BareTokenizer
 from engine.text.chat import Chat
 from engine.text.tokenizer import Tokenizer

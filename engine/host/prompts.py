@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import BadInput
-from engine.layout import Layout, Place
+from engine.api.errors import BadInput
+from engine.api.layout import Layout, Place
 from engine.text.chat import Chat
 
 

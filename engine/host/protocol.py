@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from engine.commands import Command
-from engine.events import Handler
+from engine.api.commands import Command
+from engine.api.events import Handler
+from engine.api.layout import Layout
+from engine.api.params import SamplingParams
+from engine.api.snapshot import Snapshot
 from engine.host.prompts import Conversation, Prompt
 from engine.host.stream import Stream
-from engine.layout import Layout
-from engine.params import SamplingParams
-from engine.snapshot import Snapshot
 
 T = TypeVar("T")
 

@@ -6,11 +6,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from engine.commands import Begun
-from engine.errors import EngineError
-from engine.events import Delta
+from engine.api.commands import Begun
+from engine.api.errors import EngineError
+from engine.api.events import Delta
+from engine.api.request import Finish
 from engine.host.handover import call_on
-from engine.request import Finish
 
 
 class ReplyFailed(EngineError):

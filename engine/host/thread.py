@@ -5,12 +5,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from engine.commands import Command
-from engine.core import Engine
-from engine.events import Handler, log
+from engine.api.commands import Command
+from engine.api.events import Handler, log
+from engine.api.snapshot import Snapshot
 from engine.host.base import Host, Sink
-from engine.mailbox import Mailbox
-from engine.snapshot import Snapshot
+from engine.serving.engine import Engine
+from engine.serving.mailbox import Mailbox
 from engine.text.chat import Chat
 
 T = TypeVar("T")

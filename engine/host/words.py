@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from engine.api.layout import Layout
 from engine.host.prompts import Conversation, prompt_layout, texts
-from engine.layout import Layout
 from engine.text.chat import Chat
 
 

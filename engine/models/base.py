@@ -5,8 +5,8 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
+from engine.api.config import ModelConfig
 from engine.attention.base import Attend
-from engine.config import ModelConfig
 
 
 class LanguageModel(Protocol):

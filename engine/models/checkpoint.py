@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from engine.errors import BadCheckpoint
-from engine.events import log
+from engine.api.errors import BadCheckpoint
+from engine.api.events import log
 from engine.models.unmapped import unmapped
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from engine.config import DecoderConfig
+from engine.api.config import DecoderConfig
 from engine.models.checkpoint import has_weights, stored_dtype
 from engine.models.families import named, names
 from engine.models.fields import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, Fields

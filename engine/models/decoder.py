@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.api.config import DecoderConfig
+from engine.api.errors import BadInput
 from engine.attention.base import Attend
-from engine.config import DecoderConfig
-from engine.errors import BadInput
 from engine.models.families import Family, named, names
 from engine.models.layers.block import Block
 from engine.models.layers.build import Build

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
+from engine.api.outside import lacking
 from engine.models.kinds import (
     Dense,
     Grouped,
@@ -14,7 +15,6 @@ from engine.models.kinds import (
     windows_by_layer,
     windows_where_unrotated,
 )
-from engine.outside import lacking
 
 GROUP = "minichat.families"  # entry points of packages that bring a family of their own
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.errors import BadCheckpoint, UnsupportedModel
+from engine.api.errors import BadCheckpoint, UnsupportedModel
 
 # Bounds that no model comes near: beyond them a file is broken, and would only ask for absurd memory.
 MOST_LAYERS, MOST_HEADS, MOST_HEAD_DIM, MOST_WIDTH = 1024, 1024, 1024, 1 << 20

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from engine.config import ModelPlace
-from engine.errors import BadCheckpoint, ModelNotFound
+from engine.api.config import ModelPlace
+from engine.api.errors import BadCheckpoint, ModelNotFound
 from engine.models.checkpoint import has_weights, refuse_kinds
 
 BUILT_IN = "pocket"

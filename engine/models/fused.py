@@ -14,9 +14,9 @@ from dataclasses import replace
 from torch import Tensor
 
 from engine.attention.triton_backend import Prepared, Standing, TritonAttention, gpu
-from engine.cache.store import KVLayer
-from engine.kernels.attention.write import write
-from engine.kernels.embed import embed
+from engine.kernels.triton.attention.write import write
+from engine.kernels.triton.norm.embed import embed
+from engine.kv.store import KVLayer
 from engine.models.decoder import Decoder
 from engine.models.layers.gpu import Gpu, GpuStep, Residual
 from engine.models.layers.part import Part

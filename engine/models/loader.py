@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from engine.errors import BadCheckpoint, BadInput
+from engine.api.errors import BadCheckpoint, BadInput
 from engine.models.checkpoint import FLOATS, Header, check, headers, opened, state
 from engine.models.decoder import Decoder, Linear
 from engine.models.find import Progress

@@ -6,7 +6,7 @@ Needs no torch.
 
 from typing import NamedTuple
 
-from engine.errors import BadCheckpoint
+from engine.api.errors import BadCheckpoint
 from engine.models.checkpoint import FLOATS, Header, check
 from engine.models.fields import MOST_WIDTH, Fields
 from engine.quant.packing import BITS, BLOCK, NUMBERS, STEPS, Packing

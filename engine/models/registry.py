@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.config import DTypeName, ModelConfig, ModelPlace
-from engine.errors import BadInput
+from engine.api.config import DTypeName, ModelConfig, ModelPlace
+from engine.api.errors import BadInput
 from engine.models.base import LanguageModel
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.config import RopeSpec
+from engine.api.config import RopeSpec
 
 
 def rope_table(spec: RopeSpec, dim: int, length: int, dtype: torch.dtype) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 
-from engine.config import RopeSpec
+from engine.api.config import RopeSpec
 from engine.models.fields import MOST_TOKENS, Fields
 
 

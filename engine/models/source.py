@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from engine.config import DecoderConfig
-from engine.errors import BadInput
+from engine.api.config import DecoderConfig
+from engine.api.errors import BadInput
 from engine.models.decoder import block
 from engine.models.layers.block import Block
 from engine.models.layers.norm import Norm

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import EngineError
+from engine.api.errors import EngineError
 from engine.models.checkpoint import shards
 from engine.models.config_json import read_config, refuse_quantized
 from engine.models.families import named

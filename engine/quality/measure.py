@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.errors import BadInput
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
+from engine.api.params import SamplingParams
+from engine.execution.runner import ModelRunner
 from engine.models.find import BUILT_IN
-from engine.params import SamplingParams
 from engine.quality.schemes import REFERENCE, Choice
 from engine.quality.score import STRETCH, Score, read
 from engine.quant.registry import names
-from engine.runner.runner import ModelRunner
+from engine.serving.engine import Engine
 from engine.start import start
 
 ROWS = (1, 8, 32)  # whose speed is told

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from engine.config import KV_SCHEMES, KvSchemeName
-from engine.errors import BadInput
+from engine.api.config import KV_SCHEMES, KvSchemeName
+from engine.api.errors import BadInput
 
 _KV = "kv-"
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import Batch, attending
-from engine.runner.runner import ModelRunner
+from engine.execution.runner import ModelRunner
 
 STRETCH = 1024  # tokens that are read from an empty cache on; a longer text is read in several such
 PIECE = 128  # tokens whose logits are there at once

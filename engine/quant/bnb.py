@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.errors import BadInput
-from engine.kernels.rungs import on_a_rung
+from engine.api.errors import BadInput
+from engine.kernels.cpu.rungs import on_a_rung
 from engine.quant.registry import register
 from engine.quant.shapes import rounded_up, trimmed
 

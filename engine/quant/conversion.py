@@ -7,8 +7,8 @@ from typing import Protocol
 import torch
 from torch import nn
 
+from engine.api.errors import EngineError
 from engine.devices import give_back
-from engine.errors import EngineError
 from engine.quant.base import Scheme
 
 logger = logging.getLogger("minichat.engine")

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.errors import BadCheckpoint
+from engine.api.errors import BadCheckpoint
 from engine.quant import fp8, int4
 from engine.quant.base import Scheme
 from engine.quant.fp8 import Scaled

@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.rungs import on_a_rung
+from engine.kernels.cpu.rungs import on_a_rung
 from engine.quant.registry import register
 from engine.quant.shapes import rounded_up, side_by_side
 

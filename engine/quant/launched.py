@@ -12,14 +12,14 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.cache.store import KVLayer
-from engine.kernels.joined import for_joined, joined
-from engine.kernels.norm import Normed
-from engine.kernels.products import for_narrow, narrow, vector
-from engine.kernels.rotary import turn
-from engine.kernels.swiglu import swiglu
-from engine.kernels.tiled import for_gated, for_tiled, tiled
-from engine.kernels.turned import for_turned, turned
+from engine.kernels.triton.gemm.linear_residual_norm import for_joined, joined
+from engine.kernels.triton.gemm.products import for_narrow, narrow, vector
+from engine.kernels.triton.gemm.qkv_rope import for_turned, turned
+from engine.kernels.triton.gemm.tiled import for_gated, for_tiled, tiled
+from engine.kernels.triton.kv.rotary import turn
+from engine.kernels.triton.norm.norm import Normed
+from engine.kernels.triton.norm.swiglu import swiglu
+from engine.kv.store import KVLayer
 
 # The cache of a layer; weight and epsilon of the norm of queries and keys; rotary table, positions, places.
 Rotation = tuple[KVLayer, Tensor | None, float, Tensor | None, Tensor, Tensor]

@@ -13,12 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.cache.store import KVLayer
-from engine.kernels import nibble_row, nibbles, products
-from engine.kernels.norm import Normed
-from engine.kernels.rotary import turn
-from engine.kernels.rounded import rounded
-from engine.kernels.spread import spread_bytes, spread_nibbles
+from engine.kernels.triton.gemm import int4_gemm as nibbles
+from engine.kernels.triton.gemm import int4_gemv as nibble_row
+from engine.kernels.triton.gemm import products
+from engine.kernels.triton.gemm.dequantize import spread_bytes, spread_nibbles
+from engine.kernels.triton.gemm.quantize_fp8 import rounded
+from engine.kernels.triton.kv.rotary import turn
+from engine.kernels.triton.norm.norm import Normed
+from engine.kv.store import KVLayer
 from engine.quant.fp8 import ScaledFp8
 from engine.quant.int4 import Grouped, in_place
 from engine.quant.launched import Called, Product, Rotation

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.packed import PackedLinear, why_not
+from engine.kernels.cpu.packed import PackedLinear, why_not
 from engine.quant.linear import Linear
 from engine.quant.registry import register
 

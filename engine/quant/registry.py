@@ -6,8 +6,8 @@ import importlib
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from engine.errors import BadInput
-from engine.outside import lacking
+from engine.api.errors import BadInput
+from engine.api.outside import lacking
 
 if TYPE_CHECKING:
     import torch

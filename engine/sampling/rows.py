@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import BadParams
-from engine.params import SamplingParams
+from engine.api.errors import BadParams
+from engine.api.params import SamplingParams
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.random import fold, uniform
 

@@ -1,7 +1,7 @@
 """What a runner's copies of tables, sampling and tokens lack. It goes along with the next step."""
 
-from engine.cache.tables import BlockTables
-from engine.request import Request
+from engine.api.request import Request
+from engine.kv.tables import BlockTables
 from engine.scheduling.step import SlotSampling, SlotTokens, Step, StepBuilder
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.request import Request
+from engine.api.request import Request
 from engine.scheduling.rules import Rules
 
 _MEMORY = 0.2  # the weight of the newest sample

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import ClassVar, Protocol, TypeVar
 
-from engine.errors import BadInput
-from engine.outside import lacking
-from engine.request import Request
+from engine.api.errors import BadInput
+from engine.api.outside import lacking
+from engine.api.request import Request
 from engine.scheduling.costs import Costs
 from engine.scheduling.queue import Rank
 

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Callable, Iterator
 
-from engine.request import Request
+from engine.api.request import Request
 
 _SLACK = 64  # entries of those who left that are not worth a clean-up
 

@@ -1,6 +1,6 @@
 """What a step that failed leaves to the scheduler."""
 
-from engine.request import Finish, Request
+from engine.api.request import Finish, Request
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 
@@ -18,7 +18,7 @@ def take_back(scheduler: Scheduler, step: Step) -> Request | None:
         request.launched -= row.length
         request.pending -= row.samples
         if row.drafted:
-            scheduler.holdings.cut(request)
+            scheduler.kv.cut(request)
     resend(scheduler, step)
     if len(step.rows) == 1 and (step.tokens == 1 or not rules.chunked_prefill):
         return scheduler.requests.get(step.rows[0].request)
@@ -47,7 +47,7 @@ def abandon(scheduler: Scheduler, step: Step) -> None:
 def relying_on(scheduler: Scheduler, step: Step) -> list[Request]:
     """The requests of a step, and forks of them that share a block which it was to write."""
     rows = {row.request: row for row in step.rows}
-    size, blocks_for = scheduler.pool.block_size, scheduler.holdings.blocks_for
+    size, blocks_for = scheduler.pool.block_size, scheduler.kv.blocks_for
     written = {
         block
         for row in step.rows
@@ -67,7 +67,7 @@ def fail_all(scheduler: Scheduler, error: str) -> None:
     scheduler.running.clear()
     scheduler.waiting.clear()
     scheduler.speculator.clear()
-    scheduler.holdings.clear()
+    scheduler.kv.clear()
 
 
 def resend(scheduler: Scheduler, step: Step) -> None:

@@ -15,6 +15,6 @@ def shrink(scheduler: Scheduler, size: int) -> Step:
         scheduler.give_way(builder)
     moved = pool.shrink(size)
     for request in scheduler.requests.values():
-        scheduler.holdings.moved(request, moved)
+        scheduler.kv.moved(request, moved)
     builder.copies = dict(enumerate(moved.items()))
     return scheduler.changes.build(builder, scheduler.step)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.config import PreemptionName
+from engine.api.config import PreemptionName
 
 EASED = 500  # steps that stay small after one has found no memory
 

@@ -7,19 +7,19 @@ import itertools
 import time
 from collections.abc import Callable
 
-from engine import events
-from engine.cache.pool import BlockPool
-from engine.cache.tables import BlockTables
-from engine.config import KvSchemeName
-from engine.request import Finish, Phase, Request
+from engine.api import events
+from engine.api.config import KvSchemeName
+from engine.api.request import Finish, Phase, Request
+from engine.kv.manager import KVManager
+from engine.kv.pool import BlockPool
+from engine.kv.tables import BlockTables
+from engine.kv.window import Window
 from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
-from engine.scheduling.holdings import Holdings
 from engine.scheduling.policy import Outlook, Policy
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.rules import Rules
 from engine.scheduling.step import LAST, Drafts, Row, Step, StepBuilder
-from engine.scheduling.window import Window
 from engine.speculation.speculator import Speculator
 
 
@@ -40,7 +40,7 @@ class Scheduler:
         window: Window | None = None,
     ) -> None:
         self.pool, self.host, self.tables = pool, host, tables
-        self.holdings = Holdings(pool, host, tables, kv_scheme, window)
+        self.kv = KVManager(pool, host, tables, kv_scheme, window)
         self.policy, self.rules, self.costs = policy, rules, Costs()
         self.speculator = Speculator()
         self.emit, self.clock = emit, clock
@@ -85,9 +85,9 @@ class Scheduler:
 
     def _schedule_running(self, builder: StepBuilder) -> None:
         prefilling, speculating = [], []
-        if (window := self.holdings.window) is not None:
+        if (window := self.kv.window) is not None:
             for request in self.running:
-                self.holdings.let_go(request, window)
+                self.kv.let_go(request, window)
         size = self.pool.block_size
         for request in list(self.running):
             tokens, start = request.tokens, request.launched
@@ -115,7 +115,7 @@ class Scheduler:
 
     def _chunk(self, builder: StepBuilder, left: int) -> int:
         """How many of the tokens that a request has left go into this step."""
-        if (window := self.holdings.window) is not None:
+        if (window := self.kv.window) is not None:
             left = min(left, window.size)  # a longer piece may need more blocks than are promised
         if left <= builder.budget:
             return left
@@ -133,7 +133,7 @@ class Scheduler:
             drafts = None
             if not request.pending:
                 drafts = self.speculator.propose(
-                    request, min(spare, self.holdings.draft_room(request, len(self.running)))
+                    request, min(spare, self.kv.draft_room(request, len(self.running)))
                 )
             if self._schedule_row(builder, request, 1, drafts) and drafts:
                 spare -= drafts.length
@@ -142,7 +142,7 @@ class Scheduler:
         self, builder: StepBuilder, request: Request, count: int, drafts: Drafts | None = None
     ) -> bool:
         """A row for a running request, with the blocks it needs; others give way to it if they must."""
-        holdings, pool = self.holdings, self.pool
+        holdings, pool = self.kv, self.pool
         start, drafted = request.launched, drafts.length if drafts else 0
         count += drafted
         tail = holdings.shared_tail(request) if request.shares_tail else None
@@ -175,7 +175,7 @@ class Scheduler:
         self.held_until = None
         if not len(self.waiting):
             return
-        holdings = self.holdings
+        holdings = self.kv
         promised = sum(map(holdings.missing, self.running))
         while builder.budget > 0 and self.tables.free and (request := self.waiting.head()):
             if hold := self._hold(request):
@@ -209,9 +209,9 @@ class Scheduler:
         resumed, swapped = request.preemptions > 0, request.phase is Phase.SWAPPED
         self.waiting.remove(request)
         if swapped:
-            builder.swaps_in += self.holdings.swap_in(request)
+            builder.swaps_in += self.kv.swap_in(request)
         else:
-            self.holdings.adopt(request, hits)
+            self.kv.adopt(request, hits)
         self._start_running(request)
         now = self.clock()
         if resumed:
@@ -246,14 +246,14 @@ class Scheduler:
         """Takes all of a running request's blocks. It comes back by itself when there is room."""
         builder.preempted, size = True, self.pool.block_size
         copied = victim.id in builder.copies  # a copy that is never made then
-        swap = not copied and self.holdings.fits_host(victim) and self.costs.swaps(victim, self.rules, size)
+        swap = not copied and self.kv.fits_host(victim) and self.costs.swaps(victim, self.rules, size)
         builder.drop(victim.id)
         holds, idle = len(victim.blocks), victim.launched == victim.known and not victim.pending
         self._stop_running(victim)
         victim.preemptions += 1
         self.preemptions += 1
         if swap:
-            builder.swaps_out += self.holdings.swap_out(victim)
+            builder.swaps_out += self.kv.swap_out(victim)
             victim.phase, victim.why = Phase.SWAPPED, "gave way; its blocks lie in host memory"
         else:
             self.start_over(victim, "gave way; will be computed again")
@@ -284,8 +284,8 @@ class Scheduler:
         if request.slot >= 0:
             if row.samples:
                 request.phase = Phase.DECODE
-            if full > request.published and self.rules.prefix_cache and request.epoch == self.holdings.epoch:
-                self.holdings.publish(request, min(full, request.launched // self.pool.block_size))
+            if full > request.published and self.rules.prefix_cache and request.epoch == self.kv.epoch:
+                self.kv.publish(request, min(full, request.launched // self.pool.block_size))
         return request
 
     def settle(self, row: Row, count: int) -> None:
@@ -295,7 +295,7 @@ class Scheduler:
         left = request.known - request.launched
         request.pending += count - 1
         request.launched = min(request.launched, request.known - 1)
-        self.holdings.cut(request)
+        self.kv.cut(request)
         if request.slot < 0:
             self.waiting.tokens += request.known - request.launched - left
 
@@ -318,7 +318,7 @@ class Scheduler:
             self._stop_running(request)
         else:
             self.waiting.remove(request)
-        self.holdings.release(request)
+        self.kv.release(request)
         self.speculator.forget(request)
         del self.requests[request.id]
         request.phase = Phase.DONE
@@ -333,11 +333,11 @@ class Scheduler:
 
     def branch(self, parent: Request, child: Request) -> bool:
         """The same without an event; tells whether blocks are shared. The child may have its own tokens."""
-        if not self.holdings.may_share(parent, len(child.tokens)):
+        if not self.kv.may_share(parent, len(child.tokens)):
             self._line_up(child)
             return False
         self.requests[child.id] = child
-        self.holdings.share(parent, child)
+        self.kv.share(parent, child)
         child.cached_tokens = child.launched
         self._start_running(child)
         return True
@@ -360,7 +360,7 @@ class Scheduler:
 
     def start_over(self, request: Request, why: str) -> None:
         """What it has computed is gone."""
-        self.holdings.release(request)
+        self.kv.release(request)
         request.launched = 0
         request.phase, request.why = Phase.PREEMPTED, why
 
@@ -370,7 +370,7 @@ class Scheduler:
         self.waiting.push(request)
 
     def _start_running(self, request: Request) -> None:
-        self.holdings.open(request)
+        self.kv.open(request)
         request.mirrored = 0
         self.restamp(request)
         goes_on = request.generated and request.known - request.launched == 1  # a fork, or back from a swap
@@ -379,7 +379,7 @@ class Scheduler:
 
     def _stop_running(self, request: Request) -> None:
         self.running.remove(request)
-        self.holdings.close(request)
+        self.kv.close(request)
 
     def report_finish(self, request: Request, finish: Finish, error: str) -> None:
         request.phase, request.finish, request.error, request.why = Phase.DONE, finish, error, ""
@@ -394,4 +394,4 @@ class Scheduler:
         assert len(places) == len(self.requests), "a request is in two places"
         assert all(each.slot >= 0 for each in self.running), "a request runs without a row"
         assert all(each.slot < 0 for each in rowless), "a request waits in a row"
-        self.holdings.check(self.requests.values())
+        self.kv.check(self.requests.values())

@@ -7,8 +7,8 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from engine.cache.tables import NO_CHANGES, TableDelta
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
+from engine.kv.tables import NO_CHANGES, TableDelta
 
 LAST = -1  # in place of a token id: what the row's slot drew last, which may not have reached the host
 

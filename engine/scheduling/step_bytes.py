@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from engine.cache.tables import TableDelta
-from engine.codec import Misfit, codec
-from engine.errors import BadInput, BadWire
+from engine.api.codec import DecodeError, codec
+from engine.api.errors import BadInput, BadWire
+from engine.kv.tables import TableDelta
 from engine.scheduling.step import LAST, Drafts, Rows, SlotSampling, SlotTokens, Step
 
 _HEAD = struct.Struct("<10q")  # number, single, and the lengths of what follows
@@ -180,7 +180,7 @@ def _told(tail: bytes) -> dict[str, Any]:
         return {name: part.read(value.get(name, [])) for name, part in _RARE.items()}
     except (ValueError, RecursionError) as error:
         raise BadWire(f"the step has a tail that is no JSON: {error}") from None
-    except (Misfit, BadInput) as error:
+    except (DecodeError, BadInput) as error:
         raise BadWire(f"the step: {error}") from None
 
 

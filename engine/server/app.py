@@ -11,13 +11,13 @@ from fastapi.responses import Response
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
-from engine.errors import EngineError
+from engine.api.errors import EngineError
 from engine.host.protocol import EngineHost
-from engine.server import attach, commands, control, events, screens, ws
-from engine.server.auth import Door, refuse
 from engine.server.config import ServerConfig
 from engine.server.drain import Drain
-from engine.server.errors import ApiError, from_engine
+from engine.server.http.auth import Door, refuse
+from engine.server.http.errors import ApiError, from_engine
+from engine.server.native import attach, commands, control, events, screens, ws
 from engine.server.openai import chat, completions, models
 from engine.server.openai.schema import ChatRequest, CompletionRequest
 from engine.server.state import State

@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from engine.commands import Abort, Begun, Command
-from engine.errors import EngineError
-from engine.events import Admitted, Event
+from engine.api.commands import Abort, Begun, Command
+from engine.api.errors import EngineError
+from engine.api.events import Admitted, Event
+from engine.api.params import SamplingParams
+from engine.api.snapshot import Snapshot
+from engine.api.wire import encode_snapshot
 from engine.host.handover import call_on
 from engine.host.prompts import Prompt
 from engine.host.protocol import EngineHost
 from engine.host.stream import Stream
-from engine.params import SamplingParams
+from engine.server.http.sse import encoded
 from engine.server.post import Post
-from engine.server.sse import encoded
-from engine.snapshot import Snapshot
-from engine.wire import encode_snapshot
 
 log = logging.getLogger("minichat.server")
 

@@ -12,25 +12,25 @@ from hashlib import sha256
 
 import numpy as np
 
-from engine.cache.pool import BlockPool
-from engine.cache.tables import BlockTables
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.errors import BadInput
-from engine.events import Bus, TokenLogprob
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
+from engine.api.events import Bus, TokenLogprob
+from engine.api.params import SamplingParams
+from engine.api.request import Request
+from engine.api.snapshot import Reads, SchemeView, Speeds
+from engine.execution.changes import Change
+from engine.execution.protocol import BAD, Fit, Likeliest, StepResult
 from engine.grammar.grammars import Grammars
-from engine.limits import Limits
-from engine.machine import Facts
+from engine.kv.pool import BlockPool
+from engine.kv.tables import BlockTables
 from engine.models.find import find_model
-from engine.params import SamplingParams
-from engine.request import Request
-from engine.runner.changes import Change
-from engine.runner.protocol import BAD, Fit, Likeliest, StepResult
 from engine.scheduling.policy import choose
 from engine.scheduling.rules import Rules
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Drafts, Masks, Step
-from engine.snapshot import Reads, SchemeView, Speeds
+from engine.serving.engine import Engine
+from engine.serving.limits import Limits
+from engine.serving.machine import Facts
 from engine.speculation.verify import run_of
 from engine.text.reasoning import CLOSE, OPEN
 from engine.text.tokenizer import Tokenizer

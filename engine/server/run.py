@@ -7,13 +7,13 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Self
 
-from engine.events import Delta
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
 from engine.host.prompts import Prompt
 from engine.host.stream import Stream
-from engine.params import SamplingParams
 from engine.server.desk import Desk
-from engine.server.limits import Ticket
-from engine.server.metrics import Metrics
+from engine.server.http.limits import Ticket
+from engine.server.native.metrics import Metrics
 from engine.server.waiters import Waiters
 
 Batch = list[tuple[int, list[Delta]]]  # prompts that have news, and what they said, in order

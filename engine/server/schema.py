@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from engine.server.errors import ApiError
+from engine.server.http.errors import ApiError
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 MAX_SAID = 1_000_000  # tokens of a reply that are there already

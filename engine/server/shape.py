@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.api.params import Grammar
 from engine.grammar.source import lark_of, lark_of_schema
-from engine.params import Grammar
 from engine.server.tools import CLOSE, OPEN, Style
 from engine.text import reasoning
 

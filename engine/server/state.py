@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
-from engine.errors import Ending, TemplateError
+from engine.api.errors import Ending, TemplateError
+from engine.api.params import SamplingParams
 from engine.host.prompts import Conversation, Prompt
 from engine.host.protocol import EngineHost
-from engine.params import SamplingParams
 from engine.server import tools
-from engine.server.auth import prefix_salt
 from engine.server.config import MAX_CHOICES, ServerConfig
 from engine.server.desk import Desk
 from engine.server.drain import Drain
-from engine.server.errors import ApiError
-from engine.server.events import Events
-from engine.server.limits import Gate
-from engine.server.metrics import Metrics
-from engine.server.replies import Replies
+from engine.server.http.auth import prefix_salt
+from engine.server.http.errors import ApiError
+from engine.server.http.limits import Gate
+from engine.server.native.events import Events
+from engine.server.native.metrics import Metrics
+from engine.server.native.replies import Replies
 from engine.server.run import Run
 from engine.text.reasoning import OPEN
 

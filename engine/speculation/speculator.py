@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.params import MAX_DRAFT
-from engine.request import Request
+from engine.api.params import MAX_DRAFT
+from engine.api.request import Request
+from engine.api.snapshot import Speculation
 from engine.scheduling.step import Drafts, Step
-from engine.snapshot import Speculation
 from engine.speculation.gain import Judge, Prices, Tally
 from engine.speculation.ngram import NgramIndex
 from engine.speculation.suffix import Replies, SuffixIndex

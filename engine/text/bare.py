@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
 
 
 class BareTokenizer:

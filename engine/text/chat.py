@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Self
 
-from engine.errors import BadInput, TemplateError
-from engine.layout import Layout
+from engine.api.errors import BadInput, TemplateError
+from engine.api.layout import Layout
 from engine.text.contents import contents, places
 from engine.text.guard import MARK, Guard
 from engine.text.messages import clean, clean_messages, clean_tools

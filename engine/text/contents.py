@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engine.layout import Place
+from engine.api.layout import Place
 
 # Code points that Unicode keeps out of texts for ever: a message's number stands between _OPEN and _SHUT.
 _OPEN, _SHUT, _CLOSE = "\ufdd1", "\ufdd2", "\ufdd3"

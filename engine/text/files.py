@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import tokenizers
 
-from engine.errors import BadCheckpoint, UnsupportedModel
+from engine.api.errors import BadCheckpoint, UnsupportedModel
 
 CONVERTIBLE = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
 from engine.text.tokenizer import checked_text
 
 ROLE = re.compile(r"[\w .-]{1,64}")  # templates glue it to brackets: '<|' + role + '|>'

@@ -7,7 +7,7 @@ from typing import Any
 
 import tokenizers
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
 
 TOP_ID = 2**32 - 1
 

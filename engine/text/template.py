@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from engine.errors import TemplateError
+from engine.api.errors import TemplateError
 
 WORKER = Path(__file__).with_name("template_worker.py")
 START_SECONDS = 60.0  # a machine may be busy; jinja2 itself is there in a tenth of a second

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import tokenizers
 
-from engine.errors import BadCheckpoint, BadInput
+from engine.api.errors import BadCheckpoint, BadInput
 from engine.text.detokenize import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from engine.text.files import TextFiles
 from engine.text.pieces import PieceTable, byte_rule, token_name

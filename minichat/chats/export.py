@@ -5,8 +5,8 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any, NoReturn
 
-from engine.errors import BadParams
-from engine.params import SamplingParams
+from engine.api.errors import BadParams
+from engine.api.params import SamplingParams
 from minichat.chats.errors import BadExport
 from minichat.chats.model import ROLES, STATES, Attachment, Chat, Message, ReplyStats
 from minichat.chats.rows import plain_params

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 
 Role = Literal["system", "user", "assistant"]
 State = Literal["done", "streaming", "stopped", "failed"]

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from engine.errors import BadParams
-from engine.params import FIELDS, SamplingParams
+from engine.api.errors import BadParams
+from engine.api.params import FIELDS, SamplingParams
 from minichat.chats.model import Attachment, Chat, Message, ReplyStats
 
 _DEFAULT = SamplingParams()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.chats import queries
 from minichat.chats.database import Database
 from minichat.chats.export import from_json, to_json, to_markdown

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
 
 KEY_VARIABLE = "MINICHAT_API_KEY"
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)

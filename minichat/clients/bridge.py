@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from engine.events import Delta
+from engine.api.events import Delta
 from engine.host.handover import call_on
 from minichat.clients.protocol import Turn
 

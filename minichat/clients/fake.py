@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, TypeVar
 
-from engine.commands import (
+from engine.api.commands import (
     Abort,
     CancelQuantization,
     Command,
@@ -17,12 +17,12 @@ from engine.commands import (
     SetSwitch,
     Update,
 )
-from engine.errors import EngineError
-from engine.events import Delta, Event, Switched, TokenLogprob
-from engine.layout import Layout, Place
-from engine.params import SamplingParams
-from engine.request import Finish
-from engine.snapshot import Snapshot, Speeds
+from engine.api.errors import EngineError
+from engine.api.events import Delta, Event, Switched, TokenLogprob
+from engine.api.layout import Layout, Place
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.api.snapshot import Snapshot, Speeds
 from minichat.clients.bridge import gathered
 from minichat.clients.protocol import Past, Progress, Prompt, Turn
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol
 
 import httpx
 
-from engine.errors import BadInput, BadWire, Ending, EngineDead, EngineError
-from engine.wire import check_version, decode_error
+from engine.api.errors import BadInput, BadWire, Ending, EngineDead, EngineError
+from engine.api.wire import check_version, decode_error
 from minichat.clients.address import Address
 from minichat.clients.sse import Message, messages
 

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from engine.commands import Command
-from engine.config import EngineConfig
-from engine.errors import EngineDead
-from engine.events import Delta, Event
+from engine.api.commands import Command
+from engine.api.config import EngineConfig
+from engine.api.errors import EngineDead
+from engine.api.events import Delta, Event
+from engine.api.layout import Layout
+from engine.api.params import SamplingParams
+from engine.api.snapshot import Snapshot
 from engine.host.handover import Handover, call_on
-from engine.layout import Layout
-from engine.params import SamplingParams
-from engine.snapshot import Snapshot
 from minichat.clients.bridge import gathered, in_thread
 from minichat.clients.protocol import Progress, Prompt, Turn
 from minichat.shell.interpreter import loading

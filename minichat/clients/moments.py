@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
+from engine.api.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
 
 _WAITING = ("waiting", "preempted", "swapped")
 

@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from engine.commands import Command
-from engine.events import Delta, Event
-from engine.layout import Layout
-from engine.params import SamplingParams
-from engine.snapshot import Snapshot
+from engine.api.commands import Command
+from engine.api.events import Delta, Event
+from engine.api.layout import Layout
+from engine.api.params import SamplingParams
+from engine.api.snapshot import Snapshot
 
 T = TypeVar("T")
 
@@ -96,7 +96,7 @@ class Backend(Protocol):
         ...
 
     async def send(self, command: Command[T]) -> T:
-        """What the engine answers to one of engine/commands.py; raises what it refuses."""
+        """What the engine answers to one of engine/api/commands.py; raises what it refuses."""
         ...
 
     async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> Reply:

@@ -10,20 +10,14 @@ from secrets import token_hex
 from types import NoneType
 from typing import Any, Protocol, TypeVar
 
-from engine.codec import codec
-from engine.commands import Command, decode_result, fields_of, result_of
-from engine.errors import EngineDead, EngineError, UnknownRequest
-from engine.events import Delta, Event
-from engine.layout import Layout
-from engine.params import SamplingParams
-from engine.snapshot import Snapshot
-from engine.wire import (
-    check_version,
-    decode_delta,
-    decode_event,
-    decode_snapshot,
-    params_to_json,
-)
+from engine.api.codec import codec
+from engine.api.commands import Command, decode_result, fields_of, result_of
+from engine.api.errors import EngineDead, EngineError, UnknownRequest
+from engine.api.events import Delta, Event
+from engine.api.layout import Layout
+from engine.api.params import SamplingParams
+from engine.api.snapshot import Snapshot
+from engine.api.wire import check_version, decode_delta, decode_event, decode_snapshot, params_to_json
 from minichat.clients.address import Address
 from minichat.clients.link import Hello, Link
 from minichat.clients.protocol import LinkBack, LinkLost, Past, Progress, Prompt, Turn

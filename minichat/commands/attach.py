@@ -5,7 +5,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from engine.errors import BadInput, EngineError
+from engine.api.errors import BadInput, EngineError
 from minichat.clients.address import Address, find_key, server_url
 from minichat.commands.again import words_of
 from minichat.commands.options import failed

@@ -6,11 +6,11 @@ import time
 from contextlib import suppress
 from importlib import import_module
 
-from engine.commands import Abort
-from engine.errors import EngineError, RequestTooLong
+from engine.api.commands import Abort
+from engine.api.errors import EngineError, RequestTooLong
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
 from engine.host.thread import EngineThread
-from engine.params import SamplingParams
-from engine.request import Finish
 from minichat.commands.options import engine_config, failed, running, sampling
 from minichat.plural import plural
 

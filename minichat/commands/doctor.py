@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from engine.api.config import KV_SCHEMES, KvSchemeName, LayerSpec
+from engine.api.errors import BadInput, EngineError
 from engine.attention import registry
-from engine.config import KV_SCHEMES, KvSchemeName, LayerSpec
 from engine.devices import free_host_memory, host_memory
-from engine.errors import BadInput, EngineError
 from engine.models import families
 from engine.models.find import find_model
 from engine.quant import registry as schemes

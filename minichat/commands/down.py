@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 
-from engine.errors import EngineError
+from engine.api.errors import EngineError
 from minichat.commands.options import failed
 from minichat.models.residents import Resident, home_of
 from minichat.shell.paths import locate

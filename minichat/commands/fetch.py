@@ -5,7 +5,7 @@ import json
 import sys
 import time
 
-from engine.errors import EngineError
+from engine.api.errors import EngineError
 from engine.models.find import find_model
 from minichat.commands.options import failed
 from minichat.models.progress import Course

@@ -10,9 +10,9 @@ from fcntl import ioctl
 from pathlib import Path
 from termios import FIONREAD
 
-from engine.errors import BadInput, BadParams, EngineError
-from engine.params import Grammar
-from engine.request import Finish
+from engine.api.errors import BadInput, BadParams, EngineError
+from engine.api.params import Grammar
+from engine.api.request import Finish
 from minichat.chats.model import Attachment, Message
 from minichat.commands.options import engine_config, failed, running, sampling
 from minichat.models.progress import size

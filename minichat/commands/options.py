@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
-from engine.errors import BadInput, EngineError
-from engine.params import SamplingParams
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput, EngineError
+from engine.api.params import SamplingParams
 from minichat.shell.interpreter import loading
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import json
 import time
 from dataclasses import asdict, dataclass
 
-from engine.errors import EngineError
+from engine.api.errors import EngineError
 from minichat.clients.address import Address
 from minichat.models.residents import Resident, home_of, residents
 from minichat.shell.paths import locate

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import BadInput, EngineError
+from engine.api.errors import BadInput, EngineError
 from minichat.charts.characters import Chart, Point, drawn
 from minichat.charts.svg import svg
 from minichat.commands.options import engine_config, failed

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from engine.errors import BadInput, EngineError
+from engine.api.errors import BadInput, EngineError
 from minichat.cli import parser
 from minichat.commands.serve import Told, check, serve
 from minichat.models.residents import Record, Resident

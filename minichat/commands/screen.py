@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.errors import EngineError
-from engine.params import FIELDS, SamplingParams
+from engine.api.errors import EngineError
+from engine.api.params import FIELDS, SamplingParams
 from minichat.commands.options import failed
 from minichat.settings import Loaded, Settings
 from minichat.shell.first import First

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.commands import Warm
-from engine.errors import BadInput, EngineError
-from engine.events import Died
+from engine.api.commands import Warm
+from engine.api.errors import BadInput, EngineError
+from engine.api.events import Died
 from minichat import __version__
 from minichat.clients.address import is_loopback
 from minichat.commands.options import engine_config, failed, show_progress
@@ -132,7 +132,7 @@ def _private(path: str, flags: int) -> int:
 
 def serve(options: argparse.Namespace, keys: tuple[str, ...], told: Told | None = None) -> int:
     """Listens, loads, serves until a signal comes."""
-    from engine.server.listen import tcp_socket, unix_socket
+    from engine.server.http.listen import tcp_socket, unix_socket
 
     with ExitStack() as stack:
         uds = Path(options.uds).expanduser() if options.uds else None
@@ -147,7 +147,7 @@ def listen(
     options: argparse.Namespace, keys: tuple[str, ...], bound: socket.socket, uds: Path | None, told: Told
 ) -> int:
     from engine.server.config import ServerConfig
-    from engine.server.listen import server
+    from engine.server.http.listen import server
 
     _room_for_sockets()
     config = ServerConfig(

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
-from engine.errors import BadInput
-from engine.params import SamplingParams
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
+from engine.api.params import SamplingParams
 from minichat.commands.options import failed
 from minichat.plural import plural
 from minichat.settings import load

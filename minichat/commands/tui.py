@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 
-from engine.errors import BadInput, EngineError
+from engine.api.errors import BadInput, EngineError
 from minichat.chats.model import Message
 from minichat.clients.local import LocalBackend, in_process, on_thread
 from minichat.commands.again import words_of

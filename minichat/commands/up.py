@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import sys
 
-from engine.errors import BadInput, EngineError
+from engine.api.errors import BadInput, EngineError
 from minichat.cli import parser
 from minichat.commands.again import words_of
 from minichat.commands.attach import attach_to, check_terminal

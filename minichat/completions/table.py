@@ -5,10 +5,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.api.config import KV_SCHEMES
+from engine.api.params import SPECULATION
 from engine.attention import registry as attention
-from engine.config import KV_SCHEMES
 from engine.models.find import BUILT_IN
-from engine.params import SPECULATION
 from engine.quant import registry as quantization
 from engine.scheduling import policy
 from minichat.cli import COMMANDS, parser

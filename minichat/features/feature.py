@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from textual.app import App
 from textual.widget import Widget
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.chats.model import Message
 from minichat.models.keeper import Keeper
 from minichat.program import Program, Workspace

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.features.feature import Context, Feature
 from minichat.features.monitor import MonitorSide
 from minichat.session.shared_blocks import Spans, blocks_of, texts_of

@@ -5,8 +5,8 @@ from typing import Self
 from textual import on
 from textual.widget import Widget
 
-from engine.commands import Abort, Preempt
-from engine.snapshot import Snapshot
+from engine.api.commands import Abort, Preempt
+from engine.api.snapshot import Snapshot
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
 from minichat.ui.monitor import EngineLine, KVMap, MonitorPanel, Queues
 from minichat.ui.monitor.cells import Order, Tint

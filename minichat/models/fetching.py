@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from engine.errors import ModelNotFound
+from engine.api.errors import ModelNotFound
 from minichat.clients.protocol import Progress
 
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from engine.errors import ModelNotFound
-from engine.snapshot import Snapshot
+from engine.api.errors import ModelNotFound
+from engine.api.snapshot import Snapshot
 from minichat.clients.protocol import LinkBack, LinkLost, Progress
 from minichat.models.catalogue import Model, identity
 from minichat.models.fetching import fetch

@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from engine.errors import BadInput, EngineError
+from engine.api.errors import BadInput, EngineError
 from minichat.clients.protocol import Progress
 from minichat.shell.paths import Paths, files_in, private_folder
 

@@ -1,6 +1,6 @@
 """What was found on the first start, in a sentence."""
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.models.progress import size
 from minichat.shell.terminal import Terminal
 

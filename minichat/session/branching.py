@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.chats.model import Message
 from minichat.clients.protocol import Backend, Reply
 from minichat.session.resuming import tag_of

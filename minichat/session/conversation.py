@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from engine.commands import Abort, Update
-from engine.errors import EngineError
-from engine.events import Delta, TokenLogprob
-from engine.params import SamplingParams
-from engine.request import Finish
+from engine.api.commands import Abort, Update
+from engine.api.errors import EngineError
+from engine.api.events import Delta, TokenLogprob
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
 from minichat.chats.errors import StoreError
 from minichat.chats.letters import colour_index
 from minichat.chats.model import Attachment, Chat, Message, State, title_from

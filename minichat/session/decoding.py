@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.errors import BadParams
-from engine.params import FIELDS, SPECULATION, Grammar, SamplingParams
+from engine.api.errors import BadParams
+from engine.api.params import FIELDS, SPECULATION, Grammar, SamplingParams
 from minichat.session.strategies import BESIDE
 
 PLAIN = SamplingParams()

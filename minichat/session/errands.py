@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from engine.errors import EngineDead, EngineError, UnknownRequest
+from engine.api.errors import EngineDead, EngineError, UnknownRequest
 
 Request = Coroutine[Any, Any, None]
 

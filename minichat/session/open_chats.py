@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.chats.errors import ChatGone, StoreError
 from minichat.chats.model import Chat, Message
 from minichat.chats.queries import PAGE

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from engine.events import TokenLogprob
+from engine.api.events import TokenLogprob
 
 Who = TypeVar("Who")
 MOST = 10  # rivals of a token that are asked for

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.session.decoding import Preset
 from minichat.settings.presets import PresetError, delete_preset, load_presets, save_preset
 

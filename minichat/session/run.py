@@ -4,9 +4,9 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from engine.events import Delta
-from engine.params import FIELDS, SamplingParams
-from engine.request import Finish
+from engine.api.events import Delta
+from engine.api.params import FIELDS, SamplingParams
+from engine.api.request import Finish
 from minichat.chats.model import Message, ReplyStats, State
 from minichat.clients.protocol import Past, Reply
 from minichat.session.decoding import strategy

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from engine.layout import Place
-from engine.snapshot import BlockView
+from engine.api.layout import Place
+from engine.api.snapshot import BlockView
 from minichat.session.traces import Known
 
 Spans = dict[int, list[tuple[int, int]]]  # by message: characters, from and to

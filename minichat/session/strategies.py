@@ -1,7 +1,7 @@
 """Ways to choose the next token, by name: which one it is now, and how to go over to another."""
 
-from engine.errors import BadParams
-from engine.params import SamplingParams
+from engine.api.errors import BadParams
+from engine.api.params import SamplingParams
 
 NAMES = ("greedy", "sampling", "top-k", "top-p", "min-p", "beams")
 _FILTERS = {"top-k": "top_k", "top-p": "top_p", "min-p": "min_p"}

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.errors import EngineError
-from engine.events import Delta, TokenLogprob
-from engine.layout import Layout, Place
+from engine.api.errors import EngineError
+from engine.api.events import Delta, TokenLogprob
+from engine.api.layout import Layout, Place
 from minichat.clients.protocol import Backend, Prompt
 
 NOWHERE = Place(-1)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from engine.errors import RequestTooLong
-from engine.params import SamplingParams
+from engine.api.errors import RequestTooLong
+from engine.api.params import SamplingParams
 from minichat.chats.model import Chat, Message
 from minichat.chats.store import Store
 from minichat.clients.protocol import Prompt, Reply

@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from engine.errors import EngineError
-from engine.events import TokenLogprob
-from engine.layout import Place
-from engine.params import SamplingParams
+from engine.api.errors import EngineError
+from engine.api.events import TokenLogprob
+from engine.api.layout import Place
+from engine.api.params import SamplingParams
 from minichat.chats.model import Message
 from minichat.session.conversation import Conversation
 from minichat.session.parting import MOST

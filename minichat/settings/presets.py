@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.params import FIELDS, SamplingParams
+from engine.api.params import FIELDS, SamplingParams
 from minichat.settings.load import Document, Problem, read
 from minichat.settings.sampling import read_params
 from minichat.settings.toml import table

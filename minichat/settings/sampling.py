@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.errors import BadParams
-from engine.params import FIELDS, SamplingParams
+from engine.api.errors import BadParams
+from engine.api.params import FIELDS, SamplingParams
 from minichat.settings.nearest import unknown
 
 MEANINGS = {

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.config import KV_SCHEMES
-from engine.params import SamplingParams
+from engine.api.config import KV_SCHEMES
+from engine.api.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.events import Event
-from engine.snapshot import Snapshot
+from engine.api.events import Event
+from engine.api.snapshot import Snapshot
 from minichat.session.conversation import Conversation
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.signals import Signals

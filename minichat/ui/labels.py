@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from textual.widget import Widget
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.features.feature import Command
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy

@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from engine.events import TokenLogprob
+from engine.api.events import TokenLogprob
 from minichat.ui.marks import UNICODE, Marks
 
 ROWS = 10

@@ -10,8 +10,8 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.events import DescendantBlur, DescendantFocus, Resize
 
-from engine.events import Event
-from engine.snapshot import Snapshot
+from engine.api.events import Event
+from engine.api.snapshot import Snapshot
 from minichat.features.chats.chats import go
 from minichat.features.feature import Context
 from minichat.session.conversation import Conversation

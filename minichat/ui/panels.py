@@ -6,7 +6,7 @@ from enum import Enum
 
 from textual.widget import Widget
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.ui.engine_watch import EngineWatch
 from minichat.ui.layout import Layout
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from engine.errors import EngineDead
-from engine.snapshot import Snapshot
+from engine.api.errors import EngineDead
+from engine.api.snapshot import Snapshot
 from minichat.clients.protocol import Backend
 from minichat.shell.interpreter import tidy
 

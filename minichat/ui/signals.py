@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Generic, ParamSpec
 
-from engine.events import Event
-from engine.snapshot import Snapshot
+from engine.api.events import Event
+from engine.api.snapshot import Snapshot
 from minichat.session.conversation import Conversation
 
 P = ParamSpec("P")

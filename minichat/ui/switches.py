@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.snapshot import Switch
+from engine.api.snapshot import Switch
 
 NAMES = {
     "prefix_cache": "prefix cache",

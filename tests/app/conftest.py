@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from textual.pilot import Pilot
 
-from engine.params import SamplingParams
-from engine.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
+from engine.api.params import SamplingParams
+from engine.api.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
 from minichat.app import MinichatApp, Start
 from minichat.chats.store import Store
 from minichat.clients.fake import FakeBackend, FakeReply

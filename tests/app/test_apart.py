@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import EngineDead, UnsupportedModel
-from engine.events import Died, Event
+from engine.api.config import EngineConfig
+from engine.api.errors import EngineDead, UnsupportedModel
+from engine.api.events import Died, Event
+from engine.api.params import SamplingParams
 from engine.host.process import EngineProcess
-from engine.params import SamplingParams
 from minichat.app import RESTART
 from minichat.clients.fake import FakeBackend
 from minichat.clients.local import LocalBackend, in_process

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from engine.request import Finish
+from engine.api.request import Finish
 from tests.app.conftest import run
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineDead
-from engine.params import SamplingParams
-from engine.request import Finish
+from engine.api.errors import EngineDead
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
 from minichat.chats.errors import StoreBusy
 from minichat.features.chats import chats
 from tests.app.conftest import run

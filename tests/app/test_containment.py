@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from textual.widgets import Static
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.clients.fake import FakeBackend
 from minichat.features import BUILT_IN
 from minichat.features.feature import Command, Context, Feature, PanelSpec

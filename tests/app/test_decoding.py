@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import BadParams
-from engine.events import TokenLogprob
-from engine.params import Grammar, SamplingParams
+from engine.api.errors import BadParams
+from engine.api.events import TokenLogprob
+from engine.api.params import Grammar, SamplingParams
 from minichat.session.decoding import KNOBS, Preset, nudged, parsed, preset_of, shown, strategy
 from tests.app.conftest import run
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.events import Admitted, Evicted, FirstToken, Quantized, Quantizing
-from engine.snapshot import Change, SchemeView, Switch
+from engine.api.events import Admitted, Evicted, FirstToken, Quantized, Quantizing
+from engine.api.snapshot import Change, SchemeView, Switch
 from minichat.chats.store import Store
 from minichat.clients.fake import FakeBackend, FakeReply
 from minichat.features import BUILT_IN

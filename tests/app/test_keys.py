@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from textual.events import Click
 
-from engine.events import Admitted
-from engine.request import Finish
-from engine.snapshot import SchemeView, Switch
+from engine.api.events import Admitted
+from engine.api.request import Finish
+from engine.api.snapshot import SchemeView, Switch
 from minichat.clients.fake import FakeBackend
 from minichat.features.chats.export import export
 from minichat.settings.presets import load_presets

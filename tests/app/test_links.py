@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.snapshot import BlockView
+from engine.api.snapshot import BlockView
 from minichat.clients.fake import FakeBackend
 from minichat.features.links import Links
 from tests.app.conftest import run, snapshot

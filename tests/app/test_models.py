@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ModelNotFound, UnsupportedModel
+from engine.api.errors import ModelNotFound, UnsupportedModel
 from minichat.clients.fake import FakeBackend
 from minichat.clients.protocol import Progress
 from minichat.features.models import ModelScreen

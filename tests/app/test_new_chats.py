@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.commands.screen import drawn
 from minichat.settings import Settings
 from minichat.settings.schema import Chat

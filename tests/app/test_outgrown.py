@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from engine.errors import RequestTooLong
-from engine.request import Finish
+from engine.api.errors import RequestTooLong
+from engine.api.request import Finish
 from minichat.clients.fake import FakeBackend
 from tests.app.conftest import Bench, run, snapshot
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import BadParams
-from engine.params import Grammar, SamplingParams
+from engine.api.errors import BadParams
+from engine.api.params import Grammar, SamplingParams
 from minichat.session.decoding import Preset, preset_of
 from minichat.session.strategies import Strategies
 from tests.app.conftest import run

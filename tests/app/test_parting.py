@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.events import TokenLogprob
+from engine.api.events import TokenLogprob
 from minichat.session.parting import Comparison
 from tests.app.conftest import run
 

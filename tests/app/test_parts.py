@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual._xterm_parser import XTermParser
 
-from engine.events import Delta, Event
+from engine.api.events import Delta, Event
+from engine.api.request import Finish
 from engine.host.handover import Handover
-from engine.request import Finish
 from minichat.clients.bridge import gathered, in_thread
 from minichat.features import BUILT_IN
 from minichat.features.table import bound, commands

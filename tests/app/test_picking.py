@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.errors import EngineError
-from engine.events import Delta, TokenLogprob
-from engine.params import SamplingParams
-from engine.request import Finish
+from engine.api.errors import EngineError
+from engine.api.events import Delta, TokenLogprob
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
 from minichat.clients.fake import FakeBackend, FakeReply
 from minichat.session.resuming import tag_of
 from tests.app.conftest import Bench, run, snapshot

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ModelNotFound
-from engine.events import Died
+from engine.api.errors import ModelNotFound
+from engine.api.events import Died
 from minichat.app import RESTART
 from minichat.clients.fake import FakeBackend
 from minichat.models.welcome import found_here

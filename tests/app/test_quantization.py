@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import BadInput
-from engine.snapshot import Change, SchemeView
+from engine.api.errors import BadInput
+from engine.api.snapshot import Change, SchemeView
 from minichat.clients.fake import FakeBackend
 from minichat.features.quantization.drawer import memory, room, scheme
 from tests.app.conftest import run, snapshot

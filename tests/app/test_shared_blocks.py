@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.layout import Place
-from engine.snapshot import BlockView
+from engine.api.layout import Place
+from engine.api.snapshot import BlockView
 from minichat.clients.fake import FakeBackend
 from minichat.session.shared_blocks import blocks_of, same, texts_of
 from minichat.session.traces import NOTHING, Known, Trace

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from textual.widgets import Input
 
-from engine.commands import Update
-from engine.errors import BadParams
-from engine.events import Delta, TokenLogprob
-from engine.params import SPECULATION, Grammar, SamplingParams
-from engine.request import Finish
-from engine.snapshot import BeamsView, HypothesisView, Speculation
+from engine.api.commands import Update
+from engine.api.errors import BadParams
+from engine.api.events import Delta, TokenLogprob
+from engine.api.params import SPECULATION, Grammar, SamplingParams
+from engine.api.request import Finish
+from engine.api.snapshot import BeamsView, HypothesisView, Speculation
 from minichat.clients.fake import FakeBackend
 from minichat.features.decoding.beam_tree import lines_of
 from minichat.session.decoding import KNOBS, grammar_of, nudged, shown

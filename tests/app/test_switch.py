@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import BadCheckpoint, EngineDead
-from engine.events import Died, Event
-from engine.params import SamplingParams
+from engine.api.config import EngineConfig
+from engine.api.errors import BadCheckpoint, EngineDead
+from engine.api.events import Died, Event
+from engine.api.params import SamplingParams
 from minichat.clients.local import LocalBackend, on_thread
 from minichat.clients.protocol import Progress
 from tests.app.conftest import run

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from engine.events import Switched
-from engine.snapshot import Rates as Figures
-from engine.snapshot import Switch
+from engine.api.events import Switched
+from engine.api.snapshot import Rates as Figures
+from engine.api.snapshot import Switch
 from minichat.clients.fake import FakeBackend
 from minichat.features import switches
 from minichat.ui.monitor import EngineLine, MonitorPanel

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.events import (
+from engine.api.config import EngineConfig
+from engine.api.events import (
     Admitted,
     Copied,
     Event,
@@ -18,7 +18,7 @@ from engine.events import (
     Resumed,
     Updated,
 )
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.chats.store import Store
 from minichat.clients.local import LocalBackend
 from minichat.commands.tour import _keep

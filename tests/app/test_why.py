@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.snapshot import Rates, Reads, Snapshot, Speeds, StepTimes
+from engine.api.snapshot import Rates, Reads, Snapshot, Speeds, StepTimes
 from minichat.clients.fake import FakeBackend
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.events import Delta, Event
+from engine.api.events import Delta, Event
 from minichat.clients.address import Address
 from minichat.clients.protocol import LinkBack, LinkLost, Reply
 from minichat.clients.remote import RemoteBackend

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.params import SamplingParams
+from engine.api.config import EngineConfig
+from engine.api.params import SamplingParams
 from engine.start import start
 from minichat.clients.address import Address
 from minichat.clients.local import LocalBackend

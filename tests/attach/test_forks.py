@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.clients.address import Address
 from minichat.clients.remote import RemoteBackend
 from tests.app.conftest import Bench, bench, run

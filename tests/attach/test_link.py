@@ -7,8 +7,8 @@ from ssl import SSLCertVerificationError
 import httpx
 import pytest
 
-from engine.commands import Abort, MeasureSpeeds, Preempt, SetKvScheme, SetQuantization, SetSwitch, Update
-from engine.errors import (
+from engine.api.commands import Abort, MeasureSpeeds, Preempt, SetKvScheme, SetQuantization, SetSwitch, Update
+from engine.api.errors import (
     BadInput,
     BadParams,
     BadWire,
@@ -17,9 +17,9 @@ from engine.errors import (
     RequestTooLong,
     UnknownRequest,
 )
-from engine.events import Finished, FirstToken, Queued, Switched
-from engine.params import SamplingParams
-from engine.request import Finish
+from engine.api.events import Finished, FirstToken, Queued, Switched
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
 from minichat.clients.address import Address
 from minichat.clients.link import Link
 from minichat.clients.protocol import LinkLost
@@ -320,7 +320,7 @@ class TestTheDoor:
     async def test_another_version_of_the_wire_is_one_sentence(
         self, served: Served, version: int, whom: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("engine.server.control.VERSION", version)
+        monkeypatch.setattr("engine.server.native.control.VERSION", version)
         expected = f"the engine speaks version {version} of the wire, this program 1: update {whom}"
         with pytest.raises(BadWire, match=expected):
             await self.knock(served)
@@ -334,7 +334,7 @@ class TestTheDoor:
             await it.until(lambda: it.said(FirstToken))
             it.proxy.cut()
             await it.lost()
-            monkeypatch.setattr("engine.server.control.VERSION", 2)
+            monkeypatch.setattr("engine.server.native.control.VERSION", 2)
             it.proxy.restore()
             await it.until(lambda: it.said(LinkLost)[-1].ended)
             assert "update this program" in it.said(LinkLost)[-1].why
@@ -342,6 +342,6 @@ class TestTheDoor:
                 await reading
             with pytest.raises(EngineDead, match="update this program"):
                 await it.backend.snapshot()
-            monkeypatch.setattr("engine.server.control.VERSION", 1)
+            monkeypatch.setattr("engine.server.native.control.VERSION", 1)
             assert (await it.backend.load(lambda *_: None)).state == "ready"
             slow.host.send(Abort(tuple([each.id for each in slow.host.snapshot().requests]))).result()

@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.errors import BadInput, EngineError
+from engine.api.errors import BadInput, EngineError
 from engine.host.thread import EngineThread
-from engine.server import listen
-from engine.server.listen import Server
+from engine.server.http import listen
+from engine.server.http.listen import Server
 from minichat.cli import parser
 from minichat.commands import serve
 from minichat.commands.resident import Teller

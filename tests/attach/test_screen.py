@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.app import MinichatApp
 from minichat.chats.queries import INTERRUPTED
 from minichat.clients.fake import FakeBackend, FakeReply

@@ -110,7 +110,7 @@ def test_a_screen_that_is_killed_costs_nothing(
 def test_what_cannot_be_attached_to_is_one_sentence(
     terminal: Callable[..., Tmux], proxied: tuple[Served, Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.server.control.VERSION", 0)
+    monkeypatch.setattr("engine.server.native.control.VERSION", 0)
     tmux = terminal("attach", proxied[1].url)
     screen = tmux.until(lambda screen: ENDED in screen)
     sentence = "minichat: the engine speaks version 0 of the wire, this program 1: update the engine"

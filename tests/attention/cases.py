@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.api.config import LayerSpec
 from engine.attention.base import Batch, KVLayer
-from engine.config import LayerSpec
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.api.config import LayerSpec
+from engine.api.errors import EngineError
 from engine.attention import registry
 from engine.attention.base import KVLayer
 from engine.attention.registry import why_not
 from engine.attention.torch_backend import Cells, TorchAttention
-from engine.config import LayerSpec
-from engine.errors import EngineError
 from tests.attention.cases import make_case
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.attention.packing import MOST, pack, unpack
-from engine.cache.store import SCALE
+from engine.kv.store import SCALE
 
 TYPES = pytest.mark.parametrize("dtype", list(MOST))
 # Half a step of int8, in parts of the largest number; half of the last bit of three, in parts of each number.

@@ -7,11 +7,11 @@ from typing import ClassVar
 import pytest
 import torch
 
+from engine.api.config import LayerSpec
+from engine.api.errors import BadInput
 from engine.attention import registry
 from engine.attention.registry import block_size_for, choose, names, register, why_not
 from engine.attention.torch_backend import TorchAttention
-from engine.config import LayerSpec
-from engine.errors import BadInput
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SPECS = [LayerSpec(heads=2, kv_heads=1, key_dim=8, value_dim=8, scale=1.0)]

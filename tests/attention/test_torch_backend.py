@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.api.config import LayerSpec
 from engine.attention import torch_backend
 from engine.attention.torch_backend import TorchAttention
-from engine.config import LayerSpec
 from tests.attention import oracle
 from tests.attention.cases import Case, make_batch, make_case
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.gpu import COMMON, SHAPES
 from benchmarks.written import write
-from engine.config import EngineConfig
+from engine.api.config import EngineConfig
 from engine.start import start
 from tests.runner.small import GREEDY, ask, drain
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.chats.errors import BadExport
 from minichat.chats.export import from_json, to_json
 from minichat.chats.model import ROLES, Attachment, Chat, Message, ReplyStats

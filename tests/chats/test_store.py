@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.chats.errors import ChatGone, MessageGone
 from minichat.chats.letters import colour_index, free_letter
 from minichat.chats.model import Attachment, ReplyStats, title_from

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.chats.model import Message, fork_title
 from minichat.chats.store import Store
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
 from minichat.cli import parser
 from minichat.commands.options import engine_config
 from minichat.commands.tui import settle

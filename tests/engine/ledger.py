@@ -9,22 +9,22 @@ from hashlib import blake2b
 
 import numpy as np
 
-from engine.cache.pool import BlockPool
-from engine.cache.tables import BlockTables, TableMirror
-from engine.core import Engine
-from engine.events import Bus
-from engine.limits import Limits
-from engine.machine import Facts
-from engine.params import SPECULATION
-from engine.request import Request
-from engine.runner.changes import Change, UseGraphs
-from engine.runner.protocol import Likeliest, StepResult
+from engine.api.events import Bus
+from engine.api.params import SPECULATION
+from engine.api.request import Request
+from engine.api.snapshot import Reads
+from engine.execution.changes import Change, UseGraphs
+from engine.execution.protocol import Likeliest, StepResult
+from engine.kv.pool import BlockPool
+from engine.kv.tables import BlockTables, TableMirror
+from engine.kv.window import Window
 from engine.scheduling.policy import choose
 from engine.scheduling.rules import Rules
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import LAST, Masks, Row, SlotSampling, Step
-from engine.scheduling.window import Window
-from engine.snapshot import Reads
+from engine.serving.engine import Engine
+from engine.serving.limits import Limits
+from engine.serving.machine import Facts
 from engine.speculation.verify import run_of
 
 VOCAB = 1000

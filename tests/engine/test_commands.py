@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import commands, errors, wire
-from engine.commands import (
+from engine.api import commands, errors, wire
+from engine.api.commands import (
     Begun,
     Command,
     Sender,
@@ -21,10 +21,10 @@ from engine.commands import (
     encode_result,
     known_command,
 )
-from engine.errors import BadInput, BadParams, BadWire, EngineError, UnknownCommand
-from engine.handlers import HANDLERS
-from engine.params import Grammar, GrammarKind, SamplingParams
-from engine.snapshot import Speeds
+from engine.api.errors import BadInput, BadParams, BadWire, EngineError, UnknownCommand
+from engine.api.params import Grammar, GrammarKind, SamplingParams
+from engine.api.snapshot import Speeds
+from engine.serving.handlers import HANDLERS
 from tests.engine.ledger import ledger_engine
 
 IDS = st.integers(0, 2**63 - 1)
@@ -120,7 +120,9 @@ class TestForm:
             commands.result_of(Silent)
 
     def test_a_name_is_taken_once(self) -> None:
-        with pytest.raises(TypeError, match=r"there is a command 'preempt' already, in engine\.commands"):
+        with pytest.raises(
+            TypeError, match=r"there is a command 'preempt' already, in engine\.api\.commands"
+        ):
             type("Preempt", (Command,), {})
 
 

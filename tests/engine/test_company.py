@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import Engine
-from engine.params import SamplingParams
-from engine.request import Finish
-from engine.scheduling.window import Window
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.kv.window import Window
+from engine.serving.engine import Engine
 from tests.engine.ledger import alone
 from tests.engine.workloads import AFTER, Workload, prompts, run, workloads
 from tests.heard import Heard

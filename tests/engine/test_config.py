@@ -5,8 +5,8 @@ from dataclasses import fields
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import BadInput
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
 
 BAD = {
     "model": [None, 5],

@@ -1,7 +1,7 @@
 """Cached blocks that make way are told of: all of them, and not more often than anybody could read."""
 
-from engine.events import Event, Evicted
-from engine.params import SamplingParams
+from engine.api.events import Event, Evicted
+from engine.api.params import SamplingParams
 from tests.engine.ledger import Clock, drain, ledger_engine
 from tests.heard import Heard
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from engine.core import Engine
-from engine.events import Delta
-from engine.params import SamplingParams
-from engine.request import Finish
-from engine.scheduling.window import Window
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.kv.window import Window
+from engine.serving.engine import Engine
 from tests.engine.ledger import drain, ledger_engine
 
 PROMPT = [n % 10 for n in range(100)]

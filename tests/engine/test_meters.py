@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from engine.meters import Meters
+from engine.api.snapshot import Rates
 from engine.scheduling.step import Row, Rows, Step
-from engine.snapshot import Rates
+from engine.serving.meters import Meters
 
 
 def fed(*ends: float, takes: float, rows: int = 2) -> Meters:

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from engine.errors import BadParams
-from engine.params import FIELDS, MAX_GRAMMAR, Grammar, SamplingParams
+from engine.api.errors import BadParams
+from engine.api.params import FIELDS, MAX_GRAMMAR, Grammar, SamplingParams
 
 WORD = Grammar("regex", "[a-z]+")
 BAD = {

@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
 from engine.scheduling import policy
 
 

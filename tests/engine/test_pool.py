@@ -2,8 +2,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engine.cache import prefix
-from engine.cache.pool import BlockPool
+from engine.kv import prefix
+from engine.kv.pool import BlockPool
 
 
 class PoolMachine(RuleBasedStateMachine):

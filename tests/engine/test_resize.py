@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import Engine
+from engine.kv.window import GONE, Window
 from engine.scheduling.resize import shrink
-from engine.scheduling.window import GONE, Window
+from engine.serving.engine import Engine
 from tests.engine.ledger import EMPTY, LedgerRunner, alone, drain, ledger_engine
 from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.test_window import PROMPT, WINDOW, ask, long_workloads, windows

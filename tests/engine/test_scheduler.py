@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from engine import events
-from engine.core import Engine
-from engine.errors import BadInput
-from engine.params import SamplingParams
-from engine.request import Finish, Phase
+from engine.api import events
+from engine.api.errors import BadInput
+from engine.api.params import SamplingParams
+from engine.api.request import Finish, Phase
 from engine.scheduling.costs import Costs
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.step import Step
+from engine.serving.engine import Engine
 from tests.engine.ledger import Clock, alone, drain, ledger_engine
 from tests.heard import Heard
 

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.cache.tables import BlockTables, TableDelta, TableMirror
-from engine.core import Engine
-from engine.errors import BadWire
-from engine.params import Grammar, SamplingParams
-from engine.runner.protocol import StepResult
+from engine.api.errors import BadWire
+from engine.api.params import Grammar, SamplingParams
+from engine.execution.protocol import StepResult
+from engine.kv.tables import BlockTables, TableDelta, TableMirror
 from engine.scheduling.step import LAST, Drafts, Row, Rows, SlotSampling, SlotTokens, Step
 from engine.scheduling.step_bytes import Bounds, decode, encode
+from engine.serving.engine import Engine
 from tests.engine.ledger import LedgerRunner
 from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.workloads import Workload

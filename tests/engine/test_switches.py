@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import BadInput
-from engine.events import Event, Switched
-from engine.params import SamplingParams
+from engine.api.errors import BadInput
+from engine.api.events import Event, Switched
+from engine.api.params import SamplingParams
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.workloads import Workload

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import Engine
-from engine.params import SamplingParams
-from engine.scheduling.window import GONE, Window, held
+from engine.api.params import SamplingParams
+from engine.kv.window import GONE, Window, held
+from engine.serving.engine import Engine
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.test_company import Job, jobs, run_workload
 from tests.engine.workloads import BLOCK, Workload, workloads

@@ -14,14 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from engine import errors, events, wire
-from engine.codec import MAX_COLUMN, codec, field_types
-from engine.config import EngineConfig
-from engine.errors import BadInput, BadParams, BadWire, EngineError, UnknownRequest
-from engine.events import Delta, Event, TokenLogprob
-from engine.params import FIELDS, Grammar, SamplingParams
-from engine.request import Finish
-from engine.snapshot import BlockView, RequestView, Snapshot
+from engine.api import errors, events, wire
+from engine.api.codec import MAX_COLUMN, codec, field_types
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput, BadParams, BadWire, EngineError, UnknownRequest
+from engine.api.events import Delta, Event, TokenLogprob
+from engine.api.params import FIELDS, Grammar, SamplingParams
+from engine.api.request import Finish
+from engine.api.snapshot import BlockView, RequestView, Snapshot
 from tests.engine.ledger import ledger_engine
 
 KINDS = [each for each in vars(events).values() if isinstance(each, type) and issubclass(each, Event)]

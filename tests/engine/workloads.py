@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from hypothesis import strategies as st
 
-from engine.core import Engine
+from engine.serving.engine import Engine
 from tests.engine.ledger import Clock, drain, ledger_engine
 
 BLOCK = 16
@@ -100,4 +100,4 @@ def run(engine: Engine, steps: int, before: Callable[[int], None]) -> None:
     assert scheduler.pool.in_use == scheduler.host.in_use == 0
     assert not scheduler.requests and not scheduler.running and not scheduler.waiting.parked
     assert len(scheduler.waiting) == scheduler.waiting.tokens == 0
-    assert engine.answers.idle
+    assert engine.outputs.idle

@@ -4,9 +4,9 @@ import json
 import sys
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.errors import BadInput
-from engine.params import SamplingParams
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
+from engine.api.params import SamplingParams
 from engine.start import start
 
 PROMPTS = [list(range(5, 65)), list(range(100, 103)), list(range(30, 50))]  # the longest comes first

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import ModelPlace
-from engine.errors import BadInput
+from engine.api.config import ModelPlace
+from engine.api.errors import BadInput
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
 from engine.models.families import FAMILIES, GROUP, names

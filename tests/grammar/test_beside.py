@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from engine.commands import Abort, Update
+from engine.api.commands import Abort, Update
+from engine.api.params import Grammar, SamplingParams
 from engine.grammar import grammars
 from engine.host.thread import EngineThread
-from engine.params import Grammar, SamplingParams
 from tests.runner.small import engine_on
 
 LONG = SamplingParams(max_tokens=200, ignore_eos=True)

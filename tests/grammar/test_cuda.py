@@ -9,7 +9,7 @@ import jsonschema_rs
 import pytest
 import torch
 
-from engine.request import Finish
+from engine.api.request import Finish
 from engine.sampling.allowed import forbid
 from tests.grammar.test_replies import JSON, LETTERS, OTHER, PLAIN, PROMPT, SCHEMA, WARM
 from tests.runner.small import ask, drain, engine_on

@@ -8,8 +8,8 @@ import jsonschema_rs
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine.errors import BadParams
-from engine.params import Grammar
+from engine.api.errors import BadParams
+from engine.api.params import Grammar
 from tests.grammar.walks import EOS, PROMPT, allowed, grammars, request, text_of, tokenizer, walk
 from tests.runner.letters import VOCAB
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from engine.errors import BadParams
+from engine.api.errors import BadParams
+from engine.api.params import Grammar
 from engine.grammar import grammars as module
 from engine.grammar.grammars import Grammars
 from engine.grammar.source import MAX_CHOICES, MAX_NESTING
-from engine.params import Grammar
 from tests.grammar.walks import EOS, VOCAB, grammars, tokenizer
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import jsonschema_rs
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.errors import BadParams
-from engine.params import Grammar, SamplingParams
-from engine.request import Finish
+from engine.api.config import EngineConfig
+from engine.api.errors import BadParams
+from engine.api.params import Grammar, SamplingParams
+from engine.api.request import Finish
+from engine.serving.engine import Engine
 from engine.start import start
 from tests.heard import Heard
 from tests.models.tiny import write_config

@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from engine.api.params import Grammar, SamplingParams
+from engine.api.request import Request
 from engine.grammar.grammars import Grammars
-from engine.params import Grammar, SamplingParams
-from engine.request import Request
 from engine.text.tokenizer import Tokenizer
 from tests.runner.letters import EOS, VOCAB, byte_tokenizer
 

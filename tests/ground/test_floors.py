@@ -10,17 +10,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS: dict[str, int] = {
-    **dict.fromkeys(("config", "params", "request", "events", "snapshot"), 0),
-    **dict.fromkeys(("errors", "layout", "codec", "wire", "outside", "commands"), 0),
-    **dict.fromkeys(("cache", "grammar", "scheduling", "speculation", "text"), 1),
+    "api": 0,
+    **dict.fromkeys(("kv", "grammar", "scheduling", "speculation", "text"), 1),
     **dict.fromkeys(("models", "attention", "quant", "sampling", "kernels", "pocket", "devices"), 2),
-    "runner": 3,
-    **dict.fromkeys(("core", "answers", "meters", "observe", "reply", "groups", "limits"), 4),
-    **dict.fromkeys(("lifecycle", "machine", "replay", "switches", "handlers", "mailbox"), 4),
+    "execution": 3,
+    "serving": 4,
     **dict.fromkeys(("host", "assembly", "start", "quality"), 5),
     "server": 6,
 }
-TENSORS_ON_FLOOR_1 = "engine.cache.store"
+TENSORS_ON_FLOOR_1 = "engine.kv.store"
 HEAVY = ("torch", "transformers")
 
 
@@ -90,7 +88,7 @@ def test_low_floors_and_the_turn_itself_load_no_tensors() -> None:
     """Some are higher: a server without weights needs no torch, and a wrong name is told before it comes."""
     modules = map(module_name, engine_files())
     low = [module for module in modules if floor(module) <= 1 and module != TENSORS_ON_FLOOR_1]
-    low += ["engine.core", "engine.start", "engine.attention.registry", "engine.quant.registry"]
+    low += ["engine.serving.engine", "engine.start", "engine.attention.registry", "engine.quant.registry"]
     program = (
         f"import sys\nimport {', '.join(low)}\nprint(*(name for name in {HEAVY} if name in sys.modules))"
     )
@@ -102,11 +100,11 @@ def test_low_floors_and_the_turn_itself_load_no_tensors() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "word"),
     [
-        ("engine.params", "from engine.cache.pool import BlockPool", "floor 1"),
-        ("engine.params", "from engine import core", "floor 4"),
-        ("engine.params", "from . import host", "floor 5"),
-        ("engine.cache.pool", "from ..runner.graphs import Graph", "floor 3"),
-        ("engine.cache.pool", "def late():\n    import torch.nn", "torch"),
+        ("engine.api.params", "from engine.kv.pool import BlockPool", "floor 1"),
+        ("engine.api.params", "from engine import serving", "floor 4"),
+        ("engine.api.params", "from .. import host", "floor 5"),
+        ("engine.kv.pool", "from ..execution.cuda.graphs import Graph", "floor 3"),
+        ("engine.kv.pool", "def late():\n    import torch.nn", "torch"),
         ("engine.scheduling.queue", "from transformers import AutoModel", "transformers"),
         ("engine.server.app", "import minichat.settings", "program"),
     ],
@@ -118,9 +116,9 @@ def test_a_wrong_import_is_seen(module: str, source: str, word: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("engine.cache.store", "import torch"),
-        ("engine.cache.pool", "from .prefix import Chain\nfrom engine.params import SamplingParams"),
-        ("engine.host.thread", "from engine.core import Engine\nimport asyncio"),
+        ("engine.kv.store", "import torch"),
+        ("engine.kv.pool", "from .prefix import Chain\nfrom engine.api.params import SamplingParams"),
+        ("engine.host.thread", "from engine.serving.engine import Engine\nimport asyncio"),
     ],
 )
 def test_a_right_import_passes(module: str, source: str) -> None:

@@ -17,7 +17,7 @@ PACKAGES = ("engine", "minichat", "benchmarks", "training")
 MOST_LINES, MOST_FILES = 400, 20
 
 CIRCLES = (
-    {"engine.core", "engine.observe", "engine.requantize", "engine.switches"},
+    {"engine.serving.engine", "engine.serving.observe", "engine.requantize", "engine.serving.switches"},
     {"engine.models.bridge.load", "engine.models.registry"},
     {"engine.models.decoder", "engine.models.source"},
     {
@@ -28,7 +28,7 @@ CIRCLES = (
         "engine.quant.on_gpu",
     },
     {"engine.scheduling.planner", "engine.scheduling.scheduler"},
-    {"engine.server.connection", "engine.server.events", "engine.server.state"},
+    {"engine.server.http.connection", "engine.server.native.events", "engine.server.state"},
 )
 
 LONG_FILES = {

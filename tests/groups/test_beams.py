@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from engine.core import Engine
-from engine.events import Delta
-from engine.params import SamplingParams
-from engine.request import Finish
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.serving.engine import Engine
 from tests.heard import Told
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import drain, engine_on, turn

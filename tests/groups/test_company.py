@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.groups.samples import seed_of
-from engine.groups.search import BeamSearch, Rules, tokens_of
-from engine.params import SamplingParams
-from engine.request import Finish
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.serving.groups.samples import seed_of
+from engine.serving.groups.search import BeamSearch, Rules, tokens_of
 from tests.engine.ledger import alone, drain, ledger_engine, rivals
 from tests.engine.workloads import AFTER, Place, Workload, prompts, run, workloads
 from tests.heard import Told

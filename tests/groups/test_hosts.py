@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.api.config import EngineConfig
+from engine.api.params import SamplingParams
 from engine.host.process import EngineProcess
 from engine.host.thread import EngineThread
-from engine.params import SamplingParams
 from engine.start import start
 
 

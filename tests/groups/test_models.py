@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from tests.groups.test_beams import assert_same, generate, search
 from tests.heard import Told
 from tests.runner.letters import EOS

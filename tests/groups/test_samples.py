@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.core import Engine
-from engine.errors import BadInput, BadParams
-from engine.groups.samples import seed_of
-from engine.params import Grammar, SamplingParams
-from engine.request import Finish
+from engine.api.errors import BadInput, BadParams
+from engine.api.params import Grammar, SamplingParams
+from engine.api.request import Finish
+from engine.serving.engine import Engine
+from engine.serving.groups.samples import seed_of
 from tests.engine.ledger import alone, ledger_engine
 from tests.engine.ledger import drain as drain_ledger
 from tests.groups.test_company import STOPS
@@ -118,7 +118,7 @@ def test_each_is_told_of_its_end_where_the_first_ends_before_the_others_begin(be
         assert told.over and [delta.left for delta in told.deltas if delta.finish] == [1, 0]
         finish = {"abort": Finish.ABORTED, "length": Finish.LENGTH, "death": Finish.FAILED}[end]
         assert {choice: one.finish for choice, one in told.choices.items()} == {0: finish, 1: finish}
-        assert not engine.scheduler.requests and engine.answers.idle
+        assert not engine.scheduler.requests and engine.outputs.idle
 
 
 @pytest.mark.parametrize("best_of", [None, 3])
@@ -145,7 +145,7 @@ def test_a_new_seed_and_new_stops_reach_also_those_that_have_yet_to_begin(depth:
     id = engine.submit(prompt, SamplingParams(max_tokens=60, n=3, seed=4), told)
     for _ in range(steps):
         engine.step()
-    begun = {choice: row.known - len(prompt) for choice, row in enumerate(engine.answers.rows(id))}
+    begun = {choice: row.known - len(prompt) for choice, row in enumerate(engine.outputs.rows(id))}
     engine.update(id, seed=9, stop_ids=STOPS)
     drain_ledger(engine)
     for choice in range(3):
@@ -197,7 +197,7 @@ def test_nobody_hears_logprobs_that_only_the_ranking_needs(llama: Path) -> None:
 
 def test_one_of_them_is_not_changed_on_its_own() -> None:
     engine, id, told = running(SamplingParams(max_tokens=20, n=3))
-    other = next(row.id for row in engine.answers.rows(id) if row.id != id)
+    other = next(row.id for row in engine.outputs.rows(id) if row.id != id)
     with pytest.raises(BadInput, match=f"request {other} is one of several that answer request {id}"):
         engine.update(other, max_tokens=5)
     engine.abort(other)

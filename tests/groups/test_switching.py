@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.core import Engine
-from engine.errors import BadInput, BadParams
-from engine.events import Event, Finished
-from engine.params import SamplingParams
-from engine.request import Finish
+from engine.api.errors import BadInput, BadParams
+from engine.api.events import Event, Finished
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.serving.engine import Engine
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.groups.test_company import STOPS, searched
 from tests.heard import Told
@@ -122,7 +122,7 @@ def test_what_was_changed_first_is_not_lost_where_a_search_has_to_wait(depth: in
 
 def test_a_hypothesis_is_not_changed_on_its_own() -> None:
     engine, id, told = begun(SamplingParams(beams=3, max_tokens=30), 0, 3)
-    inner = next(row for row in engine.answers.rows(id) if row.id != id)
+    inner = next(row for row in engine.outputs.rows(id) if row.id != id)
     with pytest.raises(BadInput, match=f"request {inner.id} is one of several that answer request {id}"):
         engine.update(inner.id, temperature=0.5)
     with pytest.raises(BadInput, match="set them to 1 to fork it"):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from engine.core import Engine
-from engine.errors import BadInput, BadParams
-from engine.params import Grammar, SamplingParams
-from engine.request import Finish
+from engine.api.errors import BadInput, BadParams
+from engine.api.params import Grammar, SamplingParams
+from engine.api.request import Finish
+from engine.serving.engine import Engine
 from tests.heard import Told
 from tests.runner.small import drain, engine_on, turn
 
@@ -108,7 +108,7 @@ def test_from_a_search_a_reply_goes_over_to_a_grammar_at_once(engine: Engine, tu
     for _ in range(turns):
         turn(engine)
     engine.update(id, beams=1, **WAYS["grammar"])
-    while engine.answers.rows(id)[0].awaits:
+    while engine.outputs.rows(id)[0].awaits:
         turn(engine)
     searched = len(told.first.text)
     drain(engine)

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from engine.core import Engine
 from engine.host.thread import EngineThread
+from engine.serving.engine import Engine
 
 Open = Callable[[Engine], EngineThread]
 

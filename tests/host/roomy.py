@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from engine.core import Engine
+from engine.api.params import SamplingParams
 from engine.host.stream import Stream
 from engine.host.thread import EngineThread
-from engine.params import SamplingParams
+from engine.serving.engine import Engine
 from tests.engine.ledger import LedgerRunner, ledger_engine
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1])

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import wire
-from engine.events import Delta, Queued, TokenLogprob
+from engine.api import wire
+from engine.api.events import Delta, Queued, TokenLogprob
+from engine.api.request import Finish
 from engine.host.frames import Frames
 from engine.host.outbox import YOUNG, Outbox, merged
-from engine.request import Finish
 
 
 class Pair:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from engine.commands import Abort, MeasureSpeeds, Preempt, SetKvScheme, SetQuantization, SetSwitch, Update
-from engine.config import KV_SCHEMES, EngineConfig
-from engine.errors import (
+from engine.api.commands import Abort, MeasureSpeeds, Preempt, SetKvScheme, SetQuantization, SetSwitch, Update
+from engine.api.config import KV_SCHEMES, EngineConfig
+from engine.api.errors import (
     BadInput,
     BadParams,
     EngineDead,
@@ -26,14 +26,14 @@ from engine.errors import (
     RequestTooLong,
     UnknownRequest,
 )
-from engine.events import Died, Event, Finished, Quantized, Quantizing, Queued, Recached, Switched
+from engine.api.events import Died, Event, Finished, Quantized, Quantizing, Queued, Recached, Switched
+from engine.api.params import Grammar, SamplingParams
+from engine.api.request import Finish
+from engine.api.snapshot import Rates
 from engine.host.process import EngineProcess, _ending
 from engine.host.protocol import EngineHost
 from engine.host.stream import ReplyFailed, Stream
 from engine.host.thread import EngineThread
-from engine.params import Grammar, SamplingParams
-from engine.request import Finish
-from engine.snapshot import Rates
 from engine.start import start
 
 CONFIG = EngineConfig(
@@ -362,9 +362,9 @@ class TestWhenTheChildDies:
 _PARENT = """
 import sys, threading
 from pathlib import Path
-from engine.config import EngineConfig
+from engine.api.config import EngineConfig
 from engine.host.process import EngineProcess
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 host = EngineProcess(EngineConfig(model="pocket", threads=1), Path(sys.argv[1]))
 stream = host.submit([70, 71], SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True))
 next(iter(stream))

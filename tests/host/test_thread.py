@@ -9,10 +9,10 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from engine.commands import Abort, Preempt, Update
-from engine.errors import BadInput, BadParams, QueueFull, RequestTooLong, UnknownRequest
-from engine.request import Finish
-from engine.snapshot import Snapshot
+from engine.api.commands import Abort, Preempt, Update
+from engine.api.errors import BadInput, BadParams, QueueFull, RequestTooLong, UnknownRequest
+from engine.api.request import Finish
+from engine.api.snapshot import Snapshot
 from tests.engine.ledger import VOCAB, alone, ledger_engine
 from tests.host.conftest import Open
 from tests.host.roomy import DEPTHS, endless, params, roomy

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine import events
-from engine.commands import Abort, Preempt, Update
-from engine.errors import EngineDead, UnknownRequest
+from engine.api import events
+from engine.api.commands import Abort, Preempt, Update
+from engine.api.errors import EngineDead, UnknownRequest
 from engine.host.stream import ReplyFailed
 from engine.host.thread import EngineThread
 from engine.scheduling.step import Step

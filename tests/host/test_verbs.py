@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from engine import wire
-from engine.commands import Abort, Command, Sender, decode_result, encode_command
-from engine.core import Engine
-from engine.errors import BadInput, EngineDead, EngineError, UnknownCommand
-from engine.handlers import HANDLERS, Handler
+from engine.api import wire
+from engine.api.commands import Abort, Command, Sender, decode_result, encode_command
+from engine.api.errors import BadInput, EngineDead, EngineError, UnknownCommand
 from engine.host.child import Desk
 from engine.host.frames import Frames
 from engine.host.outbox import Outbox
 from engine.host.thread import EngineThread
+from engine.serving.engine import Engine
+from engine.serving.handlers import HANDLERS, Handler
 from minichat.clients.fake import FakeBackend
 from minichat.clients.local import LocalBackend
 from tests.attach.conftest import attached

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.api.config import KvSchemeName, LayerSpec
 from engine.attention.base import KVLayer
 from engine.attention.packing import pack
-from engine.cache.store import PACKED
-from engine.config import KvSchemeName, LayerSpec
+from engine.kv.store import PACKED
 from tests.attention.cases import Case, make_batch
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cache.store import KVLayer
+from engine.kv.store import KVLayer
 from tests.kernels.interpreted import Interpreted, interpreter
 
 
@@ -36,7 +36,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 def moved(each: Any, device: str) -> Any:
     """Tensors, with the memory that they are a part of; and what holds some."""
-    from engine.kernels.norm import Normed
+    from engine.kernels.triton.norm.norm import Normed
 
     if isinstance(each, tuple):
         return tuple(moved(one, device) for one in each)

@@ -126,7 +126,7 @@ def _call(sent: bytes) -> bytes:
 
 def _attend(sent: bytes) -> bytes:
     from engine.attention.triton_backend import TritonAttention
-    from engine.kernels.attention import tiles
+    from engine.kernels.triton.attention import tiles
 
     case, gathered, changes = unpickled(sent)
     for_chunks = tiles.for_chunks
@@ -151,8 +151,8 @@ def _attend(sent: bytes) -> bytes:
 
 def _standing(sent: bytes) -> bytes:
     from engine.attention.triton_backend import StandingWork, TritonAttention
-    from engine.kernels.attention import tiles
-    from engine.kernels.attention.write import write
+    from engine.kernels.triton.attention import tiles
+    from engine.kernels.triton.attention.write import write
 
     case, rows = unpickled(sent)
     batch, layer, backend = case.batch, case.layer, TritonAttention()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from engine.cache.store import KVLayer
+from engine.kv.store import KVLayer
 
 # What torch computes between kernels. The rest of its calls make views or empty memory.
 COMPUTED = {
@@ -88,7 +88,7 @@ def recorded() -> Iterator[Record]:
     from triton.runtime.jit import JITFunction
 
     from engine.attention.triton_backend import TritonAttention
-    from engine.kernels.room import with_room
+    from engine.kernels.triton.room import with_room
 
     record = Record()
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.cache.store import KVLayer
+from engine.kv.store import KVLayer
 from engine.models.rope import rotate
 from engine.sampling.rows import COLUMNS, RowsView
 from engine.sampling.sampler import sample

@@ -26,7 +26,7 @@ def twice(values: torch.Tensor) -> np.ndarray:
 
 @SHORT
 def test_bytes_become_short_floats(dtype: torch.dtype) -> None:
-    from engine.kernels.products import SHORT
+    from engine.kernels.triton.gemm.products import SHORT
 
     numbers = np.arange(256, dtype=np.uint8)
     found = halves(*ptx.run(SHORT[dtype], [numbers.view(np.uint32)], 2), dtype=dtype)
@@ -34,7 +34,7 @@ def test_bytes_become_short_floats(dtype: torch.dtype) -> None:
 
 
 def test_bytes_become_floats() -> None:
-    from engine.kernels.products import WIDE
+    from engine.kernels.triton.gemm.products import WIDE
 
     found = ptx.run(WIDE.value, [np.arange(256, dtype=np.uint8).view(np.uint32)], 4)
     assert np.array_equal(np.stack(found, 1).view(np.float32).ravel(), np.arange(256) - 128.0)
@@ -43,7 +43,7 @@ def test_bytes_become_floats() -> None:
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_words_become_pairs(kind: torch.dtype) -> None:
     """Each byte beside each other one, as the even and as the odd one of its word."""
-    from engine.kernels.attention.pairs import EVEN, ODD
+    from engine.kernels.triton.attention.pairs import EVEN, ODD
 
     numbers = np.arange(256, dtype=np.uint8)
     words = np.stack([each.ravel() for each in np.meshgrid(numbers, numbers)], 1)
@@ -56,7 +56,7 @@ def test_words_become_pairs(kind: torch.dtype) -> None:
 @SHORT
 def test_nibbles_become_numbers(dtype: torch.dtype) -> None:
     """As they are, and a power of two; of x, what is another column's becomes zero."""
-    from engine.kernels.nibble_row import KINDS
+    from engine.kernels.triton.gemm.int4_gemv import KINDS
 
     whole, more, one, kept = KINDS[dtype]
     words = torch.randint(0, 2**31, (512,), generator=torch.Generator().manual_seed(0))
@@ -75,7 +75,7 @@ def test_nibbles_become_numbers(dtype: torch.dtype) -> None:
 @SHORT
 def test_nibbles_become_weights(dtype: torch.dtype) -> None:
     """Rounded once, from numbers that are exact."""
-    from engine.kernels.nibbles import FLOATS
+    from engine.kernels.triton.gemm.int4_gemm import FLOATS
 
     draw = torch.Generator().manual_seed(0)
     words = torch.randint(-(2**31), 2**31, (4096,), generator=draw, dtype=torch.int64)
@@ -94,7 +94,8 @@ def test_nibbles_become_weights(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", ["nibbles", "bytes"])
 def test_a_hopper_takes_it(kind: str, dtype: torch.dtype) -> None:
     """The compiler needs no GPU. Weights go to the tensor cores' registers, and to no others between."""
-    from engine.kernels import nibbles, products
+    from engine.kernels.triton.gemm import int4_gemm as nibbles
+    from engine.kernels.triton.gemm import products
 
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     of: dict[str, Any] = {"out": f"*{short}", "x": f"*{short}", "rows": "i32"}
@@ -121,7 +122,7 @@ def test_a_hopper_takes_it(kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("inputs", [4096, 14336])
 def test_words_of_a_row_come_as_they_are_multiplied(inputs: int, dtype: torch.dtype) -> None:
     """In one turn and in several. They would be 32 KB a turn if they went through shared memory."""
-    from engine.kernels import nibble_row
+    from engine.kernels.triton.gemm import int4_gemv as nibble_row
 
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     whole, more, _, kept = nibble_row.KINDS[dtype]
@@ -160,8 +161,8 @@ def test_a_compressed_cache_goes_to_the_tensor_cores(
     kind: torch.dtype, keys: int, warps: int, stages: int
 ) -> None:
     """By copies ahead and through shared memory once; nothing else of a turn's size moves."""
-    from engine.kernels.attention.paged import _attend
-    from engine.kernels.attention.pairs import EVEN, ODD
+    from engine.kernels.triton.attention.paged import _attend
+    from engine.kernels.triton.attention.pairs import EVEN, ODD
 
     of = dict.fromkeys(("out", "q"), "*bf16") | dict.fromkeys(("mixes", "sums"), "*fp32")
     of |= dict.fromkeys(("keys", "values"), "*i16") | dict.fromkeys(("key_scales", "value_scales"), "*i32")

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from engine.api.config import LayerSpec
 from engine.attention.torch_backend import TorchAttention
-from engine.config import LayerSpec
 from tests.attention import oracle
 from tests.attention.cases import Case, make_case
 from tests.kernels.cases import make_long_case

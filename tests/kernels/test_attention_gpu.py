@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.api.config import KvSchemeName, LayerSpec
 from engine.attention.torch_backend import TorchAttention
-from engine.cache.store import bits
-from engine.config import KvSchemeName, LayerSpec
+from engine.kv.store import bits
 from tests.attention.cases import Case
 from tests.kernels.cases import make_long_case, packed
 
@@ -79,7 +79,7 @@ def test_any_shape_is_right(dim: int, group: int) -> None:
 def test_prompts_are_right(dim: int, group: int, dtype: torch.dtype) -> None:
     """Short and long ones, gathered and in blocks, whole and cut, behind a row of one token."""
     from engine.attention.triton_backend import gpu
-    from engine.kernels.attention import tiles
+    from engine.kernels.triton.attention import tiles
 
     draw, gathered = random.Random(f"{dim} {group}"), 0
     spec = LayerSpec(heads=2 * group, kv_heads=2, key_dim=dim, value_dim=dim, scale=dim**-0.5)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cache.store import KVStore, bits, move_blocks
-from engine.config import KvSchemeName, LayerSpec
+from engine.api.config import KvSchemeName, LayerSpec
+from engine.kv.store import KVStore, bits, move_blocks
 from tests.kernels.interpreted import Interpreted
 
 pytest.importorskip("triton", reason="no Triton here")
@@ -50,7 +50,7 @@ def test_blocks_arrive_and_others_stay(kernels: Interpreted, scheme: KvSchemeNam
 @pytest.mark.cuda
 @pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
 def test_to_the_host_and_back(scheme: KvSchemeName) -> None:
-    from engine.runner.moves import mover_on, timed
+    from engine.execution.moves import mover_on, timed
 
     ours, plain = store(scheme, "cuda"), store(scheme, "cuda")
     ours.mover = mover_on(torch.device("cuda"))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.cache.store import KVLayer, KVStore
-from engine.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
+from engine.api.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
+from engine.kv.store import KVLayer, KVStore
 from engine.models.decoder import Decoder
 from engine.models.source import settle
 from engine.quant.registry import named, of_head
@@ -81,8 +81,8 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     from triton.runtime.jit import JITFunction
 
     from engine.attention import triton_backend
-    from engine.kernels import rehearsal  # noqa: F401  it replaces `run` itself, for good
-    from engine.kernels.attention.tiles import Gpu
+    from engine.kernels.triton import precompile as rehearsal  # noqa: F401  it replaces `run` itself, for good
+    from engine.kernels.triton.attention.tiles import Gpu
     from engine.models import fused
 
     found: dict[str, int] = {}
@@ -119,7 +119,7 @@ def read_early(made: Any) -> set[str]:
 
 def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
     from engine.attention.triton_backend import TritonAttention
-    from engine.runner.stage import GpuStage
+    from engine.execution.cuda.stage import GpuStage
 
     model = Decoder(config, torch.bfloat16).eval()
     for layer in model.layers:
@@ -164,7 +164,7 @@ def test_on_other_gpus(compiled: dict[str, int], config: DecoderConfig, rows: in
 
 
 def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> None:
-    from engine.runner.graphs import Draws
+    from engine.execution.cuda.graphs import Draws
 
     with META, torch.inference_mode():
         stage = stage_of(config, scheme, kv)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.api.config import EngineConfig, LayerSpec
+from engine.api.params import SamplingParams
 from engine.attention.torch_backend import TorchAttention
-from engine.config import EngineConfig, LayerSpec
-from engine.params import SamplingParams
 from engine.start import start
 from tests.kernels.cases import make_long_case
 from tests.models.tiny import write_config

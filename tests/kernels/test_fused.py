@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cache.store import KVLayer
-from engine.config import LayerSpec, RopeSpec
+from engine.api.config import LayerSpec, RopeSpec
+from engine.kv.store import KVLayer
 from engine.models.rope import rope_table
 from tests.kernels import oracles
 from tests.kernels.interpreted import Interpreted

@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.cache.store import KVStore
-from engine.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
+from engine.api.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
+from engine.kv.store import KVStore
 from engine.models.decoder import Decoder
 from engine.models.source import settle
 from engine.quant.registry import named, of_head
@@ -90,9 +90,9 @@ def record_of(case: Case) -> Record:
     """Of a step from its tokens to its logits."""
     from engine.attention import triton_backend
     from engine.attention.triton_backend import TritonAttention
-    from engine.kernels.attention.tiles import Gpu
+    from engine.execution.cuda.stage import GpuStage
+    from engine.kernels.triton.attention.tiles import Gpu
     from engine.models import fused
-    from engine.runner.stage import GpuStage
 
     config, dtype = MODELS[case.model], TYPES[case.dtype]
     facts = Gpu(GPUS[case.gpu] * 2**10, overlaps=case.gpu >= 90)

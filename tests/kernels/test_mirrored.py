@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.mirrored import MirroredNorm
+from engine.kernels.cpu.mirrored import MirroredNorm
 from engine.models.decoder import Norm
 
 EPS = 1e-5

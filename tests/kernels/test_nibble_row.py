@@ -19,7 +19,7 @@ CLOSE = {"rtol": 4e-3, "atol": 4e-3}
 
 def given(kind: str, outputs: int, inputs: int) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """What the kernels are given, and the weight in float32."""
-    from engine.kernels.nibble_row import ones_of
+    from engine.kernels.triton.gemm.int4_gemv import ones_of
 
     of = kept(kind, outputs, inputs)
     words, grid = of.given
@@ -28,7 +28,7 @@ def given(kind: str, outputs: int, inputs: int) -> tuple[tuple[Tensor, Tensor, T
 
 def halved(inputs: int) -> tuple[Any, Tensor]:
     """A norm without its last step, and all of it."""
-    from engine.kernels.norm import Normed
+    from engine.kernels.triton.norm.norm import Normed
 
     stream = numbers(1, inputs, seed=0)
     squares = F.pad(stream, (0, -inputs % 3)).view(3, -1).square().sum(1, keepdim=True)
@@ -45,8 +45,8 @@ def test_any_turns_and_warps(
     call: Call, outputs: int, inputs: int, of_program: int, warps: int, kind: str
 ) -> None:
     """In one turn of all warps, and in several, of which the last is not full."""
-    from engine.kernels.norm import Normed
-    from engine.kernels.products import Cut
+    from engine.kernels.triton.gemm.products import Cut
+    from engine.kernels.triton.norm.norm import Normed
 
     weight, wide = given(kind, outputs, inputs)
     x = numbers(1, inputs, seed=0, dtype=torch.float16)
@@ -75,7 +75,7 @@ def test_the_activation_follows(call: Call, outputs: int) -> None:
 
 @pytest.mark.parametrize(("outputs", "warps"), [(70, 1), (64, 2)])
 def test_a_sum_and_the_first_step_of_its_norm(call: Call, outputs: int, warps: int) -> None:
-    from engine.kernels.products import Cut
+    from engine.kernels.triton.gemm.products import Cut
 
     weight, wide = given("int4-64", outputs, 640)
     x, stream = (numbers(1, each, seed=seed, dtype=torch.float16) for seed, each in enumerate((640, outputs)))
@@ -91,7 +91,7 @@ def test_a_sum_and_the_first_step_of_its_norm(call: Call, outputs: int, warps: i
 
 def test_zeros_stay_zeros_beside_what_is_huge(call: Call) -> None:
     """What stands in another column of x is multiplied with zero, and with nothing that could be seen."""
-    from engine.kernels.norm import Normed
+    from engine.kernels.triton.norm.norm import Normed
 
     weight, wide = given("int4-64", 32, 1024)
     x = torch.zeros(1, 1024, dtype=torch.float16)
@@ -103,7 +103,7 @@ def test_zeros_stay_zeros_beside_what_is_huge(call: Call) -> None:
 @pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_no_more_warps_than_there_is_work_for(inputs: int, group: int) -> None:
-    from engine.kernels.nibble_row import for_row
+    from engine.kernels.triton.gemm.int4_gemv import for_row
 
     words = torch.empty(4, inputs // 128, 64, 32, dtype=torch.int16, device="meta")
     grid = torch.empty(inputs // group, 256, dtype=torch.int32, device="meta")
@@ -117,7 +117,7 @@ def test_no_more_warps_than_there_is_work_for(inputs: int, group: int) -> None:
 
 def test_who_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single row in bfloat16, where the compiler is one whose threads it relies on."""
-    from engine.kernels import nibble_row
+    from engine.kernels.triton.gemm import int4_gemv as nibble_row
     from engine.quant.int4 import Grouped
     from engine.quant.on_gpu import NibbleProduct
 

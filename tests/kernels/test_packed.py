@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels import packed
-from engine.kernels.packed import PackedLinear, why_not
+from engine.kernels.cpu import packed
+from engine.kernels.cpu.packed import PackedLinear, why_not
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.api.config import KvSchemeName, LayerSpec, RopeSpec
 from engine.attention.packing import pack
-from engine.cache.store import KVLayer, bits
-from engine.config import KvSchemeName, LayerSpec, RopeSpec
+from engine.kv.store import KVLayer, bits
 from engine.models.rope import rope_table
 from tests.attention import oracle
 from tests.attention.cases import Case, make_case

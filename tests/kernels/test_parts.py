@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engine.cache.store import KVLayer, KVStore
-from engine.config import DecoderConfig
+from engine.api.config import DecoderConfig
+from engine.kv.store import KVLayer, KVStore
 from engine.models.decoder import Decoder
 from engine.models.layers.mlp import DenseMLP
 from tests.kernels.launches import Record, recorded
@@ -61,7 +61,7 @@ def ran(rows: int, change: Any, config: DecoderConfig = QWEN) -> Ran:
     """A step of a decoder whose second block is changed first."""
     from engine.attention import triton_backend
     from engine.attention.triton_backend import TritonAttention
-    from engine.kernels.attention.tiles import Gpu
+    from engine.kernels.triton.attention.tiles import Gpu
     from engine.models import fused
 
     facts = Gpu(227 * 2**10, overlaps=True)

@@ -20,7 +20,7 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("inputs", [200, 256])
 @pytest.mark.parametrize("ends", ["plain", "norm", "sum", "gated"])
 def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: torch.dtype) -> None:
-    from engine.kernels.products import Cut
+    from engine.kernels.triton.gemm.products import Cut
 
     outputs, gated = 21, ends == "gated"
     x = numbers(1, inputs, seed=0, dtype=dtype)
@@ -43,7 +43,7 @@ def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: 
 
 @pytest.mark.parametrize(("rows", "parts"), [(2, 1), (7, 3), (32, 2)])
 def test_narrow(kernels: Interpreted, rows: int, parts: int) -> None:
-    from engine.kernels.products import Cut
+    from engine.kernels.triton.gemm.products import Cut
 
     x = numbers(rows, 384, seed=0, dtype=torch.float16)
     weight = numbers(70, 384, seed=1, dtype=torch.float16)
@@ -57,7 +57,7 @@ def test_narrow(kernels: Interpreted, rows: int, parts: int) -> None:
 @pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 151936])
 def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:
-    from engine.kernels.products import for_narrow
+    from engine.kernels.triton.gemm.products import for_narrow
 
     weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
     for rows in range(2, 129):

@@ -43,7 +43,7 @@ class Kept:
 
 
 def kept(kind: str, outputs: int, inputs: int) -> Kept:
-    from engine.kernels import nibbles
+    from engine.kernels.triton.gemm import int4_gemm as nibbles
 
     weight = numbers(outputs, inputs, seed=1)
     match kind:
@@ -83,7 +83,7 @@ KINDS = [*EIGHT, "int4-32", "int4-64", "int4-96", "int4-128"]
 def test_one_row(
     kernels: Interpreted, ends: str, inputs: int, turns: int, kind: str, dtype: torch.dtype
 ) -> None:
-    from engine.kernels.products import Cut
+    from engine.kernels.triton.gemm.products import Cut
 
     outputs, gated = 13, ends == "gated"
     of = kept(kind, outputs * (1 + gated), inputs)
@@ -106,7 +106,7 @@ def test_one_row(
 @pytest.mark.parametrize(("rows", "parts", "tall"), [(2, 1, 0), (2, 3, 8), (19, 1, 16), (19, 3, 0)])
 def test_few_rows(kernels: Interpreted, rows: int, parts: int, tall: int, kind: str) -> None:
     """`tall`: rows of a program, of two warps then; 0: all of them, and four."""
-    from engine.kernels.products import Cut
+    from engine.kernels.triton.gemm.products import Cut
 
     of, dtype = kept(kind, 70, 384), torch.float16
     x = numbers(rows, 384, seed=0, dtype=dtype)
@@ -132,7 +132,7 @@ def multiplied(
     kernels: Interpreted, x: Tensor, of: Kept, outputs: int, parts: int = 1, tall: int = 16
 ) -> Tensor:
     """Two units a turn where a part is of so many."""
-    from engine.kernels.tiled import Tiling
+    from engine.kernels.triton.gemm.tiled import Tiling
 
     units = of.given[0].shape[1] // parts
     how = Tiling(tall, 32, 128 * (2 - units % 2), warps=1, stages=2, parts=parts)
@@ -174,7 +174,7 @@ def test_spread_out(kernels: Interpreted, kind: str, inputs: int, dtype: torch.d
 
 
 def test_numbers_come_back_from_their_words() -> None:
-    from engine.kernels import nibbles
+    from engine.kernels.triton.gemm import int4_gemm as nibbles
 
     whole = torch.randint(0, 16, (70, 256), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     words = nibbles.packed(whole)
@@ -200,7 +200,8 @@ def test_any_group_is_kept(width: int, group: int) -> None:
 @pytest.mark.parametrize("inputs", [128, 1024, 4096, 14336])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 28672])
 def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:
-    from engine.kernels import nibbles, products
+    from engine.kernels.triton.gemm import int4_gemm as nibbles
+    from engine.kernels.triton.gemm import products
 
     eight = torch.empty(outputs, inputs, dtype=torch.uint8, device="meta")
     words = torch.empty(outputs // 64, inputs // 128, 64, 32, dtype=torch.int16, device="meta")

@@ -15,7 +15,7 @@ from tests.kernels.test_compiles import META, SMALL, Absent, decode, prompts
 
 triton = pytest.importorskip("triton", reason="no Triton here")
 
-from engine.kernels.rehearsal import rehearse  # noqa: E402
+from engine.kernels.triton.precompile import precompile  # noqa: E402
 
 tl = triton.language
 NEW = count(1000)  # devices: Triton keeps what it has compiled for each
@@ -55,7 +55,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Noted:
     from triton.runtime.driver import driver
 
     from engine.attention import triton_backend
-    from engine.kernels.attention.tiles import Gpu
+    from engine.kernels.triton.attention.tiles import Gpu
     from engine.models import fused
 
     gpu = Noted()
@@ -94,7 +94,7 @@ def both() -> None:
     "step", [lambda: decode(SMALL, 1, "none", "none"), lambda: prompts("none")], ids=["decode", "prompts"]
 )
 def test_a_step_launches_what_was_compiled(gpu: Noted, step: Callable[[], None]) -> None:
-    rehearse(step)
+    precompile(step)
     compiled = set(gpu.missing)
     assert not gpu.launched
     assert len(gpu.loaded) >= len(compiled) > 4
@@ -108,7 +108,7 @@ def test_side_by_side(gpu: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     meeting = threading.Barrier(2, timeout=30)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **compiled: meeting.wait())
-    rehearse(both)
+    precompile(both)
     assert len(gpu.loaded) == 2
 
 
@@ -125,7 +125,7 @@ def test_only_one_is_parsed_at_a_time(gpu: Noted, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr(triton.knobs.compilation, "always_compile", True)
     monkeypatch.setattr("triton.runtime.jit.ast", SimpleNamespace(**vars(ast) | {"parse": parsed}))
-    rehearse(both)
+    precompile(both)
     assert len(gpu.loaded) == 2
     assert not met
 
@@ -136,13 +136,13 @@ def test_a_kernel_that_does_not_compile_is_told_as_ever(gpu: Noted) -> None:
         _broken[(1,)](x())
 
     with pytest.raises(triton.CompilationError, match="nowhere") as rehearsed:
-        rehearse(launches)
+        precompile(launches)
     with pytest.raises(triton.CompilationError) as alone:
         _broken[(1,)](x())
     assert str(rehearsed.value) == str(alone.value)
     both()  # launches again
     assert gpu.launched == ["_one", "_two"]
-    rehearse(both)
+    precompile(both)
 
 
 def test_what_fails_beside_kernels_fails(gpu: Noted) -> None:
@@ -151,7 +151,7 @@ def test_what_fails_beside_kernels_fails(gpu: Noted) -> None:
         raise torch.OutOfMemoryError("no memory")
 
     with pytest.raises(torch.OutOfMemoryError):
-        rehearse(launches)
+        precompile(launches)
     both()
     assert gpu.launched == ["_one", "_two"]
 
@@ -163,7 +163,7 @@ def test_others_launch_meanwhile(gpu: Noted) -> None:
         other.join()
         assert gpu.launched == ["_one", "_two"]
 
-    rehearse(launches)
+    precompile(launches)
 
 
 def test_no_thread_is_started_where_nothing_is_missing(gpu: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,4 +173,4 @@ def test_no_thread_is_started_where_nothing_is_missing(gpu: Noted, monkeypatch: 
         raise AssertionError("a thread was started")
 
     monkeypatch.setattr(threading.Thread, "start", started)
-    rehearse(both)
+    precompile(both)

@@ -14,7 +14,7 @@ TILES = (16, 32, 64, 128)
 
 
 def test_there_is_room_for_whole_tiles() -> None:
-    from engine.kernels.room import MOST, rows_there, with_room
+    from engine.kernels.triton.room import MOST, rows_there, with_room
 
     like = torch.empty(0, dtype=torch.float16)
     for rows in range(1, MOST + 1):
@@ -28,7 +28,7 @@ def test_there_is_room_for_whole_tiles() -> None:
 
 
 def test_no_row_is_read_beyond_the_memory() -> None:
-    from engine.kernels.room import rows_there
+    from engine.kernels.triton.room import rows_there
 
     memory = torch.empty(64, 8)
     assert rows_there(memory[:33], 32) == 64
@@ -42,8 +42,8 @@ def test_no_row_is_read_beyond_the_memory() -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_what_lies_behind_the_rows_is_not_in_them(call: Callable[..., Any], gated: bool) -> None:
-    from engine.kernels.norm import Normed
-    from engine.kernels.tiled import Tiling
+    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.norm.norm import Normed
 
     weight = numbers(144, 128, seed=1, dtype=torch.float16)
     memory = numbers(64, 128, seed=0, dtype=torch.float16)

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.api.config import DecoderConfig, EngineConfig, LayerSpec, RopeSpec
+from engine.api.params import SamplingParams
 from engine.attention.triton_backend import TritonAttention
-from engine.cache.store import KVLayer
-from engine.config import DecoderConfig, EngineConfig, LayerSpec, RopeSpec
-from engine.core import Engine
+from engine.execution.cuda.staging import Form
+from engine.kv.store import KVLayer
 from engine.models.decoder import Decoder
 from engine.models.loader import random_weights
-from engine.params import SamplingParams
-from engine.runner.staging import Form
+from engine.serving.engine import Engine
 from engine.start import start
 from tests.heard import Heard
 from tests.kernels import oracles
@@ -85,7 +85,7 @@ def test_the_fused_forward_is_the_decoders(rows: int, changes: dict[str, Any], d
 @pytest.mark.parametrize("rows", [1, 9, 70])
 def test_drawing_is_the_definition(rows: int, filtered: bool, dtype: torch.dtype) -> None:
     """Nearly always the same token; where rounding moved one, it is a neighbour in mass."""
-    from engine.kernels.draw import draw
+    from engine.kernels.triton.sampling.draw import draw
 
     pick, vocab = random.Random(rows), 151936
     settings = []

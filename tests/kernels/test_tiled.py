@@ -18,8 +18,8 @@ pytest.importorskip("triton", reason="no Triton here")
 @pytest.mark.parametrize(("rows", "parts"), [(17, 1), (40, 3), (70, 2)])
 def test_products(call: Call, rows: int, parts: int) -> None:
     """The last tile of rows and the last one of outputs are not full."""
-    from engine.kernels.norm import Normed
-    from engine.kernels.tiled import Tiling
+    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.norm.norm import Normed
 
     x = numbers(rows, 384, seed=0, dtype=torch.float16)
     weight = numbers(72, 384, seed=1, dtype=torch.float16)
@@ -33,8 +33,8 @@ def test_products(call: Call, rows: int, parts: int) -> None:
 
 def test_the_activation_follows(call: Call) -> None:
     """The last tile of the gates reaches into what belongs to up; that is not kept."""
-    from engine.kernels.norm import Normed
-    from engine.kernels.tiled import Tiling
+    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.norm.norm import Normed
 
     x = numbers(20, 256, seed=0, dtype=torch.float16)
     weight = numbers(2 * 72, 256, seed=1, dtype=torch.float16)
@@ -46,8 +46,8 @@ def test_the_activation_follows(call: Call) -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_last_step_of_a_norm_is_left_to_the_product(call: Call, gated: bool) -> None:
     """joined.py scales what it adds to, and gives the squares in pieces."""
-    from engine.kernels.norm import Normed
-    from engine.kernels.tiled import Tiling
+    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.norm.norm import Normed
 
     rows, width, inputs = 21, 72, 128
     stream, x = (numbers(rows, each, seed=at, dtype=torch.float16) for at, each in enumerate((width, inputs)))
@@ -73,8 +73,8 @@ def test_the_last_step_of_a_norm_is_left_to_the_product(call: Call, gated: bool)
 
 def test_a_broken_row_stays_alone(call: Call) -> None:
     """Padding's rows hold anything, and one may be so large that its squares have no sum."""
-    from engine.kernels.norm import Normed
-    from engine.kernels.tiled import Tiling
+    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.norm.norm import Normed
 
     rows, width = 21, 128
     stream, x = (numbers(rows, width, seed=at, dtype=torch.float16) for at in range(2))
@@ -98,8 +98,8 @@ def test_a_broken_row_stays_alone(call: Call) -> None:
 @pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 28672, 151936])
 def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:
-    from engine.kernels.joined import for_joined
-    from engine.kernels.tiled import ROOM, for_gated, for_tiled
+    from engine.kernels.triton.gemm.linear_residual_norm import for_joined
+    from engine.kernels.triton.gemm.tiled import ROOM, for_gated, for_tiled
 
     weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
     small = outputs * inputs <= 2**23

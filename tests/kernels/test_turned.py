@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from engine.cache.store import KVLayer
-from engine.config import LayerSpec, RopeSpec
+from engine.api.config import LayerSpec, RopeSpec
+from engine.kv.store import KVLayer
 from engine.models.rope import rope_table
 from tests.kernels import oracles
 from tests.kernels.test_products import numbers
@@ -38,8 +38,8 @@ def layer_of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> KVLayer
 @pytest.mark.parametrize("pieces", [0, 3])
 def test_turned(call: Call, heads: tuple[int, int], dim: int, normed: bool, roped: bool, pieces: int) -> None:
     """The last tile of rows is not full; a token of no place is not written."""
-    from engine.kernels.norm import Normed
-    from engine.kernels.tiled import Tiling
+    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.norm.norm import Normed
 
     dtype, rows, width = torch.float16, 21, 128
     layer = layer_of(*heads, dim, dtype)
@@ -69,8 +69,8 @@ def test_turned(call: Call, heads: tuple[int, int], dim: int, normed: bool, rope
 
 
 def test_what_it_takes() -> None:
-    from engine.kernels.tiled import ROOM
-    from engine.kernels.turned import for_turned
+    from engine.kernels.triton.gemm.qkv_rope import for_turned
+    from engine.kernels.triton.gemm.tiled import ROOM
 
     def fits(
         rows: int, dim: int, kind: torch.dtype = torch.bfloat16, kept: torch.dtype = torch.bfloat16, *,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import LayerSpec
-from engine.kernels.attention import tiles
-from engine.kernels.attention.tiles import Tile
-from engine.kernels.attention.work import Chunks, lay_out, lay_spans
+from engine.api.config import LayerSpec
+from engine.kernels.triton.attention import tiles
+from engine.kernels.triton.attention.tiles import Tile
+from engine.kernels.triton.attention.work import Chunks, lay_out, lay_spans
 
 
 @given(

@@ -9,8 +9,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from engine.config import ModelPlace
-from engine.errors import BadCheckpoint, UnsupportedModel
+from engine.api.config import ModelPlace
+from engine.api.errors import BadCheckpoint, UnsupportedModel
 from engine.models.bridge.interface import BridgedModel
 from engine.models.registry import load_model
 from tests.models.tiny import plain_attend

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config import DecoderConfig
-from engine.errors import BadCheckpoint, UnsupportedModel
+from engine.api.config import DecoderConfig
+from engine.api.errors import BadCheckpoint, UnsupportedModel
 from engine.models.config_json import decoder_config, read_config
 from engine.models.families import FAMILIES
 from engine.models.fields import Fields

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from engine.config import DTypeName, ModelPlace
+from engine.api.config import DTypeName, ModelPlace
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, Norm
 from engine.models.registry import load_model

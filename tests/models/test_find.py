@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from engine.errors import BadCheckpoint, ModelNotFound
+from engine.api.errors import BadCheckpoint, ModelNotFound
 from engine.models import find
 from engine.models.find import find_model
 from tests.models.tiny import checkpoint, write_config

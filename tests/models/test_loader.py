@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.config import ModelPlace
-from engine.errors import BadCheckpoint, BadInput
+from engine.api.config import ModelPlace
+from engine.api.errors import BadCheckpoint, BadInput
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
 from engine.models.find import Progress

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from engine.config import DecoderConfig, ModelPlace
-from engine.errors import BadInput
+from engine.api.config import DecoderConfig, ModelPlace
+from engine.api.errors import BadInput
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, Linear, block
 from engine.models.families import FAMILIES

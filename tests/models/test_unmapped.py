@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from engine.errors import BadCheckpoint
+from engine.api.errors import BadCheckpoint
 from engine.models import checkpoint
 from engine.models.checkpoint import TYPES, WIDTHS, headers, opened
 

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.api.config import LayerSpec
 from engine.attention.base import Attend
-from engine.config import LayerSpec
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder
 from engine.models.loader import decoder_slots, random_weights

@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from engine.errors import ModelNotFound
-from engine.events import Admitted, Delta, FirstToken, TokenLogprob
+from engine.api.errors import ModelNotFound
+from engine.api.events import Admitted, Delta, FirstToken, TokenLogprob
+from engine.api.params import SamplingParams
+from engine.api.snapshot import BeamsView, HypothesisView
 from engine.models.support import Support
-from engine.params import SamplingParams
-from engine.snapshot import BeamsView, HypothesisView
 from minichat.features.chats import chats
 from minichat.features.tour.panel import TourPanel
 from minichat.models.catalogue import Model

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from textual._compositor import Compositor
 
-from engine.commands import MeasureSpeeds
-from engine.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Resumed, TokenLogprob
-from engine.params import SamplingParams
-from engine.snapshot import (
+from engine.api.commands import MeasureSpeeds
+from engine.api.events import Admitted, Event, Finished, FirstToken, Preempted, Queued, Resumed, TokenLogprob
+from engine.api.params import SamplingParams
+from engine.api.snapshot import (
     BlockView,
     Load,
     Rates,

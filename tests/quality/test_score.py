@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import BadInput
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
 from engine.quality.measure import compare, own_text
 from engine.quality.schemes import REFERENCE, Choice, choices
 from engine.quality.score import Score, read

@@ -169,7 +169,7 @@ class Fp8:
 
 
 @dataclass
-class Written:
+class TextStream:
     """Two folders with the same model: quantized, and in the plain numbers that this stands for."""
 
     quantized: Path
@@ -196,9 +196,9 @@ def write(
     *,
     but: tuple[str, ...] = (),
     also: tuple[str, ...] = (),
-) -> Written:
+) -> TextStream:
     """From a plain checkpoint. `but`: the ends of products that stay as they are."""
-    written = Written(into / "quantized", into / "plain")
+    written = TextStream(into / "quantized", into / "plain")
     ours, theirs = dict[str, Tensor](), dict[str, Tensor]()
     for number, (name, tensor) in enumerate(tensors.items()):
         product = name.removesuffix(".weight")

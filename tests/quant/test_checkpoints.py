@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.config import ModelPlace
-from engine.errors import BadCheckpoint, BadInput, EngineError, UnsupportedModel
+from engine.api.config import ModelPlace
+from engine.api.errors import BadCheckpoint, BadInput, EngineError, UnsupportedModel
 from engine.models.decoder import Decoder
 from engine.models.fields import Fields
 from engine.models.packing import packing
 from engine.models.registry import load_model
 from engine.models.support import support
 from tests.models.tiny import CONFIG, checkpoint, plain_attend, write_config
-from tests.quant.packers import Awq, Fp8, Gptq, Written, write
+from tests.quant.packers import Awq, Fp8, Gptq, TextStream, write
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 160, "head_dim": 16, "tie_word_embeddings": False}
 FOUR_BITS = {
@@ -56,7 +56,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def made(weights: dict[str, Tensor], tmp_path: Path, request: pytest.FixtureRequest) -> Written:
+def made(weights: dict[str, Tensor], tmp_path: Path, request: pytest.FixtureRequest) -> TextStream:
     return write(weights, CONFIG | SHAPE, tmp_path, request.param)
 
 
@@ -94,7 +94,7 @@ def refusal(folder: Path) -> str:
 
 
 @each_of(FOUR_BITS)
-def test_four_bits_are_taken_as_they_are(made: Written) -> None:
+def test_four_bits_are_taken_as_they_are(made: TextStream) -> None:
     model = loaded(made.quantized)
     assert model.source is not None and model.source.scheme("none").name == "int4"
     assert model.source.scheme("none") is model.source.scheme("int4")
@@ -118,7 +118,7 @@ def test_in_bfloat16_scales_are_rounded_on_a_cpu_and_no_more(
 
 
 @each_of(EIGHT_BITS)
-def test_eight_bit_floats_are_plain_numbers_where_they_cannot_be_multiplied(made: Written) -> None:
+def test_eight_bit_floats_are_plain_numbers_where_they_cannot_be_multiplied(made: TextStream) -> None:
     model = loaded(made.quantized)
     assert model.source is not None and model.source.scheme("none").name == "none"
     assert torch.equal(logits(model), logits(loaded(made.plain)))
@@ -129,7 +129,7 @@ def test_eight_bit_floats_are_plain_numbers_where_they_cannot_be_multiplied(made
 @each_of(EIGHT_BITS)
 @torch.inference_mode()
 def test_eight_bit_floats_are_taken_as_they_are_where_they_can(
-    made: Written, monkeypatch: pytest.MonkeyPatch
+    made: TextStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The scaled product also runs on a CPU, far too slowly to be offered there."""
     monkeypatch.setattr("engine.quant.fp8.Fp8.why_not", lambda self, device, dtype: None)
@@ -145,7 +145,7 @@ def test_eight_bit_floats_are_taken_as_they_are_where_they_can(
 @pytest.mark.cuda
 @each_of(PACKERS)
 @torch.inference_mode()
-def test_on_a_gpu(made: Written) -> None:
+def test_on_a_gpu(made: TextStream) -> None:
     """Few rows, many, and one, which have kernels of their own."""
     model = load_model(ModelPlace("it", made.quantized), device="cuda", dtype="bfloat16")
     assert isinstance(model, Decoder) and model.source is not None
@@ -159,7 +159,7 @@ def test_on_a_gpu(made: Written) -> None:
 
 
 @each_of(PACKERS)
-def test_other_forms_are_made_from_what_the_numbers_stand_for(made: Written) -> None:
+def test_other_forms_are_made_from_what_the_numbers_stand_for(made: TextStream) -> None:
     read = packing(Fields.read(made.quantized / "config.json"))
     assert read is not None
     for scheme in ("fp32", "int8", next(each for each in ("int4-32", "int4-64") if each not in read.names)):
@@ -192,7 +192,7 @@ def test_products_with_a_bias(tmp_path: Path) -> None:
 
 
 @each_of({"gptq": Gptq(ordered=True), "fp8": Fp8()})
-def test_a_weight_may_lie_in_several_shards(made: Written) -> None:
+def test_a_weight_may_lie_in_several_shards(made: TextStream) -> None:
     before, file = logits(loaded(made.quantized)), made.quantized / "model.safetensors"
     homes = {name: f"{at % 2}.safetensors" for at, name in enumerate(sorted(load_file(file)))}
     for shard in set(homes.values()):
@@ -219,7 +219,7 @@ def test_a_head_that_is_quantized_too(weights: dict[str, Tensor], tmp_path: Path
 class TestFiles:
     """What may lie beside the weights, and what may not."""
 
-    def spoil(self, made: Written, **changes: Tensor | None) -> str:
+    def spoil(self, made: TextStream, **changes: Tensor | None) -> str:
         tensors = load_file(made.quantized / "model.safetensors")
         changed = {name: each for name, each in (tensors | changes).items() if each is not None}
         save_file(changed, made.quantized / "model.safetensors")
@@ -240,12 +240,12 @@ class TestFiles:
         ],
     )  # fmt: skip
     def test_what_does_not_fit_is_named(
-        self, made: Written, changes: dict[str, Tensor | None], problem: str
+        self, made: TextStream, changes: dict[str, Tensor | None], problem: str
     ) -> None:
         said = self.spoil(made, **changes)
         assert problem in said and str(made.quantized / "model.safetensors") in said
 
-    def test_a_bias_of_zeros_and_scales_of_others_are_passed_over(self, made: Written) -> None:
+    def test_a_bias_of_zeros_and_scales_of_others_are_passed_over(self, made: TextStream) -> None:
         """AutoGPTQ writes the one beside models that have none."""
         before, file = logits(loaded(made.quantized)), made.quantized / "model.safetensors"
         more = {f"{UP}.bias": torch.zeros(160), f"{UP}.input_scale": torch.ones(1)}
@@ -253,16 +253,16 @@ class TestFiles:
         save_file(load_file(file) | more, file)
         assert torch.equal(logits(loaded(made.quantized)), before)
 
-    def test_a_config_of_another_model(self, made: Written) -> None:
+    def test_a_config_of_another_model(self, made: TextStream) -> None:
         config = json.loads((made.quantized / "config.json").read_text())
         (made.quantized / "config.json").write_text(json.dumps(config | {"intermediate_size": 161}))
         assert "[161, 64], no multiples of 8" in refusal(made.quantized)
 
-    def test_the_picker_offers_it(self, made: Written) -> None:
+    def test_the_picker_offers_it(self, made: TextStream) -> None:
         found = support(made.quantized)
         assert (found.native, found.trouble) == (True, "")
 
-    def test_random_weights_of_its_shape_are_plain(self, made: Written) -> None:
+    def test_random_weights_of_its_shape_are_plain(self, made: TextStream) -> None:
         model = load_model(ModelPlace("it", made.quantized), dummy=True)
         assert isinstance(model, Decoder) and model.source is not None
         assert model.source.scheme("none").name == "none"

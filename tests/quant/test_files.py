@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
 from tests.models.tiny import checkpoint
 from tests.quant.packers import Gptq, write
 from tests.quant.test_stored_engine import SHAPE

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from engine import events
-from engine.config import ModelPlace
+from engine.api import events
+from engine.api.config import ModelPlace
+from engine.execution.weights import nbytes
 from engine.models.config_json import read_config
 from engine.models.decoder import Decoder, Linear
 from engine.models.find import find_model
@@ -23,7 +24,6 @@ from engine.quant.conversion import Conversion
 from engine.quant.int8 import Int8Table
 from engine.quant.plain import Cast
 from engine.quant.registry import SCHEMES, named, of_head
-from engine.runner.weights import nbytes
 from tests.models.tiny import CONFIG, checkpoint
 from tests.quant.packers import Awq, Fp8, Gptq, write
 from tests.quant.perplexity import perplexity

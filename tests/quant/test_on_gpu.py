@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine import events
+from engine.api import events
+from engine.api.config import LayerSpec
+from engine.api.request import Finish
 from engine.attention.packing import pack
-from engine.cache.store import PACKED, KVLayer
-from engine.config import LayerSpec
+from engine.kv.store import PACKED, KVLayer
 from engine.models.decoder import Decoder
 from engine.models.source import settle
 from engine.quant import on_gpu
 from engine.quant.fp8 import quantized as to_fp8
 from engine.quant.registry import named
-from engine.request import Finish
 from tests.kernels.cases import make_long_case
 from tests.kernels.test_stage_gpu import decoder
 from tests.models.test_families import reference

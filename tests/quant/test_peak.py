@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from engine.config import ModelPlace
+from engine.api.config import ModelPlace
 from engine.models.decoder import Decoder
 from engine.models.registry import load_model
 from engine.quant import conversion

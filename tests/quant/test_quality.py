@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from engine.config import EngineConfig, ModelPlace
+from engine.api.config import EngineConfig, ModelPlace
 from engine.models.find import find_model
 from engine.models.registry import load_model
 from engine.quality.measure import compare, own_text

@@ -5,7 +5,7 @@ from importlib.metadata import EntryPoint
 import pytest
 import torch
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
 from engine.quant import registry
 from engine.quant.int8 import Int8
 

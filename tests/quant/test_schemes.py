@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.errors import BadInput
-from engine.kernels.rungs import on_a_rung
+from engine.api.errors import BadInput
+from engine.kernels.cpu.rungs import on_a_rung
 from engine.quant import bnb, int4
 from engine.quant.fp8 import ScaledFp8
 from engine.quant.fp8 import quantized as to_fp8

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.errors import BadInput
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput
 from engine.quality.measure import compare
 from engine.quality.schemes import choices
 from tests.models.tiny import CONFIG, checkpoint
-from tests.quant.packers import Awq, Fp8, Gptq, Written, write
+from tests.quant.packers import Awq, Fp8, Gptq, TextStream, write
 from tests.quant.test_switching import engine_on, finish_change, reply, switch
 from tests.runner.letters import VOCAB, byte_tokenizer
 
 SHAPE = CONFIG | {"hidden_size": 64, "intermediate_size": 160, "head_dim": 16, "vocab_size": VOCAB}
 
 
-def made(folder: Path, packer: object) -> Written:
+def made(folder: Path, packer: object) -> TextStream:
     folder.mkdir(exist_ok=True)
     written = write(checkpoint(folder, **SHAPE), SHAPE, folder, packer)
     for each in (written.quantized, written.plain):

@@ -10,18 +10,18 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from engine import events
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.errors import BadInput, EngineDead
+from engine.api import events
+from engine.api.config import EngineConfig
+from engine.api.errors import BadInput, EngineDead
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.execution.changes import Resize
 from engine.models import checkpoint
 from engine.models.decoder import Decoder
 from engine.models.source import PlainSource
-from engine.params import SamplingParams
 from engine.quant import int8
-from engine.request import Finish
-from engine.runner.changes import Resize
 from engine.scheduling.resize import shrink
+from engine.serving.engine import Engine
 from engine.start import start
 from tests.heard import Heard
 from tests.models.test_families import reference

@@ -5,10 +5,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.events import TokenLogprob
-from engine.params import SamplingParams
+from engine.api.config import EngineConfig
+from engine.api.events import TokenLogprob
+from engine.api.params import SamplingParams
+from engine.serving.engine import Engine
 from engine.start import start
 from tests.heard import Heard
 from tests.models.test_families import reference

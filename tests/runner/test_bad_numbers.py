@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.errors import BadInput
-from engine.params import SamplingParams
-from engine.request import Finish
+from engine.api.errors import BadInput
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
 from tests.runner.letters import VOCAB
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn
 

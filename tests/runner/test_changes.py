@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine.core import Engine
-from engine.params import SamplingParams
-from engine.request import Finish
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.serving.engine import Engine
 from tests.heard import Heard
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn

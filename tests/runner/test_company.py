@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import Engine
-from engine.params import FIELDS, Grammar, SamplingParams
-from engine.request import Finish
+from engine.api.params import FIELDS, Grammar, SamplingParams
+from engine.api.request import Finish
+from engine.serving.engine import Engine
 from tests.heard import Heard
 from tests.runner.letters import EOS, byte_tokenizer
 from tests.runner.small import alone, close_to, drain, engine_on, turn

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from engine.params import SPECULATION, SamplingParams
+from engine.api.params import SPECULATION, SamplingParams
 from tests.heard import Told
 from tests.runner.small import alone, ask, drain, engine_on, turn
 from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
@@ -96,7 +96,7 @@ def test_no_kernel_is_missing_once_it_is_launched(
     from triton.runtime.jit import JITFunction
 
     from engine import kernels
-    from engine.kernels.rehearsal import _rehearsing
+    from engine.kernels.triton.precompile import _rehearsing
 
     asked: dict[bool, list[str]] = {True: [], False: []}
     monkeypatch.setattr(

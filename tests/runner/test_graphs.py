@@ -12,17 +12,17 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
+from engine.api.params import SamplingParams
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
-from engine.core import Engine
-from engine.params import SamplingParams
-from engine.runner.graphs import BIASES, DecodeSteps, Draws, describe
-from engine.runner.recording import Recording
-from engine.runner.runner import ModelRunner
+from engine.execution.cuda.graphs import BIASES, DecodeSteps, Draws, describe
+from engine.execution.cuda.recording import Recording
+from engine.execution.runner import ModelRunner
 from engine.sampling.logprobs import read_logprobs
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, Edits, RowsView, Wanted
 from engine.sampling.sampler import sample
+from engine.serving.engine import Engine
 from tests.runner.small import alone, ask, close_to, drain, engine_on, turn
 from tests.runner.test_company import Workload, assert_nothing_changes, engine_for, workloads
 from tests.runner.test_transformers import PROMPT, WAYS, assert_as_in_transformers
@@ -54,7 +54,7 @@ class PlainStage:
     def work(self, rows: int) -> Lists:
         return Lists(rows)
 
-    def rehearse(self, launches: Callable[[], object]) -> None:
+    def precompile(self, launches: Callable[[], object]) -> None:
         raise AssertionError("on a CPU nothing is compiled")
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
@@ -131,7 +131,7 @@ def in_forms(engine: Engine) -> Engine:
         PlainStage(runner),
         tables=runner._tables,
         block_size=engine.scheduler.pool.block_size,
-        last_ids=runner._drawing.last_ids,
+        last_ids=runner._sampling_state.last_ids,
     )
     runner.graphs = True
     return engine

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from engine.api.config import KV_SCHEMES, EngineConfig, KvSchemeName, LayerSpec
+from engine.api.errors import BadInput
+from engine.api.events import Event, Recached
+from engine.api.params import SamplingParams
 from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention
-from engine.cache.store import KVStore, bits
-from engine.config import KV_SCHEMES, EngineConfig, KvSchemeName, LayerSpec
-from engine.core import Engine
-from engine.errors import BadInput
-from engine.events import Event, Recached
-from engine.params import SamplingParams
+from engine.kv.store import KVStore, bits
+from engine.serving.engine import Engine
 from engine.start import start
 from tests.heard import Heard, Told
 from tests.runner.small import GREEDY, ask, drain, engine_on, turn

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.api.config import LayerSpec
+from engine.api.errors import BadInput
 from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention
-from engine.config import LayerSpec
-from engine.errors import BadInput
 from tests.heard import Heard
 from tests.runner.small import GREEDY, ask, drain, engine_on, turn
 

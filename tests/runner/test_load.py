@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine.runner.load import LoadMeter, Nvml
-from engine.snapshot import Load
+from engine.api.snapshot import Load
+from engine.execution.load import LoadMeter, Nvml
 
 
 class Library:

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.cache.store import KVStore
-from engine.config import EngineConfig
-from engine.errors import BadCheckpoint, BadInput
-from engine.runner import memory
-from engine.runner.memory import MemoryMeter
+from engine.api.config import EngineConfig
+from engine.api.errors import BadCheckpoint, BadInput
+from engine.execution import memory
+from engine.execution.memory import MemoryMeter
+from engine.kv.store import KVStore
 from engine.start import start
 from tests.cli.conftest import write_model
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.core import Engine
-from engine.params import SamplingParams
-from engine.request import Finish
-from engine.runner.runner import ModelRunner
+from engine.api.config import EngineConfig
+from engine.api.params import SamplingParams
+from engine.api.request import Finish
+from engine.execution.runner import ModelRunner
 from engine.scheduling import rules
+from engine.serving.engine import Engine
 from engine.start import start
 from tests.models.tiny import write_config
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn

@@ -8,7 +8,7 @@ from threading import Event, Thread
 import pytest
 import torch
 
-from engine.runner.recording import Recorder, Recording, recording_stream
+from engine.execution.cuda.recording import Recorder, Recording, recording_stream
 
 DEVICE = torch.device("cuda", 0)
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
-from engine.core import Engine
-from engine.runner.drawing import Drawing
-from engine.runner.results import Drawn
-from engine.runner.runner import ModelRunner
+from engine.execution.results import Drawn
+from engine.execution.runner import ModelRunner
+from engine.execution.sampling_state import SamplingState
+from engine.serving.engine import Engine
 from tests.heard import Told
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 
@@ -30,7 +30,7 @@ class Stage:
         self.rehearsed: list[int] = []
         self.problem = ""
 
-    def rehearse(self, launches: Callable[[], object]) -> None:
+    def precompile(self, launches: Callable[[], object]) -> None:
         if self.problem:
             raise RuntimeError(self.problem)
         before = len(self.forwards)
@@ -95,15 +95,15 @@ def test_pieces_of_a_prompt_draw_nothing(llama: Path) -> None:
 
 def test_what_kernels_cannot_draw_is_drawn_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beams draw from the logits behind the kernels, and that is not rehearsed."""
-    params, drawn = replace(GREEDY, beams=3, n=3, max_tokens=8), Drawing.by_sampler
+    params, drawn = replace(GREEDY, beams=3, n=3, max_tokens=8), SamplingState.by_sampler
     told: list[Told] = []
     rows: list[list[int]] = []  # that each call of the sampler has drawn
 
-    def counted(drawing: Drawing, logits: Tensor, *given: Any, **named: Any) -> Drawn:
+    def counted(drawing: SamplingState, logits: Tensor, *given: Any, **named: Any) -> Drawn:
         rows[-1].append(len(logits))
         return drawn(drawing, logits, *given, **named)
 
-    monkeypatch.setattr(Drawing, "by_sampler", counted)
+    monkeypatch.setattr(SamplingState, "by_sampler", counted)
     plain, (engine, stage) = engine_on(llama), with_stage(engine_on(llama))
     for each in (plain, engine):
         told.append(Told())
@@ -143,8 +143,8 @@ def test_a_rehearsal_leaves_all_as_it_was(llama: Path, monkeypatch: pytest.Monke
     from triton.runtime.driver import driver
 
     from engine.attention.triton_backend import TritonAttention
-    from engine.kernels import rehearsal
-    from engine.runner.stage import GpuStage
+    from engine.execution.cuda.stage import GpuStage
+    from engine.kernels.triton import precompile as rehearsal
     from tests.kernels.test_compiles import Absent
 
     engine = engine_on(llama, prefix_cache=False)
@@ -153,9 +153,9 @@ def test_a_rehearsal_leaves_all_as_it_was(llama: Path, monkeypatch: pytest.Monke
     asked: list[str] = []
 
     class Rehearsing(GpuStage):
-        def rehearse(self, launches: Callable[[], object]) -> None:
+        def precompile(self, launches: Callable[[], object]) -> None:
             before = [each.clone() for each in state(runner)]
-            super().rehearse(launches)
+            super().precompile(launches)
             assert all(map(torch.equal, before, state(runner)))
             raise RuntimeError("nothing has changed")
 
@@ -176,6 +176,9 @@ def test_a_rehearsal_leaves_all_as_it_was(llama: Path, monkeypatch: pytest.Monke
 
 def state(runner: ModelRunner) -> list[Tensor]:
     """What outlives a step."""
-    seen = runner._drawing._sampling._seen
-    kept = [runner._drawing.last_ids, *(each for layer in runner.store.layers for each in layer.tensors())]
+    seen = runner._sampling_state._sampling._seen
+    kept = [
+        runner._sampling_state.last_ids,
+        *(each for layer in runner.store.layers for each in layer.tensors()),
+    ]
     return kept if seen is None else [*kept, seen.prompt, seen.reply]

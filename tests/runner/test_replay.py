@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import BadInput, BadWire, EngineError
-from engine.events import Delta
-from engine.params import SPECULATION, Grammar, SamplingParams
-from engine.replay import Replayed, replay
-from engine.runner.runner import ModelRunner
+from engine.api.errors import BadInput, BadWire, EngineError
+from engine.api.events import Delta
+from engine.api.params import SPECULATION, Grammar, SamplingParams
+from engine.execution.runner import ModelRunner
+from engine.serving.replay import Replayed, replay
 from tests.heard import Heard
 from tests.runner.small import GREEDY, ask, drain, engine_on, make, turn
 from tests.runner.test_speculation import LETTERS, drafted, eager

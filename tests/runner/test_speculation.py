@@ -11,9 +11,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from engine.core import Engine
-from engine.errors import BadInput, BadParams
-from engine.params import SPECULATION, SamplingParams
+from engine.api.errors import BadInput, BadParams
+from engine.api.params import SPECULATION, SamplingParams
+from engine.serving.engine import Engine
 from tests.heard import Heard
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads

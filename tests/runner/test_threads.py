@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engine import assembly
-from engine.config import EngineConfig
+from engine.api.config import EngineConfig
 from engine.start import start
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from engine.cache.store import KVStore
-from engine.config import LayerSpec
+from engine.api.config import LayerSpec
+from engine.api.snapshot import Reads
+from engine.execution.traffic import measure, weights_read
+from engine.kv.store import KVStore
 from engine.models.decoder import Linear, parameter
-from engine.runner.traffic import measure, weights_read
-from engine.snapshot import Reads
 from tests.runner.small import engine_on
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.core import Engine
-from engine.params import SamplingParams
-from engine.request import Phase
+from engine.api.params import SamplingParams
+from engine.api.request import Phase
+from engine.serving.engine import Engine
 from tests.heard import Heard
 from tests.runner.small import FAMILIES, GREEDY, alone, ask, drain, engine_on, turn
 

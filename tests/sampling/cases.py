@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from engine.sampling.rows import RowsView, SamplingRows
 from engine.sampling.sampler import Sampled, masses, sample
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.errors import BadParams
-from engine.params import SamplingParams
+from engine.api.errors import BadParams
+from engine.api.params import SamplingParams
 from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import SamplingRows
 from engine.sampling.sampler import edited, sample

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from engine.sampling import sampler
 from engine.sampling.sampler import pick, sample
 from tests.sampling.cases import draw, kept, make_rows, oracle_chances, view_of

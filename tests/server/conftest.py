@@ -16,15 +16,15 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from engine.config import EngineConfig
-from engine.core import Engine
+from engine.api.config import EngineConfig
+from engine.api.params import SamplingParams
 from engine.host.protocol import EngineHost
 from engine.host.thread import EngineThread
-from engine.params import SamplingParams
 from engine.server.config import ServerConfig
 from engine.server.dry import DryRunner, Script, babble, dry_engine
-from engine.server.listen import Server, server, tcp_socket
+from engine.server.http.listen import Server, server, tcp_socket
 from engine.server.state import State
+from engine.serving.engine import Engine
 from engine.text.chat import Chat
 from engine.text.tokenizer import Tokenizer
 from tests.cli.conftest import run

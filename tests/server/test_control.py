@@ -11,9 +11,9 @@ from uvicorn.protocols.utils import ClientDisconnected
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from engine.server import replies
-from engine.server.protocol import PatientWebSocket
-from engine.wire import decode_delta, decode_snapshot
+from engine.api.wire import decode_delta, decode_snapshot
+from engine.server.http.protocol import PatientWebSocket
+from engine.server.native import replies
 from tests.server.conftest import KEY, MODEL, Served, becomes, dry, serving, user
 from tests.server.test_events import notes
 

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from engine.events import Died, Finished, FirstToken, Queued
-from engine.server import events as module
-from engine.wire import decode_event, decode_snapshot
+from engine.api.events import Died, Finished, FirstToken, Queued
+from engine.api.wire import decode_event, decode_snapshot
+from engine.server.native import events as module
 from tests.server.conftest import KEY, Served, becomes, dry, serving
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}

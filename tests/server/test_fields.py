@@ -7,14 +7,14 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.errors import BadParams
-from engine.limits import Limits
-from engine.params import SamplingParams
-from engine.server.bodies import parse_json
+from engine.api.errors import BadParams
+from engine.api.params import SamplingParams
 from engine.server.config import MAX_BODY, MAX_CHOICES, MAX_DEPTH
-from engine.server.errors import ApiError
+from engine.server.http.bodies import parse_json
+from engine.server.http.errors import ApiError
 from engine.server.openai.schema import CompletionRequest
 from engine.server.schema import parsed
+from engine.serving.limits import Limits
 from tests.server.conftest import KEY, Served, raw, user
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

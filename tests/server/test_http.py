@@ -9,8 +9,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from engine.errors import BadInput
-from engine.server.listen import tcp_socket
+from engine.api.errors import BadInput
+from engine.server.http.listen import tcp_socket
 from tests.server.conftest import KEY, Served, raw, user
 
 CHAT = "/v1/chat/completions"

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from engine.server import bodies
 from engine.server.config import MAX_PARTS
+from engine.server.http import bodies
 from tests.server.conftest import KEY, Served, dry, serving, user
 from tests.server.test_fields import CHAT, TEXT, refused
 
@@ -33,7 +33,7 @@ def reading_stands_still(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.
         return real(text)
 
     monkeypatch.setattr(bodies, "parse_json", parse)
-    monkeypatch.setattr("engine.server.ws.parse_json", parse)
+    monkeypatch.setattr("engine.server.native.ws.parse_json", parse)
     try:
         yield begun
     finally:

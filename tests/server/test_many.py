@@ -9,11 +9,11 @@ import httpx
 import pytest
 from websockets.sync.client import ClientConnection, connect
 
-from engine.config import EngineConfig
-from engine.events import Delta, Event
-from engine.params import SamplingParams
+from engine.api.config import EngineConfig
+from engine.api.events import Delta, Event
+from engine.api.params import SamplingParams
+from engine.api.wire import decode_delta, decode_snapshot
 from engine.start import start
-from engine.wire import decode_delta, decode_snapshot
 from tests.cli.conftest import write_model
 from tests.server.conftest import KEY, Served, becomes, dry, serving, user
 from tests.server.test_events import notes

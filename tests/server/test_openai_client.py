@@ -11,9 +11,9 @@ import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from engine.events import TokenLogprob
-from engine.groups.samples import seed_of
+from engine.api.events import TokenLogprob
 from engine.server.openai.logprobs import CompletionLogprobs
+from engine.serving.groups.samples import seed_of
 from tests.server.conftest import KEY, MODEL, Served, saying, serving, user
 from tests.server.test_tools import QWEN
 

@@ -6,11 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.config import EngineConfig
-from engine.events import Event, Quantized, Quantizing, Recached
+from engine.api.config import EngineConfig
+from engine.api.events import Event, Quantized, Quantizing, Recached
+from engine.api.snapshot import Snapshot
+from engine.api.wire import decode_event, decode_snapshot
 from engine.host.process import EngineProcess
-from engine.snapshot import Snapshot
-from engine.wire import decode_event, decode_snapshot
 from tests.server.conftest import KEY, PLAIN, becomes, listening, user
 from tests.server.test_events import notes
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.server import replies
+from engine.server.native import replies
 from tests.server.conftest import KEY, Served, becomes, dry, serving
 
 SHORT = {"max_tokens": 3, "ignore_eos": True}

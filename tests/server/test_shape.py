@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import BadParams
+from engine.api.errors import BadParams
+from engine.api.params import Grammar
 from engine.grammar.source import lark_of
-from engine.params import Grammar
 from engine.server.shape import Calls, Function, shape
 from engine.server.tools import Style
 from tests.grammar.walks import grammars, tokenizer

@@ -14,9 +14,9 @@ import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from engine.config import EngineConfig
+from engine.api.config import EngineConfig
+from engine.api.params import SamplingParams
 from engine.host.stream import Stream
-from engine.params import SamplingParams
 from engine.start import start
 from tests.cli.conftest import write_model
 from tests.runner.small import alone

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
-from engine.errors import BadParams
-from engine.params import FIELDS, SamplingParams
+from engine.api.errors import BadParams
+from engine.api.params import FIELDS, SamplingParams
 from minichat.features import BUILT_IN
 from minichat.features.table import bound
 from minichat.settings.sampling import MEANINGS

@@ -1,7 +1,7 @@
 import tomllib
 from pathlib import Path
 
-from engine.params import FIELDS
+from engine.api.params import FIELDS
 from minichat.settings import load
 from minichat.settings.load import SECTIONS
 from minichat.settings.sampling import MEANINGS

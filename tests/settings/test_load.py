@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from minichat.settings import Settings, load
 
 

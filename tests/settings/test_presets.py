@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.params import Grammar, SamplingParams
+from engine.api.params import Grammar, SamplingParams
 from minichat.settings.presets import SHIPPED, PresetError, delete_preset, load_presets, save_preset
 
 

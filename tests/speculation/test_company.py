@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core import Engine
-from engine.params import SPECULATION, SamplingParams
-from engine.request import Finish
+from engine.api.params import SPECULATION, SamplingParams
+from engine.api.request import Finish
+from engine.serving.engine import Engine
 from engine.speculation.gain import Prices
 from tests.engine.ledger import alone, drain, ledger_engine
 from tests.engine.workloads import AFTER, Workload, prompts, run, workloads

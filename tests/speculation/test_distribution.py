@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from engine.params import SamplingParams
+from engine.api.params import SamplingParams
 from engine.sampling.rows import SamplingRows
 from engine.sampling.sampler import sample
 from engine.speculation.verify import run_of

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from engine.params import SamplingParams
-from engine.request import Request
+from engine.api.params import SamplingParams
+from engine.api.request import Request
 from engine.scheduling.step import Drafts, Row, Rows, Step
 from engine.speculation.gain import HOPELESS, INHERITED, REST, TRIES, Judge, Prices, Record
 from engine.speculation.speculator import Speculator

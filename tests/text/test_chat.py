@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from engine.errors import BadInput, TemplateError
+from engine.api.errors import BadInput, TemplateError
 from engine.text import Chat, TemplateRenderer, Tokenizer
 
 SYSTEM = {"role": "system", "content": "You are brief."}

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from engine.errors import TemplateError
+from engine.api.errors import TemplateError
 from engine.text import TemplateRenderer
 
 ROWS = "{% for i in range(99999) %}{% for j in range(99999) %}"

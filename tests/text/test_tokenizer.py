@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import BadCheckpoint, BadInput, UnsupportedModel
+from engine.api.errors import BadCheckpoint, BadInput, UnsupportedModel
 from engine.text import Tokenizer
 
 Write = Callable[..., Path]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import BLOCK_SIZES, EngineConfig
-from engine.params import SPECULATION, SamplingParams
+from engine.api.config import BLOCK_SIZES, EngineConfig
+from engine.api.params import SPECULATION, SamplingParams
 from engine.quant.registry import BUILT_IN as SCHEMES
 from engine.scheduling.policy import POLICIES
 from minichat.cli import COMMANDS, parser

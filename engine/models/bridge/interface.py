@@ -11,8 +11,8 @@ import transformers
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from engine.api.config import LayerSpec, ModelConfig
 from engine.attention.base import Attend
-from engine.config import LayerSpec, ModelConfig
 
 NAME = "minichat"  # what transformers knows our attention by; as it has no mask function, no masks are built
 

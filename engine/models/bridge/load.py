@@ -7,8 +7,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from engine.config import ModelConfig
-from engine.errors import BadCheckpoint
+from engine.api.config import ModelConfig
+from engine.api.errors import BadCheckpoint
 from engine.models.bridge.interface import NAME, BridgedModel
 from engine.models.bridge.rehearsal import rehearse, sketch
 from engine.models.checkpoint import shards

@@ -13,8 +13,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from engine.config import LayerSpec, ModelConfig
-from engine.errors import UnsupportedModel
+from engine.api.config import LayerSpec, ModelConfig
+from engine.api.errors import UnsupportedModel
 from engine.models.bridge.interface import NAME, BridgedModel
 from engine.models.fields import Fields
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from engine.config import CacheSpec, DecoderConfig
-from engine.errors import BadInput
+from engine.api.config import CacheSpec, DecoderConfig
+from engine.api.errors import BadInput
 from engine.models.layers.build import Build
 from engine.models.layers.cut import COLUMNS, WHOLE, by_head
 from engine.models.layers.norm import Norm

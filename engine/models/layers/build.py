@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.config import DecoderConfig
-from engine.errors import BadInput
+from engine.api.config import DecoderConfig
+from engine.api.errors import BadInput
 from engine.models.families import Family
 from engine.models.layers import operators
 from engine.models.layers.norm import Norm

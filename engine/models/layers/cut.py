@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
 
 Kind = Literal["rows", "columns", "heads", "vocabulary", "whole", "once"]
 

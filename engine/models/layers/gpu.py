@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from engine.cache.store import KVLayer
-from engine.kernels.attention import tiles
-from engine.kernels.norm import Normed, norm
-from engine.kernels.rotary import turn
-from engine.kernels.tiled import ROOM
+from engine.kernels.triton.attention import tiles
+from engine.kernels.triton.gemm.tiled import ROOM
+from engine.kernels.triton.kv.rotary import turn
+from engine.kernels.triton.norm.norm import Normed, norm
+from engine.kv.store import KVLayer
 from engine.models.layers.part import StepContext
 from engine.quant.launched import Called, PlainProduct, Product
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.config import DecoderConfig
+from engine.api.config import DecoderConfig
 from engine.models.layers.build import Build
 from engine.models.layers.cut import COLUMNS, ROWS, WHOLE
 from engine.models.layers.part import PDL_ROWS, Part, Piece, StepContext

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.mirrored import MirroredNorm
+from engine.kernels.cpu.mirrored import MirroredNorm
 from engine.quant.linear import parameter
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from engine.errors import BadInput
+from engine.api.errors import BadInput
+from engine.api.outside import lacking
 from engine.models.layers.norm import Norm
-from engine.outside import lacking
 from engine.quant.base import Scheme
 from engine.quant.linear import Launcher, Linear
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
+from engine.api.config import CacheSpec, DecoderConfig
 from engine.attention.base import Attend
-from engine.config import CacheSpec, DecoderConfig
 from engine.models.layers.cut import Cut
 
 if TYPE_CHECKING:  # of which the second brings Triton, which is there where a GPU is

@@ -8,17 +8,17 @@ from typing import Any, ClassVar, Protocol, TypeVar
 from fastapi import Request
 from fastapi.responses import Response
 
-from engine.errors import BadParams
-from engine.events import Delta
+from engine.api.errors import BadParams
+from engine.api.events import Delta
+from engine.api.request import Finish
 from engine.host.prompts import Prompt
-from engine.request import Finish
-from engine.server.bodies import GONE, read_as
-from engine.server.connection import key_of, state_of
-from engine.server.errors import ApiError
+from engine.server.http.bodies import GONE, read_as
+from engine.server.http.connection import key_of, state_of
+from engine.server.http.errors import ApiError
+from engine.server.http.sse import DONE, EventStream, encoded, event, unless_gone
 from engine.server.openai.schema import Asked
 from engine.server.openai.structured import Wanted, refusal
 from engine.server.run import Batch, Run, Usage
-from engine.server.sse import DONE, EventStream, encoded, event, unless_gone
 from engine.server.state import State, log
 
 A = TypeVar("A", bound=Asked)

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from engine.events import Delta, TokenLogprob
+from engine.api.events import Delta, TokenLogprob
 from engine.host.prompts import Conversation
-from engine.server.bodies import beside
-from engine.server.errors import ApiError
+from engine.server.http.bodies import beside
+from engine.server.http.errors import ApiError
+from engine.server.http.sse import encoded, quoted
 from engine.server.openai.answer import answer, asked_of, finish_of
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import Pieces, chat_logprobs
@@ -21,7 +22,6 @@ from engine.server.openai.structured import Wanted
 from engine.server.openai.tooling import calls_of, definitions
 from engine.server.schema import STREAM, openapi_answers, openapi_body
 from engine.server.shape import Calls, shape
-from engine.server.sse import encoded, quoted
 from engine.server.state import State, mode_of
 from engine.server.tools import READERS, Call, CallReader
 from engine.text.reasoning import Thoughts

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from engine.events import Delta, TokenLogprob
+from engine.api.events import Delta, TokenLogprob
 from engine.host.prompts import Prompt
-from engine.server.bodies import beside
+from engine.server.http.bodies import beside
+from engine.server.http.sse import encoded, quoted
 from engine.server.openai.answer import answer, asked_of, finish_of
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import CompletionLogprobs, Pieces
 from engine.server.openai.schema import CompletionRequest
 from engine.server.schema import STREAM, openapi_answers, openapi_body
-from engine.server.sse import encoded, quoted
 
 router = APIRouter(route_class=OpenAIRoute)
 

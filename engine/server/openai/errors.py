@@ -7,8 +7,8 @@ from fastapi import Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 
-from engine.errors import BadInput
-from engine.server.errors import ApiError, from_engine
+from engine.api.errors import BadInput
+from engine.server.http.errors import ApiError, from_engine
 
 _NAMES = {  # the engine's, and those that OpenAI or vLLM gave them
     "stop_ids": "stop_token_ids",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from engine.events import TokenLogprob
+from engine.api.events import TokenLogprob
 
 _LEAST = -9999.0  # JSON knows no infinity
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.server.errors import ApiError
+from engine.server.http.errors import ApiError
 from engine.text.chat import RESERVED
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")

@@ -4,8 +4,8 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from engine.server.connection import state_of
-from engine.server.errors import ApiError
+from engine.server.http.connection import state_of
+from engine.server.http.errors import ApiError
 from engine.server.state import State
 
 router = APIRouter()

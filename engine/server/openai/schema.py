@@ -4,15 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from engine.errors import BadParams
-from engine.params import (
-    MAX_BEAMS,
-    MAX_BIASED,
-    MAX_DRAFT,
-    MAX_LOGPROBS,
-    MAX_STOPS,
-    SamplingParams,
-)
+from engine.api.errors import BadParams
+from engine.api.params import MAX_BEAMS, MAX_BIASED, MAX_DRAFT, MAX_LOGPROBS, MAX_STOPS, SamplingParams
 from engine.server.config import MAX_CHOICES
 from engine.server.openai.structured import (
     GUIDED,

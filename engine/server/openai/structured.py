@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from engine.errors import BadParams
+from engine.api.errors import BadParams
+from engine.api.params import MAX_GRAMMAR, Grammar
 from engine.grammar.source import MAX_CHOICES
-from engine.params import MAX_GRAMMAR, Grammar
-from engine.server.errors import ApiError
+from engine.server.http.errors import ApiError
 from engine.server.openai.errors import in_openai_words
 
 Choices = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.server.errors import ApiError
+from engine.server.http.errors import ApiError
 from engine.server.openai.schema import ChatRequest, NamedTool
 from engine.server.shape import Calls, Function
 from engine.server.tools import Style

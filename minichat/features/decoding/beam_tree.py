@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Literal, NamedTuple
 
-from engine.snapshot import BeamsView, HypothesisView
+from engine.api.snapshot import BeamsView, HypothesisView
 
 Kind = Literal["branch", "live", "ended", "dropped"]
 Words = Callable[[Sequence[int]], list[str]]

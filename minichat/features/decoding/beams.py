@@ -5,7 +5,7 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from engine.snapshot import BeamsView
+from engine.api.snapshot import BeamsView
 from minichat.features.decoding.beam_tree import TreeLine, Words, lines_of
 from minichat.ui.likely import seen_as
 from minichat.ui.marks import UNICODE, Marks

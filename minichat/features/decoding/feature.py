@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from textual import on
 from textual.content import Content
 
-from engine.errors import EngineError
-from engine.snapshot import BeamsView, Snapshot, Speculation
+from engine.api.errors import EngineError
+from engine.api.snapshot import BeamsView, Snapshot, Speculation
 from minichat.features.decoding.drawer import DecodingDrawer
 from minichat.features.decoding.knobs import Knobs
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec

@@ -12,8 +12,8 @@ from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from engine.errors import BadParams
-from engine.params import SamplingParams
+from engine.api.errors import BadParams
+from engine.api.params import SamplingParams
 from minichat.session.decoding import KNOBS, OWN, PLAIN, Knob, Preset, nudged, parsed, preset_of, shown
 from minichat.session.strategies import Strategies, name_of
 from minichat.ui.marks import UNICODE, Marks

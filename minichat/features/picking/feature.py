@@ -6,8 +6,8 @@ from collections.abc import Coroutine
 
 from textual import on
 
-from engine.errors import EngineError
-from engine.events import TokenLogprob
+from engine.api.errors import EngineError
+from engine.api.events import TokenLogprob
 from minichat.chats.model import Message
 from minichat.features.feature import Command, Context, Feature, HelpSection, MessageCommand
 from minichat.features.picking.line import TokenPicker

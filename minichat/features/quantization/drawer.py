@@ -13,7 +13,7 @@ from textual.widget import Widget
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from engine.snapshot import SchemeView, Snapshot
+from engine.api.snapshot import SchemeView, Snapshot
 from minichat.models.progress import size
 from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints

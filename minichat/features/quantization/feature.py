@@ -2,7 +2,7 @@
 
 from textual import on
 
-from engine.commands import CancelQuantization, SetKvScheme, SetQuantization
+from engine.api.commands import CancelQuantization, SetKvScheme, SetQuantization
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
 from minichat.features.quantization.drawer import QuantizationDrawer, Schemes
 from minichat.ui.marks import ASCII

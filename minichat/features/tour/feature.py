@@ -7,7 +7,7 @@ import sys
 from textual.app import SuspendNotSupported
 from textual.content import Content
 
-from engine.errors import EngineError
+from engine.api.errors import EngineError
 from minichat.features.feature import Command, Context, Feature
 from minichat.features.tour.guide import Guide
 from minichat.features.tour.pages import PAGES, SYSTEM, Page

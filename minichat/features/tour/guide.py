@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from engine.commands import SetQuantization
-from engine.events import Event, Quantized
-from engine.snapshot import Snapshot
+from engine.api.commands import SetQuantization
+from engine.api.events import Event, Quantized
+from engine.api.snapshot import Snapshot
 from minichat.features.chats import chats, replies
 from minichat.features.feature import Context
 from minichat.features.monitor import MonitorSide

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from engine.events import Admitted, Copied, Finished, FirstToken, Forked, Preempted, Resumed, Updated
+from engine.api.events import Admitted, Copied, Finished, FirstToken, Forked, Preempted, Resumed, Updated
 from minichat.features.tour.guide import Guide
 from minichat.models.progress import size
 from minichat.plural import plural

@@ -9,9 +9,9 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
-from engine.commands import MeasureSpeeds
-from engine.errors import EngineError
-from engine.snapshot import Snapshot, Speeds
+from engine.api.commands import MeasureSpeeds
+from engine.api.errors import EngineError
+from engine.api.snapshot import Snapshot, Speeds
 from minichat.clients.protocol import Backend
 from minichat.features.feature import Command, Context, Feature
 from minichat.features.why.speed import Speed, Use, explain

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.snapshot import Snapshot, Speeds, StepTimes
+from engine.api.snapshot import Snapshot, Speeds, StepTimes
 
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 _HOST = 0.5  # of a step: from here on the host is what everything waits for

@@ -5,7 +5,7 @@ from enum import IntEnum, StrEnum
 
 import numpy as np
 
-from engine.snapshot import BlockView, Snapshot
+from engine.api.snapshot import BlockView, Snapshot
 
 BRIGHT = 4  # levels by which an owner's cell tells how full it is
 RAMP = 8  # levels of an age, a count or a share that has the map for itself

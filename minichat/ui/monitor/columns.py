@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from engine.snapshot import RequestView, Speculation
+from engine.api.snapshot import RequestView, Speculation
 from minichat.ui.monitor.pane import Signs, clip
 
 _BROAD = 55  # cells from which there is room for more

@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.reactive import reactive
 from textual.widget import Widget
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.ui.monitor.figures import duration
 from minichat.ui.monitor.graphs import bar, graph
 from minichat.ui.monitor.owners import Owner

@@ -11,7 +11,7 @@ from textual.binding import Binding, BindingType
 from textual.events import MouseScrollDown, MouseScrollUp
 from textual.widgets import Input
 
-from engine.events import Event, Quantizing
+from engine.api.events import Event, Quantizing
 from minichat.ui.monitor.bindings import down, up
 from minichat.ui.monitor.pane import Pane, Row, Span, clip
 from minichat.ui.monitor.words import look, said

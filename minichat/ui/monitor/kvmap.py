@@ -12,7 +12,7 @@ from textual.events import Click
 from textual.message import Message
 from textual.strip import Strip
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.plural import plural
 from minichat.ui.monitor.bindings import down, up
 from minichat.ui.monitor.cells import Grid, Order, State, Tint, aggregate, session_order, states

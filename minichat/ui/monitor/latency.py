@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 
-from engine.snapshot import Load, Quantiles, Snapshot, StepTimes
+from engine.api.snapshot import Load, Quantiles, Snapshot, StepTimes
 from minichat.ui.monitor.figures import duration, size
 from minichat.ui.monitor.graphs import shares
 from minichat.ui.monitor.owners import Owner

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.ui.monitor.cells import BRIGHT, RAMP, State, Tint
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Row, Signs, Span

@@ -14,7 +14,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.shell.themes import OKABE_ITO
 from minichat.ui.lines import lines_of
 from minichat.ui.monitor.owners import UNKNOWN, Owner

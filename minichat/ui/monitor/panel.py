@@ -10,8 +10,8 @@ from textual.layout import ArrangeResult, Layout, WidgetPlacement
 from textual.message import Message
 from textual.widget import Widget
 
-from engine.events import Event, Quantized, Recached, Switched
-from engine.snapshot import Snapshot
+from engine.api.events import Event, Quantized, Recached, Switched
+from engine.api.snapshot import Snapshot
 from minichat.ui.monitor.arrange import KVMAP, PANES, arrange
 from minichat.ui.monitor.bindings import KEYS
 from minichat.ui.monitor.events import EventLog

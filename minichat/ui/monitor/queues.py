@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.events import Click, MouseScrollDown, MouseScrollUp
 from textual.message import Message
 
-from engine.snapshot import RequestView, Snapshot
+from engine.api.snapshot import RequestView, Snapshot
 from minichat.ui.monitor.bindings import down, up
 from minichat.ui.monitor.columns import Column, columns_of, fitted
 from minichat.ui.monitor.owners import Owner

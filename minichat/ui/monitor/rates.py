@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from engine.snapshot import Snapshot, Speculation
+from engine.api.snapshot import Snapshot, Speculation
 from minichat.plural import plural
 from minichat.ui.monitor.graphs import graph
 from minichat.ui.monitor.pane import Line, Pane, Row, Span

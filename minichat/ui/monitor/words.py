@@ -1,6 +1,6 @@
 """What an event says in a line."""
 
-from engine.events import (
+from engine.api.events import (
     Admitted,
     Copied,
     Died,

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.plural import plural
 from minichat.ui.monitor.cells import State
 from minichat.ui.monitor.owners import UNKNOWN, Owner

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from textual.containers import Horizontal
 from textual.widget import Widget
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.session.conversation import Conversation
 from minichat.ui.panes.pane import ChatPane
 from minichat.ui.transcript import Glyphs

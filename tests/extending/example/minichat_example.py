@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from engine.api.config import LayerSpec
+from engine.api.request import Request
 from engine.attention.base import Batch, KVLayer
-from engine.config import LayerSpec
-from engine.request import Request
 from engine.scheduling.policy import Outlook
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.config import DecoderConfig
+from engine.api.config import DecoderConfig
 from engine.models.families import NAMES, Family
 from engine.models.fields import MOST_WIDTH, Fields
 from engine.models.kinds import Grouped

@@ -5,7 +5,7 @@ from typing import ClassVar
 from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
 
 

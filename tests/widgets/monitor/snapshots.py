@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.snapshot import BlockView, RequestView, Snapshot
+from engine.api.snapshot import BlockView, RequestView, Snapshot
 from minichat.clients.moments import moment
 from minichat.ui.monitor import Owner
 

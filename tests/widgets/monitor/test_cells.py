@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.snapshot import BlockView, Snapshot
+from engine.api.snapshot import BlockView, Snapshot
 from minichat.ui.monitor.cells import (
     BRIGHT,
     RAMP,

@@ -3,8 +3,8 @@
 import pytest
 from textual.widgets import Input
 
-from engine import events
-from engine.events import Event
+from engine.api import events
+from engine.api.events import Event
 from minichat.ui.monitor import EventLog
 from minichat.ui.monitor.words import said
 from tests.widgets.monitor.snapshots import OWNERS, snapshot

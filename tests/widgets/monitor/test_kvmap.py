@@ -6,7 +6,7 @@ import pytest
 from rich.color import Color as RichColor
 from textual.geometry import Region
 
-from engine.snapshot import Snapshot
+from engine.api.snapshot import Snapshot
 from minichat.shell.themes import OKABE_ITO
 from minichat.ui.monitor import KVMap
 from minichat.ui.monitor.owners import Owner

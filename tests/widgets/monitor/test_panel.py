@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from textual.color import Color
 from textual.geometry import Region
 
-from engine import events
+from engine.api import events
 from minichat.ui.monitor import MonitorPanel, Queues
 from minichat.ui.monitor.arrange import PANES, arrange
 from minichat.ui.monitor.pane import Pane

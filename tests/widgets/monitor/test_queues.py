@@ -1,6 +1,6 @@
 """The line a request."""
 
-from engine.snapshot import Speculation
+from engine.api.snapshot import Speculation
 from minichat.ui.monitor import Queues
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import heard, lines, staged

@@ -1,0 +1,220 @@
+"""How one request is sampled. Frozen: a person who turns a knob gets a new one."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, Self, get_args
+
+from engine.api.errors import BadParams
+
+MAX_STOPS = 16
+MAX_BIASED = 1024
+MAX_LOGPROBS = 20
+MAX_DRAFT = 16
+SPECULATION = ("ngram", "suffix", "draft", "exit")
+MAX_BEAMS = 512
+MAX_SAMPLES = 128
+
+MAX_GRAMMAR = 2**17  # characters
+
+EarlyStopping = Literal[False, True, "never"]
+GrammarKind = Literal["json", "regex", "choice", "lark"]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What a reply's text must keep to: a JSON schema, a regular expression, a JSON list of choices, or a
+    grammar in Lark as llguidance reads it."""
+
+    kind: GrammarKind
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(GrammarKind):
+            raise BadParams("grammar", f"kind must be json, regex, choice or lark, not {self.kind!r:.60}")
+        if not isinstance(self.text, str):
+            raise BadParams("grammar", f"text must be a text, not {self.text!r:.60}")
+        if len(self.text) > MAX_GRAMMAR:
+            raise BadParams("grammar", f"has {len(self.text)} characters; {MAX_GRAMMAR} are the most")
+        if not self.text.isascii() and any("\ud800" <= each <= "\udfff" for each in self.text):
+            raise BadParams("grammar", "holds half of a letter (a surrogate), which no text has")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """Every field is checked when it is made; an error names the field."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and reply
+    presence_penalty: float = 0.0  # over the reply
+    frequency_penalty: float = 0.0  # over the reply
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None  # None: the engine draws one
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    min_tokens: int = 0
+    max_tokens: int | None = None  # None: as many as fit
+    logprobs: int | None = None  # None: none; n: the chosen token's and the n likeliest
+    ignore_eos: bool = False
+    speculate: str = ""  # how tokens are guessed ahead; the reply is the same without
+    draft_tokens: int = 0  # so many are guessed at once; 0: as many as pay
+    beams: int = 1  # hypotheses of a beam search, which draws nothing; 1: none
+    length_penalty: float = 1.0  # of beams: a hypothesis' score is its log-probability by length ** this
+    early_stopping: EarlyStopping = False  # of beams, as transformers understands it
+    n: int = 1  # replies to one prompt
+    best_of: int | None = None  # draws so many replies, and gives the n likeliest of them
+    grammar: Grammar | None = None  # None: any text
+
+    def __post_init__(self) -> None:
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _whole("top_k", self.top_k, 0, 2**31 - 1)
+        _number("top_p", self.top_p, 0.0, 1.0, above=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)  # less, and numbers overflow
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        if self.seed is not None:
+            _whole("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.max_tokens is not None:
+            _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
+            if self.min_tokens > self.max_tokens:
+                raise BadParams(
+                    "min_tokens", f"{self.min_tokens} is more than max_tokens ({self.max_tokens})"
+                )
+        if self.logprobs is not None:
+            _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.ignore_eos, bool):
+            raise BadParams("ignore_eos", f"must be true or false, not {self.ignore_eos!r}")
+        self._check_speculation()
+        self._check_many()
+        self._check_grammar()
+        object.__setattr__(self, "stop", _stops(self.stop))
+        object.__setattr__(self, "stop_ids", _ids("stop_ids", self.stop_ids))
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+
+    def _check_speculation(self) -> None:
+        if self.speculate not in ("", *SPECULATION):
+            kinds = ", ".join(SPECULATION)
+            raise BadParams("speculate", f"must be one of {kinds}, or empty, not {self.speculate!r}")
+        _whole("draft_tokens", self.draft_tokens, 0, MAX_DRAFT)
+        if self.speculate and self.beams != 1:
+            raise BadParams(
+                "speculate", f"cannot be had with beams ({self.beams}): a draft continues one hypothesis"
+            )
+
+    def _check_many(self) -> None:
+        """The parameters of more than one reply, and which of them go together."""
+        _whole("beams", self.beams, 1, MAX_BEAMS)
+        _whole("n", self.n, 1, MAX_SAMPLES)
+        _number("length_penalty", self.length_penalty, -10.0, 10.0)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise BadParams("early_stopping", f"must be true, false or 'never', not {self.early_stopping!r}")
+        if self.best_of is not None:
+            _whole("best_of", self.best_of, 1, MAX_SAMPLES)
+            if self.best_of < self.n:
+                raise BadParams("best_of", f"{self.best_of} is less than n ({self.n})")
+        if self.beams > 1:
+            if self.best_of is not None:
+                raise BadParams(
+                    "best_of", f"cannot be had with beams ({self.beams}), which give the best anyway"
+                )
+            if self.n > self.beams:
+                raise BadParams("n", f"{self.n} is more than beams ({self.beams})")
+            if self.logprobs is not None:
+                raise BadParams(
+                    "logprobs", f"cannot be had with beams ({self.beams}): a whole reply has a score"
+                )
+
+    def _check_grammar(self) -> None:
+        if self.grammar is None:
+            return
+        if isinstance(self.grammar, Mapping) and self.grammar.keys() == {"kind", "text"}:
+            object.__setattr__(self, "grammar", Grammar(**self.grammar))
+        if not isinstance(self.grammar, Grammar):
+            raise BadParams("grammar", f"must be a kind and a text, not {self.grammar!r:.60}")
+        if self.beams > 1:
+            raise BadParams("grammar", f"cannot be had with beams ({self.beams}): a search knows no grammar")
+        if self.speculate:
+            raise BadParams("grammar", f"cannot be had with speculate ({self.speculate}): drafts know none")
+
+    def candidates(self, enders: int) -> int:
+        """How many of each row's likeliest tokens a beam search looks at: enough, where many end it."""
+        return max(2, 1 + enders) * self.beams
+
+    @property
+    def samples(self) -> int:
+        """How many replies are drawn."""
+        return 1 if self.beams > 1 else self.best_of or self.n
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def enders(self, stop_ids: frozenset[int]) -> frozenset[int]:
+        """The tokens that end a reply; `stop_ids` are the model's own."""
+        own = frozenset(self.stop_ids)
+        return own if self.ignore_eos else own | stop_ids
+
+    def changed(self, **changes: Any) -> Self:
+        """The same with some fields replaced; an unknown one is named."""
+        if unknown := [name for name in changes if name not in FIELDS]:
+            raise BadParams(unknown[0], f"is no sampling parameter; there are {', '.join(FIELDS)}")
+        return replace(self, **changes)
+
+
+FIELDS = tuple(field.name for field in fields(SamplingParams))
+
+
+def _number(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if not good or not (low < value if above else low <= value) or value > high:
+        raise BadParams(
+            name, f"must be a number {'above' if above else 'from'} {low:g} to {high:g}, not {value!r}"
+        )
+
+
+def _whole(name: str, value: Any, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise BadParams(name, f"must be a whole number from {low} to {high}, not {value!r}")
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else _listed("stop", value)
+    if len(stops) > MAX_STOPS:
+        raise BadParams("stop", f"at most {MAX_STOPS} stop strings, not {len(stops)}")
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            raise BadParams("stop", f"must be strings that are not empty, not {stop!r}")
+    return stops
+
+
+def _ids(name: str, value: Any) -> tuple[int, ...]:
+    ids = _listed(name, value)
+    for token in ids:
+        _whole(name, token, 0, 2**31 - 1)
+    return ids
+
+
+def _biases(value: Any) -> tuple[tuple[int, float], ...]:
+    pairs = _listed("logit_bias", value.items() if isinstance(value, Mapping) else value)
+    if len(pairs) > MAX_BIASED:
+        raise BadParams("logit_bias", f"at most {MAX_BIASED} tokens, not {len(pairs)}")
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise BadParams("logit_bias", f"must map token ids to numbers, not hold {pair!r}")
+        _whole("logit_bias", pair[0], 0, 2**31 - 1)
+        _number("logit_bias", pair[1], -100.0, 100.0)
+    return tuple(sorted((token, float(bias)) for token, bias in dict(pairs).items()))
+
+
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise BadParams(name, f"must be a list, not {value!r}")
+    return tuple(value)

@@ -1,0 +1,73 @@
+"""Lays a step's rows out as the tensors that a model and its attention read."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from engine.attention.base import Batch
+from engine.execution.cuda.staging import upload
+from engine.kv.tables import TableMirror
+from engine.scheduling.step import LAST, Rows
+
+
+@dataclass(slots=True)
+class Laid:
+    """Rows as tensors."""
+
+    batch: Batch
+    ends: torch.Tensor | None  # the last token of each row that samples; None: every token is one
+    slots: torch.Tensor  # of the rows that sample
+
+
+class BatchBuilder:
+    """Reads the runner's block tables."""
+
+    def __init__(self, tables: TableMirror, block_size: int, device: torch.device):
+        self._tables, self._block_size, self._device = tables, block_size, device
+        self._ones = np.arange(len(tables.grid) + 1, dtype=np.int32)  # where rows of one token begin
+
+    def build(self, rows: Rows, ids: np.ndarray, single: int, last_ids: torch.Tensor) -> Laid:
+        """`last_ids[slot]` is the token a slot has drawn last; it may not have reached the host yet."""
+        slots, firsts, counts, contexts = rows.slots, rows.starts, rows.lengths, rows.ends
+        plain = single == len(rows)
+        if plain and len(rows) < len(self._ones):
+            starts, positions, token_slots = self._ones[: len(rows) + 1], firsts, slots
+        else:
+            starts = np.zeros(len(rows) + 1, np.int32)
+            np.cumsum(counts, out=starts[1:])
+            positions = np.repeat(firsts - starts[:-1], counts) + np.arange(len(ids))
+            token_slots = np.repeat(slots, counts)
+        grid = self._tables.grid
+        blocks, offsets = np.divmod(positions, self._block_size)
+        places = grid[token_slots, blocks].astype(np.int64) * self._block_size + offsets
+        widest = -(-int(contexts.max()) // self._block_size)
+        tables = grid[slots, :widest]
+        contexts = contexts.astype(np.int32)
+
+        pending = np.flatnonzero(ids[:single] == LAST)
+        samples = rows.samples
+        every = plain and bool(samples.all())
+        arrays = [ids, positions, places, starts, contexts, tables, slots if every else slots[samples]]
+        if not every:
+            arrays.append(starts[1:][samples].astype(np.int64) - 1)
+        if len(pending):
+            arrays[0] = ids.copy()  # on a CPU the tensor shares its memory
+            arrays += [pending, slots[pending]]
+        sent = upload(arrays, self._device)
+        if len(pending):
+            sent[0][sent[-2]] = last_ids[sent[-1]]
+        batch = Batch(
+            ids=sent[0],
+            positions=sent[1],
+            places=sent[2],
+            starts=sent[3],
+            contexts=sent[4],
+            tables=sent[5],
+            single=single,
+            block_size=self._block_size,
+            host_starts=starts,
+            host_contexts=contexts,
+            host_tables=tables,
+        )
+        return Laid(batch, ends=None if every else sent[7], slots=sent[6])

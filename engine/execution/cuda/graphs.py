@@ -1,0 +1,222 @@
+"""Steps in which every row decodes one token: one CUDA graph, from the numbers on the host to tokens there.
+
+A graph is a recording of a step's launches, replayed as one (recording.py). It reads its numbers where they
+lay when it was recorded, so each batch size has a form of its own (staging.py), filled anew for each step and
+padded to that size. What changes from step to step is a number there or in memory that stays: how rows are
+sampled, which blocks they hold, the tokens drawn last. So requests join, leave and change without a new
+recording.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.execution.cuda.recording import Recorder, Recording
+from engine.execution.cuda.staging import Fields, Form, upload
+from engine.kv.tables import TableMirror
+from engine.sampling.penalties import SeenTokens
+from engine.sampling.rows import COLUMNS, Wanted
+from engine.scheduling.step import Rows
+
+SIZES = (1, 2, 4, *range(8, 513, 8))  # rows of a graph
+UNPENALISED = (("repetition", 1.0), ("presence", 0.0), ("frequency", 0.0))
+BIASES = 2048  # of all rows of a step; with more of them the step is not drawn in a graph
+
+
+class Draws(NamedTuple):
+    """What is done with the logits, for any of the rows."""
+
+    filtered: bool  # top-k, top-p
+    penalised: bool
+    biased: bool
+    logprobs: bool
+
+    @classmethod
+    def of(cls, wanted: Wanted) -> "Draws":
+        return cls(wanted.filtered, wanted.seen is not None, wanted.edits is not None, bool(wanted.logprobs))
+
+
+class Work(Protocol):
+    """The part of attention: lists that it reads in a step, in a place of fixed size."""
+
+    numbers: int  # how many, int32
+
+    def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool: ...
+
+    def prepared(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> Any: ...
+
+
+class Stage(Protocol):
+    """What is recorded: the device's work of such a step."""
+
+    def work(self, rows: int) -> Work: ...
+
+    def precompile(self, launches: Callable[[], object]) -> None:
+        """Calls them, so that the kernels they launch are compiled and none is launched."""
+
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
+        """[rows, vocab] for the tokens of `ids`, or of `last_ids` at a row's slot where those are -1."""
+
+    def draw(
+        self,
+        logits: Tensor,
+        fields: Mapping[str, Tensor],
+        last_ids: Tensor,
+        draws: Draws,
+        seen: SeenTokens | None,
+    ) -> tuple[Tensor, ...]:
+        """Tokens into the field `tokens`, and into `last_ids`; gives what Logprobs hold, if any ask for them.
+
+        `biases` are added at row * vocab + token, `bias_at`, or nowhere (-1). `asked` is how many of the
+        likeliest tokens a row wants to know, -1 for a row that does not ask.
+        """
+
+
+class DecodeSteps:
+    """Lays out, records and replays. On a CPU the same is carried out at once, without a recording."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        *,
+        tables: TableMirror,
+        block_size: int,
+        last_ids: Tensor,
+    ) -> None:
+        self._stage, self._tables = stage, tables
+        self._block_size, self._last_ids, self._device = block_size, last_ids, last_ids.device
+        rows, width = tables.grid.shape
+        self._sizes = [*(size for size in SIZES if size < rows), rows]
+        self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
+        self._nobody = rows  # the slot of padding
+        self._forms: dict[tuple[int, bool], tuple[Form, Work]] = {}
+        self._recordings: dict[tuple[int, Draws | None, bool], Recording] = {}
+        self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
+
+    def takes(self, rows: Rows, single: int) -> bool:
+        return 0 < len(rows) == single and bool(rows.samples.all())
+
+    def draw(self, rows: Rows, ids: np.ndarray, wanted: Wanted) -> tuple[Tensor, ...]:
+        """The tokens of the rows, -1 where one had no number to draw from; and what `Stage.draw` returns."""
+        return self._run(rows, ids, wanted)
+
+    def logits(self, rows: Rows, ids: np.ndarray) -> Tensor:
+        return self._run(rows, ids, None)[0]
+
+    def may_draw(self, wanted: Wanted) -> bool:
+        return wanted.edits is None or len(wanted.edits[0]) <= BIASES
+
+    def _run(self, rows: Rows, ids: np.ndarray, wanted: Wanted | None) -> tuple[Tensor, ...]:
+        count, draws = len(rows), None if wanted is None else Draws.of(wanted)
+        size = self._sizes[bisect_left(self._sizes, count)]
+        biased = draws is not None and draws.biased
+        if (size, biased) not in self._forms:
+            self._forms[size, biased] = self._form(size, biased)
+        form, work = self._forms[size, biased]
+        fields = form.blank()
+        cut = self._fill(fields, rows, ids, work)
+        if wanted is not None:
+            describe(fields, wanted)
+        self._tell_of_blocks(fields["news"])
+        key = (size, draws, cut)
+        if key not in self._recordings:
+            seen = None if wanted is None else wanted.seen
+            launches = self._launches(form, work, draws, seen, cut)
+            self._recordings[key] = Recording(self._recorder, launches, self._stage.precompile)
+        found = self._recordings[key].run()
+        self._tables.sent()  # not before: a step without memory is launched again
+        tokens = form.launched()
+        if wanted is not None:
+            found = (tokens, *found)
+        return tuple(each[:count] for each in found)
+
+    def forget(self) -> None:
+        """Drops all recordings: a product is another one now, or a weight lies elsewhere."""
+        self._recordings.clear()
+        self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
+
+    def _form(self, size: int, biased: bool) -> tuple[Form, Work]:
+        work = self._stage.work(size)
+        fields: Fields = {
+            name: ((size,), np.dtype(np.int64)) for name in ("ids", "positions", "places", "slots")
+        }
+        fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
+        fields["asked"] = ((size,), np.dtype(np.int32))
+        fields["work"] = ((work.numbers,), np.dtype(np.int32))
+        if biased:
+            fields["bias_at"] = ((BIASES,), np.dtype(np.int64))
+            fields["biases"] = ((BIASES,), np.dtype(np.float32))
+        return Form(fields, size, self._mirror), work
+
+    def _fill(self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray, work: Work) -> bool:
+        """Writes a step into a form; says whether attention cuts any context."""
+        count, slots, starts = len(rows), rows.slots, rows.starts
+        blocks, offsets = np.divmod(starts, self._block_size)
+        places = self._tables.grid[slots, blocks].astype(np.int64) * self._block_size + offsets
+        for name, values, padding in (
+            ("ids", ids, 0),
+            ("positions", starts, 0),
+            ("places", places, -1),
+            ("slots", slots, self._nobody),
+        ):
+            fields[name][:count] = values
+            fields[name][count:] = padding
+        return work.fill(fields["work"], slots, starts.astype(np.int32) + 1)
+
+    def _launches(
+        self, form: Form, work: Work, draws: Draws | None, seen: SeenTokens | None, cut: bool
+    ) -> Callable[[], tuple[Tensor, ...]]:
+        fields, stage, last_ids = form.on_device, self._stage, self._last_ids
+        prepared = work.prepared(fields["work"], self._mirror, cut=cut)
+
+        def launches() -> tuple[Tensor, ...]:
+            form.fetch()
+            logits = stage.logits(fields, last_ids, prepared)
+            found = (logits,) if draws is None else stage.draw(logits, fields, last_ids, draws, seen)
+            form.answer()
+            return found
+
+        return launches
+
+    def _tell_of_blocks(self, news: np.ndarray) -> None:
+        """What was written into the tables since the last step: in the form, or ahead of it if it is much."""
+        news[0] = -1
+        cells, blocks = self._tables.unsent()
+        if len(cells) <= news.shape[1]:
+            news[:, : len(cells)] = cells, blocks
+        else:
+            at, values = upload([cells, blocks], self._device)
+            self._mirror.view(-1)[at] = values
+
+
+def describe(fields: Mapping[str, np.ndarray], wanted: Wanted) -> None:
+    """Writes into a form how its rows draw."""
+    columns, count = fields["columns"], len(wanted.numbers)
+    columns[:, :count] = wanted.numbers.T
+    columns[:, count:] = wanted.numbers[:1].T  # padding samples like the first row, but without penalties
+    for name, none in UNPENALISED:
+        columns[COLUMNS.index(name), count:] = none
+    fields["asked"][:] = asked_of(wanted, len(fields["asked"]))
+    if wanted.edits is not None:
+        at, values = biases_of(wanted)
+        fields["bias_at"][:] = -1
+        fields["bias_at"][: len(at)], fields["biases"][: len(at)] = at, values
+
+
+def asked_of(wanted: Wanted, size: int) -> np.ndarray:
+    """[size]: how many of the likeliest tokens each row wants to know, -1 for one that does not ask."""
+    asked = np.full(size, -1, np.int32)
+    for row, count in wanted.logprobs:
+        asked[row] = count
+    return asked
+
+
+def biases_of(wanted: Wanted) -> tuple[np.ndarray, np.ndarray]:
+    """Places in [rows, vocab], and what is added there."""
+    assert wanted.edits is not None
+    rows, ids, values = wanted.edits
+    return rows * wanted.vocab + ids, values

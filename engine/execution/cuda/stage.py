@@ -1,0 +1,74 @@
+"""The device's part of a step on a GPU: the fused forward, and tokens drawn where the logits are."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.attention.base import AttentionBackend, Batch
+from engine.attention.triton_backend import StandingWork, TritonAttention
+from engine.execution.cuda.graphs import Draws
+from engine.kernels.triton.precompile import precompile
+from engine.kernels.triton.sampling.draw import draw
+from engine.kernels.triton.sampling.edits import edit, note
+from engine.kernels.triton.sampling.likeliest import likeliest
+from engine.kv.store import KVStore
+from engine.models.decoder import Decoder
+from engine.models.fused import FusedDecoder
+from engine.sampling.penalties import SeenTokens
+
+
+class GpuStage:
+    """A decoder of ours over the Triton back end. DecodeSteps records it, ModelRunner calls the rest."""
+
+    def __init__(self, model: Decoder, store: KVStore, attention: TritonAttention) -> None:
+        self._decoder = FusedDecoder(model, store.layers, attention)
+        self._attention, self._store = attention, store
+        self._dtype, self._device = model.embed.dtype, model.embed.device
+
+    def work(self, rows: int) -> StandingWork:
+        specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
+        return StandingWork(specs, rows, self._dtype, self._device, packed=packed)
+
+    def precompile(self, launches: Callable[[], object]) -> None:
+        precompile(launches)
+
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
+        x = self._decoder.embed(fields["ids"], fields["slots"], last_ids)
+        hidden = self._decoder.forward(x, fields["positions"], fields["places"], prepared)
+        return self._decoder.logits(hidden)
+
+    def draw(
+        self,
+        logits: Tensor,
+        fields: Mapping[str, Tensor],
+        last_ids: Tensor,
+        draws: Draws,
+        seen: SeenTokens | None,
+    ) -> tuple[Tensor, ...]:
+        scores, columns, slots, tokens = logits, fields["columns"], fields["slots"], fields["tokens"]
+        if draws.penalised or draws.biased:
+            counts = None if seen is None else (seen.prompt, seen.reply)
+            biases = (fields["bias_at"], fields["biases"]) if draws.biased else None
+            scores = edit(logits, columns, slots, counts, biases)
+        early = self._decoder.early(len(logits))
+        draw(tokens, last_ids, scores, columns, slots, filtered=draws.filtered, early=early)
+        if seen is not None:
+            note(seen.reply, tokens, columns, slots)
+        return likeliest(logits, tokens, fields["asked"]) if draws.logprobs else ()
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Any other step: [tokens, hidden]."""
+        x = F.embedding(batch.ids, self._decoder.model.embed)
+        return self._decoder.forward(x, batch.positions, batch.places, self._attention.prepare(batch))
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return self._decoder.logits(hidden)
+
+
+def stage_for(model: object, store: KVStore, attention: AttentionBackend) -> GpuStage | None:
+    """None: steps go the plain way, through the model's own forward."""
+    if isinstance(model, Decoder) and isinstance(attention, TritonAttention):
+        return GpuStage(model, store, attention)
+    return None

@@ -1,0 +1,117 @@
+"""Numbers on their way to the device and back: what belongs together goes at once, nobody waits."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Fields = dict[str, tuple[tuple[int, ...], np.dtype]]  # shapes and types, by name
+
+ALIGNED = 16  # bytes
+_WORD = 8
+BEHIND = 3  # steps whose numbers may still be on their way when the next ones are written
+
+
+def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """The arrays as tensors there; on a CPU they share their memory."""
+    if device.type != "cuda":
+        return [torch.from_numpy(array) for array in arrays]
+    places, size = _places([array.nbytes for array in arrays])
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)  # kept by torch until it has been read
+    numbers = host.numpy()
+    for place, array in zip(places, arrays, strict=True):
+        numbers[place : place + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
+    there = host.to(device, non_blocking=True)
+    kinds = [torch.from_numpy(array[:0]).dtype for array in arrays]
+    return [
+        there[place : place + array.nbytes].view(kind).view(array.shape)
+        for place, array, kind in zip(places, arrays, kinds, strict=True)
+    ]
+
+
+class Form:
+    """Fields of fixed shapes on the device, fetched from the host step after step, and tokens brought back.
+
+    Both are launches like others, and may be recorded with the rest of a step. Every form has the fields
+    `news`, what is new in the block tables, (cells, blocks) with a cell of -1 for none, and `tokens`, what
+    was drawn.
+    """
+
+    def __init__(self, fields: Fields, rows: int, tables: Tensor) -> None:
+        numbers = np.dtype(np.int64)
+        fields = {"news": ((2, rows), numbers), **fields, "tokens": ((rows,), numbers)}
+        sizes = [int(np.prod(shape)) * kind.itemsize for shape, kind in fields.values()]
+        places, size = _places(sizes)
+        device = tables.device
+        self._rows, self._tables, self._on_gpu = rows, tables, device.type == "cuda"
+
+        def views(piece: Tensor) -> dict[str, Tensor]:
+            return {
+                name: piece[place : place + bytes_]
+                .view(torch.from_numpy(np.empty(0, kind)).dtype)
+                .view(shape)
+                for (name, (shape, kind)), place, bytes_ in zip(fields.items(), places, sizes, strict=True)
+            }
+
+        self._pieces = torch.zeros(BEHIND, size, dtype=torch.uint8, pin_memory=self._on_gpu)
+        # This copy tells torch which stream reads and writes the pieces: it keeps them for what is launched.
+        self._there = self._pieces[0].to(device, non_blocking=True, copy=True)
+        self._hosts = [views(piece) for piece in self._pieces]
+        self._blanks = [{name: view.numpy() for name, view in each.items()} for each in self._hosts]
+        self.on_device = views(self._there)
+        self._told = places[-1] // _WORD
+        self._at = 0  # the piece in turn
+        # The same, as far as the device has come.
+        self._turn = torch.zeros(1, dtype=torch.int64, device=device)
+        self._over = [torch.cuda.Event() for _ in self._hosts] if self._on_gpu else []
+
+    def blank(self) -> dict[str, np.ndarray]:
+        """The fields to fill for the next step; they hold those of an earlier one."""
+        if self._over:
+            self._over[self._at].synchronize()  # long since, but for steps that failed
+        return self._blanks[self._at]
+
+    def launched(self) -> Tensor:
+        """Said behind the launches of a step, `fetch` and `answer` among them: where its tokens will be."""
+        tokens = self._hosts[self._at]["tokens"]
+        if self._over:
+            self._over[self._at].record()
+        self._at = (self._at + 1) % BEHIND
+        return tokens
+
+    def fetch(self) -> None:
+        """What `blank` gave, to the device."""
+        if self._on_gpu:
+            # Brings Triton, which is there where a GPU is.
+            from engine.kernels.triton.kv.forms import fetch
+
+            pieces, there = self._words()
+            fetch(there, self._tables, pieces, self._turn, self._rows)
+        else:
+            self._there.copy_(self._pieces[self._turn[0]])
+            cells, blocks = self.on_device["news"]
+            self._tables.view(-1)[cells[cells >= 0]] = blocks[cells >= 0].int()
+
+    def answer(self) -> None:
+        """The tokens, to the host. The last launch of a step, so that a failing one leaves the turn alone."""
+        if self._on_gpu:
+            from engine.kernels.triton.kv.forms import answer
+
+            pieces, there = self._words()
+            answer(pieces, there, self._turn, self._told, self._rows)
+        else:
+            self._hosts[self._turn[0]]["tokens"].copy_(self.on_device["tokens"])
+            self._turn.add_(1).remainder_(BEHIND)
+
+    def _words(self) -> tuple[Tensor, Tensor]:
+        return self._pieces.view(torch.int64), self._there.view(torch.int64)
+
+
+def _places(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where each begins when they are laid end to end, and how long all are together."""
+    places, end = [], 0
+    for size in sizes:
+        places.append(end)
+        end += -(-size // ALIGNED) * ALIGNED
+    return places, end

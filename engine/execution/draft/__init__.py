@@ -1,0 +1,1 @@
+"""Drafts that a model makes inside a step, and their verification."""

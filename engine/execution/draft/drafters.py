@@ -1,0 +1,100 @@
+"""Which models can draft beside a model, and those made ready."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.api.config import EngineConfig, ModelPlace
+from engine.api.errors import BadInput
+from engine.attention.base import AttentionBackend
+from engine.attention.registry import choose as choose_attention
+from engine.execution.draft.drafting import Drafter, EarlyExit, SmallModel
+from engine.kv.store import KVStore
+from engine.models.base import LanguageModel
+from engine.models.decoder import Decoder
+from engine.models.find import find_model
+from engine.models.registry import load_model
+from engine.speculation.speculator import WINDOWED
+
+FOLDER = "draft"  # inside a model's own, where a draft may lie that was made for it
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a model can be drafted for by, before there is a cache."""
+
+    small: LanguageModel | None
+    exit_layer: int | None
+
+    def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
+        """That a block takes besides, for the small model's keys and values."""
+        return KVStore.block_bytes(self.small.config.layers, block_size, dtype) if self.small else 0
+
+    def drafters(
+        self, model: LanguageModel, store: KVStore, attention: AttentionBackend, config: EngineConfig
+    ) -> dict[str, Drafter]:
+        made: dict[str, Drafter] = {}
+        if self.small is not None:
+            first = next(self.small.parameters())
+            layers, size = self.small.config.layers, config.block_size
+            own = choose_attention(config.attention, first.device, layers, first.dtype, block_size=size)
+            made["draft"] = SmallModel(self.small, own, store)
+        if self.exit_layer is not None and isinstance(model, Decoder):
+            made["exit"] = EarlyExit(model, store, attention, self.exit_layer)
+        return made
+
+
+def find_drafters(
+    place: ModelPlace, model: LanguageModel, device: torch.device, config: EngineConfig
+) -> Found:
+    """Raises where a draft was asked for and cannot serve, and where an exit is none of the model's."""
+    return Found(_small(place, model, device, config), _exit(place, model, config))
+
+
+def _small(
+    place: ModelPlace, model: LanguageModel, device: torch.device, config: EngineConfig
+) -> LanguageModel | None:
+    name = config.draft
+    if config.kv_window is not None:
+        if name:
+            raise BadInput(f"draft: {WINDOWED}")
+        return None
+    if name is None:
+        folder = place.folder / FOLDER
+        if config.dummy_weights or not (folder / "config.json").is_file():
+            return None
+        name = str(folder)
+    if not name:
+        return None
+    found = find_model(name, dummy=config.dummy_weights)
+    small = load_model(
+        found,
+        device=device,
+        dtype=config.dtype,
+        max_context=config.max_context,
+        dummy=config.dummy_weights,
+    )
+    its = small.config
+    if its.vocab != model.config.vocab:
+        raise BadInput(
+            f"draft: {found.name} knows {its.vocab} tokens and {place.name} {model.config.vocab}; "
+            "a draft needs the same tokenizer"
+        )
+    if its.max_context < model.config.max_context:
+        raise BadInput(
+            f"draft: {found.name} holds {its.max_context} tokens and {place.name} "
+            f"{model.config.max_context}; lower max_context to {its.max_context}"
+        )
+    return small
+
+
+def _exit(place: ModelPlace, model: LanguageModel, config: EngineConfig) -> int | None:
+    exits = model.config.exits if isinstance(model, Decoder) else ()
+    if config.exit_layer is None:
+        return exits[0] if exits else None
+    if config.exit_layer not in exits:
+        named = ", ".join(map(str, exits)) or "none"
+        raise BadInput(
+            f"exit_layer: {place.name} was trained to leave after {named}, not {config.exit_layer}"
+        )
+    return config.exit_layer

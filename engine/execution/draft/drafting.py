@@ -1,0 +1,212 @@
+"""Drafts that a model makes inside a step: a small one with a cache of its own, or the model's first layers.
+
+Each is drawn with the number that its place in the reply will be drawn with, so that a draft is often the
+very token even of a sampled reply.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api.errors import BadWire
+from engine.attention.base import AttentionBackend, Batch, attending
+from engine.execution.batch import BatchBuilder
+from engine.execution.sampling_state import SamplingState
+from engine.kv.store import KVStore
+from engine.models.base import LanguageModel
+from engine.models.decoder import Decoder
+from engine.scheduling.step import LAST, Drafts, Row, Rows, SlotTokens, Step
+
+PIECE = 512  # tokens that a draft model takes in at a time, where it has a prompt to catch up on
+
+# (logits, slots, rows) -> tokens, kept as each slot's last
+Draw = Callable[[Tensor, Tensor, Rows], Tensor]
+
+Turn = tuple[Row, Sequence[int]]  # a row of the drafter's, and its tokens
+
+
+class EarlyExit:
+    """The first layers of the model, through its own last norm and head. Their cache is the model's."""
+
+    def __init__(self, model: Decoder, store: KVStore, attention: AttentionBackend, layers: int) -> None:
+        self._model, self._store, self._attention, self._layers = model, store, attention, layers
+
+    def serve(self, store: KVStore) -> None:
+        """The cache has another form now: it is the very same."""
+
+    def read(self, tokens: SlotTokens) -> None:
+        """The model's own cache holds them."""
+
+    def begin(self, row: Row, token: int) -> Turn:
+        return Row(row.request, row.slot, row.start, 1, True), [token]
+
+    def saw(self, row: Row, drafts: tuple[int, ...]) -> None:
+        """Its cache is written again by the step itself."""
+
+    def hidden(self, batch: Batch) -> Tensor:
+        attend = attending(self._attention, self._store.layers, batch)
+        return self._model.forward(batch.ids, batch.positions, attend, self._layers)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._model.logits(hidden)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A slot: its tokens, and how many of them, and then which drafts, the draft model's cache holds."""
+
+    tokens: list[int]
+    known: int = 0
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def right(self) -> int:
+        """How many cells of the cache are those of the slot's tokens."""
+        text = self.tokens[self.known : self.known + len(self.drafts)]
+        for at, (draft, token) in enumerate(zip(self.drafts, text, strict=False)):
+            if draft != token:
+                return self.known + at
+        return min(self.known + len(self.drafts), len(self.tokens))
+
+
+class SmallModel:
+    """Another model, whose cache lies in the same blocks of a store of its own."""
+
+    def __init__(self, model: LanguageModel, attention: AttentionBackend, beside: KVStore) -> None:
+        self.model, self._attention = model, attention
+        self._held: dict[int, _Held] = {}  # by slot
+        self.serve(beside)
+
+    def serve(self, store: KVStore) -> None:
+        """A cache with as many blocks as that one, which holds nothing."""
+        blocks, block_size = store.layers[0].keys.shape[:2]
+        first = next(self.model.parameters())
+        for held in self._held.values():
+            held.known, held.drafts = 0, ()
+        self.store = KVStore(
+            self.model.config.layers,
+            blocks=blocks,
+            block_size=block_size,
+            host_blocks=0,
+            dtype=first.dtype,
+            device=first.device,
+            sinks=self.model.sinks,
+        )
+
+    def read(self, tokens: SlotTokens) -> None:
+        """Behind those it has read of the slot; or from the first on, of a new owner with other blocks."""
+        if tokens.at == 0:
+            self._held[tokens.slot] = _Held(list(tokens.tokens))
+            return
+        held = self._held.get(tokens.slot)
+        if held is None or tokens.at > len(held.tokens):
+            raise BadWire(
+                f"the step has tokens of slot {tokens.slot} from {tokens.at} on, without those before"
+            )
+        held.tokens[tokens.at :] = tokens.tokens
+
+    def begin(self, row: Row, token: int) -> Turn:
+        """From where its cache ends up to the row's token."""
+        held = self._held.get(row.slot)
+        if held is None or len(held.tokens) != row.start + 1:
+            raise BadWire(
+                f"the step drafts in slot {row.slot} from {row.start} on, without the tokens before"
+            )
+        start = min(held.right, row.start)
+        return Row(row.request, row.slot, start, row.start + 1 - start, True), held.tokens[
+            start : row.start + 1
+        ]
+
+    def saw(self, row: Row, drafts: tuple[int, ...]) -> None:
+        held = self._held[row.slot]
+        held.known, held.drafts = row.start + 1, drafts[:-1]
+
+    def hidden(self, batch: Batch) -> Tensor:
+        attend = attending(self._attention, self.store.layers, batch)
+        return self.model.forward(batch.ids, batch.positions, attend)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden)
+
+
+Drafter = EarlyExit | SmallModel
+
+
+def with_drafts(
+    step: Step, drafters: Mapping[str, Drafter], batches: BatchBuilder, drawing: SamplingState
+) -> tuple[Mapping[int, Drafts], np.ndarray]:
+    """The step's drafts and its ids, with those that models make here."""
+    made, ids = dict(step.drafts), step.ids
+    drafted = step.rows[step.single : step.single + len(made)]
+    ends = step.single + np.cumsum(drafted.lengths)
+    places = {row.request: slice(end - row.drafted, end) for row, end in zip(drafted, ends, strict=True)}
+    for kind, drafter in drafters.items():
+        rows = [
+            (row, int(ids[places[row.request].start - 1]))
+            for row in drafted
+            if made[row.request].kind == kind
+        ]
+        if rows:
+            found = drafts_of(drafter, rows, batches, drawing.last_ids, drawing.guess)
+            drawing.apply(step.sampling)  # what was drawn for the drafts was counted as text
+            ids = ids.copy()
+            for request, tokens in found.items():
+                made[request] = made[request]._replace(tokens=tokens)
+                ids[places[request]] = tokens
+    return made, ids
+
+
+def drafts_of(
+    drafter: Drafter,
+    rows: Sequence[tuple[Row, int]],
+    batches: BatchBuilder,
+    last_ids: Tensor,
+    draw: Draw,
+) -> dict[int, tuple[int, ...]]:
+    """By request, as many drafts as its row has room for. `rows`: each with its token."""
+    wanted = {row.request: row.drafted for row, _ in rows}
+    turns = [_caught_up(drafter, drafter.begin(row, token), batches, last_ids) for row, token in rows]
+    drawn: list[tuple[list[Row], Tensor]] = []
+    while turns:
+        turns.sort(key=lambda turn: turn[0].length > 1)
+        of = Rows.of([row for row, _ in turns])
+        batch, ends, slots = _laid(of, turns, batches, last_ids)
+        hidden = drafter.hidden(batch)
+        if ends is not None:
+            hidden = hidden[ends]
+        drawn.append((list(of), draw(drafter.logits(hidden), slots, of)))
+        turns = [
+            (Row(row.request, row.slot, row.start + row.length, 1, True), [LAST])
+            for row, _ in turns
+            if wanted[row.request] > len(drawn)
+        ]
+    found: dict[int, tuple[int, ...]] = {}
+    tokens = iter(torch.cat([ids for _, ids in drawn]).tolist())
+    for made, _ in drawn:
+        for row in made:
+            found[row.request] = (*found.get(row.request, ()), next(tokens))
+    for row, _ in rows:
+        drafter.saw(row, found[row.request])
+    return found
+
+
+def _caught_up(drafter: Drafter, turn: Turn, batches: BatchBuilder, last_ids: Tensor) -> Turn:
+    """The last piece of what the drafter has to take in; those before it are done."""
+    row, tokens = turn
+    while row.length > PIECE:
+        piece = (Row(row.request, row.slot, row.start, PIECE, False), tokens[:PIECE])
+        drafter.hidden(_laid(Rows.of([piece[0]]), [piece], batches, last_ids)[0])
+        row = Row(row.request, row.slot, row.start + PIECE, row.length - PIECE, True)
+        tokens = tokens[PIECE:]
+    return row, tokens
+
+
+def _laid(
+    rows: Rows, turns: Sequence[Turn], batches: BatchBuilder, last_ids: Tensor
+) -> tuple[Batch, Tensor | None, Tensor]:
+    ids = np.concatenate([np.asarray(tokens, np.int64) for _, tokens in turns])
+    laid = batches.build(rows, ids, int((rows.lengths == 1).sum()), last_ids)
+    return laid.batch, laid.ends, laid.slots

@@ -1,0 +1,53 @@
+"""Whose memory is whose, in bytes."""
+
+import time
+from collections.abc import Callable
+from itertools import chain
+
+import torch
+
+from engine.devices import free_host_memory, host_memory
+from engine.kv.store import KVStore
+from engine.models.base import LanguageModel
+from engine.models.decoder import Decoder
+
+_EVERY = 1.0  # seconds: a snapshot is made more often than a driver should be asked
+
+
+class MemoryMeter:
+    """Looks once a second at most, however often it is read."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        store: KVStore,
+        device: torch.device,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model, self._store, self._device, self._clock = model, store, device, clock
+        self._looked = -_EVERY
+        self._found: dict[str, int] = {}
+
+    def read(self) -> dict[str, int]:
+        """weights, cache, host_cache; on a GPU workspace: what its steps took; device_free, device_total."""
+        now = self._clock()
+        if now - self._looked >= _EVERY:
+            self._looked, self._found = now, self._look()
+        return self._found
+
+    def _look(self) -> dict[str, int]:
+        weights, cache = weight_bytes(self._model), self._store.nbytes
+        found = {"weights": weights, "cache": cache, "host_cache": self._store.host_nbytes}
+        if self._device.type != "cuda":
+            return found | {"device_free": free_host_memory(), "device_total": host_memory()}
+        free, total = torch.cuda.mem_get_info(self._device)
+        taken = torch.cuda.memory_reserved(self._device)
+        workspace = max(taken - weights - cache, 0)
+        return found | {"workspace": workspace, "device_free": free, "device_total": total}
+
+
+def weight_bytes(model: LanguageModel) -> int:
+    """As they are kept now. The table of rotary angles is made from the config, and is no weight."""
+    rope = model.rope if isinstance(model, Decoder) else None
+    tensors = {id(each): each for each in chain(model.parameters(), model.buffers())}
+    return sum(each.nbytes for each in tensors.values() if each is not rope)

@@ -1,0 +1,57 @@
+"""What a step draws, on its way to the host, and as those read it who asked."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from engine.api.events import TokenLogprob
+from engine.execution.protocol import Likeliest
+from engine.sampling.candidates import Candidates
+from engine.sampling.logprobs import Logprobs
+from engine.scheduling.step import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """On the device, or on the host once what was launched is over."""
+
+    tokens: Tensor  # of each row that samples; BAD where it had no number to draw from
+    logprobs: Logprobs | None = None
+    candidates: Candidates | None = None
+
+    def sent(self) -> "Drawn":
+        """On the host, where all of it is once the device has come so far."""
+        likely, found = self.logprobs, self.candidates
+        if likely is not None:
+            columns = map(sent, (likely.chosen, likely.ranks, likely.ids, likely.values))
+            likely = Logprobs(likely.asked, likely.places, *columns)
+        if found is not None:
+            found = replace(found, ids=sent(found.ids), values=sent(found.values))
+        return Drawn(sent(self.tokens), likely, found)
+
+
+def sent(values: Tensor) -> Tensor:
+    if values.device.type != "cuda":
+        return values
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)
+
+
+def likeliest_of(rows: Rows, found: Candidates) -> Likeliest:
+    places = {rows[row].request: place for place, row in enumerate(found.rows)}
+    return Likeliest(places, found.ids.numpy(), found.values.numpy())
+
+
+def logprobs_of(rows: Rows, tokens: Tensor, found: Logprobs) -> dict[int, tuple[TokenLogprob, ...]]:
+    """By request, for those that asked."""
+    columns = [each.tolist() for each in (found.chosen, found.ranks, found.ids, found.values)]
+    said: dict[int, tuple[TokenLogprob, ...]] = {}
+    for (row, wanted), place in zip(found.asked, found.places, strict=True):
+        chosen, rank, ids, values = (column[place] for column in columns)
+        likely = zip(ids[:wanted], values[:wanted], strict=True)
+        top = tuple(pair for pair in likely if pair[1] > -math.inf)  # a grammar may leave fewer
+        request = rows[row].request
+        said[request] = (*said.get(request, ()), TokenLogprob(int(tokens[row]), chosen, rank, top))
+    return said

@@ -1,0 +1,387 @@
+"""Runs steps on a real model."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from engine.api.config import KvSchemeName
+from engine.api.errors import BadInput, NoMemory
+from engine.api.snapshot import Load, Reads, SchemeView, Speeds
+from engine.attention.base import AttentionBackend, Batch, attending
+from engine.devices import give_back
+from engine.execution.batch import BatchBuilder
+from engine.execution.budget import CacheBudget
+from engine.execution.changes import Change, Recache, ReplaceLayer, Resize, UseGraphs, UseScheme
+from engine.execution.cuda.graphs import DecodeSteps, Draws
+from engine.execution.cuda.staging import upload
+from engine.execution.draft.drafting import Drafter, SmallModel, with_drafts
+from engine.execution.draft.verification import ahead, rolled, unrolled
+from engine.execution.launched import Launched, Piece, Sampled
+from engine.execution.load import LoadMeter
+from engine.execution.memory import MemoryMeter
+from engine.execution.moves import Seconds, mover_on, timed
+from engine.execution.protocol import Fit, StepResult
+from engine.execution.results import Drawn, likeliest_of, logprobs_of
+from engine.execution.sampling_state import SamplingState, by_row
+from engine.execution.traffic import measure, weights_read
+from engine.execution.weights import Weights
+from engine.kv.store import KVStore
+from engine.kv.tables import TableMirror
+from engine.models.base import LanguageModel
+from engine.sampling.rows import Wanted
+from engine.scheduling.step import Masks, Step
+
+if TYPE_CHECKING:
+    from engine.execution.cuda.stage import GpuStage
+
+T = TypeVar("T")
+
+LARGE = 10  # from so many bits on, steps of all sizes take the same kernels
+
+
+class ModelRunner:
+    """Owns the model and the cache tensors."""
+
+    def __init__(
+        self,
+        *,
+        model: LanguageModel,
+        store: KVStore,
+        attention: AttentionBackend,
+        slots: int,
+        width: int,
+        block_size: int,
+        stop_ids: frozenset[int],
+        device: torch.device,
+        drafters: Mapping[str, Drafter] = MappingProxyType({}),
+        room: CacheBudget | None = None,
+        weights: Weights | None = None,
+    ) -> None:
+        """`slots` rows of at most `width` blocks."""
+        self._drafters = drafters
+        self.model, self.attention, self.device, self._room = model, attention, device, room
+        self._tables, self._block_size = TableMirror(slots, width), block_size
+        self._batches = BatchBuilder(self._tables, block_size, device)
+        self._sampling_state = SamplingState(
+            slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device
+        )
+        self.graphs: bool | None = None
+        self._speeds: Speeds | None = None
+        self._load = LoadMeter.of(device)
+        self.weights = weights
+        self._recordable = weights is None or weights.scheme.graphs  # whether a graph may hold the products
+        self.store = store
+        self._on_store()
+
+    def _on_store(self) -> None:
+        """What depends on the form of the cache."""
+        self._stage = self._stage_on(self.device)
+        self._precompiled: set[object] = set()  # kinds of steps
+        self._steps = None
+        if self._stage is not None:
+            self._steps = DecodeSteps(
+                self._stage,
+                tables=self._tables,
+                block_size=self._block_size,
+                last_ids=self._sampling_state.last_ids,
+            )
+        if (self._steps is None) is not (self.graphs is None):  # they came, or went
+            self.graphs = None if self._steps is None else True
+        self._memory = MemoryMeter(self.model, self.store, self.device)
+        for drafter in self._drafters.values():
+            drafter.serve(self.store)
+        for each in (self.store, *self._beside()):
+            each.mover = mover_on(self.device)
+
+    def products_changed(self, *, recordable: bool) -> None:
+        """Others stand in the model now. `recordable`: whether a graph may hold them."""
+        self._recordable = recordable
+        self._precompiled.clear()
+        if self._steps is not None:
+            self._steps.forget()
+
+    def blocks_with(self, more: int) -> int | None:
+        """How many blocks fit if the cache has so many bytes more; None: their number is settled."""
+        if self._room is None or any(isinstance(each, SmallModel) for each in self._drafters.values()):
+            return None
+        if self._room.blocks is not None:
+            return None
+        try:
+            return replace(self._room, nbytes=self._room.nbytes + more).fit(self.store.scheme).blocks
+        except BadInput:  # not even one
+            return 0
+
+    def _own_weights(self) -> Weights:
+        if self.weights is None:
+            raise BadInput("this engine's weights have one form, and keep it")
+        return self.weights
+
+    def _use_scheme(self, weights: Weights, scheme: str) -> None:
+        """What the weights win or lose, the cache's room gets or gives."""
+        won = weights.settle(scheme)
+        if self._room is not None:
+            self._room = replace(self._room, nbytes=self._room.nbytes + won)
+        self.products_changed(recordable=weights.scheme.graphs)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what the other products leave is the cache's, and other processes'
+        give_back()
+
+    def weight_schemes(self) -> tuple[SchemeView, ...]:
+        return () if self.weights is None else self.weights.schemes(self.store.scheme, self.blocks_with)
+
+    def fit(self) -> Fit:
+        if self._room is None:
+            raise BadInput("this engine's cache has one form, and keeps it")
+        return self._room.fit(self.store.scheme)
+
+    def _recache(self, scheme: KvSchemeName) -> None:
+        """On failure the old form is made anew."""
+        if self._room is None:
+            raise BadInput("this engine's cache has one form, and keeps it")
+        if problem := self._kv_problem(scheme):
+            raise BadInput(problem)
+        self._room.fit(scheme)  # raises where it holds nothing
+        before = self.store.scheme
+        self.store.clear()  # first, as there is seldom room for both
+        self._stage = self._steps = None
+        try:
+            self.store.become(self._room.store(scheme))
+        except (RuntimeError, MemoryError) as error:
+            self.store.become(self._room.store(before))
+            raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
+        finally:
+            self._on_store()
+
+    def kv_schemes(self) -> tuple[SchemeView, ...]:
+        return () if self._room is None else self._room.views(self._kv_problem)
+
+    def _kv_problem(self, scheme: KvSchemeName) -> str | None:
+        able = getattr(self.attention, "kv_schemes", ("none",))  # others' may be older than it
+        if scheme in able:
+            return None
+        return f"attention {self.attention.name} serves a cache of {' or '.join(able)}, not {scheme}"
+
+    def apply(self, change: Change) -> None:
+        match change:
+            case ReplaceLayer(index, scheme):
+                self._own_weights().replace(index, scheme)
+            case UseScheme(scheme):
+                self._use_scheme(self._own_weights(), scheme)
+            case Resize(blocks, held):
+                self.store.resize(blocks, held)
+                if self._steps is not None:
+                    self._steps.forget()
+            case Recache(kv_scheme):
+                self._recache(kv_scheme)
+            case UseGraphs(on):
+                self.graphs = on
+
+    @torch.inference_mode()
+    def launch(self, step: Step) -> Launched:
+        began = time.monotonic()
+        swap_seconds = self._begin(step)
+
+        def compute() -> Launched:
+            launched = self._compute(step, began, swap_seconds)
+            if not step.guided:
+                self._sample(launched, None)
+            return launched
+
+        return self._with_memory(compute, step)
+
+    @torch.inference_mode()
+    def skip(self, step: Step) -> None:
+        self._begin(step)
+
+    def _begin(self, step: Step) -> Seconds:
+        """Changes and block moves; what the swaps took is known when the step is over."""
+        self._tables.apply(step.tables)
+        self._sampling_state.apply(step.sampling)
+        for tokens in step.history:
+            for drafter in self._drafters.values():
+                drafter.read(tokens)
+        return self._move_blocks(step)
+
+    @torch.inference_mode()
+    def supply(self, handle: Launched, masks: Masks) -> None:
+        self._with_memory(lambda: self._sample(handle, masks))
+
+    def _with_memory(self, work: Callable[[], T], step: Step | None = None) -> T:
+        """Without memory for it, what is held in reserve is given back for a second try; then NoMemory."""
+        for _ in range(2):
+            try:
+                return work()
+            except torch.OutOfMemoryError as error:
+                problem = str(error)
+            # Nothing holds the error from here on, and with it the tensors of the frames it went through.
+            if step is not None:
+                self._sampling_state.apply(step.sampling)  # drafts of the first try were counted
+            self._give_back_reserve()
+        raise NoMemory(problem)
+
+    def _compute(self, step: Step, began: float, swap_seconds: Seconds) -> Launched:
+        """The model's part of a step. What draws from it may have to wait for masks."""
+        rows, ids, single, drafts = step.rows, step.ids, step.single, step.drafts
+        if drafts:
+            drafts, ids = with_drafts(step, self._drafters, self._batches, self._sampling_state)
+            rows, single = unrolled(rows, single)
+        every = single == len(rows) and bool(rows.samples.all())
+        drawing = rows if every else rows.where(rows.samples)
+        launched = Launched(drawing, began, swap_seconds, drafts)
+        if len(rows):  # a step may only move blocks
+            launched.sample = self._run(Piece(rows, ids, single, drawing, drafts))
+        return launched
+
+    def _sample(self, launched: Launched, masks: Masks | None) -> None:
+        if launched.sample is not None:
+            launched.drawn = launched.sample(masks).sent()
+            launched.sample = None
+            if self.device.type == "cuda":
+                launched.arrived = torch.cuda.Event()
+                launched.arrived.record()
+
+    def _give_back_reserve(self) -> None:
+        """Recorded steps, which are recorded anew, and what torch keeps for tensors to come."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            if self._steps is not None:
+                self._steps.forget()
+            torch.cuda.empty_cache()
+
+    def collect(self, handle: Launched) -> StepResult:
+        if handle.arrived is not None:
+            handle.arrived.synchronize()
+        rows, drawn = handle.rows, handle.drawn
+        logprobs = logprobs_of(rows, drawn.tokens, drawn.logprobs) if drawn.logprobs else {}
+        likeliest = likeliest_of(rows, drawn.candidates) if drawn.candidates else None
+        seconds = time.monotonic() - handle.began
+        tokens, runs = rolled(drawn.tokens.tolist(), rows, handle.drafts)
+        return StepResult(
+            tokens,
+            logprobs,
+            runs=runs,
+            seconds=seconds,
+            swap_seconds=handle.swap_seconds(),
+            likeliest=likeliest,
+        )
+
+    def ailing(self) -> str | None:
+        """A CUDA error can be of the kind that no later call survives."""
+        if self.device.type == "cuda":
+            try:
+                torch.cuda.synchronize(self.device)
+            except RuntimeError as error:
+                return f"the GPU is lost to this process: {error}"
+        return None
+
+    def memory(self) -> dict[str, int]:
+        return self._memory.read()
+
+    def load(self) -> Load | None:
+        return self._load.read() if self._load else None
+
+    def reads(self) -> Reads:
+        return Reads(weights_read(self.model), self.store.read_per_token())
+
+    def speeds(self) -> Speeds:
+        if self._speeds is None:
+            self._speeds = measure(self.device, self.store.dtype, weights_read(self.model))
+        return self._speeds
+
+    def _run(self, piece: Piece) -> Sampled | None:
+        """A step of the model; what it gives draws a token for each row that samples, if there are any."""
+        rows, drawing = piece.rows, piece.drawing
+        steps = self._steps if self.graphs and self._recordable else None
+        if steps is not None and not piece.drafts and steps.takes(rows, piece.single):
+            return self._decode(steps, piece)
+        laid = self._batches.build(rows, piece.ids, piece.single, self._sampling_state.last_ids)
+        stage, wanted = self._stage, self._for_kernels(piece)
+
+        def launches() -> Drawn | Tensor:
+            """Tokens, or what others draw them from."""
+            hidden = self._forward(laid.batch)
+            if laid.ends is not None:
+                hidden = hidden[laid.ends]
+            if stage is None or wanted is None:
+                return hidden
+            return self._sampling_state.by_stage(stage, stage.head(hidden), laid.slots, wanted)
+
+        if stage is not None:
+            self._precompile(stage, piece, wanted, launches)
+        found = launches()
+        if isinstance(found, Drawn):
+            return lambda masks: found
+        if not len(drawing):
+            return None
+        return self._sampler(self.model.logits(found), laid.slots, piece)
+
+    def _decode(self, steps: DecodeSteps, piece: Piece) -> Sampled:
+        """A step of one token a row, in a graph; what its kernels do not know is sampled behind it."""
+        rows = piece.rows
+        wanted = self._sampling_state.wanted(rows)
+        if wanted is not None and steps.may_draw(wanted):
+            tokens, *found = steps.draw(rows, piece.ids, wanted)
+            drawn = by_row(tokens, found, wanted)
+            return lambda masks: drawn
+        (slots,) = upload([rows.slots], self.device)
+        return self._sampler(steps.logits(rows, piece.ids).float(), slots, piece)
+
+    def _sampler(self, logits: Tensor, slots: Tensor, piece: Piece) -> Sampled:
+        before = ahead(piece.drawing, piece.drafts) if piece.drafts else ()
+        return lambda masks: self._sampling_state.by_sampler(
+            logits, slots, piece.drawing, ahead=before, masks=masks
+        )
+
+    def _for_kernels(self, piece: Piece) -> Wanted | None:
+        """How these rows draw, if kernels draw for them."""
+        if self._stage is None or not len(piece.drawing):
+            return None
+        wanted = self._sampling_state.wanted(piece.drawing)
+        if wanted is not None and wanted.seen and piece.drafts:  # penalties have to see the drafts
+            return None
+        return wanted
+
+    def _precompile(
+        self, stage: "GpuStage", piece: Piece, wanted: Wanted | None, launches: Callable[[], object]
+    ) -> None:
+        """The first step of a kind. Which kernels it takes depends on its size, nearly by powers of two."""
+        size = min((len(piece.ids) - 1).bit_length(), LARGE)
+        kind = (size, piece.single > 0, wanted and Draws.of(wanted))
+        if kind not in self._precompiled:
+            stage.precompile(launches)
+            self._precompiled.add(kind)
+
+    def _forward(self, batch: Batch) -> Tensor:
+        if self._stage is not None:
+            return self._stage.forward(batch)
+        attend = attending(self.attention, self.store.layers, batch)
+        return self.model.forward(batch.ids, batch.positions, attend)
+
+    def _move_blocks(self, step: Step) -> Seconds:
+        """Swaps and copies; what the swaps took is known when the step is over."""
+
+        def swap() -> None:
+            self.store.swap_out(step.swaps_out)
+            self.store.swap_in(step.swaps_in)
+
+        took = timed(self.device, swap) if step.swaps_out or step.swaps_in else lambda: 0.0
+        for each in (self.store, *self._beside()):
+            each.copy(step.copies)
+        return took
+
+    def _beside(self) -> list[KVStore]:
+        """The caches of draft models, in the same blocks."""
+        return [each.store for each in self._drafters.values() if isinstance(each, SmallModel)]
+
+    def _stage_on(self, device: torch.device) -> "GpuStage | None":
+        if device.type != "cuda":
+            return None
+        # Brings Triton, which is there where a GPU is.
+        from engine.execution.cuda.stage import stage_for
+
+        return stage_for(self.model, self.store, self.attention)

@@ -1,0 +1,111 @@
+"""Tokens for the rows of a step: by kernels where they know how, else by the sampler of all devices."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.execution.cuda.graphs import Draws, Stage, asked_of, biases_of
+from engine.execution.cuda.staging import upload
+from engine.execution.protocol import BAD
+from engine.execution.results import Drawn
+from engine.sampling.allowed import forbid
+from engine.sampling.candidates import candidates
+from engine.sampling.logprobs import Logprobs
+from engine.sampling.rows import RowsView, SamplingRows, Wanted
+from engine.sampling.sampler import sample
+from engine.scheduling.step import Masks, Rows, SlotSampling
+
+
+class SamplingState:
+    """Owns how each slot samples, and what it has drawn last. Steps say what changes."""
+
+    def __init__(self, *, slots: int, vocab: int, stop_ids: frozenset[int], device: torch.device) -> None:
+        self._stop_ids, self._device = stop_ids, device
+        self._sampling = SamplingRows(slots, vocab, device)
+        self._origins = np.zeros(slots, np.int64)  # where each slot's reply begins
+        self._changed: dict[int, SlotSampling] = {}
+        self.last_ids = torch.zeros(slots + 1, dtype=torch.int64, device=device)  # the last one is padding's
+
+    def apply(self, changes: Iterable[SlotSampling]) -> None:
+        """From the next rows on. Applied again after drafts, which were counted as if they were text."""
+        self._changed |= {each.slot: each for each in changes}
+
+    def wanted(self, rows: Rows) -> Wanted | None:
+        """How the rows draw, for kernels; None where only the sampler knows how."""
+        return self._sampling.wanted(*self._settle(rows))
+
+    def view(self, rows: Rows, ahead: Sequence[tuple[int, int]] = ()) -> RowsView:
+        """The same for the sampler. `ahead`: which drafts come before a row, as (row, token)."""
+        return self._sampling.view(*self._settle(rows), ahead)
+
+    def by_stage(self, stage: Stage, logits: Tensor, slots: Tensor, wanted: Wanted) -> Drawn:
+        """As the graphs draw."""
+        fields, draws = {"tokens": torch.empty_like(slots), "slots": slots}, Draws.of(wanted)
+        arrays = {"columns": np.ascontiguousarray(wanted.numbers.T)}
+        if draws.logprobs:
+            arrays["asked"] = asked_of(wanted, len(slots))
+        if draws.biased:
+            arrays["bias_at"], arrays["biases"] = biases_of(wanted)
+        fields |= zip(arrays, upload(list(arrays.values()), self._device), strict=True)
+        found = stage.draw(logits, fields, self.last_ids, draws, wanted.seen)
+        return by_row(fields["tokens"], found, wanted)
+
+    def by_sampler(
+        self,
+        logits: Tensor,
+        slots: Tensor,
+        rows: Rows,
+        *,
+        ahead: Sequence[tuple[int, int]] = (),
+        logprobs: bool = True,
+        masks: Masks | None = None,
+    ) -> Drawn:
+        """May be called again with the same logits after it has found no memory."""
+        view, of = self.view(rows, ahead), rows.slots.tolist()
+        if not logprobs:
+            view = replace(view, logprobs=())
+        if masks is not None and masks.slots:  # none: those rows have ended
+            place = {slot: at for at, slot in enumerate(of)}
+            forbid(logits, [place[slot] for slot in masks.slots], masks.bits)
+        sampled = sample(logits, view)
+        likeliest = candidates(logits, view) if view.candidates else None
+        drawn = Drawn(sampled.ids.masked_fill(sampled.bad, BAD), sampled.logprobs, likeliest)
+        # Last of all, so that a step without memory for the rest can be computed again.
+        self.last_ids[slots] = sampled.ids
+        self._sampling.note(of, sampled.ids)
+        return drawn
+
+    def guess(self, logits: Tensor, slots: Tensor, rows: Rows) -> Tensor:
+        """Drawn as the tokens at these places will be."""
+        return self.by_sampler(logits, slots, rows, logprobs=False).tokens.clamp(min=0)
+
+    def _settle(self, rows: Rows) -> tuple[list[int], np.ndarray]:
+        """The rows' slots, and which token of its reply each draws; what has changed is set first."""
+        while self._changed:
+            slot, change = next(iter(self._changed.items()))
+            self._set(change)
+            del self._changed[slot]  # not before: without memory it is set again
+        return rows.slots.tolist(), rows.ends - self._origins[rows.slots]
+
+    def _set(self, change: SlotSampling) -> None:
+        slot = change.slot
+        self._origins[slot] = change.origin
+        self._sampling.set(
+            slot,
+            change.params,
+            seed=change.seed,
+            end_ids=sorted(change.params.enders(self._stop_ids)),
+            tokens=change.tokens,
+            prompt_len=change.origin,
+            pending=self.last_ids[slot : slot + 1] if change.pending else None,
+        )
+
+
+def by_row(tokens: Tensor, found: Sequence[Tensor], wanted: Wanted) -> Drawn:
+    """`found`: what kernels say of the likeliest tokens, of all rows, or nothing."""
+    if not found:
+        return Drawn(tokens)
+    return Drawn(tokens, Logprobs(wanted.logprobs, tuple(row for row, _ in wanted.logprobs), *found))

@@ -1,0 +1,1 @@
+"""Triton kernels: what NVIDIA GPUs run."""

@@ -1,0 +1,79 @@
+"""Lays the keys and values of contexts out in one piece, where so many queries read them that it pays.
+
+Of a paged cache each thread fetches 16 bytes at a time; of one piece, a unit of its own fetches whole turns.
+A compressed cache becomes numbers of the queries' type on the way, once for all of them.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from engine.kernels.triton.attention.work import Spans
+from engine.kernels.triton.launch import power
+from engine.kv.store import KVLayer
+
+AT_ONCE = 4096  # numbers of keys that a program copies
+
+
+@triton.jit
+def _copy(
+    to, of, scales, at, cell, head, there, kept,
+    HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr, PACKED: tl.constexpr,
+):  # fmt: skip
+    column = tl.arange(0, PAD)[None, :]
+    mask = column < DIM
+    line = tl.load(of + (cell * HEADS + head)[:, None] * DIM + column, mask=there[:, None] & mask, other=0.0)
+    if PACKED:
+        by = tl.load(scales + cell * HEADS + head, mask=there, other=0.0).to(tl.float32)
+        line = line.to(tl.float32) * by[:, None]
+    line = line.to(to.dtype.element_ty)
+    tl.store(to + (at * HEADS + head)[:, None] * DIM + column, line, mask=kept[:, None] & mask)
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _gather(
+    to_keys, to_values, keys, values, key_scales, value_scales, tables, spans, table_stride,
+    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
+    TURN: tl.constexpr, TOKENS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr,
+    PACKED: tl.constexpr,
+):  # fmt: skip
+    span = spans + tl.program_id(1) * 4
+    head = tl.program_id(2)
+    row = tl.load(span).to(tl.int64)
+    context = tl.load(span + 1)
+    start = tl.load(span + 2).to(tl.int64)
+    token = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    kept = token < (context + TURN - 1) // TURN * TURN
+    there = token < context
+    block = tl.load(tables + row * table_stride + token // BLOCK, mask=there, other=0).to(tl.int64)
+    cell = block * BLOCK + token % BLOCK
+    at = start + token
+    _copy(to_keys, keys, key_scales, at, cell, head, there, kept, HEADS, KEY_DIM, KEY_PAD, PACKED)
+    _copy(to_values, values, value_scales, at, cell, head, there, kept, HEADS, VALUE_DIM, VALUE_PAD, PACKED)
+
+
+def gather(
+    layer: KVLayer, tables: Tensor, spans: Spans, turn: int, dtype: torch.dtype
+) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """Keys and values of the rows in that type, 0 behind a context, to be read by turns of a head."""
+    spec, packed = layer.spec, layer.key_scales is not None
+    widths = spec.kv_heads * spec.key_dim, spec.kv_heads * spec.value_dim
+    keys, values = (layer.keys.new_empty(spans.cells, width, dtype=dtype) for width in widths)
+    # A plain token is copied as one head; of a compressed one, each head has a scale.
+    heads = spec.kv_heads if packed else 1
+    key_dim, value_dim = (width // heads for width in widths)
+    tokens = max(1, AT_ONCE // power(max(key_dim, value_dim)))
+    _gather[(triton.cdiv(spans.longest, tokens), len(spans.table), heads)](
+        keys, values, layer.keys, layer.values, layer.key_scales, layer.value_scales,
+        tables, spans.table, tables.stride(0),
+        HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, BLOCK=layer.block_size, TURN=turn,
+        TOKENS=tokens, KEY_PAD=power(key_dim), VALUE_PAD=power(value_dim), PACKED=packed, num_warps=4,
+    )  # fmt: skip
+    return (
+        TensorDescriptor.from_tensor(keys, [turn, spec.key_dim]),
+        TensorDescriptor.from_tensor(values, [turn, spec.value_dim]),
+    )

@@ -1,0 +1,208 @@
+"""Attention of a tile of queries over a span of a row's context, and the merge where a context was cut.
+
+One program is one item of the work (work.py) for one key head. The heads that share it stand beside each
+other in one product: `QUERIES` tokens x `PADDED` heads, `GROUP` of them real. Scores are in base 2.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.attention.ahead import fold_ahead
+from engine.kernels.triton.attention.gather import gather
+from engine.kernels.triton.attention.pairs import EVEN, ODD, fold_packed, words
+from engine.kernels.triton.attention.tiles import dim_padded
+from engine.kernels.triton.attention.turns import fold
+from engine.kernels.triton.attention.work import Work
+from engine.kernels.triton.launch import launch
+from engine.kv.store import KVLayer
+
+LOG2_E = math.log2(math.e)
+MERGED = 8192  # numbers of partial results that a merge holds at once
+FEW = 16  # pieces that it holds at once where there are no more; 32 take 1 to 2 us longer than 64
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def _attend(
+    out, mixes, sums, q, keys, values, key_scales, value_scales, sinks, tables, items,
+    scale, q_token, q_head, table_stride,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    BLOCK: tl.constexpr, PACKED: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr,
+    SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
+    QUERIES: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
+    KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    AHEAD: tl.constexpr, GATHERED: tl.constexpr, EVEN: tl.constexpr, ODD: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    kv_head = tl.program_id(0)
+    item = items + tl.program_id(1) * 8
+    row = tl.load(item).to(tl.int64)
+    token = tl.load(item + 1).to(tl.int64)
+    queries = tl.load(item + 2)
+    first = tl.load(item + 3)
+    begin = tl.load(item + 4)
+    end = tl.load(item + 5)
+    slot = tl.load(item + 6).to(tl.int64)
+
+    if EARLY:  # what comes before the wait reads only what the host has uploaded
+        tl.extra.cuda.gdc_wait()
+
+    line = tl.arange(0, QUERIES * PADDED)
+    nth = line // PADDED
+    head = kv_head * GROUP + line % PADDED
+    real = (nth < queries) & (line % PADDED < GROUP)
+    key_at = tl.arange(0, KEY_PAD)
+    value_at = tl.arange(0, VALUE_PAD)
+    query = tl.load(
+        q + ((token + nth) * q_token + head * q_head)[:, None] + key_at[None, :],
+        mask=real[:, None] & (key_at < KEY_DIM)[None, :],
+        other=0.0,
+    )
+    if AHEAD and KEYS >= 64:  # what comes of arithmetic stays in registers, where it costs the products less
+        query = tl.where(real[:, None], query, 0.0)
+    # Finite, so that a line that sees no key of a turn has no -inf - -inf.
+    best = tl.full([QUERIES * PADDED], -1e30, tl.float32)
+    total = tl.zeros([QUERIES * PADDED], tl.float32)
+    if SINKS:  # a sink is a key before all others, to which no value answers
+        opens = begin <= tl.maximum(0, first + 1 - WINDOW) if WINDOW > 0 else begin == 0
+        sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634  # LOG2_E
+        best = tl.where(opens, sink, best)
+        total = tl.where(opens, 1.0, total)
+    mixed = tl.zeros([QUERIES * PADDED, VALUE_PAD], tl.float32)
+
+    table = tables + row * table_stride
+    position = first + nth
+    if EVEN is not None:
+        best, total, mixed = fold_packed(
+            best, total, query, keys, values, key_scales, value_scales, table, kv_head, begin, end, first,
+            position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, QUERIES,
+            KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
+        )  # fmt: skip
+    elif AHEAD:
+        best, total, mixed = fold_ahead(
+            best, total, mixed, query, keys, values, table, tl.load(item + 7), kv_head, begin, end, first,
+            position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, SOFTCAP, GATHERED,
+            KEYS, KEY_PAD, VALUE_PAD, STAGES,
+        )  # fmt: skip
+    else:
+        if KEPT > 0:  # the first tokens, where the first piece of a window begins behind them
+            behind = tl.where(begin <= tl.maximum(0, first + 1 - WINDOW), tl.minimum(KEPT, begin), 0)
+            best, total, mixed = fold(
+                best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
+                0, behind, position, scale,
+                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, False,
+                KEYS, KEY_PAD, VALUE_PAD, STAGES,
+            )  # fmt: skip
+        if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are seen by all of it
+            plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
+            best, total, mixed = fold(
+                best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
+                begin, plain, position, scale,
+                KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, False, True,
+                KEYS, KEY_PAD, VALUE_PAD, STAGES,
+            )  # fmt: skip
+            begin = plain
+        best, total, mixed = fold(
+            best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
+            begin, end, position, scale,
+            KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, QUERIES > 1,
+            KEYS, KEY_PAD, VALUE_PAD, STAGES,
+        )  # fmt: skip
+
+    stored = real[:, None] & (value_at < VALUE_DIM)[None, :]
+    if slot < 0:
+        at = (token + nth) * (KV_HEADS * GROUP) + head
+        result = (mixed / total[:, None]).to(out.dtype.element_ty)
+        tl.store(out + at[:, None] * VALUE_DIM + value_at[None, :], result, mask=stored)
+    else:
+        at = (slot * QUERIES + nth) * (KV_HEADS * GROUP) + head
+        tl.store(mixes + at[:, None] * VALUE_DIM + value_at[None, :], mixed, mask=stored)
+        tl.store(sums + at * 2, best, mask=real)
+        tl.store(sums + at * 2 + 1, total, mask=real)
+
+
+@triton.jit
+def _merge(
+    out, mixes, sums, merges,
+    HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
+    QUERIES: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    head = tl.program_id(0)
+    nth = tl.program_id(1)
+    merge = merges + tl.program_id(2) * 4
+    token = tl.load(merge).to(tl.int64)
+    queries = tl.load(merge + 1)
+    slot = tl.load(merge + 2).to(tl.int64)
+    count = tl.load(merge + 3)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    if nth < queries:
+        value_at = tl.arange(0, VALUE_PAD)
+        best = -1e30
+        total = 0.0
+        mixed = tl.zeros([VALUE_PAD], tl.float32)
+        for done in range(0, count, PARTS):
+            part = done + tl.arange(0, PARTS)
+            there = part < count
+            at = ((slot + part) * QUERIES + nth) * HEADS + head
+            bests = tl.load(sums + at * 2, mask=there, other=-1e30)
+            totals = tl.load(sums + at * 2 + 1, mask=there, other=0.0)
+            mixeds = tl.load(
+                mixes + at[:, None] * VALUE_DIM + value_at[None, :],
+                mask=there[:, None] & (value_at < VALUE_DIM)[None, :],
+                other=0.0,
+            )
+            higher = tl.maximum(best, tl.max(bests, 0))
+            weight = tl.exp2(bests - higher)
+            fade = tl.exp2(best - higher)
+            total = total * fade + tl.sum(totals * weight, 0)
+            mixed = mixed * fade + tl.sum(mixeds * weight[:, None], 0)
+            best = higher
+        result = (mixed / total).to(out.dtype.element_ty)
+        at = (token + nth) * HEADS + head
+        tl.store(out + at * VALUE_DIM + value_at, result, mask=value_at < VALUE_DIM)
+
+
+def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Work) -> None:
+    """Fills those rows of `out` [tokens, heads, value_dim] that the work is about; `q` may be strided."""
+    spec, tile = layer.spec, work.tile
+    group, value_pad = spec.heads // spec.kv_heads, dim_padded(spec.value_dim)
+    lines = (work.partials, tile.queries, spec.heads)
+    mixes = torch.empty(*lines, spec.value_dim, dtype=torch.float32, device=q.device)
+    sums = torch.empty(*lines, 2, dtype=torch.float32, device=q.device)
+    cap = spec.softcap or 0.0
+    keys, values, key_scales, value_scales = layer.keys, layer.values, layer.key_scales, layer.value_scales
+    even = odd = None
+    if work.spans is not None:
+        keys, values = gather(layer, tables, work.spans, tile.keys, q.dtype)
+        key_scales = value_scales = None
+    elif tile.pairs:
+        keys, values, key_scales, value_scales = words(layer)
+        even, odd = EVEN[layer.keys.dtype], ODD[layer.keys.dtype]
+    _attend[(spec.kv_heads, len(work.items))](
+        out, mixes, sums, q, keys, values, key_scales, value_scales, layer.sinks,
+        tables, work.items,
+        spec.scale * LOG2_E * (2 / cap if cap else 1), q.stride(0), q.stride(1), tables.stride(0),
+        KV_HEADS=spec.kv_heads, GROUP=group, KEY_DIM=spec.key_dim, VALUE_DIM=spec.value_dim,
+        BLOCK=layer.block_size, PACKED=key_scales is not None, WINDOW=spec.window or 0,
+        KEPT=spec.kept if spec.window else 0, SOFTCAP=cap * LOG2_E, SINKS=layer.sinks is not None,
+        QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
+        KEY_PAD=dim_padded(spec.key_dim), VALUE_PAD=value_pad, STAGES=tile.stages, EARLY=tile.early,
+        AHEAD=tile.ahead, GATHERED=work.spans is not None, EVEN=even, ODD=odd,
+        num_warps=tile.warps, **launch(tile.early, tile.registers),
+    )  # fmt: skip
+    if work.partials:
+        _merge[(spec.heads, tile.queries, len(work.merges))](
+            out, mixes, sums, work.merges,
+            HEADS=spec.heads, VALUE_DIM=spec.value_dim, VALUE_PAD=value_pad, QUERIES=tile.queries,
+            PARTS=min(FEW if work.most <= FEW else MERGED, MERGED // value_pad), EARLY=tile.early,
+            num_warps=2, **launch(tile.early),
+        )  # fmt: skip

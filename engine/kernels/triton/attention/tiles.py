@@ -1,0 +1,164 @@
+"""How big the pieces are that one program works on; docs/attention-gpu.md has the figures that decided."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.api.config import LayerSpec
+from engine.kernels.triton.launch import power
+
+# Rows of the smallest product that the tensor cores do. Products of float32 get no more: the compiler writes
+# them out number by number, and takes up to a minute and a half for a larger tile.
+NARROW = 16
+NARROW_PAIRS = 8  # the same of a compressed cache, where queries are the other side of it (pairs.py)
+LONG = 2048  # tokens of context from which a tall tile's wasted corner is small beside the rest
+# Contexts are gathered where a key meets so many queries, each of its heads counted as one, and where keys
+# and values take no more than so many bytes.
+GATHERED, MOST_GATHERED = 1536, 2**27
+GATHERED_PACKED = 160  # what is gathered is unpacked once, too
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    room: int  # bytes of shared memory that one program may take
+    overlaps: bool  # whether a kernel can be set up while the one before it ends
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One program's share: `queries` tokens, `padded` heads of each, `keys` tokens of context a turn."""
+
+    queries: int
+    padded: int  # the heads that share a key head, rounded up: queries x padded rows make one product
+    keys: int
+    warps: int
+    stages: int  # turns whose keys and values are on their way at once
+    programs: int  # so many keep the GPU busy: where there are fewer tiles, contexts are cut
+    early: bool  # starts while the kernel before it ends: wins where there is little to do, loses elsewhere
+    ahead: bool = False  # asks for the scores of a turn before it folds those of the one before (ahead.py)
+    registers: int | None = None  # the most that a thread may have: of 168, three programs of 4 warps fit
+    pairs: bool = False  # reads a compressed cache two bytes at a time (pairs.py)
+
+
+# Rows of one token, by how many programs they make before any is cut: up to so many, then the tile's keys,
+# warps, stages, programs and early. Beyond 320 the GPU is full, and what counts is how many run side by side:
+# 528, 792, 396 and 1056 with the four tiles there. A last round of few leaves the memory idle. Rows of many
+# lengths, which are the usual ones, end one by one, and want the taller tiles up to there.
+TOKENS = (
+    (16, (16, 1, 6, 400, True)),
+    (160, (32, 1, 6, 400, True)),
+    (320, (64, 2, 5, 264, False)),
+    (528, (64, 2, 3, 264, False)),
+    (840, (64, 2, 5, 264, False)),
+    (1016, (64, 2, 3, 264, False)),
+    (1056, (32, 1, 4, 264, False)),
+    (1200, (64, 2, 5, 264, False)),
+    (1700, (32, 1, 6, 264, False)),
+)
+MANY_TOKENS = (32, 1, 4, 264, False)
+# The same over a compressed cache. With 8, 6 and 4 stages, 7, 11 and 12 programs run on each of 132
+# processors. Up to 800, contexts are cut until about that many run; beyond, the last round decides again.
+PACKED_TOKENS = (
+    (64, (32, 1, 8, 528, True)),
+    (160, (32, 1, 8, 528, False)),
+    (800, (32, 1, 6, 1056, False)),
+    (1450, (32, 1, 6, 264, False)),
+    (1580, (32, 1, 4, 264, False)),
+)
+MANY_PACKED_TOKENS = (32, 1, 8, 264, False)
+
+
+def for_tokens(spec: LayerSpec, rows: int, gpu: Gpu, itemsize: int, *, packed: bool = False) -> Tile:
+    """For rows of one token each, which wait for memory: much of it has to be under way at any time."""
+    whole, pairs = rows * spec.kv_heads, packed and by_pairs(spec, itemsize)
+    table, many = (PACKED_TOKENS, MANY_PACKED_TOKENS) if pairs else (TOKENS, MANY_TOKENS)
+    keys, warps, stages, programs, early = next((how for most, how in table if whole <= most), many)
+    padded = max(NARROW_PAIRS if pairs else NARROW, power(spec.heads // spec.kv_heads))
+    key_bytes = row_bytes(spec, 1 if pairs else itemsize)
+    keys, stages = _within(gpu.room, key_bytes, NARROW if itemsize > 2 else keys, stages)
+    return Tile(1, padded, keys, warps, stages, programs, early and gpu.overlaps, pairs=pairs)
+
+
+def for_chunks(
+    spec: LayerSpec, longest: int, mean: float, gpu: Gpu, itemsize: int, *, packed: bool = False
+) -> Tile:
+    """For rows of several tokens: tall tiles, so that each key is read for many queries."""
+    padded = power(spec.heads // spec.kv_heads)
+    if packed and by_pairs(spec, itemsize):
+        return _for_packed_chunks(spec, padded, longest, gpu)
+    wide = row_bytes(spec, itemsize) > 512  # heads beyond 128 in 16 bits: half the rows fill the registers
+    needed = max(NARROW, padded * power(longest))
+    ahead = gpu.overlaps and itemsize == 2 and not (packed or wide or spec.window) and needed > 2 * NARROW
+    registers = None
+    if itemsize > 2:
+        height, keys, warps, stages, programs = max(NARROW, padded), NARROW, 4, 2, 264
+    elif needed <= 2 * NARROW:
+        height, keys, warps, stages, programs = needed, 64, 2, 5, 264
+    elif mean < LONG or wide or needed <= 64:
+        height, keys, warps, stages, programs = 64, 32, 4, 3, 264
+        registers = 168 if ahead else None
+    elif ahead:
+        height, keys, warps, stages, programs = 64, 64, 4, 3, 264
+    else:
+        height, keys, warps, stages, programs = 128, 128, 8, 3, 132
+    room = gpu.room - height * dim_padded(spec.key_dim) * itemsize
+    if ahead:  # values wait a turn longer than keys
+        room -= keys * dim_padded(spec.value_dim) * itemsize
+    keys, stages = _within(room, row_bytes(spec, itemsize), keys, stages)
+    return Tile(height // padded, padded, keys, warps, stages, programs, False, ahead, registers)
+
+
+def _for_packed_chunks(spec: LayerSpec, padded: int, longest: int, gpu: Gpu) -> Tile:
+    """Tiles of few rows: a program makes floats of what it reads in registers, where rows want room, too."""
+    key_bytes = row_bytes(spec, 1)
+    most = max(padded, NARROW if key_bytes > 256 else 2 * NARROW)  # heads beyond 128: half the rows
+    height = min(max(NARROW_PAIRS, padded * power(longest)), most)
+    keys, warps, stages = (32, 1, 6) if height <= NARROW else (64, 2, 5)
+    room = gpu.room - height * dim_padded(spec.key_dim) * 2
+    keys, stages = _within(room, key_bytes, keys, stages)
+    return Tile(height // padded, padded, keys, warps, stages, 528, early=False, pairs=True)
+
+
+def for_gathered(
+    spec: LayerSpec,
+    counts: np.ndarray,
+    contexts: np.ndarray,
+    gpu: Gpu,
+    itemsize: int,
+    *,
+    packed: bool = False,
+) -> Tile | None:
+    """For rows of several tokens whose contexts are worth gathering; None: they are not, or cannot be."""
+    group, key_bytes = spec.heads // spec.kv_heads, row_bytes(spec, itemsize)
+    if not gpu.overlaps or itemsize != 2 or spec.window or not {spec.key_dim, spec.value_dim} <= {64, 128}:
+        return None
+    pairs = (counts * (contexts - counts / 2)).sum() * group
+    taken = int(contexts.sum()) * spec.kv_heads * key_bytes
+    worth = GATHERED_PACKED if packed else GATHERED
+    if pairs < worth * contexts.sum() or taken > MOST_GATHERED:
+        return None
+    padded, keys, stages = power(group), 64, 3
+    room = gpu.room - keys * dim_padded(spec.value_dim) * itemsize
+    keys, stages = _within(room, key_bytes, keys, stages)
+    return Tile(64 // padded, padded, keys, 4, stages, 264, early=False, ahead=True)
+
+
+def by_pairs(spec: LayerSpec, itemsize: int) -> bool:
+    """Whether queries of such a type may read a compressed cache two bytes at a time."""
+    return itemsize == 2 and spec.key_dim % 2 == spec.value_dim % 2 == 0
+
+
+def row_bytes(spec: LayerSpec, itemsize: int) -> int:
+    """What a token of context takes of a program's shared memory."""
+    return (dim_padded(spec.key_dim) + dim_padded(spec.value_dim)) * itemsize
+
+
+def dim_padded(dim: int) -> int:
+    return max(NARROW, power(dim))
+
+
+def _within(room: int, key_bytes: int, keys: int, stages: int) -> tuple[int, int]:
+    """Fewer turns on their way, and then fewer keys a turn, until they fit into the room."""
+    while keys * key_bytes > room and keys > NARROW:
+        keys //= 2
+    return keys, max(1, min(stages, room // (keys * key_bytes)))

@@ -1,0 +1,60 @@
+"""Puts a step's keys and values where the cache wants them."""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.attention.pack import most, packed
+from engine.kernels.triton.launch import launch, power
+from engine.kv.store import KVLayer
+
+
+@triton.jit
+def _put(
+    cells, scales, of, place, stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, LINES: tl.constexpr, PADDED: tl.constexpr, MOST: tl.constexpr,
+):  # fmt: skip
+    """One token's heads, `stride` apart, to their cell."""
+    head = tl.arange(0, LINES)
+    at = tl.arange(0, PADDED)
+    there = (head < HEADS)[:, None] & (at < DIM)[None, :]
+    numbers = tl.load(of + head[:, None] * stride + at[None, :], mask=there, other=0.0)
+    cell = place * HEADS + head
+    if MOST > 0:
+        numbers, scale = packed(numbers, cells.dtype.element_ty, MOST)
+        tl.store(scales + cell, scale, mask=head < HEADS)
+    tl.store(cells + cell[:, None] * DIM + at[None, :], numbers, mask=there)
+
+
+@triton.jit
+def _write(
+    keys, values, key_scales, value_scales, k, v, places, k_token, k_head, v_token, v_head,
+    HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, LINES: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    place = tl.load(places + token)
+    if EARLY:  # what comes before the wait reads only what the host has uploaded
+        tl.extra.cuda.gdc_wait()
+    _put(keys, key_scales, k + token * k_token, place, k_head, HEADS, KEY_DIM, LINES, KEYS, MOST)
+    _put(values, value_scales, v + token * v_token, place, v_head, HEADS, VALUE_DIM, LINES, VALUES, MOST)
+
+
+def write(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, early: bool) -> None:
+    """`k` and `v` [tokens, kv_heads, dim], maybe strided, into the layer's cells; packed, where those are.
+
+    The oracle is `Cells.write` of the torch back end. `early` as in Tile.
+    """
+    tokens, heads, key_dim = k.shape
+    value_dim = v.shape[2]
+    _write[(tokens,)](
+        layer.keys, layer.values, layer.key_scales, layer.value_scales, k, v, places,
+        k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, LINES=power(heads),
+        KEYS=power(key_dim), VALUES=power(value_dim), MOST=most(layer.keys.dtype), EARLY=early,
+        num_warps=4, **launch(early),
+    )  # fmt: skip

@@ -1,0 +1,69 @@
+"""A weight in few bits spread out: what many rows are multiplied with."""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.gemm.int4_gemm import TILE as TOGETHER
+from engine.kernels.triton.gemm.int4_gemm import UNIT
+from engine.kernels.triton.gemm.products import as_float
+from engine.kernels.triton.launch import power
+
+TILE = 1024
+
+
+@triton.jit
+def _bytes(out, numbers, scale, INPUTS: tl.constexpr, TILE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    value = as_float(tl.load(numbers + row * INPUTS + at, mask=at < INPUTS, other=0)) * tl.load(scale + row)
+    tl.store(out + row * INPUTS + at, value.to(out.dtype.element_ty), mask=at < INPUTS)
+
+
+def spread_bytes(numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Whole numbers, 128 more than they mean, and a scale for each output -> [outputs, inputs]."""
+    outputs, inputs = numbers.shape
+    out = torch.empty(outputs, inputs, dtype=dtype, device=numbers.device)
+    _bytes[(outputs, triton.cdiv(inputs, TILE))](out, numbers, scale, INPUTS=inputs, TILE=TILE, num_warps=4)
+    return out
+
+
+@triton.jit
+def _nibbles(
+    out, words, grid,
+    INPUTS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr, ALL: tl.constexpr,
+    KIND: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    unit = tl.program_id(1) * TURN + tl.arange(0, TURN)
+    n = tl.arange(0, 32)
+    there = unit < UNITS
+    of = words + row // 64 * (UNITS * 64 * 32) + unit[:, None] * (64 * 32) + row % 64 * 32 + n[None, :]
+    word = tl.load(of, mask=there[:, None], other=0)
+    for nth in tl.static_range(4):
+        at = unit * 128 + nth * 32
+        pair = tl.load(grid + at // GROUP * ALL + row, mask=there, other=0)
+        scale = pair.to(tl.int16).to(KIND, bitcast=True).to(tl.float32)
+        offset = (pair >> 16).to(tl.int16).to(KIND, bitcast=True).to(tl.float32)
+        number = ((word >> 4 * nth) & 15).to(tl.float32) - 8
+        value = number * scale[:, None] + offset[:, None]
+        inputs = at[:, None] + n[None, :]
+        tl.store(out + row * INPUTS + inputs, value.to(out.dtype.element_ty), mask=inputs < INPUTS)
+
+
+def spread_nibbles(
+    words: Tensor, grid: Tensor, kind: torch.dtype, outputs: int, inputs: int, dtype: torch.dtype
+) -> Tensor:
+    """As nibbles.py has them, with a grid of `kind` -> [outputs, inputs]."""
+    tiles, units = words.shape[:2]
+    out = torch.empty(outputs, inputs, dtype=dtype, device=words.device)
+    turn = min(32, power(units))
+    _nibbles[(outputs, triton.cdiv(units, turn))](
+        out, words, grid,
+        INPUTS=inputs, UNITS=units, GROUP=units * UNIT // len(grid), ALL=tiles * TOGETHER,
+        KIND=tl.bfloat16 if kind is torch.bfloat16 else tl.float16, TURN=turn, num_warps=4,
+    )  # fmt: skip
+    return out

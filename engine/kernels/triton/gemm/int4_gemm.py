@@ -1,0 +1,184 @@
+"""Products of up to some hundred rows with a weight in four bits: (number - 8) * scale + offset, by groups.
+
+A decode step of a small batch waits for its weights: a quarter of the bytes should be four times the speed.
+Then arithmetic is in the way, and so are copies. So numbers lie as the kernel reads them: a program's share
+is one piece of memory, which comes to shared memory ahead of its use, and goes from there to the registers
+that the tensor cores multiply from. There numbers become floats, two in an operation: their bits are put into
+the fraction of a power of two, which is taken away again (exact), and one more operation scales and rounds.
+
+A unit is 128 inputs of an output: 32 words of 16 bits. The nth four bits of each are of 32 inputs beside each
+other, so that they are one side of a product as they stand.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.gemm.tiled import Tiling
+from engine.kernels.triton.launch import launch, power
+
+UNIT = 128  # inputs
+TILE = 64  # outputs that lie together, in whole tiles; the kernels have it as a number
+TALL = 64  # rows of a program at most
+BROAD = 2**26  # numbers of a weight from which it has programs enough that each does more
+
+
+def packed(numbers: Tensor) -> Tensor:
+    """[outputs, width] of 0 to 15 -> words [tiles, units, TILE, 32] int16; outputs are filled up."""
+    numbers = F.pad(numbers, (0, 0, 0, -len(numbers) % TILE))
+    four = numbers.view(-1, TILE, numbers.shape[1] // UNIT, 4, UNIT // 4).to(torch.int16).unbind(3)
+    words = four[0] | four[1] << 4 | four[2] << 8 | four[3] << 12
+    return words.transpose(1, 2).contiguous()
+
+
+def unpacked(words: Tensor) -> Tensor:
+    """The way back, uint8, with what fills up."""
+    by_four = words.transpose(1, 2).unsqueeze(3) >> 4 * torch.arange(4, device=words.device)[:, None]
+    return (by_four & 15).to(torch.uint8).flatten(2).flatten(0, 1)
+
+
+def grid(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
+    """[outputs, groups] each -> scale and offset in one number, two of `dtype`: [groups, outputs] int32."""
+    both = torch.stack((scale, (8 - zero) * scale), 2).to(dtype)
+    return F.pad(both.view(torch.int32).squeeze(2).T, (0, -len(scale) % TILE)).contiguous()
+
+
+def _floats(kind: str, power: str, one: str, less: str) -> str:
+    """$0 to $3: the four numbers of each half of the word $4, scaled by $5, $9, ... with $7, $11, ... added.
+
+    `power`: twice the float to whose fraction a number is added; `less`: that and 8, below zero. What takes
+    it away is a product with one, as GPUs before Hopper have no sums of short floats of the other kind.
+    """
+    each = """
+        shr.u32 n, $4, {bits};
+        lop3.b32 n, n, 0x000f000f, {power}, 0xea;
+        fma.rn.{kind} n, n, one, less;
+        fma.rn.{kind} ${nth}, n, ${scale}, ${offset};"""
+    lines = (
+        each.format(bits=4 * nth, power=power, kind=kind, nth=nth, scale=5 + 4 * nth, offset=7 + 4 * nth)
+        for nth in range(4)
+    )
+    return f"{{ .reg .b32 n, one, less; mov.b32 one, {one}; mov.b32 less, {less};" + "".join(lines) + "}"
+
+
+FLOATS = {
+    torch.bfloat16: _floats("bf16x2", "0x43004300", "0x3f803f80", "0xc308c308"),  # 128
+    torch.float16: _floats("f16x2", "0x64006400", "0x3c003c00", "0xe408e408"),  # 1024
+}
+_FLOATS_OPERANDS = tl.constexpr(",".join(["=r"] * 4 + ["r"] * 17))
+_TWICE = tl.constexpr("{ prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232; }")
+
+
+@triton.jit
+def _of_group(grid):
+    """Scale and offset of each output, as the tensor cores' operands have them: twice in 32 bits."""
+    pair = tl.load(grid)
+    scale, offset = tl.inline_asm_elementwise(
+        _TWICE, "=r,=r,r", [pair], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+    )
+    return scale[:, None], offset[:, None]
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _narrow(
+    out, x, words, grid, rows,
+    OUTPUTS: tl.constexpr, ALL: tl.constexpr, INPUTS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, PARTS: tl.constexpr, TILES: tl.constexpr,
+    STAGES: tl.constexpr, FLOATS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    # Programs that read the same weights with other rows are beside each other.
+    output = tl.program_id(0) // TILES * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(0) % TILES * ROWS + tl.arange(0, ROWS)
+    part = tl.program_id(1)
+    SHARE: tl.constexpr = UNITS // PARTS
+    n = tl.arange(0, 32)
+    of_words = words + (output // 64).to(tl.int64)[:, None] * (UNITS * 64 * 32)
+    of_words += (output % 64 * 32)[:, None] + n[None, :]
+    of_x = x + row.to(tl.int64)[None, :] * INPUTS + n[:, None]
+    dtype = x.dtype.element_ty
+    there = (row < rows)[None, :]
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for begin in tl.range(part * SHARE, (part + 1) * SHARE, TURN, num_stages=STAGES):
+        for nth in tl.static_range(TURN):
+            unit = begin + nth
+            at = unit * 128
+            word = tl.load(of_words + unit * (64 * 32))
+            scale0, offset0 = _of_group(grid + at // GROUP * ALL + output)
+            scale1, offset1 = scale0, offset0
+            if GROUP % 64 != 0:
+                scale1, offset1 = _of_group(grid + (at + 32) // GROUP * ALL + output)
+            scale2, offset2 = scale0, offset0
+            if GROUP % 128 != 0:
+                scale2, offset2 = _of_group(grid + (at + 64) // GROUP * ALL + output)
+            scale3, offset3 = scale2, offset2
+            if GROUP % 64 != 0:
+                scale3, offset3 = _of_group(grid + (at + 96) // GROUP * ALL + output)
+            w0, w1, w2, w3 = tl.inline_asm_elementwise(
+                FLOATS, _FLOATS_OPERANDS,
+                [word, scale0, offset0, scale1, offset1, scale2, offset2, scale3, offset3],
+                dtype=(dtype, dtype, dtype, dtype), is_pure=True, pack=2,
+            )  # fmt: skip
+            x0 = tl.load(of_x + at, mask=_fits(there, at + n, INPUTS, UNITS), other=0.0)
+            x1 = tl.load(of_x + (at + 32), mask=_fits(there, at + 32 + n, INPUTS, UNITS), other=0.0)
+            x2 = tl.load(of_x + (at + 64), mask=_fits(there, at + 64 + n, INPUTS, UNITS), other=0.0)
+            x3 = tl.load(of_x + (at + 96), mask=_fits(there, at + 96 + n, INPUTS, UNITS), other=0.0)
+            total = tl.dot(w0, x0, total)
+            total = tl.dot(w1, x1, total)
+            total = tl.dot(w2, x2, total)
+            total = tl.dot(w3, x3, total)
+    to = (part * rows + row).to(tl.int64)[None, :] * OUTPUTS + output[:, None]
+    tl.store(out + to, total.to(out.dtype.element_ty), mask=there & (output < OUTPUTS)[:, None])
+
+
+@triton.jit
+def _fits(there, at, INPUTS: tl.constexpr, UNITS: tl.constexpr):
+    if INPUTS != UNITS * 128:
+        there = there & (at < INPUTS)[:, None]
+    return there
+
+
+def narrow(
+    x: Tensor, words: Tensor, grid: Tensor, outputs: int, how: Tiling, *, early: bool = False
+) -> Tensor:
+    """[rows, inputs] -> [parts, rows, outputs], in float32 if parts are several. `early` as in Tile.
+
+    x is of the type that the grid holds two of.
+    """
+    (rows, inputs), (tiles, units) = x.shape, words.shape[:2]
+    kind = torch.float32 if how.parts > 1 else x.dtype
+    out = torch.empty(how.parts, rows, outputs, dtype=kind, device=x.device)
+    high = triton.cdiv(rows, how.rows)
+    _narrow[(tiles * TILE // how.outputs * high, how.parts)](
+        out, x, words, grid, rows,
+        OUTPUTS=outputs, ALL=tiles * TILE, INPUTS=inputs, UNITS=units, GROUP=units * UNIT // len(grid),
+        ROWS=how.rows, COLUMNS=how.outputs, TURN=how.inputs // UNIT, PARTS=how.parts, TILES=high,
+        STAGES=how.stages, FLOATS=FLOATS[x.dtype], EARLY=early, num_warps=how.warps, **launch(early),
+    )  # fmt: skip
+    return out
+
+
+def for_narrow(rows: int, words: Tensor) -> Tiling:
+    """Of one or two warps: with four the compiler takes other products, whose operands come by another way.
+
+    Parts are few enough that who reads them next is not kept longer than they save.
+    """
+    tiles, units = words.shape[:2]
+    tall = min(TALL, max(8, power(rows)))
+    broad = words.numel() * 4 >= BROAD
+    turn = 1 if broad or tall == TALL or units % 2 else 2
+    programs = tiles * -(-rows // tall)
+    parts, enough = 1, 1024 if tall <= 16 else 512
+    while programs * parts < enough and units % (2 * parts * turn) == 0 and parts < 8:
+        parts *= 2
+    if tall == 8 and not broad:
+        return Tiling(tall, TILE // 2, turn * UNIT, warps=1, stages=3, parts=parts)
+    stages = 4 if broad and tall <= 16 else 3
+    return Tiling(tall, TILE, turn * UNIT, warps=2, stages=stages, parts=parts)

@@ -1,0 +1,305 @@
+"""One row times a weight in four bits, with what stands before and behind the product.
+
+A step of one row waits for its weights, so they are asked for before the kernel waits for the one before it.
+Words (nibbles.py) come as they lie into the registers that the tensor cores multiply from: a thread reads at
+once what its place in a product is for, as inputs are counted in the order that makes it so. No weight goes
+through shared memory. The warps of a program share the inputs, and add up there what each has found.
+
+Such a product has eight columns, and there is one row. So a column is for inputs for which an output has one
+scale: x stands in its own column and is zero in the others. Numbers are multiplied as they are, 128 more than
+they mean (1024 in float16), which is exact. Scales come last, in float32.
+
+A norm is taken in two steps, as in joined.py.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.gemm.int4_gemm import TILE, UNIT
+from engine.kernels.triton.gemm.products import Cut, opened
+from engine.kernels.triton.launch import launch, power
+from engine.kernels.triton.norm.norm import Normed, length_of
+
+COLUMNS = 8  # of a tensor core's product; the kernels have it as a number
+WARPS = 8  # of a program at most
+KNOWN = triton.__version__.startswith(("3.6.", "3.7."))  # that it puts threads where `_pairs` wants them
+
+
+def _whole(power: str) -> str:
+    """$0 to $3: the four numbers of each half of the word $4, in the fraction of a power of two."""
+    shifts = (f"shr.u32 n, $4, {4 * nth}; lop3.b32 ${nth}, n, 0x000f000f, {power}, 0xea;" for nth in range(4))
+    return "{ .reg .b32 n;" + " ".join(shifts) + "}"
+
+
+def _kept(kind: str) -> str:
+    """$0: two numbers $1 where $2 is one, and zero where that is zero."""
+    return f"{{ .reg .b32 none; mov.b32 none, 0; fma.rn.{kind} $0, $1, $2, none; }}"
+
+
+# By type: numbers and a power of two, that power, two ones, what keeps or drops two numbers.
+KINDS = {
+    torch.bfloat16: (_whole("0x43004300"), 128, 0x3F803F80, _kept("bf16x2")),
+    torch.float16: (_whole("0x64006400"), 1024, 0x3C003C00, _kept("f16x2")),
+}
+_WHOLE_OPERANDS = tl.constexpr("=r,=r,=r,=r,r")
+_KEPT_OPERANDS = tl.constexpr("=r,r,r,r")
+
+
+@triton.jit
+def _words(words, first, unit, UNITS: tl.constexpr, OUTPUTS: tl.constexpr, PER: tl.constexpr):
+    """[units, 16 outputs, 2, threads, 8]: the last is what one reads at once."""
+    thread = tl.arange(0, unit.shape[0])
+    sixteen = tl.arange(0, OUTPUTS // 16)[:, None] * 16 + tl.arange(0, 2)[None, :] * 8
+    output = first + sixteen[:, :, None] + (thread // 4 % 8)[None, None, :]
+    unit = unit[None, :] + tl.arange(0, 8 // PER)[:, None]
+    at = (output // 64 * (UNITS * 64 * 32) + output % 64 * 32)[None, :, :, :] + (thread % 4 * 8)
+    at += (unit * (64 * 32))[:, None, None, :]
+    at = tl.max_contiguous(at[:, :, :, :, None] + tl.arange(0, 8), (1, 1, 1, 2, 8))  # see below
+    return tl.load(words + at, mask=(unit < UNITS)[:, None, None, :, None], other=0)
+
+
+@triton.jit
+def _pairs(
+    grid, first, unit,
+    UNITS: tl.constexpr, ALL: tl.constexpr, GROUP: tl.constexpr, OUTPUTS: tl.constexpr, PER: tl.constexpr,
+):  # fmt: skip
+    """[warps, outputs, columns]: scale and offset, for the thread that has what they scale.
+
+    Threads are said to be neighbours, though they read far apart: so the compiler, which counts them by what
+    lies closest, takes them for those of the program. Its versions part where it has the choice.
+    """
+    thread = tl.arange(0, unit.shape[0])
+    sixteen = tl.arange(0, OUTPUTS // 16)[:, None] * 16 + tl.arange(0, 2)[None, :] * 8
+    output = first + sixteen[:, :, None, None] + (thread // 4 % 8)
+    column = tl.arange(0, 2)[:, None] + (thread % 4 * 2)[None, :]
+    unit = unit[None, :] + column // PER
+    group = (unit * 128 + column % PER * (128 // PER)) // GROUP
+    at = tl.max_contiguous(group[None, None, :, :] * ALL + output, (1, 1, 1, 2))
+    pair = tl.load(grid + at, mask=(unit < UNITS)[None, None, :, :], other=0)
+    pair = tl.reshape(pair, [OUTPUTS // 16, 2, 2, unit.shape[1] // 32, 8, 4])
+    return tl.reshape(tl.permute(pair, (3, 0, 1, 4, 5, 2)), [unit.shape[1] // 32, OUTPUTS, 8])
+
+
+@triton.jit
+def _inputs(x, unit, nth: tl.constexpr, INPUTS: tl.constexpr, PER: tl.constexpr):
+    """[threads, 8] of the `nth` 32 inputs of each column."""
+    thread = tl.arange(0, unit.shape[0])
+    column = thread // 4 % 8
+    start = (unit + column // PER) * 128 + (column % PER * (4 // PER) + nth) * 32 + thread % 4 * 8
+    at = start[:, None] + tl.arange(0, 8)
+    return tl.load(x + at, mask=at < INPUTS, other=0.0)
+
+
+@triton.jit
+def _owned(eye, nth: tl.constexpr, THREADS: tl.constexpr, PER: tl.constexpr):
+    """[units, threads]: ones where the `nth` 32 inputs of a unit are of the thread's column.
+
+    From memory, as the compiler moves what it has computed through shared memory.
+    """
+    column = tl.arange(0, THREADS) // 4 % 8
+    given = tl.arange(0, 8 // PER) * PER + nth * PER // 4
+    return tl.load(eye + column[None, :] * 8 + given[:, None])
+
+
+@triton.jit
+def _in_columns(x, owned, KEPT: tl.constexpr):
+    """[warps, inputs, columns]: x where the column is its own, else zero."""
+    units: tl.constexpr = owned.shape[0]
+    warps: tl.constexpr = owned.shape[1] // 32
+    x = tl.broadcast_to(x[None, :, :], (units, warps * 32, 8))
+    x = tl.inline_asm_elementwise(
+        KEPT, _KEPT_OPERANDS, [x, owned[:, :, None]], dtype=x.dtype, is_pure=True, pack=2
+    )
+    x = tl.reshape(x, [units, warps, 8, 4, 2, 2, 2])
+    return tl.reshape(tl.permute(x, (1, 0, 4, 5, 3, 6, 2)), [warps, units * 32, 8])
+
+
+@triton.jit
+def _scaled(words, pairs, x0, x1, x2, x3, sums, WHOLE: tl.constexpr, MORE: tl.constexpr):
+    """[warps, outputs, columns] of a turn's product. `sums`: of x, by columns."""
+    units: tl.constexpr = words.shape[0]
+    sixteen: tl.constexpr = words.shape[1]
+    warps: tl.constexpr = words.shape[3] // 32
+    words = tl.reshape(words, [units, sixteen, 2, warps, 8, 4, 2, 2, 2])
+    words = tl.reshape(tl.permute(words, (3, 1, 2, 4, 0, 6, 7, 5, 8)), [warps, sixteen * 16, units * 32])
+    kind = x0.dtype
+    w0, w1, w2, w3 = tl.inline_asm_elementwise(
+        WHOLE, _WHOLE_OPERANDS, [words], dtype=(kind, kind, kind, kind), is_pure=True, pack=2
+    )
+    total = tl.dot(w0, x0)
+    total = tl.dot(w1, x1, total)
+    total = tl.dot(w2, x2, total)
+    total = tl.dot(w3, x3, total)
+    scale = pairs.to(tl.int16).to(kind, bitcast=True).to(tl.float32)
+    offset = (pairs >> 16).to(tl.int16).to(kind, bitcast=True).to(tl.float32)
+    return (total - (MORE + 8) * sums) * scale + sums * offset
+
+
+@triton.jit
+def _row(
+    out, x, words, grid, squares, stream, scaled, pieces, norm, eye, eps,
+    WIDTH: tl.constexpr, ALL: tl.constexpr, INPUTS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr,
+    OUTPUTS: tl.constexpr, WARPS: tl.constexpr, PER: tl.constexpr, TURNS: tl.constexpr,
+    WHOLE: tl.constexpr, MORE: tl.constexpr, KEPT: tl.constexpr,
+    GATED: tl.constexpr, JOINED: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    first = tl.program_id(0) * OUTPUTS
+    output = first + tl.arange(0, OUTPUTS)
+    there = output < WIDTH
+    unit = tl.arange(0, WARPS * 32) // 32 * (TURNS * (8 // PER))  # of each thread
+    word = _words(words, first, unit, UNITS, OUTPUTS, PER)
+    pairs = _pairs(grid, first, unit, UNITS, ALL, GROUP, OUTPUTS, PER)
+    if GATED:
+        word_up = _words(words, WIDTH + first, unit, UNITS, OUTPUTS, PER)
+        pairs_up = _pairs(grid, WIDTH + first, unit, UNITS, ALL, GROUP, OUTPUTS, PER)
+    own0 = _owned(eye, 0, WARPS * 32, PER)
+    own1 = _owned(eye, 1, WARPS * 32, PER)
+    own2 = _owned(eye, 2, WARPS * 32, PER)
+    own3 = _owned(eye, 3, WARPS * 32, PER)
+    if JOINED:
+        by = tl.load(norm + output, mask=there, other=0.0).to(tl.float32)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+    total = tl.zeros([WARPS, OUTPUTS, 8], tl.float32)
+    total_up = tl.zeros([WARPS, OUTPUTS, 8], tl.float32)
+    for turn in tl.range(0, TURNS, num_stages=1):
+        low = _inputs(x, unit, 0, INPUTS, PER)
+        high = low
+        sums = tl.sum(low.to(tl.float32), 1)
+        if PER == 2:
+            high = _inputs(x, unit, 1, INPUTS, PER)
+            sums += tl.sum(high.to(tl.float32), 1)
+        sums = tl.sum(tl.reshape(sums, [WARPS, 8, 4]), 2)[:, None, :]
+        x0 = _in_columns(low, own0, KEPT)
+        x1 = _in_columns(high, own1, KEPT)
+        x2 = _in_columns(low, own2, KEPT)
+        x3 = _in_columns(high, own3, KEPT)
+        now = word
+        now_pairs = pairs
+        if GATED:
+            now_up = word_up
+            now_pairs_up = pairs_up
+        if TURNS > 1:  # those of the next turn are on their way meanwhile; behind the last, nothing is read
+            unit += 8 // PER
+            ahead = tl.where(turn + 1 < TURNS, unit, UNITS)
+            word = _words(words, first, ahead, UNITS, OUTPUTS, PER)
+            pairs = _pairs(grid, first, ahead, UNITS, ALL, GROUP, OUTPUTS, PER)
+            if GATED:
+                word_up = _words(words, WIDTH + first, ahead, UNITS, OUTPUTS, PER)
+                pairs_up = _pairs(grid, WIDTH + first, ahead, UNITS, ALL, GROUP, OUTPUTS, PER)
+        total += _scaled(now, now_pairs, x0, x1, x2, x3, sums, WHOLE, MORE)
+        if GATED:
+            total_up += _scaled(now_up, now_pairs_up, x0, x1, x2, x3, sums, WHOLE, MORE)
+
+    result = tl.sum(tl.sum(total, 2), 0)
+    result_up = tl.sum(tl.sum(total_up, 2), 0)
+    if PIECES > 0:
+        length = tl.sum(length_of(squares, tl.arange(0, 1), 1, eps, INPUTS, PIECES, PADDED))
+        result *= length
+        result_up *= length
+    result = result.to(x.dtype.element_ty)
+    if GATED:
+        result = opened(result, result_up.to(result.dtype))
+    if JOINED:
+        before = tl.load(stream + output, mask=there, other=0.0)
+        tl.debug_barrier()  # all threads have read it, some of them the same as others, before any writes
+        value = (before.to(tl.float32) + result.to(tl.float32)).to(before.dtype)
+        wide = value.to(tl.float32)
+        tl.store(stream + output, value, mask=there)
+        tl.store(scaled + output, (wide * by).to(before.dtype), mask=there)
+        tl.store(pieces + tl.program_id(0), tl.sum(wide * wide))
+    else:
+        tl.store(out + output, result, mask=there)
+
+
+def row(
+    x: Normed,
+    words: Tensor,
+    grid: Tensor,
+    eye: Tensor,
+    outputs: int,
+    *,
+    gated: bool = False,
+    early: bool = False,
+    cut: Cut | None = None,
+) -> Tensor:
+    """[1, inputs] -> [1, outputs]; of a norm, the last step is done here. `early` as in Tile.
+
+    `gated`: silu of the first half of the weight's outputs, times the second.
+    """
+    cut = cut or for_row(words, grid, gated=gated)
+    out = torch.empty(1, outputs, dtype=x.values.dtype, device=words.device)
+    _launch(out, x, (words, grid), (None, None, None, None, eye), cut, gated=gated, early=early)
+    return out
+
+
+def joined_row(
+    stream: Tensor,
+    x: Tensor,
+    words: Tensor,
+    grid: Tensor,
+    eye: Tensor,
+    scale: Tensor,
+    eps: float,
+    *,
+    early: bool = False,
+    cut: Cut | None = None,
+) -> Normed:
+    """Adds the product to the stream, in place, and gives the norm of that, but for its last step."""
+    cut = cut or for_row(words, grid)
+    scaled = torch.empty_like(stream)
+    pieces = triton.cdiv(stream.shape[1], cut.outputs)
+    squares = torch.empty(pieces, 1, dtype=torch.float32, device=stream.device)
+    _launch(scaled, Normed(x), (words, grid), (stream, scaled, squares, scale, eye), cut, early=early)
+    return Normed(scaled, squares, eps)
+
+
+def _launch(
+    out: Tensor,
+    x: Normed,
+    weight: tuple[Tensor, Tensor],
+    around: tuple[Tensor | None, ...],
+    cut: Cut,
+    *,
+    gated: bool = False,
+    early: bool,
+) -> None:
+    (words, grid), outputs = weight, out.shape[1]
+    tiles, units = words.shape[:2]
+    per, group = _per(units, grid), units * UNIT // len(grid)
+    pieces = 0 if x.squares is None else len(x.squares)
+    whole, more, _, kept = KINDS[x.values.dtype]
+    _row[(triton.cdiv(outputs, cut.outputs),)](
+        out, x.values, words, grid, x.squares, *around, x.eps,
+        WIDTH=outputs, ALL=tiles * TILE, INPUTS=x.values.shape[1], UNITS=units, GROUP=group,
+        OUTPUTS=cut.outputs, WARPS=cut.warps, PER=per, TURNS=triton.cdiv(units * per, cut.warps * COLUMNS),
+        WHOLE=whole, MORE=more, KEPT=kept, GATED=gated, JOINED=around[0] is not None,
+        PIECES=pieces, PADDED=power(max(1, pieces)), EARLY=early, num_warps=cut.warps, **launch(early),
+    )  # fmt: skip
+
+
+def for_row(words: Tensor, grid: Tensor, *, gated: bool = False) -> Cut:
+    """All inputs at once where warps suffice, and so few outputs that two programs fit beside each other."""
+    units = words.shape[1]
+    columns = units * _per(units, grid)
+    warps = min(WARPS, power(triton.cdiv(columns, COLUMNS)))
+    several = columns > warps * COLUMNS
+    return Cut(16 if gated or several else 32, UNIT * units, warps)
+
+
+def ones_of(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Ones, two in a number, where a column is itself."""
+    return torch.eye(COLUMNS, dtype=torch.int32, device=device) * KINDS[dtype][2]
+
+
+def _per(units: int, grid: Tensor) -> int:
+    """Columns that share a unit: as few as there are scales, and two at least."""
+    return 2 if units * UNIT // len(grid) % 64 == 0 else 4

@@ -1,0 +1,82 @@
+"""A product that is added to the stream, up to what the next one reads of it.
+
+The stream is normed in two steps: here it is scaled and its squares are summed, piece by piece, as no program
+has a whole row; whoever multiplies with it divides by its length (norm.length_of). So it is rounded once
+instead of twice, and no kernel stands between two products. Numbers need the range of bfloat16 for it.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.gemm.tiled import MOST, SMALL, Tiling, descriptors, multiplied
+from engine.kernels.triton.launch import launch
+from engine.kernels.triton.norm.norm import Normed
+from engine.kernels.triton.room import with_room
+
+FEW, MANY = 16, 65  # rows up to which and from which it is ahead
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _joined(
+    scaled, squares, stream, tiles_of_x, tiles_of_weight, scale, rows, inputs,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    piece = tl.program_id(0)
+    top = tl.program_id(1) * ROWS
+    output = piece * COLUMNS + tl.arange(0, COLUMNS)
+    row = top + tl.arange(0, ROWS)
+    there = (output < WIDTH)[:, None] & (row < rows)[None, :]
+    by = tl.load(scale + output, mask=output < WIDTH, other=0.0).to(tl.float32)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    at = row.to(tl.int64)[None, :] * WIDTH + output[:, None]
+    before = tl.load(stream + at, mask=there, other=0.0)
+    total, _ = multiplied(
+        tiles_of_x, tiles_of_weight, top, piece * COLUMNS, 0, 0, inputs, ROWS, COLUMNS, TURN, False, STAGES
+    )
+    value = (before.to(tl.float32) + total.to(before.dtype).to(tl.float32)).to(before.dtype)
+    wide = value.to(tl.float32)
+    tl.store(stream + at, value, mask=there)
+    tl.store(scaled + at, (wide * by[:, None]).to(before.dtype), mask=there)
+    tl.store(squares + piece * rows + row, tl.sum(wide * wide, 0), mask=row < rows)
+
+
+def joined(
+    stream: Tensor, x: Tensor, weight: Tensor, scale: Tensor, eps: float, how: Tiling, *, early: bool = False
+) -> Normed:
+    """Adds the product of [rows, inputs] with a weight to the stream, in place, and gives the norm of that.
+
+    `scale` and `eps` are the norm's. `early` as in Tile.
+    """
+    rows, width = stream.shape
+    pieces = triton.cdiv(width, how.outputs)
+    scaled = with_room(rows, width, like=stream)
+    squares = torch.empty(pieces, rows, dtype=torch.float32, device=stream.device)
+    _joined[(pieces, triton.cdiv(rows, how.rows))](
+        scaled, squares, stream, *descriptors(x, weight, how), scale, rows, x.shape[1],
+        WIDTH=width, ROWS=how.rows, COLUMNS=how.outputs, TURN=how.inputs, STAGES=how.stages, EARLY=early,
+        num_warps=how.warps, **launch(early),
+    )  # fmt: skip
+    return Normed(scaled, squares, eps)
+
+
+def for_joined(rows: int, weight: Tensor) -> Tiling | None:
+    """None: inputs that are cut, with a norm that adds up the parts, are ahead, or numbers are too narrow."""
+    inputs = weight.shape[1]
+    if weight.numel() > SMALL or weight.dtype is not torch.bfloat16 or inputs % 256:
+        return None
+    if rows < 2 or FEW < rows < MANY or rows > MOST:
+        return None
+    tall = 16 if rows <= FEW else 32 if rows <= 128 else 64
+    if inputs > 2048:  # as long again, so there are twice as many programs
+        tall = max(16, tall // 2)
+    return (
+        Tiling(tall, 64, 128, warps=4, stages=5) if tall == 64 else Tiling(tall, 64, 256, warps=4, stages=4)
+    )

@@ -1,0 +1,129 @@
+"""The product that makes queries, keys and values, up to what attention reads: rotary.py's work in its end.
+
+A program has one head of some tokens, in two halves: what stands across from each other turns together.
+The oracle is a product, and `rotary.turn` of what it gives.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.gemm.tiled import FEWEST, MOST, SMALL, Tiling, constants, descriptors, multiplied
+from engine.kernels.triton.launch import launch
+from engine.kernels.triton.norm.norm import Normed, length_of
+from engine.kv.store import KVLayer
+
+
+@triton.jit
+def _lay_down(to, line, kept, low, high, HALF: tl.constexpr):
+    """Both halves of a head into the cells that `line` counts."""
+    at = line.to(tl.int64)[None, :] * (2 * HALF) + tl.arange(0, HALF)[:, None]
+    tl.store(to + at, low, mask=kept[None, :])
+    tl.store(to + at + HALF, high, mask=kept[None, :])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _turned(
+    q, keys, values, tiles_of_x, tiles_of_weight, squares, scale, rope, positions, places,
+    rows, row_eps, eps,
+    QUERIES: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
+    ROPE: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr, WIDTH: tl.constexpr,
+    PIECES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    head = tl.program_id(0)
+    top = tl.program_id(1) * ROWS
+    row = top + tl.arange(0, ROWS)
+    there = row < rows
+    at = tl.arange(0, HALF)
+    place = tl.load(places + row, mask=there, other=-1)
+    if ROPE:  # cosines of both halves, sines of the first with their sign turned, sines
+        position = tl.load(positions + row, mask=there, other=0)
+        angles = rope + position[None, :] * (4 * HALF) + at[:, None]
+        cos = tl.load(angles, mask=there[None, :], other=0.0)
+        sin = tl.load(angles + 3 * HALF, mask=there[None, :], other=0.0)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+
+    if PIECES > 0:
+        length = length_of(squares, row, rows, row_eps, WIDTH, PIECES, PADDED)
+    first = head * (2 * HALF)
+    low, high = multiplied(
+        tiles_of_x, tiles_of_weight, top, first, first + HALF, 0, WIDTH, ROWS, HALF, TURN, True, STAGES
+    )
+    if PIECES > 0:
+        low *= length[None, :]
+        high *= length[None, :]
+    dtype = q.dtype.element_ty
+    low = low.to(dtype)
+    high = high.to(dtype)
+    if head < QUERIES + KV_HEADS:
+        if NORM:
+            wide = low.to(tl.float32)
+            wide_high = high.to(tl.float32)
+            total = tl.sum(wide * wide, 0) + tl.sum(wide_high * wide_high, 0)
+            shrink = tl.rsqrt(total / (2 * HALF) + eps)[None, :]
+            by = tl.load(scale + first + at).to(tl.float32)[:, None]
+            by_high = tl.load(scale + first + HALF + at).to(tl.float32)[:, None]
+            low = ((wide * shrink).to(dtype).to(tl.float32) * by).to(dtype)
+            high = ((wide_high * shrink).to(dtype).to(tl.float32) * by_high).to(dtype)
+        if ROPE:
+            wide = low.to(tl.float32)
+            wide_high = high.to(tl.float32)
+            along = cos.to(tl.float32)
+            across = sin.to(tl.float32)
+            low = ((wide * along).to(dtype).to(tl.float32) - wide_high * across).to(dtype)
+            high = ((wide_high * along).to(dtype).to(tl.float32) + wide * across).to(dtype)
+
+    if head < QUERIES:
+        _lay_down(q, row * QUERIES + head, there, low, high, HALF)
+    elif head < QUERIES + KV_HEADS:
+        _lay_down(keys, place * KV_HEADS + head - QUERIES, place >= 0, low, high, HALF)
+    else:
+        _lay_down(values, place * KV_HEADS + head - QUERIES - KV_HEADS, place >= 0, low, high, HALF)
+
+
+def turned(
+    x: Normed,
+    weight: Tensor,
+    layer: KVLayer,
+    scale: Tensor | None,
+    eps: float,
+    rope: Tensor | None,
+    positions: Tensor,
+    places: Tensor,
+    how: Tiling,
+    *,
+    early: bool = False,
+) -> Tensor:
+    """[tokens, inputs] -> queries [tokens, heads, dim]; keys and values go to their cells.
+
+    `scale` [heads + kv_heads, dim] is of the norm of queries and keys; `rope` and places as in rotary.turn.
+    """
+    spec, tokens = layer.spec, len(x.values)
+    q = torch.empty(tokens, spec.heads, spec.key_dim, dtype=x.values.dtype, device=weight.device)
+    _turned[(spec.heads + 2 * spec.kv_heads, triton.cdiv(tokens, how.rows))](
+        q, layer.keys, layer.values, *descriptors(x.values, weight, how), x.squares, scale, rope,
+        positions, places, tokens, x.eps, eps,
+        QUERIES=spec.heads, KV_HEADS=spec.kv_heads, HALF=how.outputs, NORM=scale is not None,
+        ROPE=rope is not None, EARLY=early, num_warps=how.warps, **constants(x, how), **launch(early),
+    )  # fmt: skip
+    return q
+
+
+def for_turned(rows: int, weight: Tensor, layer: KVLayer) -> Tiling | None:
+    """None: product and turn one after another are ahead, or heads or cache are of another form."""
+    dim, inputs = layer.spec.key_dim, weight.shape[1]
+    fits = dim == layer.spec.value_dim and dim in (32, 64, 128)
+    if not fits or layer.keys.dtype is not weight.dtype or weight.itemsize != 2 or inputs % 128:
+        return None
+    small = weight.numel() <= SMALL
+    if not FEWEST <= rows <= (MOST if small else 64):
+        return None
+    if small and rows <= 64 and inputs % 256 == 0:
+        return Tiling(16, dim // 2, 256, warps=4, stages=3)
+    return Tiling(32 if small and rows <= 128 else 64, dim // 2, 128, warps=4, stages=4)

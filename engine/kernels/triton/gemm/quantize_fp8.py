@@ -1,0 +1,43 @@
+"""Rows in eight bit floats, each by its own greatest: what a scaled product multiplies."""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.gemm.products import step_of
+from engine.kernels.triton.launch import launch, power
+
+KIND = torch.float8_e4m3fn
+
+
+@triton.jit
+def _rounded(
+    out, steps, x,
+    INPUTS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, PADDED)
+    value = tl.load(x + row * INPUTS + at, mask=at < INPUTS, other=0.0).to(tl.float32)
+    step = step_of(value, 0)
+    tl.store(steps + row, step)
+    tl.store(out + row * WIDTH + at, (value * tl.div_rn(1.0, step)).to(tl.float8e4nv), mask=at < WIDTH)
+
+
+def rounded(x: Tensor, width: int, *, early: bool = False) -> tuple[Tensor, Tensor]:
+    """[rows, inputs] -> [rows, width] of KIND, zeros behind the inputs, and the steps [rows] in float32."""
+    rows, inputs = x.shape
+    out = torch.empty(rows, width, dtype=KIND, device=x.device)
+    steps = torch.empty(rows, dtype=torch.float32, device=x.device)
+    padded = power(width)
+    _rounded[(rows,)](
+        out, steps, x,
+        INPUTS=inputs, WIDTH=width, PADDED=padded, EARLY=early,
+        num_warps=min(8, max(1, padded // 512)), **launch(early),
+    )  # fmt: skip
+    return out, steps

@@ -1,0 +1,1 @@
+"""What writes, moves and fetches the cache's cells and tables."""

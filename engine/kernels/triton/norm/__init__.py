@@ -1,0 +1,1 @@
+"""Norms, activations and embeddings."""

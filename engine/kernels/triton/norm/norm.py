@@ -1,0 +1,80 @@
+"""A norm, with the sum before it: x += what a product has added, then the root mean square of x.
+
+A product may come in parts, [parts, tokens, width] in float32, where its sums were split among programs
+(products.py); whoever reads it adds them up. A norm may come in two steps: all but the length of a row first
+(joined.py), and by that its product is divided.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.launch import launch, power
+from engine.kernels.triton.room import with_room
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """What a product reads: [rows, width] after a norm, or before the last step of it."""
+
+    values: Tensor
+    squares: Tensor | None = None  # [pieces, rows]: of what was to be normed; None: nothing is left to do
+    eps: float = 0.0
+
+
+@triton.jit
+def add_up(parts, at, mask, stride, PARTS: tl.constexpr):
+    """The sum of a product's parts, in float32."""
+    total = tl.load(parts + at, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(parts + part * stride + at, mask=mask, other=0.0).to(tl.float32)
+    return total
+
+
+@triton.jit
+def length_of(squares, row, rows, eps, WIDTH: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr):
+    """What a product of rows that are normed but for their length is multiplied with, from their squares."""
+    piece = tl.arange(0, PADDED)
+    there = (piece < PIECES)[:, None] & (row < rows)[None, :]
+    pieces = tl.load(squares + piece[:, None] * rows + row[None, :], mask=there, other=0.0)
+    return tl.rsqrt(tl.sum(pieces, 0) / WIDTH + eps)
+
+
+@triton.jit
+def _norm(
+    out, x, parts, weight, eps, part_stride,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, PADDED)
+    there = at < WIDTH
+    scale = tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+    value = tl.load(x + token * WIDTH + at, mask=there, other=0.0)
+    if PARTS > 0:
+        added = add_up(parts, token * WIDTH + at, there, part_stride, PARTS).to(value.dtype)
+        value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
+        tl.store(x + token * WIDTH + at, value, mask=there)
+    wide = value.to(tl.float32)
+    even = (wide * tl.rsqrt(tl.sum(wide * wide) / WIDTH + eps)).to(value.dtype)
+    tl.store(out + token * WIDTH + at, (even.to(tl.float32) * scale).to(value.dtype), mask=there)
+
+
+def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, early: bool = False) -> Tensor:
+    """[tokens, width]. `parts` are added to x first, in place. `early` as in Tile."""
+    tokens, width = x.shape
+    out = with_room(tokens, width, like=x)
+    padded = power(width)
+    _norm[(tokens,)](
+        out, x, x if parts is None else parts, weight, eps, 0 if parts is None else parts.stride(0),
+        WIDTH=width, PADDED=padded, PARTS=0 if parts is None else len(parts), EARLY=early,
+        num_warps=min(8, max(1, padded // 512)), **launch(early),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,43 @@
+"""The activation of the MLP: silu of its gate, times up."""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.launch import launch
+from engine.kernels.triton.norm.norm import add_up
+from engine.kernels.triton.room import with_room
+
+TILE = 1024
+
+
+@triton.jit
+def _swiglu(
+    out, parts, part_stride,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    if EARLY:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    there = at < WIDTH
+    dtype = out.dtype.element_ty
+    gate = add_up(parts, token * (2 * WIDTH) + at, there, part_stride, PARTS).to(dtype).to(tl.float32)
+    up = add_up(parts, token * (2 * WIDTH) + WIDTH + at, there, part_stride, PARTS).to(dtype)
+    opened = (gate * tl.sigmoid(gate)).to(dtype)
+    tl.store(out + token * WIDTH + at, (opened.to(tl.float32) * up.to(tl.float32)).to(dtype), mask=there)
+
+
+def swiglu(parts: Tensor, dtype: torch.dtype, *, early: bool = False) -> Tensor:
+    """[parts, tokens, 2 * width], gates first -> [tokens, width]."""
+    count, tokens, both = parts.shape
+    out = with_room(tokens, both // 2, like=parts, dtype=dtype)
+    _swiglu[(tokens, triton.cdiv(both // 2, TILE))](
+        out, parts, parts.stride(0),
+        WIDTH=both // 2, TILE=TILE, PARTS=count, EARLY=early, num_warps=4, **launch(early),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,177 @@
+"""The tensors behind the blocks, on the device and, for swapped requests, in host memory."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.api.config import KvSchemeName, LayerSpec
+
+# What a compressed cache keeps of a number: one byte, and beside a head's numbers of a token their scale.
+PACKED: Mapping[KvSchemeName, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+SCALE = torch.bfloat16  # as wide a range as float32; packing divides by what it has been rounded to
+
+Pairs = Sequence[tuple[int, int]]  # of blocks: from, to
+Mover = Callable[[Sequence[Tensor], Sequence[Tensor], Pairs], None]
+
+
+@dataclass(slots=True)
+class KVLayer:
+    """One layer's share of the cache: [blocks, block_size, kv_heads, dim] each.
+
+    Where it is compressed, a number is the stored one times its scale [blocks, block_size, kv_heads].
+    """
+
+    spec: LayerSpec
+    keys: Tensor
+    values: Tensor
+    sinks: Tensor | None = None  # [heads]: a learned score beside the keys, for models that have one
+    key_scales: Tensor | None = None  # both or none
+    value_scales: Tensor | None = None
+
+    @property
+    def block_size(self) -> int:
+        return self.keys.shape[1]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What a block is made of."""
+        yield from (self.keys, self.values)
+        if self.key_scales is not None and self.value_scales is not None:
+            yield from (self.key_scales, self.value_scales)
+
+
+class KVStore:
+    """A KVLayer for each of the model's, on the device and in host memory."""
+
+    def __init__(
+        self,
+        specs: Sequence[LayerSpec],
+        *,
+        blocks: int,
+        block_size: int,
+        host_blocks: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        sinks: Mapping[int, Tensor] = MappingProxyType({}),
+        scheme: KvSchemeName = "none",
+    ) -> None:
+        stored = PACKED.get(scheme, dtype)
+
+        def layer(spec: LayerSpec, count: int, where: torch.device, pinned: bool = False) -> KVLayer:
+            shape = (count, block_size, spec.kv_heads)
+            keys = _zeros((*shape, spec.key_dim), stored, where, pinned)
+            values = _zeros((*shape, spec.value_dim), stored, where, pinned)
+            if scheme == "none":
+                return KVLayer(spec, keys, values)
+            scales = (_zeros(shape, SCALE, where, pinned) for _ in range(2))
+            return KVLayer(spec, keys, values, None, *scales)
+
+        pinned, host = device.type == "cuda", torch.device("cpu")
+        self.scheme, self.dtype = scheme, dtype  # dtype: of what goes in
+        self.mover: Mover = move_blocks
+        self.layers = [layer(spec, blocks, device) for spec in specs]
+        for index, scores in sinks.items():
+            self.layers[index].sinks = scores
+        self.host = [layer(spec, host_blocks, host, pinned) for spec in specs] if host_blocks else []
+
+    @property
+    def kind(self) -> str:
+        """Of what it keeps, in a word."""
+        return str(self.dtype).removeprefix("torch.") if self.scheme == "none" else self.scheme
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for each in self.layers for tensor in each.tensors())
+
+    @property
+    def host_nbytes(self) -> int:
+        return sum(tensor.nbytes for each in self.host for tensor in each.tensors())
+
+    @staticmethod
+    def block_bytes(
+        specs: Sequence[LayerSpec], block_size: int, dtype: torch.dtype, scheme: KvSchemeName = "none"
+    ) -> int:
+        return block_size * sum(_cell_bytes(spec, dtype, scheme) for spec in specs)
+
+    def read_per_token(self) -> tuple[tuple[int, int], ...]:
+        """Bytes that a token of a row's context costs to read, by the window of the layers (0: none)."""
+        found: dict[int, int] = {}
+        for each in self.layers:
+            window = each.spec.window or 0
+            found[window] = found.get(window, 0) + _cell_bytes(each.spec, self.dtype, self.scheme)
+        return tuple(found.items())
+
+    def clear(self) -> None:
+        """Lets go of all memory."""
+        self.layers.clear()
+        self.host.clear()
+
+    def become(self, other: "KVStore") -> None:
+        """Takes over another one's form and memory; whoever holds this one reads that from now on."""
+        self.scheme, self.dtype = other.scheme, other.dtype
+        self.layers[:], self.host[:] = other.layers, other.host
+
+    def resize(self, blocks: int, held: Sequence[int]) -> None:
+        """So many blocks on the device, a layer after another; of what was there, those `held` are copied.
+
+        Whoever holds a layer reads its new tensors from then on. Where it raises, some layers have them.
+        """
+        at = torch.as_tensor(held, dtype=torch.int64)
+        for each in self.layers:
+            there = at.to(each.keys.device)
+            for name in ("keys", "values", "key_scales", "value_scales"):
+                if (old := getattr(each, name)) is not None and len(old) != blocks:
+                    new = _zeros((blocks, *old.shape[1:]), old.dtype, old.device, pinned=False)
+                    bits(new)[there] = bits(old)[there]
+                    setattr(each, name, new)
+                    del old, new
+
+    def copy(self, pairs: Pairs) -> None:
+        """Copies whole blocks on the device, each (from, to)."""
+        self._move(self.layers, self.layers, pairs)
+
+    def swap_out(self, pairs: Pairs) -> None:
+        """Device blocks to host blocks."""
+        self._move(self.layers, self.host, pairs)
+
+    def swap_in(self, pairs: Pairs) -> None:
+        """Host blocks to device blocks."""
+        self._move(self.host, self.layers, pairs)
+
+    def _move(self, source: list[KVLayer], target: list[KVLayer], pairs: Pairs) -> None:
+        if pairs:
+            sources, targets = (
+                [each for layer in side for each in layer.tensors()] for side in (source, target)
+            )
+            self.mover(sources, targets, pairs)
+
+
+def move_blocks(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
+    """Block `a` of each source becomes block `b` of the target beside it, for each of the pairs (a, b)."""
+    froms, tos = (torch.tensor(side) for side in zip(*pairs, strict=True))
+    for old, new in zip(map(bits, sources), map(bits, targets), strict=True):
+        new[tos.to(new.device)] = old[froms.to(old.device)].to(new.device)
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The same memory in a type that can be indexed everywhere; floats of one byte cannot."""
+    return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
+
+
+def _cell_bytes(spec: LayerSpec, dtype: torch.dtype, scheme: KvSchemeName) -> int:
+    """A token in one layer."""
+    size = PACKED.get(scheme, dtype).itemsize
+    scales = 0 if scheme == "none" else 2 * SCALE.itemsize
+    return spec.kv_heads * ((spec.key_dim + spec.value_dim) * size + scales)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> Tensor:
+    """In plain main memory, pages that nobody has touched yet cost neither time nor room."""
+    if device.type != "cpu" or pinned:
+        return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
+    lazy = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(lazy).view(dtype).view(shape)

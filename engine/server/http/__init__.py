@@ -1,0 +1,1 @@
+"""HTTP itself: sockets, limits, keys, bodies and errors."""

@@ -1,0 +1,21 @@
+"""What a route knows of who is calling."""
+
+from typing import TYPE_CHECKING
+
+from starlette.requests import HTTPConnection
+
+from engine.server.http.auth import KEY
+
+if TYPE_CHECKING:
+    from engine.server.state import State
+
+
+def state_of(connection: HTTPConnection) -> "State":
+    state: State = connection.app.state.server
+    return state
+
+
+def key_of(connection: HTTPConnection) -> bytes:
+    """The digest of the key that opened."""
+    key: bytes = connection.scope[KEY]
+    return key

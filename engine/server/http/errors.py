@@ -1,0 +1,82 @@
+"""What went wrong, as an answer: in the form of OpenAI, and beside it as the engine's own error."""
+
+import json
+from typing import Any
+
+from fastapi.responses import Response
+
+from engine.api.errors import (
+    BadInput,
+    Ending,
+    EngineDead,
+    EngineError,
+    QueueFull,
+    RequestTooLong,
+    UnknownCommand,
+    UnknownRequest,
+)
+from engine.api.wire import encode_error
+
+_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(Exception):
+    """An answer other than 200. `cause`: the error of which a screen elsewhere hears."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+        close: bool = False,
+        cause: EngineError | None = None,
+    ) -> None:
+        super().__init__(message)
+        usual = BadInput if status < 500 else EngineError
+        self.cause = cause or usual(message, field=param or "")
+        self.status, self.param, self.code = status, param, code
+        self.headers = {}
+        if retry_after is not None:
+            self.headers["retry-after"] = str(retry_after)
+        if close:
+            self.headers["connection"] = "close"
+
+    def record(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        kind = _KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        told = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": told}
+
+    def body(self) -> bytes:
+        told = self.record() | {"engine": encode_error(self.cause)}
+        return json.dumps(told).encode()  # in ASCII: a client's own letters may be half of a pair
+
+    def response(self) -> Response:
+        return Response(self.body(), self.status, self.headers, media_type="application/json")
+
+
+def from_engine(error: EngineError) -> ApiError:
+    """What the engine refused, as an answer that names the field."""
+    text, field = str(error), error.field or None
+    match error:
+        case RequestTooLong():
+            return ApiError(400, text, param=field, code="context_length_exceeded", cause=error)
+        case UnknownRequest() | UnknownCommand():
+            return ApiError(404, text, param=field, cause=error)
+        case BadInput():
+            return ApiError(400, text, param=field, cause=error)
+        case QueueFull():
+            return ApiError(503, text, code="overloaded", retry_after=1, cause=error)
+        case Ending():
+            return ApiError(503, text, code="shutting_down", retry_after=5, cause=error)
+        case EngineDead():
+            return ApiError(503, text, code="engine_dead", cause=error)
+    return ApiError(500, text, cause=error)

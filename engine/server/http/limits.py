@@ -1,0 +1,54 @@
+"""How much clients may have in flight at once."""
+
+from collections import Counter
+
+from engine.api.errors import BadParams, QueueFull
+from engine.server.http.errors import ApiError
+
+_RETRY_AFTER = 1  # seconds
+
+
+class Gate:
+    """Counts the choices in flight, over all clients and of each key."""
+
+    def __init__(self, most: int, most_of_a_key: int) -> None:
+        self.most, self.most_of_a_key = most, most_of_a_key
+        self._held: Counter[bytes] = Counter()
+
+    @property
+    def in_flight(self) -> int:
+        return self._held.total()
+
+    def enter(self, key: bytes, choices: int, name: str) -> "Ticket":
+        """`name`: of the parameter that makes them so many."""
+        if choices > min(self.most, self.most_of_a_key):  # then waiting does not help
+            most = min(self.most, self.most_of_a_key)
+            raise BadParams(name, f"this wants {choices} places at once, and a key has {most} here")
+        if self._held[key] + choices > self.most_of_a_key:
+            full = QueueFull(
+                f"this key has {self._held[key]} choices in flight, and may have {self.most_of_a_key}; "
+                "wait for some of them"
+            )
+            raise ApiError(429, str(full), code="rate_limit_exceeded", retry_after=_RETRY_AFTER, cause=full)
+        if self._held.total() + choices > self.most:
+            raise QueueFull(
+                f"{self._held.total()} choices are in flight, and the server takes {self.most}; come later"
+            )
+        self._held[key] += choices
+        return Ticket(self, key, choices)
+
+    def leave(self, key: bytes, choices: int) -> None:
+        self._held[key] -= choices
+        if not self._held[key]:
+            del self._held[key]
+
+
+class Ticket:
+    """A place for some choices; given back once."""
+
+    def __init__(self, gate: Gate, key: bytes, choices: int) -> None:
+        self._gate, self._key, self._choices = gate, key, choices
+
+    def give_back(self) -> None:
+        self._gate.leave(self._key, self._choices)
+        self._choices = 0

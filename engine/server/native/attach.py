@@ -1,0 +1,180 @@
+"""/engine/replies, for screens elsewhere: handed in once, read again as often as the link is cut."""
+
+from collections.abc import AsyncIterator, Sequence
+from time import monotonic
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
+from engine.api.wire import VERSION, encode_delta, params_from_json, params_to_json
+from engine.host.prompts import Prompt
+from engine.server.http.bodies import beside, read_as
+from engine.server.http.connection import key_of, state_of
+from engine.server.http.errors import ApiError
+from engine.server.http.sse import PULSE, EventStream, event
+from engine.server.native.replies import KeptReply
+from engine.server.schema import (
+    MAX_SAID,
+    STREAM,
+    AnyPrompt,
+    Strict,
+    TokenIds,
+    openapi_answers,
+    openapi_body,
+)
+from engine.server.state import State
+
+router = APIRouter()
+_PULSE = 15.0  # seconds
+
+
+class ForkRequest(Strict):
+    """`params`: as the engine names them (docs/wire.md). `tag`: the client's own name for the reply."""
+
+    params: dict[str, Any] = Field(default_factory=dict)
+    priority: int = 0
+    grace: float | None = Field(None, ge=0, le=86_400)
+    keep: bool = False
+    tag: str = Field("", max_length=64)
+
+
+class ReplyRequest(ForkRequest):
+    """`prompt`: text, token ids, or messages. `said`: tokens with which the reply begins already."""
+
+    prompt: AnyPrompt
+    said: TokenIds = Field(default_factory=list, max_length=MAX_SAID)
+
+
+@router.post("/engine/replies", status_code=201, openapi_extra=openapi_body(ReplyRequest))
+async def begin(request: Request) -> Response:
+    """Hands a prompt in; the reply runs whether it is read or not, for as long as `grace` or `keep` say."""
+    asked = await read_as(request, ReplyRequest)
+    params = await beside(request, lambda: params_from_json(asked.params))
+    return await _begun(request, asked, asked.prompt, params, said=asked.said)
+
+
+@router.post("/engine/replies/{id}/fork", status_code=201, openapi_extra=openapi_body(ForkRequest))
+async def fork(request: Request, id: str) -> Response:
+    """A reply that goes on by itself from where a running one is; all before it counts as its prompt."""
+    parent = state_of(request).replies.find(id, key_of(request))
+    asked = await read_as(request, ForkRequest)
+    params = await beside(request, lambda: params_from_json(asked.params, parent.params))
+    return await _begun(request, asked, parent.prompt, params, parent=parent)
+
+
+async def _begun(
+    request: Request,
+    asked: ForkRequest,
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    said: Sequence[int] = (),
+    parent: KeptReply | None = None,
+) -> Response:
+    reply = await state_of(request).replies.begin(
+        key_of(request),
+        prompt,
+        params,
+        priority=asked.priority,
+        grace=asked.grace,
+        keep=asked.keep,
+        tag=asked.tag,
+        said=said,
+        parent=parent,
+    )
+    return JSONResponse(_record(reply), 201)
+
+
+@router.get("/engine/replies")
+async def list_all(request: Request, tag: str = "") -> dict[str, Any]:
+    """The replies of this key that are still known; with `tag`, the one of that name, and how it begins."""
+    state = state_of(request)
+    replies = state.replies.of(key_of(request), tag)
+    records = [_record(reply) for reply in replies]
+    if tag:
+        for record, reply in zip(records, replies, strict=True):
+            record["before"] = await _before(state, reply)
+    return {"v": VERSION, "replies": records}
+
+
+@router.get("/engine/replies/{id}", response_class=Response, responses=openapi_answers(STREAM))
+async def read(request: Request, id: str) -> Response:
+    """Its deltas, from the one that `Last-Event-ID` counts on."""
+    state = state_of(request)
+    reply = state.replies.find(id, key_of(request))
+    told = request.headers.get("last-event-id", "0")
+    if not (told.isascii() and told.isdecimal() and len(told) < 18):
+        raise ApiError(400, f"Last-Event-ID must be a count of deltas, not {told[:40]!r}")
+    words = state.host.pieces if reply.params.logprobs is not None else None
+    count = min(int(told), len(reply.deltas))
+    return EventStream(_lines(state.replies.read(reply, count, _PULSE), words), lambda: None)
+
+
+@router.delete("/engine/replies/{id}", status_code=204)
+async def forget(request: Request, id: str) -> Response:
+    """Aborts it, if it runs, and forgets it."""
+    replies = state_of(request).replies
+    replies.forget(replies.find(id, key_of(request)))
+    return Response(status_code=204)
+
+
+async def _lines(batches: AsyncIterator[tuple[int, list[Delta]]], pieces: Any) -> AsyncIterator[bytes]:
+    try:
+        async for count, deltas in batches:
+            if not deltas:
+                yield PULSE
+                continue
+            data: dict[str, Any] = {"v": VERSION, "deltas": [encode_delta(delta) for delta in deltas]}
+            if pieces:
+                data["words"] = _words(deltas, pieces)
+            yield event(data, "deltas", str(count))
+        yield event({"v": VERSION}, "end")
+    finally:
+        await batches.aclose()  # type: ignore[attr-defined]
+
+
+def _words(deltas: Sequence[Delta], pieces: Any) -> dict[str, str]:
+    """The text of every token that logprobs speak of."""
+    ids = {
+        token
+        for delta in deltas
+        for entry in delta.logprobs
+        for token in (entry.token, *(rival for rival, _ in entry.top))
+    }
+    order = sorted(ids)
+    return {str(id): piece.decode(errors="replace") for id, piece in zip(order, pieces(order), strict=True)}
+
+
+async def _before(state: State, reply: KeptReply) -> dict[str, Any]:
+    """What of the reply stands before its deltas."""
+    host, prompt, tokens = state.host, reply.prompt, list(reply.look_back())
+
+    def text() -> str:
+        # Of a prompt without a template, the text of the reply goes on from its tokens.
+        after = host.layout(prompt).ids if isinstance(prompt, str) else prompt
+        return "".join(host.texts(tokens, after))
+
+    told = await state.desk.work(text) if tokens else ""
+    return {"prompt_tokens": reply.prompt_tokens, "tokens": tokens, "text": told}
+
+
+def _record(reply: KeptReply) -> dict[str, Any]:
+    finish = reply.deltas[-1].finish if reply.deltas else None
+    return {
+        "v": VERSION,
+        "id": reply.id,
+        "request": reply.request,
+        "prompt_tokens": reply.run.usage.prompt,
+        "params": params_to_json(reply.params),
+        "deltas": len(reply.deltas),
+        "finish": finish.value if finish else None,
+        "readers": reply.readers,
+        "tag": reply.tag,
+        "age": monotonic() - reply.begun_at,
+        "first": None if reply.first_at is None else reply.first_at - reply.begun_at,
+        "lasted": None if reply.ended_at is None else reply.ended_at - reply.begun_at,
+    }

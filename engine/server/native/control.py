@@ -1,0 +1,82 @@
+"""The engine's state; health and metrics."""
+
+import asyncio
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from engine.api.wire import VERSION
+from engine.server.http.bodies import read_as
+from engine.server.http.connection import state_of
+from engine.server.native.metrics import MEDIA_TYPE
+from engine.server.schema import Strict, TokenIds, openapi_answers, openapi_body
+
+router = APIRouter()
+_PATIENCE = 10.0  # seconds; an engine that answers nobody for so long is not well
+
+
+class Tokens(Strict):
+    tokens: TokenIds = Field(max_length=100_000)
+
+
+@router.get("/health")
+@router.head("/health", include_in_schema=False)  # what balancers ask with
+async def health(request: Request) -> Response:
+    """200 while the engine lives; asks for no key, and tells nothing else."""
+    state = state_of(request)
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            shot = await state.desk.snapshot()
+    except TimeoutError:
+        return JSONResponse({"status": "no answer"}, 503)
+    status = "draining" if state.drain.begun else shot.state
+    return JSONResponse({"status": status}, 200 if status == "ready" else 503)
+
+
+@router.get("/metrics", response_class=Response, responses=openapi_answers("text/plain"))
+async def metrics(request: Request) -> Response:
+    """For Prometheus."""
+    state = state_of(request)
+    return Response(state.metrics.text(await state.desk.snapshot()), media_type=MEDIA_TYPE)
+
+
+@router.get("/engine")
+async def engine(request: Request) -> dict[str, Any]:
+    """What this server is, in short; the whole picture is in /engine/snapshot."""
+    state = state_of(request)
+    shot = await state.desk.snapshot()
+    return {
+        "v": VERSION,
+        "version": state.config.version,
+        "boot": state.boot,
+        "model": state.config.name,
+        "state": shot.state,
+        "error": shot.error,
+        "draining": state.drain.begun,
+        "has_template": state.host.has_template,
+        "tools": state.tool_style,
+        "max_context": shot.max_context,
+        "quantization": shot.quantization,
+        "running": shot.running,
+        "waiting": shot.waiting,
+        "in_flight": state.gate.in_flight,
+        "in_flight_most": state.gate.most,
+        "uptime": time.time() - state.started,
+    }
+
+
+@router.get("/engine/snapshot")
+async def snapshot(request: Request) -> Response:
+    """The engine between two steps (docs/wire.md)."""
+    return Response(await state_of(request).desk.picture(), media_type="application/json")
+
+
+@router.post("/engine/words", openapi_extra=openapi_body(Tokens))
+async def words(request: Request) -> dict[str, Any]:
+    """Each token as text of its own."""
+    tokens = (await read_as(request, Tokens)).tokens
+    pieces = state_of(request).host.pieces(tokens)
+    return {"v": VERSION, "words": [piece.decode(errors="replace") for piece in pieces]}

@@ -1,0 +1,237 @@
+"""Replies that survive a cut link: they run on without a reader for a while, and are told from any place."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+
+from engine.api.errors import UnknownRequest
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
+from engine.host.prompts import Prompt
+from engine.server.run import Run
+from engine.server.waiters import Waiters
+
+_KEPT = 256  # replies that have ended
+_KEPT_DELTAS = 500_000  # of all of them: about 150 MB
+_KEPT_SECONDS = 600.0  # after the end, and without a reader; one with `keep` has to be read first
+
+NewRun = Callable[..., Run]
+
+
+@dataclass(eq=False)
+class KeptReply:
+    """One reply, all of it."""
+
+    id: str
+    owner: bytes
+    run: Run
+    prompt: str | list[int]  # the text or tokens from which its text goes on; of messages nothing
+    params: SamplingParams
+    grace: float | None  # seconds without a reader until it is aborted; None: it is kept until it is done
+    tag: str = ""  # the client's own name for it
+    said: Sequence[int] = ()  # tokens of the reply that stand before its deltas
+    parent: "KeptReply | None" = None  # it goes on from this one; nothing once `said` is known
+    begun_at: float = field(default_factory=monotonic)
+    first_at: float | None = None
+    ended_at: float | None = None
+    told: bool = False  # somebody has read it to its end
+    deltas: list[Delta] = field(default_factory=list)
+    readers: int = 0
+    _waiters: Waiters = field(default_factory=Waiters)
+    timer: asyncio.TimerHandle | None = None
+    pump: "asyncio.Task[None] | None" = None
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.deltas) and self.deltas[-1].last
+
+    @property
+    def request(self) -> int:
+        return self.run.requests[0]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Without what was said of the reply."""
+        if self.run.parent is None:
+            return self.run.usage.prompt
+        return self.run.usage.prompt - len(self.said) if self.parent is None else self.parent.prompt_tokens
+
+    def look_back(self) -> Sequence[int]:
+        """`said`. Of a fork it is what the parent has told up to there, which may be a moment later."""
+        if self.parent is not None:
+            count = self.run.usage.prompt - self.parent.prompt_tokens
+            told = [
+                *self.parent.look_back(),
+                *(token for each in self.parent.deltas if not each.choice for token in each.tokens),
+            ]
+            self.said = told[:count]
+            if len(told) >= count or self.parent.finished:
+                self.parent = None
+        return self.said
+
+    def add(self, deltas: list[Delta]) -> None:
+        *older, newest = *self.deltas[-1:], *deltas
+        self.deltas[-1:] = [*map(_without_tail, older), newest]  # of tails only the last one stands
+        self.look_back()
+        if self.first_at is None:
+            self.first_at = monotonic()
+        if self.finished:
+            self.ended_at = monotonic()
+        self._waiters.wake()
+
+    async def after(self, count: int, patience: float) -> list[Delta]:
+        """What came after so many deltas; waits for it so long."""
+        if len(self.deltas) <= count and not self.finished:
+            await self._waiters.wait(patience)
+        return self.deltas[count:]
+
+
+class Replies:
+    """Keeps them by their ids. Each belongs to the key that asked for it."""
+
+    def __init__(self, new_run: NewRun, grace: float) -> None:
+        self._new_run, self._grace = new_run, grace
+        self._kept: dict[str, KeptReply] = {}
+        self._tagged: dict[tuple[bytes, str], asyncio.Task[KeptReply]] = {}
+
+    async def begin(
+        self,
+        key: bytes,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int,
+        grace: float | None,
+        keep: bool,
+        tag: str = "",
+        said: Sequence[int] = (),
+        parent: KeptReply | None = None,
+    ) -> KeptReply:
+        """A new reply, or the one that this key has begun under the tag: who lost the answer asks again."""
+
+        async def start() -> KeptReply:
+            begun_at = monotonic()
+            source = None if parent is None else parent.request
+            run = self._new_run(key, [prompt], params, priority=priority, said=said, parent=source)
+            await run.start()
+            patience = None if keep else self._grace if grace is None else grace
+            id = secrets.token_hex(8)
+            run.prompts = ()  # messages may be megabytes, of which the template used a line
+            reply = KeptReply(
+                id, key, run, _plain(prompt), params, patience, tag, said, parent, begun_at=begun_at
+            )
+            reply.pump = asyncio.get_running_loop().create_task(self._pump(reply))
+            self._kept[reply.id] = reply
+            self._watch(reply)
+            return reply
+
+        return await (self._once((key, tag), start()) if tag else start())
+
+    async def _once(self, name: tuple[bytes, str], start: Coroutine[None, None, KeptReply]) -> KeptReply:
+        task = self._tagged.get(name)
+        if task is not None:
+            start.close()
+        else:
+            task = self._tagged[name] = asyncio.get_running_loop().create_task(start)
+            task.add_done_callback(lambda done: self._untag(name) if _failed(done) else None)
+        return await asyncio.shield(task)
+
+    def _untag(self, name: tuple[bytes, str]) -> None:
+        self._tagged.pop(name, None)
+
+    def find(self, id: str, key: bytes) -> KeptReply:
+        reply = self._kept.get(id)
+        if reply is None or reply.owner != key:
+            raise UnknownRequest(f"there is no reply {id[:40]!r} here; it may have been forgotten")
+        return reply
+
+    def of(self, key: bytes, tag: str = "") -> list[KeptReply]:
+        """Those of a key; with a tag, the one that it names."""
+        return [reply for reply in self._kept.values() if reply.owner == key and tag in ("", reply.tag)]
+
+    async def read(
+        self, reply: KeptReply, count: int, pulse: float
+    ) -> AsyncIterator[tuple[int, list[Delta]]]:
+        """What came after so many deltas, and the count after it; nothing at all is a sign of life."""
+        reply.readers += 1
+        self._watch(reply)
+        try:
+            while True:
+                deltas = await reply.after(count, pulse)
+                count += len(deltas)
+                yield count, deltas
+                if reply.finished and count >= len(reply.deltas):
+                    reply.told = True
+                    return
+        finally:
+            reply.readers -= 1
+            self._watch(reply)
+
+    def forget(self, reply: KeptReply) -> None:
+        """Aborts it where it still runs."""
+        if reply.timer is not None:
+            reply.timer.cancel()
+        self._kept.pop(reply.id, None)
+        self._untag((reply.owner, reply.tag))
+        if not reply.finished:
+            reply.run.desk.abort([reply.request])
+
+    async def ended(self, within: float) -> None:
+        """Returns when none runs any more, or after so many seconds."""
+        if running := {reply.pump for reply in self._kept.values() if reply.pump and not reply.pump.done()}:
+            await asyncio.wait(running, timeout=within)
+
+    def close(self) -> None:
+        for reply in list(self._kept.values()):
+            self.forget(reply)
+            if reply.pump is not None:
+                reply.pump.cancel()
+
+    async def _pump(self, reply: KeptReply) -> None:
+        try:
+            async for batch in reply.run:
+                for _, deltas in batch:
+                    reply.add(deltas)
+        finally:
+            reply.run.close()
+            self._watch(reply)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """The oldest that have ended go first."""
+        ended = [each for each in self._kept.values() if each.finished and not each.readers]
+        deltas = sum(len(each.deltas) for each in ended)
+        for count, old in enumerate(ended):
+            if len(ended) - count <= _KEPT and deltas <= _KEPT_DELTAS:
+                return
+            deltas -= len(old.deltas)
+            self.forget(old)
+
+    def _watch(self, reply: KeptReply) -> None:
+        """Who reads, or not, has changed: what happens if nothing does."""
+        if reply.timer is not None:
+            reply.timer.cancel()
+            reply.timer = None
+        if reply.readers or reply.id not in self._kept:
+            return
+        loop = asyncio.get_running_loop()
+        if reply.finished and (reply.told or reply.grace is not None):
+            reply.timer = loop.call_later(_KEPT_SECONDS, self.forget, reply)
+        elif reply.grace is not None:
+            reply.timer = loop.call_later(reply.grace, reply.run.desk.abort, [reply.request])
+
+
+def _plain(prompt: Prompt) -> str | list[int]:
+    if isinstance(prompt, str):
+        return prompt
+    return [each for each in prompt if isinstance(each, int)] if isinstance(prompt, list) else []
+
+
+def _without_tail(delta: Delta) -> Delta:
+    return delta._replace(tail="") if delta.tail else delta
+
+
+def _failed(task: "asyncio.Task[KeptReply]") -> bool:
+    return task.cancelled() or task.exception() is not None

@@ -1,0 +1,152 @@
+"""/ws: generation token by token, with changes and cancels while it runs. docs/server.md has the messages."""
+
+import asyncio
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from pydantic import Field
+
+from engine.api import commands
+from engine.api.errors import EngineError
+from engine.api.wire import VERSION, changes_from_json, encode_delta, params_from_json
+from engine.server.config import MAX_CHOICES
+from engine.server.http.bodies import beside, parse_json
+from engine.server.http.connection import key_of, state_of
+from engine.server.http.errors import ApiError, from_engine
+from engine.server.http.sockets import first_of
+from engine.server.http.sse import encoded
+from engine.server.run import Run
+from engine.server.schema import MAX_SAID, AnyPrompt, Strict, TokenIds, parsed
+
+router = APIRouter()
+
+Name = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class Generate(Strict):
+    type: Literal["generate"]
+    id: Name
+    prompt: AnyPrompt
+    params: dict[str, Any] = Field(default_factory=dict)
+    said: TokenIds = Field(default_factory=list, max_length=MAX_SAID)
+    priority: int = 0
+
+
+class Update(Strict):
+    type: Literal["update"]
+    id: Name
+    changes: dict[str, Any] = Field(min_length=1)
+
+
+class Cancel(Strict):
+    type: Literal["cancel"]
+    id: Name
+
+
+_KINDS: dict[str, type[Strict]] = {"generate": Generate, "update": Update, "cancel": Cancel}
+
+
+@router.websocket("/ws")
+async def generation(socket: WebSocket) -> None:
+    await socket.accept()
+    talk = Talk(socket)
+    try:
+        await first_of(talk.listen(), talk.stop_when_draining())
+    finally:
+        await talk.close()
+
+
+class Talk:
+    """One client: several replies may run at once, each under a name that the client gave it."""
+
+    def __init__(self, socket: WebSocket) -> None:
+        self._socket, self._state = socket, state_of(socket)
+        self._runs: dict[str, Run] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        while (message := await self._socket.receive())["type"] != "websocket.disconnect":
+            name = None
+            try:
+                text = message.get("text") or ""
+                value = await beside(self._socket, partial(parse_json, text), len(text))
+                if isinstance(value, dict) and isinstance(value.get("id"), str):
+                    name = value["id"][:64]
+                await self._obey(value)
+            except ApiError as error:
+                await self._complain(name, error)
+            except EngineError as error:
+                await self._complain(name, from_engine(error))
+
+    async def stop_when_draining(self) -> None:
+        """Replies that run may finish; then the client is told to go."""
+        await self._state.drain.wait()
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        await self._socket.close(1001, "the server is ending")
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _obey(self, value: Any) -> None:
+        kind = value.get("type") if isinstance(value, dict) else None
+        if not isinstance(kind, str) or kind not in _KINDS:
+            raise ApiError(400, f"type must be one of {', '.join(_KINDS)}, not {kind!r:.80}", param="type")
+        asked = await beside(self._socket, lambda: parsed(_KINDS[kind], value))
+        state = self._state
+        match asked:
+            case Generate():
+                await self._generate(asked)
+            case Update():
+                changes = await beside(self._socket, lambda: changes_from_json(asked.changes))
+                request = self._running(asked.id)
+                await state.desk.send(commands.Update(request, changes))
+                await self._send("updated", asked.id, changes=sorted(changes))
+            case Cancel():
+                state.desk.abort([self._running(asked.id)])
+
+    async def _generate(self, asked: Generate) -> None:
+        if asked.id in self._runs:
+            raise ApiError(409, f"a reply named {asked.id!r} runs already", param="id")
+        if len(self._runs) >= MAX_CHOICES:
+            raise ApiError(
+                429, f"{MAX_CHOICES} replies run on this socket already", code="rate_limit_exceeded"
+            )
+        params = await beside(self._socket, lambda: params_from_json(asked.params))
+        run = self._state.run(
+            key_of(self._socket), [asked.prompt], params, priority=asked.priority, said=asked.said
+        )
+        await run.start()
+        self._runs[asked.id] = run
+        await self._send("started", asked.id, request=run.requests[0], prompt_tokens=run.usage.prompt)
+        task = asyncio.get_running_loop().create_task(self._tell(asked.id, run))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, name: str, run: Run) -> None:
+        try:
+            async for batch in run:
+                for _, deltas in batch:
+                    await self._send("deltas", name, deltas=[encode_delta(delta) for delta in deltas])
+            del self._runs[name]
+            await self._send("done", name, usage=run.usage.record())
+        except WebSocketDisconnect:
+            pass  # whoever listens here hears of it too
+        finally:
+            run.close()
+            self._runs.pop(name, None)
+
+    def _running(self, name: str) -> int:
+        if name not in self._runs:
+            raise ApiError(404, f"no reply named {name!r} runs on this socket", param="id")
+        return self._runs[name].requests[0]
+
+    async def _send(self, kind: str, name: str, **more: Any) -> None:
+        await self._socket.send_text(encoded({"v": VERSION, "type": kind, "id": name, **more}).decode())
+
+    async def _complain(self, name: str | None, error: ApiError) -> None:
+        message = {"v": VERSION, "type": "error", "id": name, **error.record()}
+        await self._socket.send_text(encoded(message).decode())

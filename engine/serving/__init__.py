@@ -1,0 +1,1 @@
+"""One turn of the engine, who gets its tokens, and what may change while it runs."""

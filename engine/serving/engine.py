@@ -1,0 +1,396 @@
+"""The machine: schedule, launch, commit the step before. One thread owns it."""
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from engine.api import events
+from engine.api.errors import BadInput, BadParams, EngineDead, NoMemory, QueueFull, RequestTooLong, place
+from engine.api.events import Bus, log
+from engine.api.params import Grammar, SamplingParams
+from engine.api.request import Finish, Request
+from engine.api.snapshot import BeamsView, Change, Snapshot, Switch
+from engine.execution.protocol import Runner, StepResult
+from engine.grammar.grammars import Grammars
+from engine.scheduling import recovery
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Step
+from engine.scheduling.step_bytes import Bounds
+from engine.serving.lifecycle import Lifecycle
+from engine.serving.limits import Limits, check_order
+from engine.serving.machine import Facts
+from engine.serving.meters import Meters
+from engine.serving.observe import snapshot
+from engine.serving.outputs import OutputProcessor
+from engine.serving.replay import Origin, Recorder, Recording
+from engine.serving.reply import Sink, TextStream
+from engine.serving.switches import Switches
+from engine.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from engine.execution.weights import Weights
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step on its way: launched, not committed."""
+
+    step: Step
+    handle: object
+    scheduling: float  # seconds
+    launching: float  # seconds
+
+
+class Engine:
+    """Takes requests, and turns one step after another into their replies."""
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler,
+        runner: Runner,
+        tokenizer: Tokenizer,
+        limits: Limits,
+        facts: Facts,
+        bus: Bus,
+        depth: int = 0,
+        seed: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
+        weights: "Weights | None" = None,
+    ) -> None:
+        self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
+        self.limits, self.facts, self.bus = limits, facts, bus
+        self.depth, self.clock, self.grammars, self.weights = depth, clock, grammars, weights
+        self.meters = Meters()
+        self.error = ""  # why it is dead, if it is
+        self._number = itertools.count().__next__
+        self.outputs = OutputProcessor(scheduler, self.meters, bus, clock, self._number, limits.stop_ids)
+        self._seeds = random.Random(seed)
+        self._ahead: Flight | None = None
+        self._recorder: Recorder | None = None
+        self._committed_at = 0.0
+        self._switches, self._lifecycle = Switches(self), Lifecycle(self, weights)
+
+    # What a person may ask for
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        sink: Sink,
+        *,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: bytes = b"",
+        continues: bool = True,
+        said: Sequence[int] = (),
+    ) -> int:
+        """A new request; its deltas go to `sink`. `deadline`: seconds from now to its first token.
+
+        `continues`: the reply's text goes on from the prompt's, instead of beginning anew.
+        `said`: tokens with which the reply begins, such as those of another one up to where they part. Its
+        deltas come behind them; blocks that hold them already are shared.
+        """
+        self._refuse_if_dead()
+        self._check(params, prompt, said)
+        check_order(priority, deadline)
+        max_len = self.limits.max_len(self.facts.model, len(prompt), params)
+        if len(self.scheduler.waiting) >= self.limits.waiting:
+            raise QueueFull(f"{self.limits.waiting} requests wait already; try again later")
+        now = self.clock()
+        request = Request(
+            id=self._number(),
+            tokens=[*prompt, *said],
+            prompt_len=len(prompt),
+            params=params,
+            seed=self._seed(params),
+            max_len=max_len,
+            arrived=now,
+            priority=priority,
+            deadline=None if deadline is None else now + deadline,
+            salt=salt,
+        )
+        if len(request.tokens) >= max_len:
+            room = max_len - len(prompt)
+            raise RequestTooLong(f"{len(said)} tokens of the reply are there; it may have {room}")
+        if params.grammar and self.grammars:
+            self.grammars.check_start(params, said)
+        written = TextStream(self.tokenizer, self.limits.stop_ids, params, prompt if continues else ())
+        written.skip(said)
+        self.outputs.open(request, written, sink)
+        self.scheduler.add(request)
+        return request.id
+
+    def fork(self, parent: int, sink: Sink, params: SamplingParams | None = None) -> int:
+        """A request that goes on from a running one's tokens, sharing its blocks; its deltas begin there."""
+        self._refuse_if_dead()
+        source = self.outputs.rows(parent)[0]
+        if self.outputs.searches(source):
+            beams = source.params.beams
+            raise BadInput(f"request {parent} searches with {beams} beams: set them to 1 to fork it")
+        params = params or self.outputs.asked(source).changed(n=1, best_of=None)
+        self._check(params)
+        child = Request(
+            id=self._number(),
+            tokens=list(source.tokens),
+            prompt_len=source.prompt_len,
+            params=params,
+            seed=self._seed(params),
+            max_len=self.limits.max_len(self.facts.model, source.prompt_len, params),
+            arrived=self.clock(),
+            priority=source.priority,
+            salt=source.salt,
+            guided_from=source.guided_from if params.grammar == source.params.grammar else len(source.tokens),
+        )
+        if len(child.tokens) >= child.max_len:
+            raise RequestTooLong(
+                f"request {parent} has {len(child.tokens)} tokens; the fork may have {child.max_len}"
+            )
+        self.outputs.open(child, self.outputs.written(source).fork(params), sink)
+        self.scheduler.fork(source, child)
+        return child.id
+
+    def length(self, id: int) -> int:
+        """Tokens of a request, prompt and reply, that are committed."""
+        return len(self.outputs.rows(id)[0].tokens)
+
+    def update(self, id: int, **changes: object) -> None:
+        """Other sampling parameters, from the next step that is not launched yet.
+
+        A search begins with the text as it is, and the best hypothesis goes on where it ends.
+        """
+        source = self.outputs.rows(id)[0]
+        params = self.outputs.asked(source).changed(**changes)
+        self.outputs.check(id, params)
+        self._check(params)
+        max_len = self.limits.max_len(self.facts.model, source.prompt_len, params)
+        self.bus.emit(events.Updated(self.scheduler.step, self.clock(), id, tuple(changes)))
+        self.outputs.retune(id, params, max_len, seed="seed" in changes)
+
+    def abort(self, id: int) -> None:
+        """Ends a request now. One that has ended already is left in peace."""
+        for request in self.outputs.rows(id, missing=True):
+            self.outputs.end(request, Finish.ABORTED)
+
+    def preempt(self, id: int) -> None:
+        """Makes a running request give way for a moment."""
+        for request in self.outputs.rows(id):
+            self.scheduler.preempt(request)
+
+    def set_switch(self, name: str, on: bool) -> None:
+        """Turns a technique off or on from the next plan on, whatever runs. Tokens stay the same."""
+        self._switches.turn(name, on)
+
+    def set_quantization(self, scheme: str) -> None:
+        """Keeps the weights in another scheme. Requests stand still meanwhile, and go on with their cache.
+
+        It begins here and goes on in `step`; events and snapshots tell how far it is, and how it ends.
+        """
+        self._refuse_if_dead()
+        self._lifecycle.set_quantization(scheme)
+
+    def cancel_quantization(self) -> None:
+        """Goes back to the scheme before; does nothing where no change is under way."""
+        self._lifecycle.cancel()
+
+    def set_kv_scheme(self, scheme: str) -> None:
+        """Another form of the cache, while no request is alive. What was cached is forgotten."""
+        self._refuse_if_dead()
+        self._commit_what_is_ahead()  # of requests that have ended, there may be a step on its way
+        self._lifecycle.set_kv_scheme(scheme, alive=self.outputs.alive)
+
+    @property
+    def change(self) -> Change | None:
+        """Of the weights' scheme, that goes on or has failed."""
+        return self._lifecycle.change
+
+    @property
+    def switches(self) -> tuple[Switch, ...]:
+        return self._switches.view()
+
+    def snapshot(self) -> Snapshot:
+        return snapshot(self)
+
+    def beams(self) -> tuple[BeamsView, ...]:
+        return self.outputs.beams()
+
+    # One turn
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.scheduler.requests) or self._ahead is not None or self._lifecycle.changing
+
+    def pause(self) -> float:
+        """After a turn with nothing to do, though requests wait: seconds until the next one makes sense."""
+        if self.scheduler.held_until is None:
+            head = self.scheduler.waiting.head()
+            raise EngineDead(
+                f"nothing runs, and request {head and head.id} cannot start: {head and head.why}"
+            )
+        return max(0.0, self.scheduler.held_until - self.clock())
+
+    def step(self) -> bool:
+        """One turn. False when there was nothing to do."""
+        if self._lifecycle.changing:
+            self._commit_what_is_ahead()
+            self._lifecycle.turn()
+            return True
+        began = self.clock()
+        step = self.scheduler.schedule()
+        scheduled = self.clock()
+        flight = self._launch(step, scheduled - began) if step else None
+        before, self._ahead = self._ahead, flight
+        if before:
+            self._commit(before)
+        if flight and flight.step.guided:
+            self._supply(flight)
+        if self.depth == 0:
+            self._commit_what_is_ahead()
+        return step is not None or before is not None or self.scheduler.gave_way
+
+    def _commit_what_is_ahead(self) -> None:
+        if before := self._ahead:
+            self._ahead = None
+            self._commit(before)
+
+    def _launch(self, step: Step, scheduling: float) -> Flight | None:
+        began = self.clock()
+        try:
+            handle = self.runner.launch(step)
+        except NoMemory as error:
+            self._lighten(step, error)
+        except Exception as error:
+            self._step_failed(step, error)
+        else:
+            return Flight(step, handle, scheduling, self.clock() - began)
+        return None
+
+    def _supply(self, flight: Flight) -> None:
+        """What the guided rows of a step may draw, which depends on the step before it."""
+        try:
+            assert self.grammars is not None
+            masks = self.grammars.masks(flight.step, self.scheduler.requests)
+            self.runner.supply(flight.handle, masks)
+        except NoMemory as error:
+            self._ahead = None
+            self._lighten(flight.step, error)
+        except Exception as error:
+            self._ahead = None
+            self._step_failed(flight.step, error)
+
+    def _commit(self, flight: Flight) -> None:
+        began, step = self.clock(), flight.step
+        try:
+            result = self.runner.collect(flight.handle)
+        except Exception as error:
+            self._step_failed(step, error)
+            return
+        now, prefill = self.clock(), step.prefill
+        self._learn(step, result, prefill, now)
+        sampled = iter(result.tokens)
+        for row in step.rows:
+            if row.samples:
+                self.outputs.take(step, row, next(sampled), result, now)
+            else:
+                self.scheduler.commit(row, None)
+        spent = (flight.scheduling, flight.launching, now - began, self.clock() - now)
+        self.meters.step(now, step, prefill, spent)
+        if blocks := self.meters.evicted(now, self.scheduler.pool.evictions):
+            self.bus.emit(events.Evicted(step.number, now, blocks))
+
+    def _learn(self, step: Step, result: StepResult, prefill: int, now: float) -> None:
+        """Lets the scheduler know what this step has cost."""
+        begun = max(self._committed_at, now - result.seconds) if self.depth else now - result.seconds
+        self.scheduler.costs.saw_step(prefill, now - begun)
+        if not prefill and len(step.rows):
+            self.scheduler.speculator.saw_step(step, now - begun)
+        self.scheduler.costs.saw_swap(len(step.swaps_out) + len(step.swaps_in), result.swap_seconds)
+        self._committed_at = now
+
+    def record(self, path: Path) -> None:
+        """Writes all that the runner is told to a new file, and the tokens it gave, until `stop_recording`.
+
+        For a program that holds the engine, never for a route: a caller who names files could write any. It
+        begins with an engine at rest, and what was cached is forgotten, so that a fresh runner can follow.
+        """
+        if self._recorder is not None:
+            raise BadInput("the engine is being recorded already: stop that first")
+        self._lifecycle.refuse_while_changing()
+        self._commit_what_is_ahead()
+        if alive := self.outputs.alive:
+            raise BadInput(f"a recording begins with an engine at rest: wait for {alive}, or end them")
+        self.scheduler.pool.forget_all()
+        self._recorder = Recorder(self.runner, Recording(path, self.origin))
+        self.runner = cast(Runner, self._recorder)
+
+    def stop_recording(self) -> None:
+        """With a step that is under way. Does nothing where there is no recording."""
+        if self._recorder is not None:
+            self._commit_what_is_ahead()
+            self._recorder.close()
+            self.runner, self._recorder = self._recorder.runner, None
+
+    @property
+    def origin(self) -> Origin:
+        """What a recording that is begun now begins with."""
+        scheduler, scheme = self.scheduler, self.weights.scheme.name if self.weights else "none"
+        slots, width = scheduler.tables.grid.shape
+        pool, host = scheduler.pool, scheduler.host
+        bounds = Bounds(slots, width, pool.block_size, pool.size, host.size, self.limits.vocab)
+        return Origin(bounds, scheme, scheduler.kv.kv_scheme)
+
+    # When it fails
+
+    def _step_failed(self, step: Step, error: Exception) -> None:
+        """The requests of the step end with the reason; the engine goes on, if the device still answers."""
+        reason = f"the step failed: {type(error).__name__}: {error} ({place(error)})"
+        log.error("step %d failed", step.number, exc_info=error)
+        rows = tuple(row.request for row in step.rows)
+        self.bus.emit(events.StepBroke(step.number, self.clock(), reason, rows))
+        recovery.abandon(self.scheduler, step)
+        for request in recovery.relying_on(self.scheduler, step):
+            self.outputs.end(request, Finish.FAILED, reason)
+        if problem := self.runner.ailing():
+            raise EngineDead(f"{problem} (after: {reason})")
+
+    def _lighten(self, step: Step, error: NoMemory) -> None:
+        """A step without memory is taken back, and smaller ones follow; what was alone in it fails."""
+        alone = recovery.take_back(self.scheduler, step)
+        log.warning(
+            "no memory for step %d, %d tokens in %d rows; at most %d tokens go into the next ones: %s",
+            step.number, step.tokens, len(step.rows), self.scheduler.rules.step_tokens, error,
+        )  # fmt: skip
+        if alone is not None:
+            self.outputs.end(alone, Finish.FAILED, f"no memory for a step of {step.tokens} tokens: {error}")
+
+    def die(self, reason: str) -> None:
+        """Ends every request with the reason. Nothing runs after this."""
+        self.error = reason
+        self._ahead = None
+        self.outputs.end_all(reason)
+        self.bus.emit(events.Died(self.scheduler.step, self.clock(), reason))
+
+    # Small checks
+
+    def _refuse_if_dead(self) -> None:
+        if self.error:
+            raise EngineDead(f"the engine has stopped: {self.error}")
+
+    def _seed(self, params: SamplingParams) -> int:
+        return self._seeds.getrandbits(64) if params.seed is None else params.seed % 2**64
+
+    def _check(self, params: SamplingParams, prompt: Sequence[int] = (), said: Sequence[int] = ()) -> None:
+        self.limits.check(self.facts.model, len(self.scheduler.tables.grid), params, prompt, said)
+        if params.grammar:
+            self.check_grammar(params.grammar)
+
+    def check_grammar(self, grammar: Grammar) -> None:
+        """From any thread. A new one takes a while, so hosts do this before they bother the engine's own."""
+        if self.grammars is None:
+            raise BadParams("grammar", f"cannot be had: {self.facts.model} has no vocabulary of text here")
+        self.grammars.check(grammar)

@@ -1,0 +1,268 @@
+"""A beam search in the batch: every hypothesis is a request of its own, with a row, and shared blocks."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
+from engine.api.request import Finish, Request
+from engine.api.snapshot import BeamsView, HypothesisView
+from engine.kv.window import held
+from engine.scheduling.scheduler import Scheduler
+from engine.serving.groups.search import BeamSearch, Kept, Rules, tokens_of
+from engine.serving.reply import Reply, Sink, TextStream
+
+
+class BeamGroup:
+    """Each hypothesis runs, gives way and comes back on its own; all have drawn before any goes on.
+
+    Between two steps `members` are the live hypotheses, the best first. Numbers of dropped ones are used
+    again, so that the group keeps its place in every line.
+    """
+
+    def __init__(
+        self,
+        root: Request,
+        written: TextStream,
+        sink: Sink,
+        scheduler: Scheduler,
+        number: Callable[[], int],
+        stop_ids: frozenset[int],
+    ) -> None:
+        self.id, self.arrived = root.id, root.arrived
+        self.first_token_at, self.last_token_at = root.first_token_at, root.last_token_at
+        self.params = root.params
+        self._later: tuple[SamplingParams, int] | None = None  # with how long it may be, in all
+        self._scheduler, self._number, self._sink, self._stop_ids = scheduler, number, sink, stop_ids
+        self.members = [root]
+        self._base = len(root.tokens)  # the search began behind so many
+        self._said = root.generated  # tokens of the reply before that
+        self._search = BeamSearch(Rules.of(root.params, stop_ids), root.max_len - self._base)
+        self._enders = root.params.enders(stop_ids)
+        self._start, self._written = written, written.copy()  # the text there, and up to what is certain
+        self._certain = 0  # tokens behind the base that all hypotheses share
+        self._voices = [written.copy()]  # the text of each live one, kept where stop strings are looked for
+        self._heard: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._spare: list[int] = []
+        self._dropped: tuple[HypothesisView, ...] = ()
+        self._parents: list[int] = [0]
+        root.group, root.awaits = root.id, True
+
+    def take(self, request: Request, ids: np.ndarray, values: np.ndarray) -> bool:
+        """What one hypothesis could go on with; says whether the group goes on with it."""
+        count = self._search.rules.candidates  # another search in the same step may look at more
+        self._heard[request.id] = ids[:count], values[:count]
+        return len(self._heard) == len(self.members)
+
+    def advance(self) -> Finish | None:
+        """All have drawn: chooses those that go on. Says why the group ends, if it does."""
+        heard = [self._heard.pop(each.id) for each in self.members]
+        ids, values = (np.stack(side) for side in zip(*heard, strict=True))
+        scores = self._search.scores()
+        kept = self._search.advance(ids, values, self._stops)
+        if self._search.over:
+            return self._finish()
+        self._reorder(kept, scores)
+        fresh, text = self._settle()
+        self._sink(Delta(self.id, fresh, text, tail=self._tail()))
+        return None
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the reply, by any hypothesis."""
+        return self._said + self._search.length
+
+    @property
+    def length(self) -> int:
+        return self._base + self._search.length
+
+    def end(self, finish: Finish, error: str = "") -> None:
+        """Ends it from outside, with what leads by now."""
+        tokens = () if error else self._leader()[self._certain :]
+        text = "" if error else self._text(self._written, tokens, self._certain) + self._written.flush()
+        self._sink(Delta(self.id, tokens, text, (), finish, error, blocks=self._held))
+
+    def view(self) -> BeamsView:
+        """The live hypotheses behind what is certain, those that are done, and those dropped last."""
+        start, scores = self._base + self._certain, self._search.scores()
+        live = (
+            HypothesisView(each.id, parent, score, tuple(each.tokens[start:]))
+            for each, parent, score in zip(self.members, self._parents, scores, strict=True)
+        )
+        done = (
+            HypothesisView(-1, -1, each.score, each.tokens[self._certain :]) for each in self._search.done
+        )
+        certain = self._said + self._certain
+        return BeamsView(self.id, self.params.beams, certain, (*live,), (*done,), self._dropped)
+
+    # Another way to go on
+
+    @property
+    def asked(self) -> SamplingParams:
+        """The newest parameters, which may have to wait."""
+        return self._later[0] if self._later else self.params
+
+    def retune(self, params: SamplingParams, max_len: int) -> None:
+        """For the time when no hypothesis is under way."""
+        self._later = params, max_len
+
+    def turn(self) -> tuple[Request, Reply] | None:
+        """Goes on by the parameters that have waited, if it can now: as one request with its reply, or still
+        as a search."""
+        if self._later is None or any(each.pending for each in self.members):
+            return None
+        params, max_len = self._later
+        if params.beams > 1 and self._heard:
+            return None  # these were drawn for the search as it is
+        self._later = None
+        for each in self.members:
+            each.params, each.max_len = params, max_len
+            each.seed = each.seed if params.seed is None else params.seed % 2**64
+            self._scheduler.restamp(each)
+        self.params = params
+        if params.beams == 1:
+            return self._narrow()
+        self._search.rules, self._search.most = Rules.of(params, self._stop_ids), max_len - self._base
+        self._enders = params.enders(self._stop_ids)
+        for written in (self._start, self._written):
+            written.retune(params)
+        self._voices = [self._voice(each) for each in self.members]
+        return None
+
+    def _narrow(self) -> tuple[Request, Reply]:
+        """The best live hypothesis is all that is left."""
+        best = self.members[0]
+        rest = tuple(best.tokens[self._base + self._certain :])
+        text = self._text(self._written, rest, self._certain)
+        self._sink(Delta(self.id, rest, text))
+        for each in self.members[1:]:
+            self._scheduler.drop(each)
+        if best.id == self.id:
+            self._scheduler.again(best)
+        else:
+            best, parent = self._child(best, self.id), best
+            self._scheduler.branch(parent, best)
+            self._scheduler.drop(parent)
+        best.group, best.awaits, best.guided_from = -1, False, best.known
+        best.first_token_at, best.last_token_at = self.first_token_at, self.last_token_at
+        self._written.retune(self.params)
+        return best, Reply(self._written, self._sink)
+
+    # Steps
+
+    def _stops(self, parent: int, token: int) -> bool:
+        if not self.params.stop:
+            return token in self._enders
+        _, finish = self._voices[parent].copy().take(token, self.generated, full=False)
+        return finish is not None
+
+    def _reorder(self, kept: Sequence[Kept], scores: Sequence[float]) -> None:
+        """A parent goes on in place with its first token, and is forked for each other one."""
+        before, first = self.members, dict[int, int]()
+        for rank, each in enumerate(kept):
+            first.setdefault(each.parent, rank)
+        start = self._base + self._certain
+        dropped = [(at, each) for at, each in enumerate(before) if at not in first]
+        self._dropped = tuple(
+            HypothesisView(each.id, at, scores[at], tuple(each.tokens[start:])) for at, each in dropped
+        )
+        for _, member in dropped:
+            self._scheduler.drop(member)
+        self._spare = sorted([*self._spare, *(each.id for _, each in dropped)], reverse=True)
+        self.members = []
+        for rank, (parent, token) in enumerate(kept):
+            member = before[parent]
+            if first[parent] != rank:
+                id = self._spare.pop() if self._spare else self._number()
+                member = self._child(member, id)
+                member.tokens.append(token)
+                self._scheduler.branch(before[parent], member)
+            self.members.append(member)
+        for parent, rank in first.items():
+            self._scheduler.go_on(before[parent], kept[rank].token)
+            if self.params.penalised:
+                self._scheduler.restamp(before[parent])  # what it has seen is another text now
+        self._parents = [each.parent for each in kept]
+        if self.params.stop:
+            self._voices = [self._voices[parent].copy() for parent in self._parents]
+            for voice, each in zip(self._voices, kept, strict=True):
+                voice.take(each.token, self.generated, full=False)
+
+    def _child(self, parent: Request, id: int) -> Request:
+        return Request(
+            id=id,
+            tokens=list(parent.tokens),
+            prompt_len=parent.prompt_len,
+            params=self.params,
+            seed=parent.seed,
+            max_len=parent.max_len,
+            arrived=parent.arrived,
+            priority=parent.priority,
+            deadline=parent.deadline,
+            salt=parent.salt,
+            group=self.id,
+            awaits=True,
+        )
+
+    # Text
+
+    def _settle(self) -> tuple[tuple[int, ...], str]:
+        """Tokens, and their text, that no hypothesis which may still be returned does without."""
+        base, lead = self._base, self.members[0].tokens
+        live = [each.tokens for each in self.members[1:]]
+        done = [each.tokens for each in self._search.done[: self.params.n]]
+        at = self._certain
+        while base + at < len(lead):
+            token = lead[base + at]
+            if any(each[base + at] != token for each in live):
+                break
+            if any(each[at : at + 1] != (token,) for each in done):
+                break
+            at += 1
+        fresh = tuple(lead[base + self._certain : base + at])
+        text = self._text(self._written, fresh, self._certain)
+        self._certain = at
+        return fresh, text
+
+    def _tail(self) -> str:
+        """What the hypothesis that leads adds to it."""
+        return self._text(self._written.copy(), self._leader()[self._certain :], self._certain)
+
+    def _leader(self) -> tuple[int, ...]:
+        """Tokens behind the base of what would be the best if all ended now."""
+        done = self._search.done
+        if done and done[0].score > self._search.scores()[0]:
+            return done[0].tokens
+        return tokens_of(self._search.live[0])
+
+    def _voice(self, member: Request) -> TextStream:
+        voice = self._written.copy()
+        self._text(voice, member.tokens[self._base + self._certain :], self._certain)
+        return voice
+
+    def _text(self, written: TextStream, tokens: Sequence[int], at: int) -> str:
+        """What these tokens, from place `at` behind the base, add to a text."""
+        begin = self._said + at + 1
+        return "".join([written.take(token, n, full=False)[0] for n, token in enumerate(tokens, begin)])
+
+    @property
+    def _held(self) -> int:
+        """Blocks of all members; most are shared."""
+        return len({block for each in self.members for block in held(each.blocks)})
+
+    def _finish(self) -> Finish:
+        """The best ones, whole. The first goes on from what was certain."""
+        results = self._search.done[: self.params.n]
+        if not results:
+            self._sink(Delta(self.id, finish=Finish.FAILED, error="no hypothesis could go on or end"))
+            return Finish.FAILED
+        finishes = []
+        for choice, (score, tokens) in enumerate(results):
+            written, at = (self._written, self._certain) if choice == 0 else (self._start.copy(), 0)
+            text = self._text(written, tokens[at:-1], at)
+            more, finish = written.take(tokens[-1], self._said + len(tokens), full=True)
+            finishes.append(finish or Finish.LENGTH)
+            ended = Delta(self.id, tokens[at:], text + more, (), finish, blocks=self._held)
+            self._sink(ended._replace(choice=choice, left=len(results) - 1 - choice, score=score))
+        return finishes[0]

@@ -1,0 +1,130 @@
+"""Several replies to one prompt, which is computed once: the others are forked from the first one."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import sha256
+
+from engine.api.events import Delta, TokenLogprob
+from engine.api.params import SamplingParams
+from engine.api.request import Finish, Request
+from engine.serving.reply import Reply, Sink, TextStream
+
+
+def seed_of(seed: int, choice: int) -> int:
+    """Of one of several replies: the first draws as a single one would, and the others follow from it."""
+    if choice == 0:
+        return seed % 2**64
+    return int.from_bytes(sha256(f"{seed % 2**64} {choice}".encode()).digest()[:8], "little")
+
+
+@dataclass(slots=True)
+class Kept:
+    """A reply that is not given before it is known to be among the best."""
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: Finish | None = None
+    error: str = ""
+    fault: str = ""
+    blocks: int = 0
+
+    def add(self, delta: Delta) -> None:
+        self.tokens += delta.tokens
+        self.text += delta.text
+        self.logprobs += delta.logprobs
+        self.finish, self.error, self.fault = delta.finish, delta.error, delta.fault
+        self.blocks = delta.blocks
+
+    @property
+    def mean(self) -> float:
+        """Log-probability a token."""
+        return sum(each.logprob for each in self.logprobs) / max(1, len(self.logprobs))
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        return self.finish is Finish.FAILED, -self.mean
+
+
+class SampleGroup:
+    """Its rows are ordinary requests with replies of their own, whose deltas go through here."""
+
+    def __init__(self, root: Request, written: TextStream, sink: Sink, number: Callable[[], int]) -> None:
+        self.id, self.members = root.id, [root]
+        self.asked, self._sink, self._written = root.params, sink, written.copy()
+        others = [number() for _ in range(root.params.samples - 1)]  # now: they keep the first one's place
+        self._ids = [root.id, *others]
+        self.whole = False  # whether all replies have begun
+        self._running = len(self._ids)
+        self._base = len(root.tokens)
+        self._seed = root.seed
+        self._best = [Kept() for _ in self._ids] if root.params.best_of else []
+        root.group = root.id
+        root.params = self.of_member(root.params)
+
+    def retune(self, params: SamplingParams, *, seed: bool) -> None:
+        """Also for replies that have yet to begin. `seed`: it is a new one, too."""
+        self.asked = params
+        self._written.retune(params)
+        if seed and params.seed is not None:
+            self._seed = params.seed % 2**64
+
+    def seed_of(self, member: Request) -> int:
+        return seed_of(self._seed, self._ids.index(member.id))
+
+    def of_member(self, params: SamplingParams) -> SamplingParams:
+        """To rank a reply, its tokens' log-probabilities are needed."""
+        return replace(params, logprobs=params.logprobs or 0) if self._best else params
+
+    def reply(self, written: TextStream, choice: int = 0) -> Reply:
+        return Reply(written, partial(self._hear, choice))
+
+    def spread(self) -> Iterable[tuple[Request, Reply]]:
+        """The other replies, from where the first one began; it has drawn, so its prompt is computed."""
+        root, self.whole = self.members[0], True
+        for choice, id in enumerate(self._ids[1:], 1):
+            child = Request(
+                id=id,
+                tokens=root.tokens[: self._base],
+                prompt_len=root.prompt_len,
+                params=root.params,
+                seed=seed_of(self._seed, choice),
+                max_len=root.max_len,
+                arrived=root.arrived,
+                priority=root.priority,
+                deadline=root.deadline,
+                salt=root.salt,
+                group=self.id,
+                guided_from=min(root.guided_from, self._base),  # a first token was on its way, not theirs
+            )
+            self.members.append(child)
+            yield child, self.reply(self._written.copy(), choice)
+
+    def _hear(self, choice: int, delta: Delta) -> None:
+        if not delta.finish:
+            self._tell(choice, delta, 0)
+        elif self.whole:
+            self._running -= 1
+            self._tell(choice, delta, self._running)
+        else:  # the first has drawn nothing, and is all that there is: the others end where it does
+            self._tell(0, delta, len(self._ids) - 1)
+            for other in range(1, len(self._ids)):
+                self._tell(other, delta._replace(blocks=0), len(self._ids) - 1 - other)
+
+    def _tell(self, choice: int, delta: Delta, left: int) -> None:
+        if not self._best:
+            self._sink(delta._replace(request=self.id, choice=choice, left=left))
+            return
+        self._best[choice].add(delta)
+        ranked = sorted(self._best, key=lambda each: each.rank)
+        if not delta.finish or left:
+            self._sink(Delta(self.id, tail=ranked[0].text))
+            return
+        given = ranked[: self.asked.n]
+        for at, each in enumerate(given):
+            logprobs = () if self.asked.logprobs is None else tuple(each.logprobs)
+            whole = Delta(self.id, tuple(each.tokens), each.text, logprobs, each.finish, each.error)
+            left = len(given) - 1 - at
+            whole = whole._replace(choice=at, left=left, score=each.mean)
+            self._sink(whole._replace(fault=each.fault, blocks=each.blocks))

@@ -1,0 +1,84 @@
+"""What each command does to an engine."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from engine.api import commands
+from engine.api.commands import Begun, Command
+from engine.api.params import Grammar
+from engine.api.snapshot import Speeds
+from engine.serving.engine import Engine
+from engine.serving.reply import Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """`run` gets the engine, the command, and the sink of a command that begins a request."""
+
+    run: Callable[..., Any]
+    beside: bool = False  # on a thread of its own, while the engine's takes steps
+    first: Callable[[Engine, Any], Callable[[], object] | None] | None = None  # what to do before, likewise
+
+
+def _submit(engine: Engine, asked: commands.Submit, sink: Sink) -> Begun:
+    id = engine.submit(
+        asked.prompt,
+        asked.params,
+        sink,
+        priority=asked.priority,
+        deadline=asked.deadline,
+        salt=asked.salt,
+        continues=asked.continues,
+        said=asked.said,
+    )
+    return Begun(id, len(asked.prompt))
+
+
+def _fork(engine: Engine, asked: commands.Fork, sink: Sink) -> Begun:
+    id = engine.fork(asked.id, sink, asked.params)
+    return Begun(id, engine.length(id))
+
+
+def _abort(engine: Engine, asked: commands.Abort) -> None:
+    for id in asked.ids:
+        engine.abort(id)
+
+
+def _warm(engine: Engine, asked: commands.Warm) -> None:
+    if engine.grammars is not None:
+        engine.grammars.warm()
+
+
+def _speeds(engine: Engine, asked: commands.MeasureSpeeds) -> Speeds:
+    return engine.runner.speeds()
+
+
+def _grammar_of_params(engine: Engine, asked: Any) -> Callable[[], object] | None:
+    return _compiling(engine, asked.params and asked.params.grammar)
+
+
+def _grammar_of_changes(engine: Engine, asked: commands.Update) -> Callable[[], object] | None:
+    return _compiling(engine, asked.changes.get("grammar"))
+
+
+def _compiling(engine: Engine, grammar: object) -> Callable[[], object] | None:
+    """A grammar that is new takes a while to compile. What is no grammar, the engine refuses by itself."""
+    return partial(engine.check_grammar, grammar) if isinstance(grammar, Grammar) else None
+
+
+HANDLERS: dict[type[Command[Any]], Handler] = {
+    commands.Submit: Handler(_submit, first=_grammar_of_params),
+    commands.Fork: Handler(_fork, first=_grammar_of_params),
+    commands.Update: Handler(lambda engine, c: engine.update(c.id, **c.changes), first=_grammar_of_changes),
+    commands.Abort: Handler(_abort),
+    commands.Preempt: Handler(lambda engine, c: engine.preempt(c.id)),
+    commands.SetSwitch: Handler(lambda engine, c: engine.set_switch(c.name, c.on)),
+    commands.SetQuantization: Handler(lambda engine, c: engine.set_quantization(c.scheme)),
+    commands.CancelQuantization: Handler(lambda engine, c: engine.cancel_quantization()),
+    commands.SetKvScheme: Handler(lambda engine, c: engine.set_kv_scheme(c.scheme)),
+    commands.Warm: Handler(_warm, beside=True),
+    commands.GetSnapshot: Handler(lambda engine, c: engine.snapshot()),
+    commands.MeasureSpeeds: Handler(_speeds, beside=True),
+}

@@ -1,0 +1,210 @@
+"""How weights and cache are kept, and how that changes while the engine lives.
+
+The weights' scheme changes between two steps, a layer a turn, while requests are alive. The cache's form
+changes at once, while none is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.api import events
+from engine.api.config import KV_SCHEMES
+from engine.api.errors import BadInput, EngineDead
+from engine.api.events import log
+from engine.api.snapshot import Change
+from engine.execution.changes import Recache, ReplaceLayer, Resize, UseScheme
+from engine.scheduling.recovery import abandon
+from engine.scheduling.resize import shrink
+from engine.serving.machine import Machine
+
+if TYPE_CHECKING:
+    from engine.execution.weights import Weights
+    from engine.quant.conversion import Conversion
+
+
+class Lifecycle:
+    """Owns the change that is under way, if one is."""
+
+    def __init__(self, engine: Machine, weights: Weights | None) -> None:
+        self._engine, self._weights = engine, weights
+        self._changing: WeightsChange | None = None
+        self.change: Change | None = None  # one that goes on, or has failed
+
+    @property
+    def changing(self) -> bool:
+        return self._changing is not None
+
+    def refuse_while_changing(self) -> None:
+        if self._changing is not None:
+            raise BadInput(f"the weights are on their way to {self._changing.wanted}: wait, or cancel that")
+
+    def set_quantization(self, scheme: str) -> None:
+        """Begins a change of weights. Raises where it cannot be, and touches nothing then."""
+        self.refuse_while_changing()
+        if self._weights is None:
+            problem = "this engine's weights have one form, and keep it"
+            raise BadInput(f"quantization {scheme!r}: {problem}", field="scheme", value=scheme)
+        begun = self._changing = self._begin(self._weights, scheme)
+        self.change = begun.change if begun else None  # one that failed is no longer wanted
+
+    def cancel(self) -> None:
+        if self._changing is not None:
+            self._changing.cancel()
+
+    def turn(self) -> None:
+        """A layer of weights in a step's place."""
+        assert self._changing is not None
+        changing = self._changing
+        if not changing.turn():
+            self._changing = None
+        self.change = changing.change
+
+    def set_kv_scheme(self, scheme: str, *, alive: int) -> None:
+        """Another form of the cache, while no request is alive. What was cached is forgotten."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        if (form := next((each for each in KV_SCHEMES if each == scheme), None)) is None:
+            known = ", ".join(KV_SCHEMES)
+            raise BadInput(
+                f"there is no KV scheme {scheme!r}; there are {known}", field="scheme", value=scheme
+            )
+        self.refuse_while_changing()
+        if alive:
+            wait = f"wait for {alive}, or end them"
+            raise BadInput(f"the cache keeps its form while requests are alive: {wait}")
+        if form == scheduler.kv.kv_scheme:
+            return
+        if problem := next((each.why_not for each in engine.runner.kv_schemes() if each.name == form), ""):
+            raise BadInput(problem, field="scheme", value=scheme)
+        scheduler.pool.forget_all()  # even where this fails, what the blocks hold is gone
+        engine.runner.apply(Recache(form))
+        fit = engine.runner.fit()
+        scheduler.kv.recache(form, fit.blocks, fit.host_blocks)
+        engine.limits = replace(engine.limits, context=fit.context)
+        engine.facts = replace(engine.facts, kv_dtype=engine.facts.dtype if form == "none" else form)
+        engine.bus.emit(events.Recached(scheduler.step, engine.clock(), form, fit.blocks))
+
+    def _begin(self, weights: Weights, name: str) -> WeightsChange | None:
+        """None: the weights are of that scheme already."""
+        engine = self._engine
+        conversion = weights.begin(
+            name, lambda at, scheme: engine.runner.apply(ReplaceLayer(at, scheme.name))
+        )
+        if conversion.new is weights.scheme:
+            return None
+        blocks, size = (
+            engine.runner.blocks_with(weights.won(conversion.new)),
+            engine.scheduler.pool.block_size,
+        )
+        if blocks is not None and blocks * size < engine.limits.context:
+            raise BadInput(
+                f"quantization {name!r} would leave {blocks} blocks of the cache, {blocks * size} tokens; "
+                f"a request may have {engine.limits.context}. Start again with it, or with a smaller "
+                "max_context",
+                field="scheme",
+                value=name,
+            )
+        return WeightsChange(engine, conversion, blocks)
+
+
+class WeightsChange:
+    """The cache gives room first, if it must; then layer after layer; then the cache takes what was won."""
+
+    def __init__(self, engine: Machine, conversion: Conversion, blocks: int | None) -> None:
+        self._engine, self._conversion = engine, conversion
+        self._before = engine.scheduler.pool.size
+        self._after = self._before if blocks is None else blocks
+        self._began = engine.clock()
+        self._started = False
+        self._say()
+
+    @property
+    def wanted(self) -> str:
+        return self._conversion.new.name
+
+    @property
+    def change(self) -> Change | None:
+        """How far it is, or why it has failed; of one that is done there is nothing to say."""
+        conversion = self._conversion
+        if conversion.over and not conversion.error:
+            return None
+        return Change(self.wanted, conversion.done, conversion.total, conversion.error, conversion.over)
+
+    def cancel(self) -> None:
+        self._conversion.cancel("it was cancelled")
+
+    def turn(self) -> bool:
+        """False when it is over."""
+        if not self._started:
+            self._started = True
+            if not self._conversion.error and self._after < self._before:
+                self._give_room()
+        elif not self._conversion.over:
+            self._advance()
+        self._say()
+        if self._conversion.over:
+            self._end()
+        return not self._conversion.over
+
+    def _advance(self) -> None:
+        try:
+            self._conversion.advance()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error} (after: {self._conversion.error})"
+            raise EngineDead(
+                f"the weights of {self._conversion.old.name} cannot be read again: {why}"
+            ) from error
+
+    def _give_room(self) -> None:
+        engine, scheduler = self._engine, self._engine.scheduler
+        step = shrink(scheduler, self._after)
+        try:
+            engine.runner.collect(engine.runner.launch(step))
+        except Exception as error:
+            abandon(scheduler, step)
+            raise EngineDead(
+                f"the cache's blocks cannot be moved: {type(error).__name__}: {error}"
+            ) from error
+        try:
+            engine.runner.apply(Resize(self._after, tuple(scheduler.pool.held)))
+        except (RuntimeError, MemoryError) as error:
+            self._conversion.cancel(f"the cache cannot be made smaller: {error}")
+
+    def _take_room(self, blocks: int) -> None:
+        """The first blocks stay where they are. Without memory for more, there are no more."""
+        pool = self._engine.scheduler.pool
+        if blocks <= pool.size:
+            return
+        try:
+            self._engine.runner.apply(Resize(blocks, tuple(pool.held)))
+        except (RuntimeError, MemoryError) as error:
+            log.warning("the cache stays at %d blocks: %s", pool.size, error)
+            self._engine.runner.apply(Resize(pool.size, tuple(pool.held)))
+        else:
+            pool.grow(blocks)
+
+    def _end(self) -> None:
+        engine, conversion = self._engine, self._conversion
+        if conversion.error:
+            self._take_room(self._before)
+        else:
+            engine.runner.apply(UseScheme(conversion.new.name))
+            engine.scheduler.kv.reweigh()
+            self._take_room(self._after)
+        engine.bus.emit(
+            events.Quantized(
+                engine.scheduler.step,
+                engine.clock(),
+                self.wanted,
+                conversion.old.name,
+                engine.scheduler.pool.size,
+                engine.clock() - self._began,
+                conversion.error,
+            )
+        )
+
+    def _say(self) -> None:
+        engine, conversion = self._engine, self._conversion
+        done, total = conversion.done, conversion.total
+        engine.bus.emit(events.Quantizing(engine.scheduler.step, engine.clock(), self.wanted, done, total))

@@ -1,0 +1,78 @@
+"""What no request may pass, checked before anything is done for it."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from engine.api.errors import BadInput, BadParams, RequestTooLong
+from engine.api.params import SamplingParams
+from engine.speculation.speculator import LACKS, WINDOWED
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of an engine and its model."""
+
+    context: int  # tokens that the model, and the whole cache, can hold for one request
+    vocab: int
+    waiting: int
+    stop_ids: frozenset[int] = frozenset()  # end a reply, unless it ignores them
+    speculation: tuple[str, ...] = ("ngram", "suffix")  # kinds that can be had here
+    windowed: bool = False  # a kv_window bounds what a token sees
+
+    def check(
+        self,
+        model: str,
+        rows: int,
+        params: SamplingParams,
+        prompt: Sequence[int] = (),
+        said: Sequence[int] = (),
+    ) -> None:
+        """No token that the model does not know may reach its tables, and no search that never fits."""
+        if (kind := params.speculate) and kind not in self.speculation:
+            why = WINDOWED if kind == "draft" and self.windowed else f"{model} {LACKS[kind]}"
+            raise BadParams("speculate", f"{kind} cannot be had: {why}")
+        biased = [token for token, _ in params.logit_bias]
+        named = {"prompt": prompt, "said": said, "stop_ids": params.stop_ids, "logit_bias": biased}
+        for field, ids in named.items():
+            if strange := self._strange(model, ids):
+                raise BadParams(field, strange)
+        if params.min_tokens and len(params.enders(self.stop_ids)) >= self.vocab:
+            raise BadParams("stop_ids", f"no token is left for the {params.min_tokens} of min_tokens")
+        if params.beams > rows:
+            raise BadParams("beams", f"{params.beams} want as many rows, but this engine runs {rows} at once")
+
+    def _strange(self, model: str, tokens: Iterable[int]) -> str:
+        """Says which of them is no token of the model, if one is."""
+        token = next((token for token in tokens if not 0 <= token < self.vocab), None)
+        if token is None:
+            return ""
+        return f"token id {token} is out of range: {model} knows 0 to {self.vocab - 1}"
+
+    def max_len(self, model: str, prompt: int, params: SamplingParams) -> int:
+        """How many tokens a request with so long a prompt may hold; raises where it can never fit."""
+        context = self.context
+        if not prompt:
+            raise BadInput("the prompt is empty, and the model has no start token to begin from")
+        if prompt >= context:
+            raise RequestTooLong(
+                f"the prompt has {prompt} tokens, but {model} holds {context} here, one of them for the "
+                f"reply; shorten it to {context - 1}"
+            )
+        if params.max_tokens is None:
+            return context
+        if prompt + params.max_tokens > context:
+            raise RequestTooLong(
+                f"the prompt has {prompt} tokens and asks for {params.max_tokens} more, but {model} holds "
+                f"{context} here; shorten it or lower max_tokens to {context - prompt}"
+            )
+        return prompt + params.max_tokens
+
+
+def check_order(priority: object, deadline: object) -> None:
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 2**31:
+        raise BadInput(f"priority must be a whole number, not {priority!r}", field="priority", value=priority)
+    if deadline is not None and not (isinstance(deadline, int | float) and math.isfinite(deadline)):
+        raise BadInput(
+            f"deadline must be seconds from now, not {deadline!r}", field="deadline", value=deadline
+        )

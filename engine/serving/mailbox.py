@@ -1,0 +1,103 @@
+"""Commands on their way to the engine's thread, which runs them between two steps."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from engine.api.commands import Command
+from engine.api.errors import EngineDead, EngineError, UnknownCommand
+from engine.serving.engine import Engine
+from engine.serving.handlers import HANDLERS, Handler
+from engine.serving.reply import Sink
+
+T = TypeVar("T")
+_HELPERS = 8  # threads for what is done beside the steps
+_CLOSED = "the engine has been closed"
+
+
+class Mailbox:
+    """Takes from any thread, and never waits. The answer to each command is a future."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._helpers = ThreadPoolExecutor(_HELPERS, "engine-beside")
+        self._gate = threading.Lock()  # no command slips in behind the closing one
+        self.closed = False
+
+    def put(self, command: Command[T], sink: Sink | None = None) -> Future[T]:
+        """`sink`: where the deltas go of a command that begins a request."""
+        answer: Future[T] = Future()
+        answer.set_running_or_notify_cancel()  # a reader who leaves cannot cancel it
+        handler = HANDLERS.get(type(command))
+        if handler is None:
+            answer.set_exception(UnknownCommand(f"this engine has no handler for {command.verb}"))
+            return answer
+        work = self._work(handler, command, sink)
+        if handler.beside:
+            taken = self._take(self._helpers.submit, partial(_settle, answer, work))
+        elif before := handler.first and handler.first(self._engine, command):
+            taken = self._take(self._helpers.submit, partial(self._put_after, before, answer, work))
+        else:
+            taken = self._take(self._waiting.put, partial(_run, answer, work))
+        if not taken:
+            answer.set_exception(EngineDead(_CLOSED))
+        return answer
+
+    def _work(self, handler: Handler, command: Command[T], sink: Sink | None) -> Callable[[], T]:
+        if sink is None:
+            return partial(handler.run, self._engine, command)
+        return partial(handler.run, self._engine, command, sink)
+
+    def _take(self, put: Callable[[Callable[[], None]], object], work: Callable[[], None]) -> bool:
+        with self._gate:
+            if not self.closed:
+                put(work)
+            return not self.closed
+
+    def _put_after(self, before: Callable[[], object], answer: Future[T], work: Callable[[], T]) -> None:
+        try:
+            before()
+        except Exception as error:  # it belongs to the sender
+            answer.set_exception(error)
+        else:
+            if not self._take(self._waiting.put, partial(_run, answer, work)):
+                answer.set_exception(EngineDead(_CLOSED))
+
+    def close(self) -> None:
+        """Nothing more is taken; a `drain` that waits returns."""
+        with self._gate:
+            self.closed = True
+            self._waiting.put(None)
+            self._helpers.shutdown(wait=False)  # what they have begun still gets its answer
+
+    def drain(self, *, wait: bool = False, timeout: float | None = None) -> None:
+        """On the engine's thread: runs what has come; with `wait`, not before there is something."""
+        if not wait and self._waiting.empty():
+            return
+        try:
+            run = self._waiting.get(wait, timeout)
+            while True:
+                if run is not None:
+                    run()
+                run = self._waiting.get(False)
+        except Empty:
+            return
+
+
+def _settle(answer: Future[Any], work: Callable[[], Any]) -> None:
+    """Whatever it raises belongs to the sender."""
+    try:
+        answer.set_result(work())
+    except BaseException as error:
+        answer.set_exception(error)
+
+
+def _run(answer: Future[Any], work: Callable[[], Any]) -> None:
+    """Between two steps a defect may leave things half changed: it goes on, and ends the engine."""
+    _settle(answer, work)
+    if (error := answer.exception()) is not None and not isinstance(error, EngineError):
+        raise error

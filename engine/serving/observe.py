@@ -1,0 +1,131 @@
+"""Takes the engine's picture between two steps."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from engine.api.request import Request
+from engine.api.snapshot import BeamsView, BlockView, Change, RequestView, Snapshot, Switch
+from engine.kv.window import held
+from engine.scheduling.scheduler import Scheduler
+from engine.serving.machine import Machine
+from engine.serving.meters import Meters
+
+if TYPE_CHECKING:
+    from engine.execution.weights import Weights
+
+_SHOWN_WAITING = 64  # of the line; the rest is a number
+
+
+class Observed(Machine, Protocol):
+    """What a snapshot tells of an engine."""
+
+    meters: Meters
+    error: str
+    weights: Weights | None
+
+    @property
+    def change(self) -> Change | None: ...
+
+    @property
+    def switches(self) -> tuple[Switch, ...]: ...
+
+    def beams(self) -> tuple[BeamsView, ...]: ...
+
+
+def snapshot(engine: Observed) -> Snapshot:
+    scheduler, facts, meters = engine.scheduler, engine.facts, engine.meters
+    now = engine.clock()
+    line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
+    shown = itertools.chain(scheduler.running, scheduler.waiting.parked.values(), line)
+    return Snapshot(
+        at=now,
+        step=scheduler.step,
+        state="dead" if engine.error else "ready",
+        error=engine.error,
+        model=facts.model,
+        dtype=facts.dtype,
+        device=facts.device,
+        attention=facts.attention,
+        policy=facts.policy,
+        quantization=engine.weights.scheme.name if engine.weights else "none",
+        depth=engine.depth,
+        block_size=scheduler.pool.block_size,
+        max_context=engine.limits.context,
+        blocks=_blocks(scheduler),
+        host_in_use=scheduler.host.in_use,
+        host_size=scheduler.host.size,
+        requests=tuple(_request(each, scheduler) for each in shown),
+        waiting=len(scheduler.waiting),
+        running=len(scheduler.running),
+        preemptions=scheduler.preemptions,
+        prefix_hit_rate=scheduler.cached_tokens / max(1, scheduler.prompt_tokens),
+        rates=meters.rates(now),
+        step_times=meters.times(),
+        ttft=meters.ttft(),
+        itl=meters.itl(),
+        finished=meters.finished,
+        memory={} if engine.error else engine.runner.memory(),  # a lost GPU answers nothing
+        switches=engine.switches,
+        reads=engine.runner.reads(),
+        kv_dtype=facts.kv_dtype,
+        schemes=engine.runner.weight_schemes(),
+        change=engine.change,
+        beams=engine.beams(),
+        speculation=scheduler.speculator.total(),
+        speculates=engine.limits.speculation,
+        kv_scheme=scheduler.kv.kv_scheme,
+        kv_schemes=engine.runner.kv_schemes(),
+        load=None if engine.error else engine.runner.load(),
+    )
+
+
+def _request(request: Request, scheduler: Scheduler) -> RequestView:
+    return RequestView(
+        id=request.id,
+        phase=request.phase.value,
+        why=request.why,
+        prompt=request.prompt_len,
+        generated=request.generated,
+        launched=request.launched,
+        max_len=request.max_len,
+        cached_tokens=request.cached_tokens,
+        priority=request.priority,
+        preemptions=request.preemptions,
+        blocks=tuple(held(request.blocks)),
+        gone=request.gone,
+        host_blocks=tuple(request.host_blocks),
+        group=request.group,
+        speculation=scheduler.speculator.view(request),
+    )
+
+
+def _blocks(scheduler: Scheduler) -> BlockView:
+    pool = scheduler.pool
+    owner = pool.owner.copy()
+    # Only the last blocks of what runs are not full; all others that hold anything are.
+    filled = np.where(owner >= 0, pool.block_size, 0).astype(np.int32)
+    for request in scheduler.running:
+        full = request.launched // pool.block_size
+        for block in request.blocks[full + 1 :]:
+            filled[block] = 0
+        if full < len(request.blocks):
+            filled[request.blocks[full]] = request.launched % pool.block_size
+    refs, used_at, place, left = pool.refs.copy(), pool.used_at.copy(), pool.place.copy(), pool.left.copy()
+    for column in (refs, owner, filled, used_at, place, left):
+        column.setflags(write=False)
+    return BlockView(
+        size=pool.size,
+        refs=refs,
+        owner=owner,
+        filled=filled,
+        used_at=used_at,
+        in_use=pool.in_use,
+        cached=pool.cached,
+        evictions=pool.evictions,
+        place=place,
+        left=left,
+    )

@@ -1,0 +1,270 @@
+"""Who hears what the rows draw: a request's reply, several of them, or the search that its row belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.api import events
+from engine.api.errors import BadInput, BadParams, UnknownRequest
+from engine.api.events import Bus, TokenLogprob
+from engine.api.params import SamplingParams
+from engine.api.request import Finish, Phase, Request
+from engine.api.snapshot import BeamsView
+from engine.execution.protocol import BAD, Likeliest, StepResult
+from engine.scheduling import recovery
+from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.step import Row, Step
+from engine.serving.groups.beams import BeamGroup
+from engine.serving.groups.samples import SampleGroup
+from engine.serving.meters import Meters
+from engine.serving.reply import Reply, Sink, TextStream
+
+
+class OutputProcessor:
+    """Owns the replies, and the groups of rows that answer one request. Every request ends here."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        meters: Meters,
+        bus: Bus,
+        clock: Callable[[], float],
+        number: Callable[[], int],
+        stop_ids: frozenset[int],
+    ) -> None:
+        self._scheduler, self._meters, self._bus, self._clock = scheduler, meters, bus, clock
+        self._number, self._stop_ids = number, stop_ids
+        self._replies: dict[int, Reply] = {}  # by row
+        self._searches: dict[int, BeamGroup] = {}  # by what they answer
+        self._samples: dict[int, SampleGroup] = {}
+
+    def open(self, request: Request, written: TextStream, sink: Sink) -> None:
+        """One reply, several, or a search for it."""
+        if request.params.beams > 1:
+            group = BeamGroup(request, written, sink, self._scheduler, self._number, self._stop_ids)
+            self._searches[request.id] = group
+        elif request.params.samples > 1:
+            samples = self._samples[request.id] = SampleGroup(request, written, sink, self._number)
+            self._replies[request.id] = samples.reply(written)
+        else:
+            self._replies[request.id] = Reply(written, sink)
+
+    def rows(self, id: int, *, missing: bool = False) -> list[Request]:
+        """The request of that number, or all that answer it. `missing`: it may have ended."""
+        if group := self._searches.get(id) or self._samples.get(id):
+            return list(group.members)
+        request = self._scheduler.requests.get(id)
+        if request is None and not missing:
+            raise UnknownRequest(f"no request {id} is alive")
+        return [] if request is None else [request]
+
+    @property
+    def idle(self) -> bool:
+        """Nobody is owed anything."""
+        return not (self._replies or self._searches or self._samples)
+
+    @property
+    def alive(self) -> int:
+        """Requests as those who sent them count: however many rows answer one."""
+        rows = self._scheduler.requests.values()
+        return len({row.id if row.group < 0 else row.group for row in rows})
+
+    def searches(self, row: Request) -> bool:
+        return row.group in self._searches
+
+    def asked(self, row: Request) -> SamplingParams:
+        """The parameters of what a row answers, as a person asked for them last."""
+        group = self._searches.get(row.group) or self._samples.get(row.group)
+        return group.asked if group else row.params
+
+    def written(self, row: Request) -> TextStream:
+        """The text so far."""
+        return self._replies[row.id].written
+
+    def beams(self) -> tuple[BeamsView, ...]:
+        return tuple(group.view() for group in self._searches.values())
+
+    # What is drawn
+
+    def take(self, step: Step, row: Row, token: int, result: StepResult, now: float) -> None:
+        """What a row has drawn: one token, or a run of them where drafts stood."""
+        if result.likeliest is not None and row.request in result.likeliest.places:
+            return self._take_likeliest(step.number, row, token, result.likeliest, now)
+        logprobs = result.logprobs.get(row.request, ())
+        if not row.drafted:
+            return self._take_token(step.number, row, token, logprobs, now)
+        if (request := self._scheduler.requests.get(row.request)) is None:
+            return None
+        run = result.runs[row.request]
+        self._scheduler.speculator.saw_run(request, row.drafted, len(run) - 1, len(step.rows))
+        if request.stamp != step.drafts[row.request].stamp:
+            run = run[:1]  # only that one was on its way when the request was changed
+        self._scheduler.settle(row, len(run))
+        before = now if request.first_token_at is None else request.last_token_at
+        for at, token in enumerate(run):  # they share the step's time
+            came = before + (now - before) * (at + 1) / len(run)
+            self._take_token(step.number, row, token, logprobs[at : at + 1], came)
+        return None
+
+    def _take_token(
+        self, step: int, row: Row, token: int, logprobs: tuple[TokenLogprob, ...], now: float
+    ) -> None:
+        """One new token for one request."""
+        if token == BAD:
+            request = self._scheduler.requests.get(row.request)
+            if request is not None and not self._end_by_grammar(request):
+                self.end(request, Finish.FAILED, "the model gave no number (NaN) for the next token")
+            return
+        request = self._scheduler.commit(row, token)
+        if request is None:
+            return
+        self._note(request, step, now)
+        if (samples := self._samples.get(request.group)) and not samples.whole:
+            for child, reply in samples.spread():
+                self._replies[child.id] = reply
+                self._scheduler.branch(request, child)
+        if request.guide:
+            request.guide.read(request.tokens)
+        finish = self._replies[row.request].take(
+            request, token, logprobs, full=len(request.tokens) >= request.max_len
+        )
+        if finish:
+            self._forget(request, finish)
+        elif self._end_by_grammar(request):
+            return
+        elif request.awaits and not request.pending:
+            self._search(request)
+
+    def _end_by_grammar(self, request: Request) -> bool:
+        """Where nothing can follow by what was asked for, which is nobody else's fault."""
+        if (guide := request.guide) is None or not guide.error:
+            return False
+        self._replies[request.id].end(request, Finish.FAILED, guide.error, guide.fault)
+        self._forget(request, Finish.FAILED, guide.error)
+        return True
+
+    def _take_likeliest(self, step: int, row: Row, token: int, likeliest: Likeliest, now: float) -> None:
+        """What one hypothesis of a search could go on with; when all are there, the search does."""
+        if token == BAD:
+            self._take_token(step, row, token, (), now)
+        if (request := self._scheduler.commit(row, None)) is None:
+            return
+        group = self._searches[request.group]
+        if group.take(request, *likeliest.of(request.id)):
+            self._note(group, step, now)
+            if finish := group.advance():
+                self._close(group, finish)
+                return
+        self._turn(group)
+
+    def _note(self, who: Request | BeamGroup, step: int, now: float) -> None:
+        """When a token came."""
+        if who.first_token_at is None:
+            who.first_token_at = now
+            self._meters.first_token(now - who.arrived)
+            self._bus.emit(events.FirstToken(step, now, who.id, now - who.arrived))
+        else:
+            self._meters.next_token(now - who.last_token_at)
+        who.last_token_at = now
+
+    # Other parameters
+
+    def check(self, id: int, params: SamplingParams) -> None:
+        """Whether what answers a request can go on in that way."""
+        row = self.rows(id)[0]
+        if row.group not in (-1, id):
+            raise BadInput(f"request {id} is one of several that answer request {row.group}: change that one")
+        before = self.asked(row)
+        if (params.n, params.best_of) != (before.n, before.best_of):
+            name = "n" if params.n != before.n else "best_of"
+            raise BadParams(name, "is settled when a request is submitted")
+        if params.beams > 1 and id in self._samples:
+            raise BadParams("beams", f"cannot take over from {before.samples} samples of one prompt")
+
+    def retune(self, id: int, params: SamplingParams, max_len: int, *, seed: bool) -> None:
+        """From the next step that is not launched yet. `seed`: it is a new one, too."""
+        rows = self.rows(id)
+        if group := self._searches.get(id):
+            group.retune(params, max_len)
+            self._turn(group)
+            if group.length >= max_len and id in self._searches:
+                self.end(rows[0], Finish.LENGTH)
+            return
+        if samples := self._samples.get(id):
+            samples.retune(params, seed=seed)
+        for request in rows:
+            self._retune(request, params, max_len, seed=seed)
+
+    def _retune(self, request: Request, params: SamplingParams, max_len: int, *, seed: bool) -> None:
+        if samples := self._samples.get(request.group):
+            params = samples.of_member(params)
+        if params.grammar != request.params.grammar:
+            request.guide, request.guided_from = None, request.known
+        request.params, request.max_len = params, max_len
+        self._scheduler.restamp(request)
+        if seed and params.seed is not None:
+            request.seed = samples.seed_of(request) if samples else params.seed % 2**64
+        self._replies[request.id].retune(params, in_flight=request.pending > 0)
+        request.awaits = params.beams > 1
+        if len(request.tokens) >= request.max_len:  # it is as long as it may be now, or longer
+            self.end(request, Finish.LENGTH)
+        elif request.awaits and not request.pending:
+            self._search(request)
+
+    def _turn(self, group: BeamGroup) -> None:
+        """Lets a search go on as a person has asked for meanwhile."""
+        if turned := group.turn():
+            del self._searches[group.id]
+            request, self._replies[group.id] = turned
+            if len(request.tokens) >= request.max_len:
+                self.end(request, Finish.LENGTH)
+
+    def _search(self, request: Request) -> None:
+        """What was an ordinary request until now goes on as a search."""
+        reply = self._replies.pop(request.id)
+        self.open(request, reply.written, reply.sink)
+
+    # When things end
+
+    def end(self, request: Request, finish: Finish, error: str = "") -> None:
+        """From outside. One that has ended already, or went with the search it was in, is left in peace."""
+        if request.phase is Phase.DONE:
+            return
+        if group := self._searches.get(request.group):
+            group.end(finish, error)
+            self._close(group, finish, error)
+            return
+        self._replies[request.id].end(request, finish, error)
+        self._forget(request, finish, error)
+
+    def end_all(self, reason: str) -> None:
+        """Without a look at the scheduler: whatever it was doing may be half done."""
+        for group in self._searches.values():
+            group.end(Finish.FAILED, reason)
+        self._searches.clear()
+        self._samples.clear()
+        for request in self._scheduler.requests.values():
+            if reply := self._replies.pop(request.id, None):  # none: it broke as that one ended
+                reply.end(request, Finish.FAILED, reason)
+                self._meters.finished += 1
+        recovery.fail_all(self._scheduler, reason)
+
+    def _forget(self, request: Request, finish: Finish, error: str = "") -> None:
+        del self._replies[request.id]
+        if samples := self._samples.get(request.group):
+            samples.members.remove(request)
+            if not samples.members:
+                del self._samples[samples.id]
+        self._meters.finished += 1
+        self._scheduler.finish(request, finish, error)
+
+    def _close(self, group: BeamGroup, finish: Finish, error: str = "") -> None:
+        """A search has ended, and all its hypotheses with it."""
+        del self._searches[group.id]
+        for request in group.members:
+            if error:
+                self._scheduler.pool.forget(request.blocks)
+            self._scheduler.drop(request)
+        self._meters.finished += 1
+        step, now = self._scheduler.step, self._clock()
+        self._bus.emit(events.Finished(step, now, group.id, finish.value, group.generated, error))

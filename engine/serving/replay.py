@@ -1,0 +1,297 @@
+"""All that a runner was told, in one stream, with the tokens it gave; and the same again on another runner.
+
+A recording begins with an engine at rest and an empty cache. A runner of the same model, made with the same
+configuration, gives the same tokens from the file alone: it never sees a request.
+"""
+
+import dataclasses
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from engine.api.codec import DecodeError, codec
+from engine.api.config import KvSchemeName
+from engine.api.errors import BadWire
+from engine.execution.changes import Change, Recache, ReplaceLayer, Resize, UseGraphs, UseScheme
+from engine.execution.protocol import Runner, StepResult
+from engine.scheduling.step import Masks, Step
+from engine.scheduling.step_bytes import Bounds, decode, encode
+
+VERSION = 1
+MOST = 2**28  # bytes of one frame
+_FRAME = struct.Struct("<cQ")  # its kind, and how many bytes follow
+_NUMBER = struct.Struct("<q")  # of the step that a frame is about
+_CHANGES: dict[str, Any] = {
+    each.__name__: each for each in (ReplaceLayer, UseScheme, Resize, Recache, UseGraphs)
+}
+
+_HEADER, _STEP, _FAILED, _MASKS, _TAKEN_BACK, _RESULT, _CHANGE = (bytes([each]) for each in b"HSFMBRC")
+_KINDS = (_HEADER, _STEP, _FAILED, _MASKS, _TAKEN_BACK, _RESULT, _CHANGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a recording begins with. Another runner must begin with the same."""
+
+    bounds: Bounds
+    scheme: str  # of the weights
+    kv_scheme: KvSchemeName
+    version: int = VERSION
+
+
+class Recorded(NamedTuple):
+    """What a step brought: the same columns as a StepResult's, as far as they decide on tokens."""
+
+    tokens: tuple[int, ...]
+    runs: tuple[tuple[int, tuple[int, ...]], ...] = ()  # by request, of the rows with drafts
+    likeliest: tuple[int, ...] = ()  # of the rows of a search, end to end
+
+    @classmethod
+    def of(cls, result: StepResult) -> "Recorded":
+        runs = tuple((request, tuple(run)) for request, run in result.runs.items())
+        likeliest = () if result.likeliest is None else tuple(result.likeliest.ids.ravel().tolist())
+        return cls(tuple(result.tokens), runs, likeliest)
+
+
+_RECORDED, _ORIGIN = codec(Recorded), codec(Origin)
+
+
+class Recording:
+    """Writes to a file what a runner is told, and what it answers."""
+
+    def __init__(self, path: Path, origin: Origin) -> None:
+        self._file: IO[bytes] = path.open("xb")
+        self._write(_HEADER, json.dumps(_ORIGIN.write(origin)).encode())
+
+    def step(self, step: Step, *, failed: bool) -> None:
+        """A step that was launched, or of which nothing but its changes holds."""
+        self._write(_FAILED if failed else _STEP, encode(step))
+
+    def masks(self, step: int, masks: Masks) -> None:
+        head = np.array([step, len(masks.slots), *masks.slots], "<i8").tobytes()
+        self._write(_MASKS, head + np.ascontiguousarray(masks.bits).tobytes())
+
+    def taken_back(self, step: int) -> None:
+        """It was launched, and brings no result."""
+        self._write(_TAKEN_BACK, _NUMBER.pack(step))
+
+    def result(self, step: int, result: StepResult) -> None:
+        told = json.dumps(_RECORDED.write(Recorded.of(result)), separators=(",", ":"))
+        self._write(_RESULT, _NUMBER.pack(step) + told.encode())
+
+    def change(self, change: Change) -> None:
+        name = type(change).__name__
+        told = [name, codec(_CHANGES[name]).write(change)]
+        self._write(_CHANGE, json.dumps(told, separators=(",", ":")).encode())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, kind: bytes, payload: bytes) -> None:
+        self._file.write(_FRAME.pack(kind, len(payload)))
+        self._file.write(payload)
+
+
+class Recorder:
+    """In a runner's place: all that it is told goes into a recording, too."""
+
+    def __init__(self, runner: Runner, recording: Recording) -> None:
+        self.runner, self._recording = runner, recording
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)  # what asks it, and changes nothing
+
+    def launch(self, step: Step) -> tuple[Step, Any]:
+        try:
+            handle = self.runner.launch(step)
+        except Exception:
+            self._recording.step(step, failed=True)
+            raise
+        self._recording.step(step, failed=False)
+        return step, handle
+
+    def supply(self, handle: tuple[Step, Any], masks: Masks) -> None:
+        step, inner = handle
+        try:
+            self.runner.supply(inner, masks)
+        except Exception:
+            self._recording.taken_back(step.number)
+            raise
+        self._recording.masks(step.number, masks)
+
+    def collect(self, handle: tuple[Step, Any]) -> StepResult:
+        step, inner = handle
+        try:
+            result = self.runner.collect(inner)
+        except Exception:
+            self._recording.taken_back(step.number)
+            raise
+        self._recording.result(step.number, result)
+        return result
+
+    def apply(self, change: Change) -> None:
+        self.runner.apply(change)
+        self._recording.change(change)
+
+    def close(self) -> None:
+        self._recording.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A step's result, then and now."""
+
+    step: int
+    then: Recorded
+    now: Recorded
+
+
+def replay(path: Path, runner: Runner, origin: Origin) -> Iterator[Replayed]:
+    """Runs what was recorded on a runner that has run nothing yet.
+
+    Raises BadWire where the file is no recording for it.
+    """
+    under_way = _UnderWay()
+    with path.open("rb") as file:
+        frames = _frames(file)
+        _check_header(next(frames, None), origin)
+        bounds = origin.bounds
+        for kind, payload in frames:
+            if kind == _STEP:
+                step = decode(payload, bounds)
+                under_way.add(step, runner.launch(step))
+            elif kind == _FAILED:
+                runner.skip(decode(payload, bounds))
+            elif kind == _CHANGE:
+                change = _change(payload)
+                runner.apply(change)
+                if isinstance(change, Resize):
+                    bounds = dataclasses.replace(bounds, blocks=change.blocks)
+                elif isinstance(change, Recache):
+                    fit = runner.fit()
+                    bounds = dataclasses.replace(bounds, blocks=fit.blocks, host_blocks=fit.host_blocks)
+            elif kind == _MASKS:
+                number, masks = _masks(payload)
+                runner.supply(under_way.guided(number, masks, bounds), masks)
+            elif kind == _TAKEN_BACK:
+                under_way.drop(_number(payload))
+            elif kind == _RESULT:
+                number = _number(payload)
+                result = runner.collect(under_way.take(number))
+                yield Replayed(number, _recorded(payload[_NUMBER.size :]), Recorded.of(result))
+
+
+def _frames(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """A recording may end in the middle of a frame, with the program that made it."""
+    while len(head := file.read(_FRAME.size)) == _FRAME.size:
+        kind, size = _FRAME.unpack(head)
+        if kind not in _KINDS:
+            raise BadWire(f"the file is no recording of an engine: it has a frame of kind {kind!r}")
+        if size > MOST:
+            raise BadWire(f"the recording has a frame of {size} bytes; {MOST} are the most")
+        payload = file.read(size)
+        if len(payload) < size:
+            return
+        yield kind, payload
+
+
+def _check_header(frame: tuple[bytes, bytes] | None, origin: Origin) -> None:
+    if frame is None or frame[0] != _HEADER:
+        raise BadWire("the file is no recording of an engine")
+    found: Origin = _read(_ORIGIN.read, _json(frame[1]))
+    if found != origin:
+        raise BadWire(f"the recording begins with {found}, and this runner with {origin}")
+
+
+class _UnderWay:
+    """Steps that are launched, until their results are asked for."""
+
+    def __init__(self) -> None:
+        self._handles: dict[int, tuple[Step, Any]] = {}
+        self._unmasked: set[int] = set()
+
+    def add(self, step: Step, handle: Any) -> None:
+        self._handles[step.number] = step, handle
+        if step.guided:
+            self._unmasked.add(step.number)
+
+    def guided(self, number: int, masks: Masks, bounds: Bounds) -> Any:
+        """The handle of a step that waits for masks, which must be for rows of its own."""
+        step, handle = self._found(number)
+        if number not in self._unmasked:
+            raise BadWire(f"the recording has masks for step {number}, which waits for none")
+        self._unmasked.remove(number)
+        slots = {step.rows[at].slot for at in step.guided}
+        if len(set(masks.slots)) < len(masks.slots) or not slots.issuperset(masks.slots):
+            raise BadWire(
+                f"the recording has masks for slots {masks.slots}, and step {number} guides {slots}"
+            )
+        if masks.slots and masks.bits.shape[1] != -(-bounds.vocab // 8):
+            raise BadWire(f"the recording has masks of {masks.bits.shape[1]} bytes for {bounds.vocab} tokens")
+        return handle
+
+    def take(self, number: int) -> Any:
+        _, handle = self._found(number)
+        if number in self._unmasked:
+            raise BadWire(f"the recording has a result of step {number} before its masks")
+        del self._handles[number]
+        return handle
+
+    def drop(self, number: int) -> None:
+        self._handles.pop(number, None)
+        self._unmasked.discard(number)
+
+    def _found(self, number: int) -> tuple[Step, Any]:
+        if number not in self._handles:
+            raise BadWire(f"the recording speaks of step {number}, which is not under way")
+        return self._handles[number]
+
+
+def _number(payload: bytes) -> int:
+    if len(payload) < _NUMBER.size:
+        raise BadWire("the recording has a frame without the number of its step")
+    return int(_NUMBER.unpack_from(payload)[0])
+
+
+def _masks(payload: bytes) -> tuple[int, Masks]:
+    words = np.frombuffer(payload[: len(payload) // 8 * 8], "<i8")
+    if len(words) < 2 or not 0 <= words[1] <= len(words) - 2:
+        raise BadWire("the recording has masks that are cut off")
+    slots = tuple(words[2 : 2 + words[1]].tolist())
+    bits = np.frombuffer(payload[8 * (2 + len(slots)) :], np.uint8).copy()
+    if len(bits) % max(1, len(slots)):
+        raise BadWire("the recording has masks that are cut off")
+    return int(words[0]), Masks(slots, bits.reshape(len(slots), -1) if slots else bits.reshape(0, 0))
+
+
+def _change(payload: bytes) -> Change:
+    told = _json(payload)
+    kind = _CHANGES.get(told[0]) if type(told) is list and len(told) == 2 and type(told[0]) is str else None
+    if kind is None:
+        raise BadWire(f"the recording has a change {told!r:.60}, which is not known")
+    change: Change = _read(codec(kind).read, told[1])
+    return change
+
+
+def _recorded(payload: bytes) -> Recorded:
+    recorded: Recorded = _read(_RECORDED.read, _json(payload))
+    return recorded
+
+
+def _read(read: Any, value: Any) -> Any:
+    try:
+        return read(value)
+    except DecodeError as error:
+        raise BadWire(f"the recording: {error}") from None
+
+
+def _json(payload: bytes) -> Any:
+    try:
+        return json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise BadWire(f"the recording has a frame that is no JSON: {error}") from None
