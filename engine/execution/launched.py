@@ -29,7 +29,7 @@ class Launched:
     arrived: torch.cuda.Event | None = None  # None: they are there
 
 
-class Piece(NamedTuple):
+class ModelInput(NamedTuple):
     """What the model computes in a step, drafts unrolled."""
 
     rows: Rows

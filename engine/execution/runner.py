@@ -21,7 +21,7 @@ from engine.execution.cuda.graphs import DecodeSteps, Draws
 from engine.execution.cuda.staging import upload
 from engine.execution.draft.drafting import Drafter, SmallModel, with_drafts
 from engine.execution.draft.verification import ahead, rolled, unrolled
-from engine.execution.launched import Launched, Piece, Sampled
+from engine.execution.launched import Launched, ModelInput, Sampled
 from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
 from engine.execution.moves import Seconds, mover_on, timed
@@ -234,7 +234,7 @@ class ModelRunner:
         drawing = rows if every else rows.where(rows.samples)
         launched = Launched(drawing, began, swap_seconds, drafts)
         if len(rows):  # a step may only move blocks
-            launched.sample = self._run(Piece(rows, ids, single, drawing, drafts))
+            launched.sample = self._run(ModelInput(rows, ids, single, drawing, drafts))
         return launched
 
     def _sample(self, launched: Launched, masks: Masks | None) -> None:
@@ -293,7 +293,7 @@ class ModelRunner:
             self._speeds = measure(self.device, self.store.dtype, weights_read(self.model))
         return self._speeds
 
-    def _run(self, piece: Piece) -> Sampled | None:
+    def _run(self, piece: ModelInput) -> Sampled | None:
         """A step of the model; what it gives draws a token for each row that samples, if there are any."""
         rows, drawing = piece.rows, piece.drawing
         steps = self._steps if self.graphs and self._recordable else None
@@ -320,7 +320,7 @@ class ModelRunner:
             return None
         return self._sampler(self.model.logits(found), laid.slots, piece)
 
-    def _decode(self, steps: DecodeSteps, piece: Piece) -> Sampled:
+    def _decode(self, steps: DecodeSteps, piece: ModelInput) -> Sampled:
         """A step of one token a row, in a graph; what its kernels do not know is sampled behind it."""
         rows = piece.rows
         wanted = self._sampling_state.wanted(rows)
@@ -331,13 +331,13 @@ class ModelRunner:
         (slots,) = upload([rows.slots], self.device)
         return self._sampler(steps.logits(rows, piece.ids).float(), slots, piece)
 
-    def _sampler(self, logits: Tensor, slots: Tensor, piece: Piece) -> Sampled:
+    def _sampler(self, logits: Tensor, slots: Tensor, piece: ModelInput) -> Sampled:
         before = ahead(piece.drawing, piece.drafts) if piece.drafts else ()
         return lambda masks: self._sampling_state.by_sampler(
             logits, slots, piece.drawing, ahead=before, masks=masks
         )
 
-    def _for_kernels(self, piece: Piece) -> Wanted | None:
+    def _for_kernels(self, piece: ModelInput) -> Wanted | None:
         """How these rows draw, if kernels draw for them."""
         if self._stage is None or not len(piece.drawing):
             return None
@@ -347,7 +347,7 @@ class ModelRunner:
         return wanted
 
     def _precompile(
-        self, stage: "GpuStage", piece: Piece, wanted: Wanted | None, launches: Callable[[], object]
+        self, stage: "GpuStage", piece: ModelInput, wanted: Wanted | None, launches: Callable[[], object]
     ) -> None:
         """The first step of a kind. Which kernels it takes depends on its size, nearly by powers of two."""
         size = min((len(piece.ids) - 1).bit_length(), LARGE)

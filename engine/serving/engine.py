@@ -26,7 +26,7 @@ from engine.serving.machine import Facts
 from engine.serving.meters import Meters
 from engine.serving.observe import snapshot
 from engine.serving.outputs import OutputProcessor
-from engine.serving.replay import Origin, Recorder, Recording
+from engine.serving.replay import LoggedRunner, Origin, StepLog
 from engine.serving.reply import Sink, TextStream
 from engine.serving.switches import Switches
 from engine.text.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ class Engine:
         self.outputs = OutputProcessor(scheduler, self.meters, bus, clock, self._number, limits.stop_ids)
         self._seeds = random.Random(seed)
         self._ahead: Flight | None = None
-        self._recorder: Recorder | None = None
+        self._logged: LoggedRunner | None = None
         self._committed_at = 0.0
         self._switches, self._lifecycle = Switches(self), Lifecycle(self, weights)
 
@@ -318,22 +318,22 @@ class Engine:
         For a program that holds the engine, never for a route: a caller who names files could write any. It
         begins with an engine at rest, and what was cached is forgotten, so that a fresh runner can follow.
         """
-        if self._recorder is not None:
+        if self._logged is not None:
             raise BadInput("the engine is being recorded already: stop that first")
         self._lifecycle.refuse_while_changing()
         self._commit_what_is_ahead()
         if alive := self.outputs.alive:
             raise BadInput(f"a recording begins with an engine at rest: wait for {alive}, or end them")
         self.scheduler.pool.forget_all()
-        self._recorder = Recorder(self.runner, Recording(path, self.origin))
-        self.runner = cast(Runner, self._recorder)
+        self._logged = LoggedRunner(self.runner, StepLog(path, self.origin))
+        self.runner = cast(Runner, self._logged)
 
     def stop_recording(self) -> None:
         """With a step that is under way. Does nothing where there is no recording."""
-        if self._recorder is not None:
+        if self._logged is not None:
             self._commit_what_is_ahead()
-            self._recorder.close()
-            self.runner, self._recorder = self._recorder.runner, None
+            self._logged.close()
+            self.runner, self._logged = self._logged.runner, None
 
     @property
     def origin(self) -> Origin:

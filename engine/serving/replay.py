@@ -61,7 +61,7 @@ class Recorded(NamedTuple):
 _RECORDED, _ORIGIN = codec(Recorded), codec(Origin)
 
 
-class Recording:
+class StepLog:
     """Writes to a file what a runner is told, and what it answers."""
 
     def __init__(self, path: Path, origin: Origin) -> None:
@@ -97,10 +97,10 @@ class Recording:
         self._file.write(payload)
 
 
-class Recorder:
+class LoggedRunner:
     """In a runner's place: all that it is told goes into a recording, too."""
 
-    def __init__(self, runner: Runner, recording: Recording) -> None:
+    def __init__(self, runner: Runner, recording: StepLog) -> None:
         self.runner, self._recording = runner, recording
 
     def __getattr__(self, name: str) -> Any:
