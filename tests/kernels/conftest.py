@@ -28,7 +28,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
     def on_gpu(module: str, name: str, *given: Any, **named: Any) -> Any:
         there = moved(given, "cuda")
         with torch.inference_mode():
-            found = getattr(import_module(f"engine.kernels.{module}"), name)(*there, **named)
+            found = getattr(import_module(f"engine.kernels.triton.{module}"), name)(*there, **named)
         return moved((found, there), "cpu")
 
     return on_gpu

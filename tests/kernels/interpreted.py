@@ -119,7 +119,7 @@ class Outputs:
 
 def _call(sent: bytes) -> bytes:
     module, name, given, named = unpickled(sent)
-    function = getattr(import_module(f"engine.kernels.{module}"), name)
+    function = getattr(import_module(f"engine.kernels.triton.{module}"), name)
     with torch.inference_mode():
         return pickled((function(*given, **named), given))
 

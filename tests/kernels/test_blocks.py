@@ -39,7 +39,7 @@ def test_blocks_arrive_and_others_stay(kernels: Interpreted, scheme: KvSchemeNam
     sources = [bits(each) for layer in ours.layers for each in layer.tensors()]
     targets = [bits(each) for layer in ours.host for each in layer.tensors()]
     pairs = [(3, 0), (8, 4), (0, 2)]
-    _, (_, found, _) = kernels.call("blocks", "move", sources, targets, pairs)
+    _, (_, found, _) = kernels.call("kv.blocks", "move", sources, targets, pairs)
     before = [each.clone() for each in targets]
     move_blocks(sources, targets, pairs)
     for mine, wanted, old in zip(found, targets, before, strict=True):

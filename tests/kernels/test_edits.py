@@ -40,13 +40,13 @@ def test_penalties_and_biases(call: Call, dtype: torch.dtype) -> None:
     places = torch.tensor([3 * VOCAB + 7, -1, 41, 3 * VOCAB + 7, VOCAB, -1])
     values = torch.tensor([1.5, 9.0, -2.0, -torch.inf, 0.25, 9.0])
     biases = places, values
-    found, _ = call("edits", "edit", logits, columns, slots, (seen.prompt, seen.reply), biases)
+    found, _ = call("sampling.edits", "edit", logits, columns, slots, (seen.prompt, seen.reply), biases)
     strengths = [columns[at].float()[:, None] for at in (4, 5, 6)]
     wanted = seen.penalise(logits.float(), slots, *strengths)
     assert not torch.equal(wanted, logits.float())
     wanted.view(-1).index_put_((places[places >= 0],), values[places >= 0], accumulate=True)
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
-    alone, _ = call("edits", "edit", logits, columns, slots, None, None)
+    alone, _ = call("sampling.edits", "edit", logits, columns, slots, None, None)
     assert torch.equal(alone, logits.float())
 
 
@@ -54,7 +54,7 @@ def test_drawn_tokens_are_counted(call: Call) -> None:
     seen, columns = seen_tokens(), oracles.settings([*PENALTIES, PENALTIES[0]], VOCAB)
     slots, tokens = torch.tensor([4, 0, 2, 5, 1]), torch.tensor([41, 2, 3, 82, -1])
     seen.reply[5, 82] = 2**15 - 1
-    _, (found, *_) = call("edits", "note", seen.reply, tokens, columns, slots)
+    _, (found, *_) = call("sampling.edits", "note", seen.reply, tokens, columns, slots)
     counted = [0, 1, 3]  # the third is not penalised, the last has no token
     seen.add(slots[counted], tokens[counted])
     assert torch.equal(found, seen.reply)
@@ -66,7 +66,7 @@ def test_log_probabilities(call: Call, dtype: torch.dtype) -> None:
     logits[2, 100:] = -torch.inf
     tokens = torch.tensor([int(logits[0].argmax()), 2499, 7, 3])
     wanted = torch.tensor([5, 0, 3, -1], dtype=torch.int32)
-    (chosen, ranks, ids, likely), _ = call("likeliest", "likeliest", logits, tokens, wanted)
+    (chosen, ranks, ids, likely), _ = call("sampling.likeliest", "likeliest", logits, tokens, wanted)
     right = read_logprobs(logits.float(), tokens, ((0, 5), (1, 0), (2, 3)))
     assert torch.equal(ranks[:3], right.ranks)
     assert ranks[0] == 1

@@ -33,7 +33,7 @@ def close(found: Tensor, wanted: Tensor) -> None:
 def test_norm(kernels: Interpreted, width: int, parts: int, dtype: torch.dtype) -> None:
     x, weight = numbers(3, width).to(dtype), numbers(width, seed=1).to(dtype)
     added = numbers(parts, 3, width, seed=2).to(torch.float32 if parts > 1 else dtype) if parts else None
-    found, (changed, *_) = kernels.call("norm", "norm", x.clone(), added, weight, 1e-5)
+    found, (changed, *_) = kernels.call("norm.norm", "norm", x.clone(), added, weight, 1e-5)
     close(found, oracles.norm(x, added, weight, 1e-5))  # which changes x
     close(changed, x)
 
@@ -42,7 +42,7 @@ def test_norm(kernels: Interpreted, width: int, parts: int, dtype: torch.dtype) 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_swiglu(kernels: Interpreted, parts: int, dtype: torch.dtype) -> None:
     both = numbers(parts, 2, 2 * 1100).to(torch.float32 if parts > 1 else dtype)
-    found, _ = kernels.call("swiglu", "swiglu", both, dtype)
+    found, _ = kernels.call("norm.swiglu", "swiglu", both, dtype)
     close(found, oracles.swiglu(both, dtype))
 
 
@@ -68,7 +68,7 @@ def test_turn(
     given = numbers(parts, 5, (heads[0] + 2 * heads[1]) * dim).to(torch.float32 if parts > 1 else dtype)
     places, positions = torch.tensor([3, -1, 40, 0, -1]), torch.tensor([17, 0, 49, 3, 0])
     arguments: tuple[Any, ...] = (given, layer, weight, 1e-5, rope, positions, places)
-    found, (_, written, *_) = kernels.call("rotary", "turn", *arguments, dtype=dtype)
+    found, (_, written, *_) = kernels.call("kv.rotary", "turn", *arguments, dtype=dtype)
     close(found, oracles.turn(*arguments, dtype=dtype))
     close(written.keys.nan_to_num(7.0), layer.keys.nan_to_num(7.0))
     assert torch.equal(written.values.nan_to_num(7.0), layer.values.nan_to_num(7.0))
@@ -77,5 +77,5 @@ def test_turn(
 
 def test_embed(kernels: Interpreted) -> None:
     given = numbers(9, 1030), torch.tensor([4, -1, 0]), torch.tensor([2, 1, 0]), torch.tensor([8, 6, 7])
-    found, _ = kernels.call("embed", "embed", *given)
+    found, _ = kernels.call("norm.embed", "embed", *given)
     assert torch.equal(found, oracles.embed(*given))

@@ -51,7 +51,7 @@ def test_any_turns_and_warps(
     weight, wide = given(kind, outputs, inputs)
     x = numbers(1, inputs, seed=0, dtype=torch.float16)
     cut = Cut(of_program, inputs, warps)
-    found, _ = call("nibble_row", "row", Normed(x), *weight, outputs, cut=cut)
+    found, _ = call("gemm.int4_gemv", "row", Normed(x), *weight, outputs, cut=cut)
     torch.testing.assert_close(found.float(), F.linear(x.float(), wide), **CLOSE)
 
 
@@ -60,7 +60,7 @@ def test_as_it_is_cut(call: Call, inputs: int, outputs: int) -> None:
     """With the last step of a norm before it, for inputs that small models have, and no whole units."""
     weight, wide = given("int4-64" if inputs % 64 == 0 else "int4-32", outputs, inputs)
     half, h = halved(inputs)
-    found, _ = call("nibble_row", "row", half, *weight, outputs)
+    found, _ = call("gemm.int4_gemv", "row", half, *weight, outputs)
     torch.testing.assert_close(found.float(), F.linear(h, wide), rtol=1e-2, atol=1e-2)
 
 
@@ -68,7 +68,7 @@ def test_as_it_is_cut(call: Call, inputs: int, outputs: int) -> None:
 def test_the_activation_follows(call: Call, outputs: int) -> None:
     weight, wide = given("int4-64", 2 * outputs, 384)
     half, h = halved(384)
-    found, _ = call("nibble_row", "row", half, *weight, outputs, gated=True)
+    found, _ = call("gemm.int4_gemv", "row", half, *weight, outputs, gated=True)
     gate, up = F.linear(h, wide).chunk(2, 1)
     torch.testing.assert_close(found.float(), F.silu(gate) * up, rtol=1e-2, atol=1e-2)
 
@@ -81,7 +81,9 @@ def test_a_sum_and_the_first_step_of_its_norm(call: Call, outputs: int, warps: i
     x, stream = (numbers(1, each, seed=seed, dtype=torch.float16) for seed, each in enumerate((640, outputs)))
     scale = numbers(outputs, seed=5, dtype=torch.float16) + 1
     cut = Cut(16, 640, warps)
-    half, (changed, *_) = call("nibble_row", "joined_row", stream.clone(), x, *weight, scale, 1e-5, cut=cut)
+    half, (changed, *_) = call(
+        "gemm.int4_gemv", "joined_row", stream.clone(), x, *weight, scale, 1e-5, cut=cut
+    )
     wanted = stream + F.linear(x.float(), wide).half()
     torch.testing.assert_close(changed, wanted, **CLOSE)
     torch.testing.assert_close(half.values, changed * scale, **CLOSE)
@@ -96,7 +98,7 @@ def test_zeros_stay_zeros_beside_what_is_huge(call: Call) -> None:
     weight, wide = given("int4-64", 32, 1024)
     x = torch.zeros(1, 1024, dtype=torch.float16)
     x[:, 70], x[:, 900] = 60000, 2**-14
-    found, _ = call("nibble_row", "row", Normed(x / 16), *weight, 32)
+    found, _ = call("gemm.int4_gemv", "row", Normed(x / 16), *weight, 32)
     torch.testing.assert_close(found.float(), F.linear(x.float() / 16, wide), rtol=2e-3, atol=2e-3)
 
 

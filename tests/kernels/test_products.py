@@ -28,7 +28,7 @@ def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: 
     scale = numbers(inputs, seed=2, dtype=dtype) + 1 if ends in ("norm", "gated") else None
     residual = numbers(1, outputs, seed=3, dtype=dtype) if ends == "sum" else None
     found, _ = kernels.call(
-        "products", "vector", x, weight, scale=scale, eps=1e-5, gated=gated, residual=residual,
+        "gemm.products", "vector", x, weight, scale=scale, eps=1e-5, gated=gated, residual=residual,
         cut=Cut(4, turn, warps=4),
     )  # fmt: skip
     h = x if scale is None else oracles.norm(x, None, scale, 1e-5)
@@ -47,7 +47,7 @@ def test_narrow(kernels: Interpreted, rows: int, parts: int) -> None:
 
     x = numbers(rows, 384, seed=0, dtype=torch.float16)
     weight = numbers(70, 384, seed=1, dtype=torch.float16)
-    found, _ = kernels.call("products", "narrow", x, weight, Cut(64, 64, warps=4, stages=2, parts=parts))
+    found, _ = kernels.call("gemm.products", "narrow", x, weight, Cut(64, 64, warps=4, stages=2, parts=parts))
     assert found.shape == (parts, rows, 70)
     assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
     wanted = F.linear(x.float(), weight.float())

@@ -33,7 +33,7 @@ class Kept:
 
     @property
     def in_nibbles(self) -> bool:
-        return self.module == "nibbles"
+        return self.module == "gemm.int4_gemm"
 
     def rounded(self, x: Tensor) -> Tensor:
         if not self.rounds:
@@ -49,10 +49,10 @@ def kept(kind: str, outputs: int, inputs: int) -> Kept:
     match kind:
         case "int8":
             whole, scale = int8.quantized(weight)
-            return Kept("products", (whole.view(torch.uint8) ^ 128, scale), whole.float() * scale[:, None])
+            return Kept("gemm.products", (whole.view(torch.uint8) ^ 128, scale), whole.float() * scale[:, None])
         case "fp8":
             eight, step = fp8.quantized(weight)
-            return Kept("products", (eight, step[:, 0].contiguous()), eight.float() * step, rounds=True)
+            return Kept("gemm.products", (eight, step[:, 0].contiguous()), eight.float() * step, rounds=True)
         case _:
             group = int(kind.removeprefix("int4-"))
             by = int4.grouped(weight, group)
@@ -62,7 +62,7 @@ def kept(kind: str, outputs: int, inputs: int) -> Kept:
             scales, offsets = (each.half().float() for each in (scale, (8 - zero) * scale))
             exact = int4.Grouped(F.pad(by.numbers, (0, more)), scales, 8 - offsets / scales.clamp(min=1e-20))
             grid = nibbles.grid(scale, zero, torch.float16)
-            return Kept("nibbles", (words, grid), exact.dequantized()[:, :inputs])
+            return Kept("gemm.int4_gemm", (words, grid), exact.dequantized()[:, :inputs])
 
 
 EIGHT = ["int8", "fp8"]
@@ -112,16 +112,16 @@ def test_few_rows(kernels: Interpreted, rows: int, parts: int, tall: int, kind: 
     x = numbers(rows, 384, seed=0, dtype=dtype)
     cut = Cut(64, 128, warps=2 if tall else 4, stages=2, parts=parts, rows=tall)
     if of.rounds:
-        (eight, steps), _ = kernels.call("rounded", "rounded", x, 384)
+        (eight, steps), _ = kernels.call("gemm.quantize_fp8", "rounded", x, 384)
         wide, step = fp8.quantized(x)
         assert torch.equal(steps, step[:, 0]) and torch.equal(eight.float(), wide.float())
         weight, by = of.given
-        found, _ = kernels.call("products", "narrow", eight, weight, cut, by, steps, dtype=dtype)
+        found, _ = kernels.call("gemm.products", "narrow", eight, weight, cut, by, steps, dtype=dtype)
     elif of.in_nibbles:
         found = multiplied(kernels, x, of, 70, parts, tall or 16)
     else:
         weight, by = of.given
-        found, _ = kernels.call("products", "narrow", x, weight, cut, by)
+        found, _ = kernels.call("gemm.products", "narrow", x, weight, cut, by)
     assert found.shape == (parts, rows, 70)
     assert found.dtype == (torch.float32 if parts > 1 else dtype)
     wanted = F.linear(of.rounded(x), of.weight)
@@ -136,7 +136,7 @@ def multiplied(
 
     units = of.given[0].shape[1] // parts
     how = Tiling(tall, 32, 128 * (2 - units % 2), warps=1, stages=2, parts=parts)
-    return kernels.call("nibbles", "narrow", x, *of.given, outputs, how)[0]
+    return kernels.call("gemm.int4_gemm", "narrow", x, *of.given, outputs, how)[0]
 
 
 def test_company_in_a_tile_changes_no_bit(kernels: Interpreted) -> None:
@@ -156,7 +156,7 @@ def test_rows_are_filled_up_with_zeros(kernels: Interpreted) -> None:
     """What a scaled product of torch wants: widths that are multiples of 16."""
     x = numbers(3, 100, seed=0)
     x[1] = 0
-    (eight, steps), _ = kernels.call("rounded", "rounded", x, 112)
+    (eight, steps), _ = kernels.call("gemm.quantize_fp8", "rounded", x, 112)
     wide, step = fp8.quantized(F.pad(x, (0, 12)))
     assert torch.equal(eight.float(), wide.float()) and torch.equal(steps, step[:, 0])
 
@@ -167,9 +167,11 @@ def test_rows_are_filled_up_with_zeros(kernels: Interpreted) -> None:
 def test_spread_out(kernels: Interpreted, kind: str, inputs: int, dtype: torch.dtype) -> None:
     of = kept(kind, 9, inputs)
     if of.in_nibbles:
-        found, _ = kernels.call("spread", "spread_nibbles", *of.given, torch.float16, 9, inputs, dtype)
+        found, _ = kernels.call(
+            "gemm.dequantize", "spread_nibbles", *of.given, torch.float16, 9, inputs, dtype
+        )
     else:
-        found, _ = kernels.call("spread", "spread_bytes", *of.given, dtype)
+        found, _ = kernels.call("gemm.dequantize", "spread_bytes", *of.given, dtype)
     torch.testing.assert_close(found, of.weight.to(dtype), rtol=1e-3, atol=1e-6)
 
 

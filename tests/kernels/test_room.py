@@ -50,8 +50,8 @@ def test_what_lies_behind_the_rows_is_not_in_them(call: Callable[..., Any], gate
     how = Tiling(32, 32, 64, warps=4, stages=2)
     for squares in (None, torch.rand(2, 40)):
         wanted, _ = call(
-            "tiled", "tiled", Normed(memory[:40].clone(), squares, 1e-5), weight, how, gated=gated
+            "gemm.tiled", "tiled", Normed(memory[:40].clone(), squares, 1e-5), weight, how, gated=gated
         )
         memory[40:] = torch.nan
-        found, _ = call("tiled", "tiled", Normed(memory[:40], squares, 1e-5), weight, how, gated=gated)
+        found, _ = call("gemm.tiled", "tiled", Normed(memory[:40], squares, 1e-5), weight, how, gated=gated)
         assert torch.equal(found, wanted) and found.isfinite().all()

@@ -24,7 +24,7 @@ def test_products(call: Call, rows: int, parts: int) -> None:
     x = numbers(rows, 384, seed=0, dtype=torch.float16)
     weight = numbers(72, 384, seed=1, dtype=torch.float16)
     how = Tiling(32, 64, 64, warps=4, stages=2, parts=parts)
-    found, _ = call("tiled", "tiled", Normed(x), weight, how)
+    found, _ = call("gemm.tiled", "tiled", Normed(x), weight, how)
     assert found.shape == (parts, rows, 72)
     assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
     wanted = F.linear(x.float(), weight.float())
@@ -38,7 +38,9 @@ def test_the_activation_follows(call: Call) -> None:
 
     x = numbers(20, 256, seed=0, dtype=torch.float16)
     weight = numbers(2 * 72, 256, seed=1, dtype=torch.float16)
-    found, _ = call("tiled", "tiled", Normed(x), weight, Tiling(16, 64, 128, warps=4, stages=2), gated=True)
+    found, _ = call(
+        "gemm.tiled", "tiled", Normed(x), weight, Tiling(16, 64, 128, warps=4, stages=2), gated=True
+    )
     wanted = oracles.swiglu(F.linear(x.float(), weight.float()).unsqueeze(0), torch.float16)
     torch.testing.assert_close(found[0].float(), wanted.float(), rtol=4e-3, atol=4e-3)
 
@@ -54,7 +56,9 @@ def test_the_last_step_of_a_norm_is_left_to_the_product(call: Call, gated: bool)
     weight = (numbers(width, inputs, seed=2, dtype=torch.float32) / inputs**0.5).half()
     scale = numbers(width, seed=3, dtype=torch.float16)
     how = Tiling(16, 32, 64, warps=4, stages=2)
-    found, (changed, *_) = call("joined", "joined", stream.clone(), x, weight, scale, 1e-5, how)
+    found, (changed, *_) = call(
+        "gemm.linear_residual_norm", "joined", stream.clone(), x, weight, scale, 1e-5, how
+    )
     added = F.linear(x.float(), weight.float()).half().unsqueeze(0)
     wanted = oracles.norm(stream, added, scale, 1e-5)  # which changes the stream
     torch.testing.assert_close(changed, stream, rtol=2e-3, atol=2e-3)
@@ -64,7 +68,7 @@ def test_the_last_step_of_a_norm_is_left_to_the_product(call: Call, gated: bool)
 
     padded = Normed(*(F.pad(found.values, (0, 128 - width)),), found.squares * 128 / width, found.eps)
     after = (numbers(2 * 64, 128, seed=4, dtype=torch.float32) / width**0.5).half()
-    got, _ = call("tiled", "tiled", padded, after, Tiling(16, 64, 64, warps=4, stages=2), gated=gated)
+    got, _ = call("gemm.tiled", "tiled", padded, after, Tiling(16, 64, 64, warps=4, stages=2), gated=gated)
     plain = F.linear(F.pad(wanted, (0, 128 - width)).float(), after.float()).half()
     if gated:
         plain = oracles.swiglu(plain.unsqueeze(0), torch.float16)
@@ -82,9 +86,11 @@ def test_a_broken_row_stays_alone(call: Call) -> None:
     scale, how = numbers(width, seed=3, dtype=torch.float16), Tiling(16, 32, 64, warps=4, stages=2)
 
     def both(stream: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        half, (changed, *_) = call("joined", "joined", stream.clone(), x, weight, scale, 1e-5, how)
+        half, (changed, *_) = call(
+            "gemm.linear_residual_norm", "joined", stream.clone(), x, weight, scale, 1e-5, how
+        )
         squares = torch.where(torch.arange(rows) == 7, torch.inf, half.squares)
-        out, _ = call("tiled", "tiled", Normed(half.values, squares, 1e-5), weight, how, gated=True)
+        out, _ = call("gemm.tiled", "tiled", Normed(half.values, squares, 1e-5), weight, how, gated=True)
         return changed, half.values, out[0]
 
     wanted = both(stream, x)

@@ -54,7 +54,9 @@ def test_turned(call: Call, heads: tuple[int, int], dim: int, normed: bool, rope
     squares = numbers(pieces, rows, seed=3, dtype=torch.float32).square() * width if pieces else None
     given = Normed(x, squares, 1e-5)
     how = Tiling(16, dim // 2, 64, warps=4, stages=2)
-    found, after = call("turned", "turned", given, weight, layer, scale, 1e-6, rope, positions, places, how)
+    found, after = call(
+        "gemm.qkv_rope", "turned", given, weight, layer, scale, 1e-6, rope, positions, places, how
+    )
 
     product = F.linear(x.float(), weight.float())
     if squares is not None:
