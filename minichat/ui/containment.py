@@ -72,11 +72,15 @@ class Containment:
             self.take(error)
 
     def take_from_loop(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A task that nobody awaits has failed, or a callback."""
-        if isinstance(error := context.get("exception"), Exception):
+        """A task that nobody awaits has failed, or a callback.
+
+        A generator that cannot be closed belonged to a task that is gone: no part of the screen has failed.
+        """
+        error = context.get("exception")
+        if isinstance(error, Exception) and "asyncgen" not in context:
             self.take(error)
         else:
-            log.error("%s", context["message"])
+            log.error("%s", context["message"], exc_info=error)
 
     def take(self, error: Exception, widget: Widget | None = None) -> None:
         """Logs it, closes the part where the screen can do without it, and says so."""

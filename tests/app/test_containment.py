@@ -1,5 +1,6 @@
 """Whatever part of the screen fails, the program goes on: a line in the log, a notice, the part is closed."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -251,3 +252,18 @@ async def test_every_widget_that_is_there_is_held(bench: Callable[..., Any]) -> 
         ]
         loose = [each for each in widgets if not {"render_lines", "_dispatch_message"} <= vars(each).keys()]
         assert len(widgets) > 20 and not loose
+
+
+@run
+async def test_a_generator_that_a_dead_task_left_open_is_no_fault_of_a_part(
+    bench: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench() as it:
+        loop = asyncio.get_running_loop()
+        with caplog.at_level(logging.ERROR, "minichat"):
+            loop.call_exception_handler(
+                {"message": "closing failed", "exception": RuntimeError("it runs"), "asyncgen": object()}
+            )
+        assert "closing failed" in caplog.text
+        assert it.app._exception is None
+        await talks(it)
