@@ -49,7 +49,8 @@ def kept(kind: str, outputs: int, inputs: int) -> Kept:
     match kind:
         case "int8":
             whole, scale = int8.quantized(weight)
-            return Kept("gemm.products", (whole.view(torch.uint8) ^ 128, scale), whole.float() * scale[:, None])
+            bits = whole.view(torch.uint8) ^ 128
+            return Kept("gemm.products", (bits, scale), whole.float() * scale[:, None])
         case "fp8":
             eight, step = fp8.quantized(weight)
             return Kept("gemm.products", (eight, step[:, 0].contiguous()), eight.float() * step, rounds=True)
