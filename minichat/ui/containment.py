@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,7 +77,7 @@ class Containment:
         A generator that cannot be closed belonged to a task that is gone: no part of the screen has failed.
         """
         error = context.get("exception")
-        if isinstance(error, Exception) and "asyncgen" not in context:
+        if isinstance(error, Exception) and not _of_a_generator(context):
             self.take(error)
         else:
             log.error("%s", context["message"], exc_info=error)
@@ -122,6 +122,26 @@ class Containment:
         if self._app._exception is None:
             self._app._exception = error
             self._app._exception_event.set()
+
+
+def _of_a_generator(context: dict[str, Any]) -> bool:
+    """Whether the loop could not close a generator: by itself, or in a task of its own."""
+    coroutine = getattr(context.get("future"), "get_coro", lambda: None)()
+    return "asyncgen" in context or isinstance(coroutine, _CLOSING)
+
+
+async def _generator() -> AsyncGenerator[None]:
+    yield
+
+
+def _type_of_closing() -> type:
+    """It has no name in Python."""
+    closing = _generator().aclose()
+    closing.close()
+    return type(closing)
+
+
+_CLOSING = _type_of_closing()
 
 
 def _raised_in(error: Exception) -> Widget | None:

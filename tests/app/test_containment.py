@@ -1,8 +1,9 @@
 """Whatever part of the screen fails, the program goes on: a line in the log, a notice, the part is closed."""
 
 import asyncio
+import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -258,12 +259,24 @@ async def test_every_widget_that_is_there_is_held(bench: Callable[..., Any]) -> 
 async def test_a_generator_that_a_dead_task_left_open_is_no_fault_of_a_part(
     bench: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The loop closes it in a task of its own, and that cannot succeed while it runs."""
+
+    async def endless() -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
     async with bench() as it:
-        loop = asyncio.get_running_loop()
+        loop, generator = asyncio.get_running_loop(), endless()
+        reading = asyncio.ensure_future(anext(generator))
+        await asyncio.sleep(0)
         with caplog.at_level(logging.ERROR, "minichat"):
-            loop.call_exception_handler(
-                {"message": "closing failed", "exception": RuntimeError("it runs"), "asyncgen": object()}
-            )
-        assert "closing failed" in caplog.text
+            closing = loop.create_task(generator.aclose())
+            await asyncio.wait([closing])
+            del closing
+            gc.collect()
+            problem = RuntimeError("it runs")
+            loop.call_exception_handler({"message": "open", "exception": problem, "asyncgen": generator})
+        assert caplog.text.count("exception was never retrieved") == caplog.text.count("open") == 1
         assert it.app._exception is None
+        reading.cancel()
         await talks(it)
