@@ -30,11 +30,12 @@ class BatchBuilder:
     def build(self, rows: Rows, ids: np.ndarray, single: int, last_ids: torch.Tensor) -> Laid:
         """`last_ids[slot]` is the token a slot has drawn last; it may not have reached the host yet."""
         slots, firsts, counts, contexts = rows.slots, rows.starts, rows.lengths, rows.ends
-        plain = single == len(rows)
-        if plain and len(rows) < len(self._ones):
-            starts, positions, token_slots = self._ones[: len(rows) + 1], firsts, slots
+        many = len(slots)
+        plain = single == many
+        if plain and many < len(self._ones):
+            starts, positions, token_slots = self._ones[: many + 1], firsts, slots
         else:
-            starts = np.zeros(len(rows) + 1, np.int32)
+            starts = np.zeros(many + 1, np.int32)
             np.cumsum(counts, out=starts[1:])
             positions = np.repeat(firsts - starts[:-1], counts) + np.arange(len(ids))
             token_slots = np.repeat(slots, counts)
