@@ -56,7 +56,7 @@ class Weights:
         return won
 
     def _named(self, scheme: str) -> Scheme:
-        """A checkpoint's own form has a name that no other one has, and that nobody can ask for."""
+        """A checkpoint's own form has a name of its own, which cannot be asked for."""
         return self._known.get(scheme) or scheme_of(self._model, scheme)
 
     def won(self, scheme: Scheme) -> int:

@@ -1,4 +1,4 @@
-"""All that a runner was told, in one stream, with the tokens it gave; and the same again on another runner.
+"""Everything a runner receives, in one stream, with the tokens it gives; and a replay of it on another runner.
 
 A recording begins with an engine at rest and an empty cache. A runner of the same model, made with the same
 configuration, gives the same tokens from the file alone: it never sees a request.
@@ -62,7 +62,7 @@ _RECORDED, _ORIGIN = codec(Recorded), codec(Origin)
 
 
 class StepLog:
-    """Writes to a file what a runner is told, and what it answers."""
+    """Writes to a file what a runner receives, and what it returns."""
 
     def __init__(self, path: Path, origin: Origin) -> None:
         self._file: IO[bytes] = path.open("xb")
@@ -98,7 +98,7 @@ class StepLog:
 
 
 class LoggedRunner:
-    """In a runner's place: all that it is told goes into a recording, too."""
+    """Takes a runner's place: what it receives goes into a recording, too."""
 
     def __init__(self, runner: Runner, recording: StepLog) -> None:
         self.runner, self._recording = runner, recording
