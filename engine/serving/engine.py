@@ -313,7 +313,7 @@ class Engine:
         self._committed_at = now
 
     def record(self, path: Path) -> None:
-        """Writes everything the runner receives to a new file, and the tokens it gives, until `stop_recording`.
+        """Writes everything the runner receives to a new file, and the tokens it gives, until it is stopped.
 
         For a program that holds the engine, never for a route: a caller who names files could write any. It
         begins with an engine at rest, and what was cached is forgotten, so that a fresh runner can follow.

@@ -1,4 +1,4 @@
-"""Everything a runner receives, in one stream, with the tokens it gives; and a replay of it on another runner.
+"""Everything a runner receives, in one stream, with the tokens it gives; and a replay on another runner.
 
 A recording begins with an engine at rest and an empty cache. A runner of the same model, made with the same
 configuration, gives the same tokens from the file alone: it never sees a request.
