@@ -134,7 +134,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         )
 
     def _dress(self, features: Sequence[Feature]) -> None:
-        """How the features look. What cannot be read costs one its looks, and nobody the screen."""
+        """The CSS of the features. One whose CSS cannot be read goes without; the screen still comes up."""
         for each in features:
             trial = Stylesheet(variables=self.get_css_variables())
             where = (f"the feature {each.name}", "")

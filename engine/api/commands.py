@@ -29,7 +29,7 @@ _MAX_ID = 2**63
 
 
 class Sender(IntEnum):
-    """Who sends a command. Whoever is higher may send less."""
+    """Who sends a command. A higher one may send less."""
 
     LIBRARY = 0  # code in the engine's own process
     SCREEN = 1  # the program that owns the engine, also from another process
@@ -49,7 +49,7 @@ class Command(Generic[T]):
     """The base of all verbs. `T` is what the engine answers."""
 
     __slots__ = ()
-    sender: ClassVar[Sender] = Sender.LIBRARY  # nobody from outside, unless a class says otherwise
+    sender: ClassVar[Sender] = Sender.LIBRARY  # not from outside, unless a class allows it
     forms: ClassVar[Mapping[str, Codec]] = {}  # of fields whose form does not follow from their types
     verb: ClassVar[str]  # its name on the wire
 

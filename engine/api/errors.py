@@ -95,7 +95,7 @@ class EngineDead(EngineError):
 
 
 def place(error: Exception) -> str:
-    """Where it was raised, for whoever wrote that: `back_end.py:31, in attend`."""
+    """Where it was raised, for the author of that code: `back_end.py:31, in attend`."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{os.path.basename(frame.filename)}:{frame.lineno}, in {frame.name}"
 

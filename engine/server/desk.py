@@ -49,7 +49,7 @@ class Desk:
     async def submit(
         self, prompt: Prompt, params: SamplingParams, *, priority: int, salt: bytes, said: Sequence[int]
     ) -> Stream:
-        """A new request. If nobody waits for the answer any more, the request ends as it begins."""
+        """A new request. If its sender is gone by then, the request ends as it begins."""
         work = self._loop.run_in_executor(
             self._workers,
             lambda: self.host.submit(prompt, params, priority=priority, salt=salt, said=said),

@@ -173,7 +173,7 @@ class FakeBackend:
         self.emit(Switched(0, 0.0, asked.name, asked.on))
 
     def _set_quantization(self, asked: SetQuantization) -> None:
-        """Whoever holds it says how it goes on, by events and by snapshots."""
+        """Its holder reports progress by events and snapshots."""
         self.quantized.append(asked.scheme)
         self._refuse_scheme(asked.scheme)
 

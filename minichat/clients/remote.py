@@ -190,7 +190,7 @@ class RemoteBackend:
         return reply
 
     async def send(self, command: Command[T]) -> T:
-        """One that changes something waits for those before it; whoever only asks does not."""
+        """A command that changes something waits for those before it; a query does not."""
         kind = type(command)
         path, fields = f"/engine/commands/{command.verb}", fields_of(command)
         if result_of(kind) is NoneType:

@@ -5,7 +5,7 @@ from minichat.ui.layout import SEVERAL
 
 
 def side_by_side(context: Context) -> None:
-    """Several chats, or one; what cannot be seen here is told instead."""
+    """Several chats, or one. Where there is no room for them, a notice says so."""
     workspace = context.workspace
     if (width := workspace.size.width) < SEVERAL:
         several = f"{SEVERAL} columns show several chats side by side"

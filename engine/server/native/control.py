@@ -15,7 +15,7 @@ from engine.server.native.metrics import MEDIA_TYPE
 from engine.server.schema import Strict, TokenIds, openapi_answers, openapi_body
 
 router = APIRouter()
-_PATIENCE = 10.0  # seconds; an engine that answers nobody for so long is not well
+_PATIENCE = 10.0  # seconds; an engine that answers nothing for so long has failed
 
 
 class Tokens(Strict):
