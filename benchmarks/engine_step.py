@@ -104,16 +104,16 @@ class HollowStage:
 class Mute(ModelRunner):
     """Prepares every step, and then runs nothing: the same token comes from everywhere."""
 
-    @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
-        began = time.monotonic()
-        self._tables.apply(step.tables)
-        self._sampling_state.apply(step.sampling)
-        rows = step.rows.where(step.rows.samples)
-        self._batches.build(step.rows, step.ids, step.single, self._sampling_state.last_ids)
-        self._sampling_state.view(rows)
-        drawn = Drawn(torch.ones(len(rows), dtype=torch.int64))
-        return Launched(rows, began, lambda: 0.0, {}, drawn=drawn)
+        with self._inference:
+            began = time.monotonic()
+            self._tables.apply(step.tables)
+            self._sampling_state.apply(step.sampling)
+            rows = step.rows.sampling
+            self._batches.build(step.rows, step.ids, step.single, self._sampling_state.last_ids)
+            self._sampling_state.view(rows)
+            drawn = Drawn(torch.ones(len(rows), dtype=torch.int64))
+            return Launched(rows, began, lambda: 0.0, {}, drawn=drawn)
 
 
 class Graphed(ModelRunner):

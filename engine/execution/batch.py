@@ -46,12 +46,14 @@ class BatchBuilder:
         tables = grid[slots, :widest]
         contexts = contexts.astype(np.int32)
 
-        pending = np.flatnonzero(ids[:single] == LAST)
-        samples = rows.samples
-        every = plain and bool(samples.all())
-        arrays = [ids, positions, places, starts, contexts, tables, slots if every else slots[samples]]
-        if not every:
-            arrays.append(starts[1:][samples].astype(np.int64) - 1)
+        (pending,) = (ids[:single] == LAST).nonzero()
+        every = plain and rows.sampling is rows
+        arrays = [ids, positions, places, starts, contexts, tables]
+        if every:
+            arrays.append(slots)
+        else:
+            samples = rows.samples
+            arrays += [slots[samples], starts[1:][samples].astype(np.int64) - 1]
         if len(pending):
             arrays[0] = ids.copy()  # on a CPU the tensor shares its memory
             arrays += [pending, slots[pending]]

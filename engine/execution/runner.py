@@ -71,6 +71,7 @@ class ModelRunner:
             slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device
         )
         self.graphs: bool | None = None
+        self._inference = torch.inference_mode()  # made once: making it costs as much as entering it
         self._speeds: Speeds | None = None
         self._load = LoadMeter.of(device)
         self.weights = weights
@@ -181,18 +182,18 @@ class ModelRunner:
             case UseGraphs(on):
                 self.graphs = on
 
-    @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
-        began = time.monotonic()
-        swap_seconds = self._begin(step)
+        with self._inference:
+            began = time.monotonic()
+            swap_seconds = self._begin(step)
 
-        def compute() -> Launched:
-            launched = self._compute(step, began, swap_seconds)
-            if not step.guided:
-                self._sample(launched, None)
-            return launched
+            def compute() -> Launched:
+                launched = self._compute(step, began, swap_seconds)
+                if not step.guided:
+                    self._sample(launched, None)
+                return launched
 
-        return self._with_memory(compute, step)
+            return self._with_memory(compute, step)
 
     @torch.inference_mode()
     def skip(self, step: Step) -> None:
@@ -230,8 +231,7 @@ class ModelRunner:
         if drafts:
             drafts, ids = with_drafts(step, self._drafters, self._batches, self._sampling_state)
             rows, single = unrolled(rows, single)
-        every = single == len(rows) and bool(rows.samples.all())
-        drawing = rows if every else rows.where(rows.samples)
+        drawing = rows.sampling
         launched = Launched(drawing, began, swap_seconds, drafts)
         if len(rows):  # a step may only move blocks
             launched.sample = self._run(ModelInput(rows, ids, single, drawing, drafts))
@@ -297,7 +297,8 @@ class ModelRunner:
         """A step of the model; what it gives draws a token for each row that samples, if there are any."""
         rows, drawing = piece.rows, piece.drawing
         steps = self._steps if self.graphs and self._recordable else None
-        if steps is not None and not piece.drafts and steps.takes(rows, piece.single):
+        every = drawing is rows and piece.single == len(rows)  # decodes one token, and no more
+        if steps is not None and every and not piece.drafts:
             return self._decode(steps, piece)
         laid = self._batches.build(rows, piece.ids, piece.single, self._sampling_state.last_ids)
         stage, wanted = self._stage, self._for_kernels(piece)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.cuda.graphs import Draws, Stage, asked_of, biases_of
+from engine.execution.cuda.graphs import Draws, Stage, ask, biases_of
 from engine.execution.cuda.staging import upload
 from engine.execution.protocol import BAD
 from engine.execution.results import Drawn
@@ -46,7 +46,8 @@ class SamplingState:
         fields, draws = {"tokens": torch.empty_like(slots), "slots": slots}, Draws.of(wanted)
         arrays = {"columns": np.ascontiguousarray(wanted.numbers.T)}
         if draws.logprobs:
-            arrays["asked"] = asked_of(wanted, len(slots))
+            arrays["asked"] = np.empty(len(slots), np.int32)
+            ask(arrays["asked"], wanted)
         if draws.biased:
             arrays["bias_at"], arrays["biases"] = biases_of(wanted)
         fields |= zip(arrays, upload(list(arrays.values()), self._device), strict=True)
@@ -82,13 +83,14 @@ class SamplingState:
         """Drawn as the tokens at these places will be."""
         return self.by_sampler(logits, slots, rows, logprobs=False).tokens.clamp(min=0)
 
-    def _settle(self, rows: Rows) -> tuple[list[int], np.ndarray]:
+    def _settle(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
         """The rows' slots, and which token of its reply each draws; what has changed is set first."""
         while self._changed:
             slot, change = next(iter(self._changed.items()))
             self._set(change)
             del self._changed[slot]  # not before: without memory it is set again
-        return rows.slots.tolist(), rows.ends - self._origins[rows.slots]
+        slots = rows.slots
+        return slots, rows.ends - self._origins[slots]
 
     def _set(self, change: SlotSampling) -> None:
         slot = change.slot

@@ -37,7 +37,7 @@ class Edits:
         return Edits(at[inside], self.ids[inside], self.values[inside])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowsView:
     """The rows of one step, in its order: their numbers on the device, and on the host to decide by."""
 
@@ -95,12 +95,7 @@ class Wanted:
     seen: SeenTokens | None  # None: no row has penalties
     edits: EditColumns | None
     logprobs: tuple[tuple[int, int], ...]  # (row, how many of the likeliest), for rows that ask
-
-    @property
-    def filtered(self) -> bool:
-        """Whether any row has top-k or top-p, which the drawing kernels skip where none has."""
-        top_k, top_p = (self.numbers[:, COLUMNS.index(name)] for name in ("top_k", "top_p"))
-        return bool((top_k < self.vocab).any() or (top_p < 1.0).any())
+    filtered: bool = True  # whether any row has top-k or top-p, which the drawing kernels skip where none has
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +123,8 @@ class SamplingRows:
         self._logprobs: dict[int, int] = {}
         self._candidates: dict[int, int] = {}
         self._penalised: set[int] = set()
+        self._filtered: set[int] = set()
+        self._random: set[int] = set()
         self._guided: set[int] = set()
         self._seen: SeenTokens | None = None  # made when the first penalised request comes
 
@@ -161,6 +158,10 @@ class SamplingRows:
             params.frequency_penalty,
             0.0,
         )
+        if self._numbers[slot, 0]:
+            self._random.add(slot)
+        if (params.top_k or self._vocab) < self._vocab or params.top_p < 1:
+            self._filtered.add(slot)
         if params.logit_bias or params.min_tokens:
             ids, biases = zip(*params.logit_bias, strict=True) if params.logit_bias else ((), ())
             banned = sorted({token for token in end_ids if token < self._vocab})
@@ -182,6 +183,8 @@ class SamplingRows:
         self._logprobs.pop(slot, None)
         self._candidates.pop(slot, None)
         self._penalised.discard(slot)
+        self._filtered.discard(slot)
+        self._random.discard(slot)
         self._guided.discard(slot)
 
     def note(self, slots: Sequence[int], ids: Tensor) -> None:
@@ -195,31 +198,36 @@ class SamplingRows:
         """Which of the rows of these slots keep to a grammar."""
         return [row for row, slot in enumerate(slots) if slot in self._guided] if self._guided else []
 
-    def wanted(self, slots: Sequence[int], indices: Indices) -> Wanted | None:
+    def wanted(self, at: np.ndarray, indices: Indices) -> Wanted | None:
         """The same as `view` for kernels. None: grammars or searches look at the logits besides."""
+        slots = at.tolist()
         others = (self._candidates, self._guided)
         if any(others) and any(slot in each for each in others for slot in slots):
             return None
         return Wanted(
-            self.numbers(np.asarray(slots), indices),
+            self.numbers(at, slots, indices),
             self._vocab,
             None if self._penalised.isdisjoint(slots) else self._seen,
             self._edits_at(slots, indices) if self._edits else None,
             _asked(slots, self._logprobs),
+            not self._filtered.isdisjoint(slots),
         )
 
-    def numbers(self, slots: np.ndarray, indices: Indices) -> np.ndarray:
+    def numbers(self, at: np.ndarray, slots: Sequence[int], indices: Indices) -> np.ndarray:
         """[rows, columns], the uniforms of this step among them."""
-        host = self._numbers[slots]
-        if host[:, 0].any():
-            host[:, -1] = uniform(self._seeds[slots], np.asarray(indices))
+        host = self._numbers[at]
+        if not self._random.isdisjoint(slots):
+            host[:, -1] = uniform(self._seeds[at], np.asarray(indices))
         return host
 
-    def view(self, slots: Sequence[int], indices: Indices, ahead: Sequence[tuple[int, int]] = ()) -> RowsView:
+    def view(
+        self, at: Sequence[int] | np.ndarray, indices: Indices, ahead: Sequence[tuple[int, int]] = ()
+    ) -> RowsView:
         """What the sampler needs to draw for these slots; `ahead`: which drafts come before a row, as
         (row, token)."""
-        where = np.asarray(slots)
-        host = self.numbers(where, indices)
+        where = np.asarray(at)
+        slots = where.tolist()
+        host = self.numbers(where, slots, indices)
         penalised = not self._penalised.isdisjoint(slots)
         return RowsView(
             host,
@@ -250,7 +258,8 @@ class SamplingRows:
         return rows, ids, values
 
     def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(array)
+        return tensor.to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
 
 
 def _part_of(ahead: Tensor, start: int, stop: int) -> Tensor:

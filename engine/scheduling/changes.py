@@ -41,8 +41,10 @@ class Changes:
                 sampling.append(_sampling(request))
             if not samples or (id in builder.drafts and request.params.penalised):
                 self._resampled[id] = request
-        history = tuple(each for id, each in self._history.items() if id in builder.drafts)
-        self._history = {}
+        history: tuple[SlotTokens, ...] = ()
+        if self._history:
+            history = tuple(each for id, each in self._history.items() if id in builder.drafts)
+            self._history = {}
         return builder.build(number, self._tables.take_changes(), tuple(sampling), history)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -29,10 +30,11 @@ class Row(NamedTuple):
 class Rows(Sequence[Row]):
     """Rows as columns of numbers. Reading one gives a Row."""
 
-    __slots__ = ("numbers",)
+    __slots__ = ("_sampling", "numbers")
 
     def __init__(self, numbers: np.ndarray) -> None:
         self.numbers = numbers  # [rows, fields of Row] int64
+        self._sampling: Rows | None = None
 
     @classmethod
     def of(cls, rows: Sequence[Row]) -> "Rows":
@@ -63,15 +65,19 @@ class Rows(Sequence[Row]):
     def drafted(self) -> np.ndarray:
         return self.numbers[:, 5]
 
-    def where(self, mask: np.ndarray) -> "Rows":
-        return Rows(self.numbers[mask])
+    @property
+    def sampling(self) -> "Rows":
+        """Those that draw a token: these themselves where all do."""
+        if self._sampling is None:
+            samples = self.numbers[:, 4]
+            self._sampling = self if samples.all() else Rows(self.numbers[samples != 0])
+        return self._sampling
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[Row]:
-        for request, slot, start, length, samples, drafted in self.numbers.tolist():
-            yield Row(request, slot, start, length, bool(samples), drafted)
+        return map(Row._make, self.numbers.tolist())  # `samples` is 0 or 1 then
 
     @overload
     def __getitem__(self, at: int) -> Row: ...
@@ -120,8 +126,7 @@ class SlotTokens(NamedTuple):
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class Step(NamedTuple):
     """Block moves first (out, in, copies, in that order), then rows: of one token, with drafts, the rest.
 
     Changes of tables, sampling and tokens hold from this step on, even if it fails. A runner applies them
@@ -139,7 +144,7 @@ class Step:
     sampling: tuple[SlotSampling, ...] = ()
     history: tuple[SlotTokens, ...] = ()
     guided: tuple[int, ...] = ()  # rows that sample under a mask, which comes after the launch
-    drafts: Mapping[int, Drafts] = field(default_factory=dict)  # by request, of the rows that have some
+    drafts: Mapping[int, Drafts] = MappingProxyType({})  # by request, of the rows that have some
 
     @property
     def tokens(self) -> int:

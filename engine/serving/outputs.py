@@ -130,7 +130,7 @@ class OutputProcessor:
         )
         if finish:
             self._forget(request, finish)
-        elif self._end_by_grammar(request):
+        elif request.guide and self._end_by_grammar(request):
             return
         elif request.awaits and not request.pending:
             self._search(request)

@@ -25,7 +25,9 @@ class Prices:
 
     def saw_plain(self, rows: int, seconds: float) -> None:
         size = rows.bit_length()
-        self._plain.setdefault(size, deque(maxlen=_SAMPLES)).append(seconds)
+        if (samples := self._plain.get(size)) is None:
+            samples = self._plain[size] = deque(maxlen=_SAMPLES)
+        samples.append(seconds)
         self._since[size] = 0
 
     def saw_drafts(self, kind: str, rows: int, drafted: int, seconds: float) -> None:

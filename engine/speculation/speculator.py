@@ -100,10 +100,11 @@ class Speculator:
 
     def saw_step(self, step: Step, seconds: float) -> None:
         """What a step without prompts has cost."""
-        kinds = {drafts.kind for drafts in step.drafts.values()}
-        if not kinds:
+        if not step.drafts:
             self.prices.saw_plain(len(step.rows), seconds)
-        elif len(kinds) == 1:  # of a mixed step nobody can say who cost what
+            return
+        kinds = {drafts.kind for drafts in step.drafts.values()}
+        if len(kinds) == 1:  # of a mixed step nobody can say who cost what
             drafted = sum(drafts.length for drafts in step.drafts.values())
             self.prices.saw_drafts(kinds.pop(), len(step.rows), drafted, seconds)
 

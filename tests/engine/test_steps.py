@@ -48,7 +48,7 @@ def same(one: Step, other: Step) -> bool:
         else all(map(np.array_equal, one.tables, other.tables))
         if name == "tables"
         else getattr(one, name) == getattr(other, name)
-        for name in Step.__slots__
+        for name in Step._fields
     )
 
 

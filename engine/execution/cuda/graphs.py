@@ -23,7 +23,9 @@ from engine.sampling.rows import COLUMNS, Wanted
 from engine.scheduling.step import Rows
 
 SIZES = (1, 2, 4, *range(8, 513, 8))  # rows of a graph
-UNPENALISED = (("repetition", 1.0), ("presence", 0.0), ("frequency", 0.0))
+PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
+UNPENALISED = np.array([[1.0], [0.0], [0.0]])
+PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0}  # a row's numbers; its slot is one nobody has
 BIASES = 2048  # of all rows of a step; with more of them the step is not drawn in a graph
 
 
@@ -92,13 +94,10 @@ class DecodeSteps:
         rows, width = tables.grid.shape
         self._sizes = [*(size for size in SIZES if size < rows), rows]
         self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
-        self._nobody = rows  # the slot of padding
+        self._padding = np.array(list((PADDING | {"slots": rows}).values()))[:, None]
         self._forms: dict[tuple[int, bool], tuple[Form, Work]] = {}
         self._recordings: dict[tuple[int, Draws | None, bool], Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
-
-    def takes(self, rows: Rows, single: int) -> bool:
-        return 0 < len(rows) == single and bool(rows.samples.all())
 
     def draw(self, rows: Rows, ids: np.ndarray, wanted: Wanted) -> tuple[Tensor, ...]:
         """The tokens of the rows, -1 where one had no number to draw from; and what `Stage.draw` returns."""
@@ -141,30 +140,26 @@ class DecodeSteps:
 
     def _form(self, size: int, biased: bool) -> tuple[Form, Work]:
         work = self._stage.work(size)
-        fields: Fields = {
-            name: ((size,), np.dtype(np.int64)) for name in ("ids", "positions", "places", "slots")
-        }
+        fields: Fields = {"rows": ((len(PADDING), size), np.dtype(np.int64))}
         fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
         fields["asked"] = ((size,), np.dtype(np.int32))
         fields["work"] = ((work.numbers,), np.dtype(np.int32))
         if biased:
             fields["bias_at"] = ((BIASES,), np.dtype(np.int64))
             fields["biases"] = ((BIASES,), np.dtype(np.float32))
-        return Form(fields, size, self._mirror), work
+        form = Form(fields, size, self._mirror)
+        form.on_device |= dict(zip(PADDING, form.on_device["rows"], strict=True))
+        return form, work
 
     def _fill(self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray, work: Work) -> bool:
         """Writes a step into a form; says whether attention cuts any context."""
         count, slots, starts = len(rows), rows.slots, rows.starts
         blocks, offsets = np.divmod(starts, self._block_size)
         places = self._tables.grid[slots, blocks].astype(np.int64) * self._block_size + offsets
-        for name, values, padding in (
-            ("ids", ids, 0),
-            ("positions", starts, 0),
-            ("places", places, -1),
-            ("slots", slots, self._nobody),
-        ):
-            fields[name][:count] = values
-            fields[name][count:] = padding
+        numbers = fields["rows"]
+        for row, values in enumerate((ids, starts, places, slots)):
+            numbers[row, :count] = values
+        numbers[:, count:] = self._padding
         return work.fill(fields["work"], slots, starts.astype(np.int32) + 1)
 
     def _launches(
@@ -198,21 +193,19 @@ def describe(fields: Mapping[str, np.ndarray], wanted: Wanted) -> None:
     columns, count = fields["columns"], len(wanted.numbers)
     columns[:, :count] = wanted.numbers.T
     columns[:, count:] = wanted.numbers[:1].T  # padding samples like the first row, but without penalties
-    for name, none in UNPENALISED:
-        columns[COLUMNS.index(name), count:] = none
-    fields["asked"][:] = asked_of(wanted, len(fields["asked"]))
+    columns[PENALTIES, count:] = UNPENALISED
+    ask(fields["asked"], wanted)
     if wanted.edits is not None:
         at, values = biases_of(wanted)
         fields["bias_at"][:] = -1
         fields["bias_at"][: len(at)], fields["biases"][: len(at)] = at, values
 
 
-def asked_of(wanted: Wanted, size: int) -> np.ndarray:
-    """[size]: how many of the likeliest tokens each row wants to know, -1 for one that does not ask."""
-    asked = np.full(size, -1, np.int32)
+def ask(asked: np.ndarray, wanted: Wanted) -> None:
+    """Writes how many of the likeliest tokens each row wants to know, -1 for one that does not ask."""
+    asked.fill(-1)
     for row, count in wanted.logprobs:
         asked[row] = count
-    return asked
 
 
 def biases_of(wanted: Wanted) -> tuple[np.ndarray, np.ndarray]:
