@@ -100,6 +100,7 @@ def run(
     other: str = "",
     shape: tuple[str, ...] = ("0.6B", "8B"),
     rows: tuple[int, ...] = (1, 8, 32, 128, 256),
+    only: tuple[str, ...] = ("decode", "mixed"),
 ) -> None:
     if not torch.cuda.is_available():
         raise SystemExit(f"gpu_turns needs an NVIDIA GPU, and torch {torch.__version__} sees none")
@@ -108,16 +109,20 @@ def run(
     here = Path(__file__).resolve().parents[1]
     for name in shape:
         with Tree(Path(other), name) as old, Tree(here, name) as new:
-            in_turns(bench, name, {"other": old, "this": new}, rows)
+            in_turns(
+                bench, name, {"other": old, "this": new}, rows if "decode" in only else (), "mixed" in only
+            )
 
 
-def in_turns(bench: Bench, name: str, trees: dict[str, Tree], rows: tuple[int, ...]) -> None:
+def in_turns(bench: Bench, name: str, trees: dict[str, Tree], rows: tuple[int, ...], mixed: bool) -> None:
     for which, tree in trees.items():
         bench.note(f"{name}, start to first reply, {which}", tree.started, "s")
     samples: dict[tuple[str, str], list[float]] = {}
     for turn in range(1 + bench.repeats):  # the first compiles and records
         for which, tree in list(trees.items())[:: 1 if turn % 2 else -1]:
-            found = {f"D, B={count}": tree.decode(count) for count in rows} | {"N": tree.mixed()}
+            found = {f"D, B={count}": tree.decode(count) for count in rows}
+            if mixed:
+                found["N"] = tree.mixed()
             for figure, value in found.items():
                 samples.setdefault((figure, which), []).append(value)
     for (figure, which), values in samples.items():
