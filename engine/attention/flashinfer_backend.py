@@ -32,14 +32,14 @@ logger = logging.getLogger("minichat.engine")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class FlashInferMetadata:
     batch: Batch
     singles: Pages
     chunks: Pages
     starts: Tensor  # [chunks + 1] int32, on the host: where each begins among their tokens
 
 
-class Calls:
+class FlashInferWrappers:
     """What layers of one kind are computed by: a call for rows of a token each, another for chunks.
 
     Layers with a window or a cap are left to the one kernel, fa2, that serves both: less to compile.
@@ -61,10 +61,10 @@ class Calls:
         self._long = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
         self._processors = torch.cuda.get_device_properties(workspace.device).multi_processor_count
         self._prefill = self._short
-        self._planned: Prepared | None = None
+        self._planned: FlashInferMetadata | None = None
         self._uploaded = torch.cuda.Event()
 
-    def plan(self, prepared: Prepared) -> None:
+    def plan(self, prepared: FlashInferMetadata) -> None:
         """Once a step: how the work is cut, found on the host and sent after what runs already."""
         if self._planned is prepared:
             return
@@ -78,7 +78,7 @@ class Calls:
         self._uploaded.record()
         self._planned = prepared
 
-    def _plan(self, prepared: Prepared) -> None:
+    def _plan(self, prepared: FlashInferMetadata) -> None:
         spec, size = self._spec, prepared.batch.block_size
         shape = spec.heads, spec.kv_heads, spec.key_dim, size
         if len(prepared.singles.last):
@@ -117,7 +117,7 @@ class FlashInfer:
     keeps_first: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._calls: dict[LayerSpec, Calls] = {}
+        self._calls: dict[LayerSpec, FlashInferWrappers] = {}
         self._workspace: Tensor | None = None
 
     @staticmethod
@@ -133,27 +133,27 @@ class FlashInfer:
             return "it is not used for layers with attention sinks"
         return why_no_kernels()
 
-    def prepare(self, batch: Batch) -> Prepared:
+    def prepare(self, batch: Batch) -> FlashInferMetadata:
         first, tables, contexts = batch.single, batch.host_tables, batch.host_contexts
-        return Prepared(
+        return FlashInferMetadata(
             batch,
             Pages.of(tables[:first], contexts[:first], batch.block_size),
             Pages.of(tables[first:], contexts[first:], batch.block_size),
             torch.from_numpy(batch.host_starts[first:] - batch.host_starts[first]),
         )
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: FlashInferMetadata) -> Tensor:
         write(layer, k, v, prepared.batch.places, early=False)
         calls = self._calls_of(layer.spec, q)
         calls.plan(prepared)
         return calls.run(q, layer, prepared.batch.single)
 
-    def _calls_of(self, spec: LayerSpec, q: Tensor) -> Calls:
+    def _calls_of(self, spec: LayerSpec, q: Tensor) -> FlashInferWrappers:
         if spec not in self._calls:
             if self._workspace is None:
                 logger.info("flashinfer compiles each of its kernels when it is first used; a step may wait")
                 self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
-            self._calls[spec] = Calls(spec, q.dtype, self._workspace)
+            self._calls[spec] = FlashInferWrappers(spec, q.dtype, self._workspace)
         return self._calls[spec]
 
 

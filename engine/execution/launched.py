@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from engine.execution.moves import Seconds
-from engine.execution.results import Drawn
+from engine.execution.results import SampledTokens
 from engine.scheduling.step import Drafts, Masks, Rows
 
-NOTHING = Drawn(torch.empty(0, dtype=torch.int64))
+NOTHING = SampledTokens(torch.empty(0, dtype=torch.int64))
 
-Sampled = Callable[["Masks | None"], Drawn]  # the rest of a step, once its logits are on the way
+Sampled = Callable[["Masks | None"], SampledTokens]  # the rest of a step, once its logits are on the way
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Launched:
     swap_seconds: Seconds
     drafts: Mapping[int, Drafts]  # each of which was a row
     sample: Sampled | None = None  # None: no row draws, or all have
-    drawn: Drawn = field(default_factory=lambda: NOTHING)  # on the host once `arrived`
+    drawn: SampledTokens = field(default_factory=lambda: NOTHING)  # on the host once `arrived`
     arrived: torch.cuda.Event | None = None  # None: they are there
 
 

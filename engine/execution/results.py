@@ -14,14 +14,14 @@ from engine.scheduling.step import Rows
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledTokens:
     """On the device, or on the host once what was launched is over."""
 
     tokens: Tensor  # of each row that samples; BAD where it had no number to draw from
     logprobs: Logprobs | None = None
     candidates: Candidates | None = None
 
-    def sent(self) -> "Drawn":
+    def sent(self) -> "SampledTokens":
         """On the host, where all of it is once the device has come so far."""
         likely, found = self.logprobs, self.candidates
         if likely is not None:
@@ -29,7 +29,7 @@ class Drawn:
             likely = Logprobs(likely.asked, likely.places, *columns)
         if found is not None:
             found = replace(found, ids=sent(found.ids), values=sent(found.values))
-        return Drawn(sent(self.tokens), likely, found)
+        return SampledTokens(sent(self.tokens), likely, found)
 
 
 def sent(values: Tensor) -> Tensor:

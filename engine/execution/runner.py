@@ -26,14 +26,14 @@ from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
 from engine.execution.moves import Seconds, mover_on, timed
 from engine.execution.protocol import Fit, StepResult
-from engine.execution.results import Drawn, likeliest_of, logprobs_of
+from engine.execution.results import SampledTokens, likeliest_of, logprobs_of
 from engine.execution.sampling_state import SamplingState, by_row
 from engine.execution.traffic import measure, weights_read
 from engine.execution.weights import Weights
 from engine.kv.store import KVStore
 from engine.kv.tables import TableMirror
 from engine.models.base import LanguageModel
-from engine.sampling.rows import Wanted
+from engine.sampling.rows import SamplingInputs
 from engine.scheduling.step import Masks, Step
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class ModelRunner:
         laid = self._batches.build(rows, piece.ids, piece.single, self._sampling_state.last_ids)
         stage, wanted = self._stage, self._for_kernels(piece)
 
-        def launches() -> Drawn | Tensor:
+        def launches() -> SampledTokens | Tensor:
             """Tokens, or what others draw them from."""
             hidden = self._forward(laid.batch)
             if laid.ends is not None:
@@ -314,7 +314,7 @@ class ModelRunner:
         if stage is not None:
             self._precompile(stage, piece, wanted, launches)
         found = launches()
-        if isinstance(found, Drawn):
+        if isinstance(found, SampledTokens):
             return lambda masks: found
         if not len(drawing):
             return None
@@ -337,7 +337,7 @@ class ModelRunner:
             logits, slots, piece.drawing, ahead=before, masks=masks
         )
 
-    def _for_kernels(self, piece: ModelInput) -> Wanted | None:
+    def _for_kernels(self, piece: ModelInput) -> SamplingInputs | None:
         """How these rows draw, if kernels draw for them."""
         if self._stage is None or not len(piece.drawing):
             return None
@@ -347,7 +347,11 @@ class ModelRunner:
         return wanted
 
     def _precompile(
-        self, stage: "GpuStage", piece: ModelInput, wanted: Wanted | None, launches: Callable[[], object]
+        self,
+        stage: "GpuStage",
+        piece: ModelInput,
+        wanted: SamplingInputs | None,
+        launches: Callable[[], object],
     ) -> None:
         """The first step of a kind. Which kernels it takes depends on its size, nearly by powers of two."""
         size = min((len(piece.ids) - 1).bit_length(), LARGE)

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine.api.errors import BadParams
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Request
-from engine.grammar.guide import Guide, reason
+from engine.grammar.guide import GrammarMatcher, reason
 from engine.grammar.source import source
 from engine.grammar.vocabulary import readable
 from engine.scheduling.step import Masks, Step
@@ -31,7 +31,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._read: LLTokenizer | None = None
-        self._found: OrderedDict[Grammar, Future[Guide]] = OrderedDict()
+        self._found: OrderedDict[Grammar, Future[GrammarMatcher]] = OrderedDict()
 
     def check(self, grammar: Grammar, seconds: float = SECONDS) -> None:
         """Compiles it, if nobody has yet. Raises BadParams where it cannot be, or takes too long."""
@@ -73,7 +73,7 @@ class Grammars:
         bits = [self.allowed(each) for _, each in alive]
         return Masks(tuple(slot for slot, _ in alive), np.stack(bits) if bits else np.zeros((0, 0), np.uint8))
 
-    def _compiled(self, grammar: Grammar, seconds: float) -> Guide:
+    def _compiled(self, grammar: Grammar, seconds: float) -> GrammarMatcher:
         vocabulary = self._vocabulary()
         with self._lock:
             found = self._found.get(grammar)
@@ -92,11 +92,11 @@ class Grammars:
                 self._found.pop(grammar, None)
             raise
 
-    def _compile(self, vocabulary: LLTokenizer, grammar: Grammar) -> Guide:
+    def _compile(self, vocabulary: LLTokenizer, grammar: Grammar) -> GrammarMatcher:
         matcher = LLMatcher(vocabulary, source(grammar), log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise BadParams("grammar", f"cannot be kept to: {reason(matcher.get_error())}")
-        guide = Guide(matcher, self._vocab)
+        guide = GrammarMatcher(matcher, self._vocab)
         if guide.error:
             raise BadParams("grammar", f"no text keeps to it: {guide.error}")
         if guide.over:

@@ -11,7 +11,7 @@ from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 _MISFIT = "satisfy the grammar"  # what llguidance says of a token that is not the grammar's
 
 
-class Guide:
+class GrammarMatcher:
     """Which tokens may come next: a function of those before, so another guide that reads them is equal."""
 
     def __init__(self, matcher: LLMatcher, vocab: int, start: int = 0) -> None:

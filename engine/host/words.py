@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from engine.api.layout import Layout
-from engine.host.prompts import Conversation, prompt_layout, texts
-from engine.text.chat import Chat
+from engine.api.layout import PromptLayout
+from engine.host.prompts import ChatPrompt, prompt_layout, texts
+from engine.text.chat import ChatFormat
 
 
 class Words:
     """The part of a host that is the same wherever the engine runs."""
 
-    _chat: Chat
+    _chat: ChatFormat
 
     @property
     def has_template(self) -> bool:
@@ -23,7 +23,7 @@ class Words:
         """The sources of the model's chat templates, by their names."""
         return self._chat.tokenizer.templates
 
-    def text(self, conversation: Conversation) -> str:
+    def text(self, conversation: ChatPrompt) -> str:
         """What the template makes of a conversation, to be looked at."""
         tools = conversation.tools or None
         return self._chat.text(conversation.messages, tools, **conversation.options)
@@ -32,7 +32,7 @@ class Words:
         """What each token stands for inside a text."""
         return [self._chat.tokenizer.piece(token) for token in tokens]
 
-    def layout(self, prompt: str | Sequence[Mapping[str, Any]]) -> Layout:
+    def layout(self, prompt: str | Sequence[Mapping[str, Any]]) -> PromptLayout:
         """Which characters of a prompt's text or messages its tokens stand for."""
         return prompt_layout(prompt, self._chat)
 

@@ -17,7 +17,7 @@ from engine.attention.base import Attend
 from engine.models.families import Family, named, names
 from engine.models.layers.block import Block
 from engine.models.layers.build import Build
-from engine.models.layers.cut import VOCABULARY, WHOLE, Cut
+from engine.models.layers.cut import VOCABULARY, WHOLE, Sharding
 from engine.models.layers.norm import Norm
 from engine.models.layers.part import StepContext
 from engine.models.rope import rope_table
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
         """[N, hidden] -> [N, vocab], in float32 whatever the weights are."""
         return self.head(hidden).float()
 
-    def shards(self, ranks: int) -> dict[str, Cut]:
+    def shards(self, ranks: int) -> dict[str, Sharding]:
         """How each tensor of a checkpoint is cut over ranks. Embeddings add up, logits lie side by side."""
         names = self.family.names
         found = {f"{names['embed']}.weight": VOCABULARY, f"{names['norm']}.weight": WHOLE}

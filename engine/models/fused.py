@@ -13,12 +13,12 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from engine.attention.triton_backend import Prepared, Standing, TritonAttention, gpu
+from engine.attention.triton_backend import GraphMetadata, TritonAttention, TritonMetadata, gpu
 from engine.kernels.triton.attention.write import write
 from engine.kernels.triton.norm.embed import embed
 from engine.kv.store import KVLayer
 from engine.models.decoder import Decoder
-from engine.models.layers.gpu import Gpu, GpuStep, Residual
+from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
 from engine.models.layers.part import Part
 
 logger = logging.getLogger("minichat.engine")
@@ -29,14 +29,16 @@ class FusedDecoder:
 
     def __init__(self, model: Decoder, layers: Sequence[KVLayer], attention: TritonAttention) -> None:
         self.model, self._layers, self._attention = model, layers, attention
-        self._gpu = Gpu(gpu(model.embed.device))
+        self._gpu = GpuKernels(gpu(model.embed.device))
         self.plain: Counter[str] = Counter()  # by the name of a part, how often its plain forward ran
 
     def embed(self, ids: Tensor, slots: Tensor, last_ids: Tensor) -> Tensor:
         """The stream that forward begins with; an id of -1 is what its slot has drawn last."""
         return embed(self.model.embed, ids, slots, last_ids)
 
-    def forward(self, x: Tensor, positions: Tensor, places: Tensor, prepared: Prepared | Standing) -> Tensor:
+    def forward(
+        self, x: Tensor, positions: Tensor, places: Tensor, prepared: TritonMetadata | GraphMetadata
+    ) -> Tensor:
         """[tokens, hidden] from the embedding (which is overwritten) to after the last norm."""
         step = self._step(len(x), positions, places, prepared)
         patient, residual = replace(step, pdl=False), Residual(x)
@@ -53,7 +55,9 @@ class FusedDecoder:
         """Whether kernels of such a step start while the one before them ends."""
         return self._gpu.overlaps and self.model.blocks[0].feed_forward.gains_by_pdl(tokens, self._gpu)
 
-    def _step(self, rows: int, positions: Tensor, places: Tensor, prepared: Prepared | Standing) -> GpuStep:
+    def _step(
+        self, rows: int, positions: Tensor, places: Tensor, prepared: TritonMetadata | GraphMetadata
+    ) -> GpuStep:
         def mix(q: Tensor, layer: KVLayer) -> Tensor:
             return self._attention.mix(q, layer, prepared)
 

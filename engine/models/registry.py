@@ -22,7 +22,7 @@ from engine.quant.registry import named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class LoadRequest:
     """How a model is wanted."""
 
     place: ModelPlace
@@ -45,7 +45,7 @@ class Order:
         return self.max_context or config.max_context
 
 
-def native(order: Order) -> LanguageModel:
+def native(order: LoadRequest) -> LanguageModel:
     config = read_config(order.place.folder)
     config = replace(config, max_context=order.context_of(config))
     dtype = order.dtype_of(config)
@@ -84,7 +84,7 @@ def native(order: Order) -> LanguageModel:
     return model
 
 
-def bridged(order: Order) -> LanguageModel:
+def bridged(order: LoadRequest) -> LanguageModel:
     if order.quantization != "none":
         raise BadInput(
             f"quantization {order.quantization!r}: {order.place.name} is run by transformers, whose weights "
@@ -108,7 +108,7 @@ def load_model(
     progress: Progress | None = None,
 ) -> LanguageModel:
     """The model on its device. What is of no native family goes by way of transformers."""
-    order = Order(
+    order = LoadRequest(
         place=place,
         device=torch.device(device),
         dtype=dtype,

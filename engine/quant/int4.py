@@ -21,7 +21,7 @@ _product = torch.ops.aten._weight_int4pack_mm_for_cpu
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped:
+class GroupedWeight:
     """A weight in whole numbers: (numbers - zero) * scale, each scale for `group` inputs of one output."""
 
     numbers: Tensor  # [outputs, inputs] uint8, 0 to 15
@@ -47,7 +47,7 @@ def in_place(weight: Tensor, order: Tensor | None) -> Tensor:
     return torch.empty_like(weight).index_copy_(1, order, weight)
 
 
-def grouped(weight: Tensor, group: int) -> Grouped:
+def grouped(weight: Tensor, group: int) -> GroupedWeight:
     """To the nearest of sixteen steps between the least and the greatest of each group, which may be 0."""
     outputs, inputs = weight.shape
     width = rounded_up(inputs, group)
@@ -63,7 +63,7 @@ def grouped(weight: Tensor, group: int) -> Grouped:
         off.copy_(-low / step)
         whole = (floats / step[..., None]).add_(off[..., None]).round_().clamp_(0, 15)
         into.copy_(whole.flatten(1))
-    return Grouped(numbers, scale, zero)
+    return GroupedWeight(numbers, scale, zero)
 
 
 class PackedInt4(nn.Module):
@@ -74,7 +74,7 @@ class PackedInt4(nn.Module):
     offset: Tensor
     order: Tensor | None
 
-    def __init__(self, weight: Grouped, bias: Tensor | None, inputs: int) -> None:
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None, inputs: int) -> None:
         super().__init__()
         self.outputs, self.width = weight.numbers.shape
         self.inputs, self.group = inputs, weight.group
@@ -178,7 +178,7 @@ class Int4:
         return held(grouped(weight, self.group), bias, weight.shape[1], weight.dtype)
 
 
-def held(weight: Grouped, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> nn.Module:
+def held(weight: GroupedWeight, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> nn.Module:
     """What multiplies with it, where it lies; `dtype`: of what it is multiplied with."""
     if weight.numbers.device.type == "cpu" and dtype is torch.bfloat16:
         return PackedInt4(weight, bias, inputs)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.quant.int4 import Grouped, in_place
+from engine.quant.int4 import GroupedWeight, in_place
 from engine.quant.int8 import WIDTH, walk
 from engine.quant.shapes import rounded_up, trimmed
 
@@ -23,7 +23,7 @@ class Int4Table(nn.Module):
     offset: Tensor
     order: Tensor | None
 
-    def __init__(self, weight: Grouped, bias: Tensor | None, inputs: int) -> None:
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None, inputs: int) -> None:
         super().__init__()
         self.outputs, self.inputs = len(weight.numbers), inputs
         self.group, self.columns = weight.group, weight.numbers.shape[1]

@@ -22,7 +22,7 @@ from engine.kernels.triton.kv.rotary import turn
 from engine.kernels.triton.norm.norm import Normed
 from engine.kv.store import KVLayer
 from engine.quant.fp8 import ScaledFp8
-from engine.quant.int4 import Grouped, in_place
+from engine.quant.int4 import GroupedWeight, in_place
 from engine.quant.launched import Called, Product, Rotation
 from engine.quant.linear import Launcher
 from engine.quant.shapes import rounded_up, side_by_side
@@ -104,7 +104,7 @@ class NibbleProduct(OnGpu):
     eye: Tensor
     order: Tensor | None
 
-    def __init__(self, weight: Grouped, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> None:
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> None:
         """`dtype`: of what it is multiplied with."""
         super().__init__()
         self.outputs, width = weight.numbers.shape

@@ -70,7 +70,7 @@ def _from_outside(name: str) -> type[Policy]:
 
 
 @register
-class Fcfs:
+class FcfsPolicy:
     """First come, first served."""
 
     name: ClassVar[str] = "fcfs"
@@ -83,7 +83,7 @@ class Fcfs:
 
 
 @register
-class Priority:
+class PriorityPolicy:
     """The smaller priority first; among equals, first come, first served."""
 
     name: ClassVar[str] = "priority"
@@ -96,7 +96,7 @@ class Priority:
 
 
 @register
-class Latency:
+class LatencyPolicy:
     """The first token that is due soonest goes first.
 
     While there is time to spare and the step would be far from full, it holds the door: one fuller

@@ -8,7 +8,7 @@ EASED = 500  # steps that stay small after one has found no memory
 
 
 @dataclass(slots=True)
-class Rules:
+class SchedulerSettings:
     step_tokens: int
     prefix_cache: bool = True
     chunked_prefill: bool = True

@@ -15,7 +15,7 @@ LAST = -1  # in place of a token id: what the row's slot drew last, which may no
 Moves = tuple[tuple[int, int], ...]  # of blocks: from, to
 
 
-class Row(NamedTuple):
+class StepRow(NamedTuple):
     """One request's part of a step: `length` tokens from `start` on."""
 
     request: int  # a label for results and logs: a runner looks nothing up by it
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     drafted: int = 0  # how many of its last tokens are drafts: a token is drawn at each, and before the first
 
 
-class Rows(Sequence[Row]):
+class Rows(Sequence[StepRow]):
     """Rows as columns of numbers. Reading one gives a Row."""
 
     __slots__ = ("numbers",)
@@ -35,8 +35,8 @@ class Rows(Sequence[Row]):
         self.numbers = numbers  # [rows, fields of Row] int64
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "Rows":
-        width = len(Row._fields)
+    def of(cls, rows: Sequence[StepRow]) -> "Rows":
+        width = len(StepRow._fields)
         return cls(np.fromiter(chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width))
 
     @property
@@ -69,19 +69,19 @@ class Rows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[StepRow]:
         for request, slot, start, length, samples, drafted in self.numbers.tolist():
-            yield Row(request, slot, start, length, bool(samples), drafted)
+            yield StepRow(request, slot, start, length, bool(samples), drafted)
 
     @overload
-    def __getitem__(self, at: int) -> Row: ...
+    def __getitem__(self, at: int) -> StepRow: ...
     @overload
     def __getitem__(self, at: slice) -> "Rows": ...
-    def __getitem__(self, at: int | slice) -> "Row | Rows":
+    def __getitem__(self, at: int | slice) -> "StepRow | Rows":
         if isinstance(at, slice):
             return Rows(self.numbers[at])
         request, slot, start, length, samples, drafted = self.numbers[at].tolist()
-        return Row(request, slot, start, length, bool(samples), drafted)
+        return StepRow(request, slot, start, length, bool(samples), drafted)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rows) and np.array_equal(self.numbers, other.numbers)
@@ -179,7 +179,7 @@ class StepBuilder:
         self._rows[request] = (request, slot, start, 1, 1, 0, token)
         self.budget -= 1
 
-    def add(self, row: Row, tokens: Sequence[int]) -> None:
+    def add(self, row: StepRow, tokens: Sequence[int]) -> None:
         if row.length == 1:
             self._rows[row.request] = (*row, tokens[0])
         else:

@@ -20,11 +20,11 @@ from engine.server.http.errors import ApiError, from_engine
 from engine.server.native import attach, commands, control, events, screens, ws
 from engine.server.openai import chat, completions, models
 from engine.server.openai.schema import ChatRequest, CompletionRequest
-from engine.server.state import State
+from engine.server.state import ServerState
 
 _BODIES = (
     *(ChatRequest, CompletionRequest, attach.ReplyRequest, attach.ForkRequest),
-    *(control.Tokens, screens.Laid, screens.Said),
+    *(control.Tokens, screens.LayoutRequest, screens.TextsRequest),
 )
 _ABORTED_WITHIN = 3.0  # seconds
 
@@ -35,7 +35,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.server = State(host, config, ending)
+        app.state.server = ServerState(host, config, ending)
         yield
         await app.state.server.replies.ended(config.drain + _ABORTED_WITHIN)
         app.state.server.close()

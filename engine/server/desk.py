@@ -27,7 +27,7 @@ _WORKERS = 32  # for templates, tokenizing and texts; none of them waits for a s
 _CACHED = 8192  # requests whose cached tokens nobody has asked for yet
 
 
-class Desk:
+class AsyncEngine:
     """Sends commands, whose answers may take a step, and works on prompts in threads."""
 
     def __init__(self, host: EngineHost) -> None:

@@ -11,7 +11,7 @@ from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.host.prompts import Prompt
 from engine.host.stream import Stream
-from engine.server.desk import Desk
+from engine.server.desk import AsyncEngine
 from engine.server.http.limits import Ticket
 from engine.server.native.metrics import Metrics
 from engine.server.waiters import Waiters
@@ -46,10 +46,10 @@ class Usage:
 
 
 @dataclass(eq=False)
-class Run:
+class Generation:
     """A request for each prompt, with as many choices as its parameters say. Iterated once; closed always."""
 
-    desk: Desk
+    desk: AsyncEngine
     prompts: Sequence[Prompt]
     params: SamplingParams
     ticket: Ticket

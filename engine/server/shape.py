@@ -24,7 +24,7 @@ class Function:
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class ToolCallRules:
     """`must`: the reply is calls and nothing else. `many`: there may be more than one."""
 
     style: Style
@@ -38,7 +38,7 @@ class Calls:
         return not self.must and self.many and not any(each.strict for each in self.functions)
 
 
-def shape(text: Grammar | None, calls: Calls | None, *, thinking: bool) -> Grammar | None:
+def shape(text: Grammar | None, calls: ToolCallRules | None, *, thinking: bool) -> Grammar | None:
     """Of the whole reply; None where it may be anything. `thinking`: it begins inside a thought."""
     if calls is None or (calls.free and text is None):
         if text is None or not thinking:
@@ -57,7 +57,7 @@ def shape(text: Grammar | None, calls: Calls | None, *, thinking: bool) -> Gramm
     return Grammar("lark", "\n".join(["%llguidance {}", *rules]))
 
 
-def _tagged(calls: Calls) -> list[str]:
+def _tagged(calls: ToolCallRules) -> list[str]:
     """Qwen's. In free text a call begins where its tag does, and nowhere else."""
     return [
         *_functions(calls),
@@ -70,7 +70,7 @@ def _tagged(calls: Calls) -> list[str]:
     ]
 
 
-def _bare(calls: Calls) -> list[str]:
+def _bare(calls: ToolCallRules) -> list[str]:
     """Llama's. Text is what does not begin with a brace."""
     return [
         *_functions(calls),
@@ -83,7 +83,7 @@ def _bare(calls: Calls) -> list[str]:
 _CALLS = {"qwen": _tagged, "llama": _bare}
 
 
-def _functions(calls: Calls) -> list[str]:
+def _functions(calls: ToolCallRules) -> list[str]:
     rules = []
     for n, each in enumerate(calls.functions):
         head = f'{{"name": {json.dumps(each.name)}, "{_ARGUMENTS[calls.style]}": '

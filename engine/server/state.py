@@ -10,19 +10,19 @@ from typing import Any
 
 from engine.api.errors import Ending, TemplateError
 from engine.api.params import SamplingParams
-from engine.host.prompts import Conversation, Prompt
+from engine.host.prompts import ChatPrompt, Prompt
 from engine.host.protocol import EngineHost
 from engine.server import tools
 from engine.server.config import MAX_CHOICES, ServerConfig
-from engine.server.desk import Desk
+from engine.server.desk import AsyncEngine
 from engine.server.drain import Drain
 from engine.server.http.auth import prefix_salt
 from engine.server.http.errors import ApiError
 from engine.server.http.limits import Gate
 from engine.server.native.events import Events
 from engine.server.native.metrics import Metrics
-from engine.server.native.replies import Replies
-from engine.server.run import Run
+from engine.server.native.replies import ReplyStore
+from engine.server.run import Generation
 from engine.text.reasoning import OPEN
 
 log = logging.getLogger("minichat.server")
@@ -36,7 +36,7 @@ def mode_of(options: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(eq=False)
-class State:
+class ServerState:
     """Made on the event loop, when the server starts."""
 
     host: EngineHost
@@ -46,11 +46,11 @@ class State:
     started: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        self.desk = Desk(self.host)
+        self.desk = AsyncEngine(self.host)
         self.gate = Gate(self.config.in_flight, self.config.per_key)
         self.metrics = Metrics(self.host, self.config.name)
         self.events = Events(self.host, self.desk, self.drain, self.boot)
-        self.replies = Replies(self.run, self.config.grace)
+        self.replies = ReplyStore(self.run, self.config.grace)
         self.tool_style = tools.style(self.host.templates)
         self._opens: dict[bytes, bool] = {}
 
@@ -63,7 +63,7 @@ class State:
         priority: int = 0,
         said: Sequence[int] = (),
         parent: int | None = None,
-    ) -> Run:
+    ) -> Generation:
         """A place at the gate, and what is to be started there."""
         if self.drain.begun:
             raise Ending("the server is ending")
@@ -74,7 +74,7 @@ class State:
         # A hypothesis of a search is a row of the batch as a reply is.
         rows, name = max((params.beams, "beams"), (params.samples, "best_of" if params.best_of else "n"))
         ticket = self.gate.enter(key, len(prompts) * rows, name if rows > 1 else "prompt")
-        return Run(
+        return Generation(
             self.desk,
             prompts,
             params,
@@ -91,7 +91,7 @@ class State:
         if mode not in self._opens:
             if len(self._opens) >= _MODES:
                 self._opens.clear()
-            probe = Conversation([{"role": "user", "content": "?"}], (), options)
+            probe = ChatPrompt([{"role": "user", "content": "?"}], (), options)
             try:
                 text = await self.desk.work(lambda: self.host.text(probe))
             except TemplateError:  # it may take the messages that come, though not these

@@ -22,7 +22,7 @@ from engine.scheduling.step import Step
 from engine.scheduling.step_bytes import Bounds
 from engine.serving.lifecycle import Lifecycle
 from engine.serving.limits import Limits, check_order
-from engine.serving.machine import Facts
+from engine.serving.machine import EngineInfo
 from engine.serving.meters import Meters
 from engine.serving.observe import snapshot
 from engine.serving.outputs import OutputProcessor
@@ -55,7 +55,7 @@ class Engine:
         runner: Runner,
         tokenizer: Tokenizer,
         limits: Limits,
-        facts: Facts,
+        facts: EngineInfo,
         bus: Bus,
         depth: int = 0,
         seed: int | None = None,

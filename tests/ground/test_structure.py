@@ -48,17 +48,13 @@ LONG_FILES = {
 
 CROWDED_FOLDERS = {"benchmarks": 29}
 
-TWICE = """
-    Calls Cells Command Conversation Document Engine Entry Form Frames Gpu Grouped Hit Kept Laid
-    Latency Layout Line Link Message Order Palette Parser Part Place Record Replies Reply Rules
-    State Talk Teller Typing Update View Wanted Window Work
-"""
-THRICE = "Chat Choice Cut Desk Drawn Facts Frame Guide Piece Rates Run"
-CLASSES = {
-    **dict.fromkeys(TWICE.split(), 2),
-    **dict.fromkeys(THRICE.split(), 3),
-    **dict.fromkeys(("Prepared", "Row"), 4),
-}
+CLASSES = dict.fromkeys(
+    """
+    Chat Choice Command Document Drawn Engine Entry Facts Frame Hit Line Link Message Palette Parser
+    Part Rates Run Teller Typing View Window
+    """.split(),
+    2,
+)
 
 
 def unlisted(found: dict[str, int], listed: dict[str, int]) -> list[str]:

@@ -150,7 +150,7 @@ def _attend(sent: bytes) -> bytes:
 
 
 def _standing(sent: bytes) -> bytes:
-    from engine.attention.triton_backend import StandingWork, TritonAttention
+    from engine.attention.triton_backend import GraphWork, TritonAttention
     from engine.kernels.triton.attention import tiles
     from engine.kernels.triton.attention.write import write
 
@@ -165,7 +165,7 @@ def _standing(sent: bytes) -> bytes:
         return replace(for_tokens(*given, **named), programs=8)
 
     with patch.object(tiles, "for_tokens", cut_in_eight):
-        work = StandingWork(
+        work = GraphWork(
             [layer.spec, replace(layer.spec, window=7)], rows, case.q.dtype, case.q.device,
             packed=layer.key_scales is not None,
         )  # fmt: skip

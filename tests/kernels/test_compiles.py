@@ -82,7 +82,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     from engine.attention import triton_backend
     from engine.kernels.triton import precompile as rehearsal  # noqa: F401  it replaces `run` itself, for good
-    from engine.kernels.triton.attention.tiles import Gpu
+    from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
 
     found: dict[str, int] = {}
@@ -100,7 +100,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(driver, "_active", Absent(capability))
     monkeypatch.setattr(JITFunction, "run", compile_only)
     for module in (triton_backend, fused):
-        monkeypatch.setattr(module, "gpu", lambda device: Gpu(room, overlaps=capability >= 90))
+        monkeypatch.setattr(module, "gpu", lambda device: GpuLimits(room, overlaps=capability >= 90))
     yield found
     assert found
     assert max(found.values()) <= room, found

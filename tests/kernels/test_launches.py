@@ -91,11 +91,11 @@ def record_of(case: Case) -> Record:
     from engine.attention import triton_backend
     from engine.attention.triton_backend import TritonAttention
     from engine.execution.cuda.stage import GpuStage
-    from engine.kernels.triton.attention.tiles import Gpu
+    from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
 
     config, dtype = MODELS[case.model], TYPES[case.dtype]
-    facts = Gpu(GPUS[case.gpu] * 2**10, overlaps=case.gpu >= 90)
+    facts = GpuLimits(GPUS[case.gpu] * 2**10, overlaps=case.gpu >= 90)
     patched = [patch.object(each, "gpu", lambda device: facts) for each in (triton_backend, fused)]
     with META, patched[0], patched[1], torch.inference_mode():
         model = Decoder(config, dtype).eval()

@@ -45,12 +45,12 @@ def test_any_turns_and_warps(
     call: Call, outputs: int, inputs: int, of_program: int, warps: int, kind: str
 ) -> None:
     """In one turn of all warps, and in several, of which the last is not full."""
-    from engine.kernels.triton.gemm.products import Cut
+    from engine.kernels.triton.gemm.products import ProductTiling
     from engine.kernels.triton.norm.norm import Normed
 
     weight, wide = given(kind, outputs, inputs)
     x = numbers(1, inputs, seed=0, dtype=torch.float16)
-    cut = Cut(of_program, inputs, warps)
+    cut = ProductTiling(of_program, inputs, warps)
     found, _ = call("gemm.int4_gemv", "row", Normed(x), *weight, outputs, cut=cut)
     torch.testing.assert_close(found.float(), F.linear(x.float(), wide), **CLOSE)
 
@@ -75,12 +75,12 @@ def test_the_activation_follows(call: Call, outputs: int) -> None:
 
 @pytest.mark.parametrize(("outputs", "warps"), [(70, 1), (64, 2)])
 def test_a_sum_and_the_first_step_of_its_norm(call: Call, outputs: int, warps: int) -> None:
-    from engine.kernels.triton.gemm.products import Cut
+    from engine.kernels.triton.gemm.products import ProductTiling
 
     weight, wide = given("int4-64", outputs, 640)
     x, stream = (numbers(1, each, seed=seed, dtype=torch.float16) for seed, each in enumerate((640, outputs)))
     scale = numbers(outputs, seed=5, dtype=torch.float16) + 1
-    cut = Cut(16, 640, warps)
+    cut = ProductTiling(16, 640, warps)
     half, (changed, *_) = call(
         "gemm.int4_gemv", "joined_row", stream.clone(), x, *weight, scale, 1e-5, cut=cut
     )
@@ -120,11 +120,11 @@ def test_no_more_warps_than_there_is_work_for(inputs: int, group: int) -> None:
 def test_who_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single row in bfloat16, where the compiler is one whose threads it relies on."""
     from engine.kernels.triton.gemm import int4_gemv as nibble_row
-    from engine.quant.int4 import Grouped
+    from engine.quant.int4 import GroupedWeight
     from engine.quant.on_gpu import NibbleProduct
 
     def takes(*, rows: int = 1, dtype: torch.dtype = torch.bfloat16) -> bool:
-        grouped = Grouped(torch.zeros(64, 128, dtype=torch.uint8), torch.ones(64, 2), torch.ones(64, 2))
+        grouped = GroupedWeight(torch.zeros(64, 128, dtype=torch.uint8), torch.ones(64, 2), torch.ones(64, 2))
         return NibbleProduct(grouped, None, 128, dtype).finishes(rows)
 
     assert takes()

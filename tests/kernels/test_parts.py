@@ -61,10 +61,10 @@ def ran(rows: int, change: Any, config: DecoderConfig = QWEN) -> Ran:
     """A step of a decoder whose second block is changed first."""
     from engine.attention import triton_backend
     from engine.attention.triton_backend import TritonAttention
-    from engine.kernels.triton.attention.tiles import Gpu
+    from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
 
-    facts = Gpu(227 * 2**10, overlaps=True)
+    facts = GpuLimits(227 * 2**10, overlaps=True)
     with (
         META,
         patch.object(triton_backend, "gpu", lambda _: facts),

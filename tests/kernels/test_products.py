@@ -20,7 +20,7 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("inputs", [200, 256])
 @pytest.mark.parametrize("ends", ["plain", "norm", "sum", "gated"])
 def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: torch.dtype) -> None:
-    from engine.kernels.triton.gemm.products import Cut
+    from engine.kernels.triton.gemm.products import ProductTiling
 
     outputs, gated = 21, ends == "gated"
     x = numbers(1, inputs, seed=0, dtype=dtype)
@@ -29,7 +29,7 @@ def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: 
     residual = numbers(1, outputs, seed=3, dtype=dtype) if ends == "sum" else None
     found, _ = kernels.call(
         "gemm.products", "vector", x, weight, scale=scale, eps=1e-5, gated=gated, residual=residual,
-        cut=Cut(4, turn, warps=4),
+        cut=ProductTiling(4, turn, warps=4),
     )  # fmt: skip
     h = x if scale is None else oracles.norm(x, None, scale, 1e-5)
     wanted = F.linear(h, weight)
@@ -43,11 +43,13 @@ def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: 
 
 @pytest.mark.parametrize(("rows", "parts"), [(2, 1), (7, 3), (32, 2)])
 def test_narrow(kernels: Interpreted, rows: int, parts: int) -> None:
-    from engine.kernels.triton.gemm.products import Cut
+    from engine.kernels.triton.gemm.products import ProductTiling
 
     x = numbers(rows, 384, seed=0, dtype=torch.float16)
     weight = numbers(70, 384, seed=1, dtype=torch.float16)
-    found, _ = kernels.call("gemm.products", "narrow", x, weight, Cut(64, 64, warps=4, stages=2, parts=parts))
+    found, _ = kernels.call(
+        "gemm.products", "narrow", x, weight, ProductTiling(64, 64, warps=4, stages=2, parts=parts)
+    )
     assert found.shape == (parts, rows, 70)
     assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
     wanted = F.linear(x.float(), weight.float())

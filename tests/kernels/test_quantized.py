@@ -61,7 +61,9 @@ def kept(kind: str, outputs: int, inputs: int) -> Kept:
             scale, zero = (F.pad(each, (0, more // group)) for each in (by.scale, by.zero))
             words = nibbles.packed(F.pad(by.numbers, (0, more)))
             scales, offsets = (each.half().float() for each in (scale, (8 - zero) * scale))
-            exact = int4.Grouped(F.pad(by.numbers, (0, more)), scales, 8 - offsets / scales.clamp(min=1e-20))
+            exact = int4.GroupedWeight(
+                F.pad(by.numbers, (0, more)), scales, 8 - offsets / scales.clamp(min=1e-20)
+            )
             grid = nibbles.grid(scale, zero, torch.float16)
             return Kept("gemm.int4_gemm", (words, grid), exact.dequantized()[:, :inputs])
 
@@ -84,7 +86,7 @@ KINDS = [*EIGHT, "int4-32", "int4-64", "int4-96", "int4-128"]
 def test_one_row(
     kernels: Interpreted, ends: str, inputs: int, turns: int, kind: str, dtype: torch.dtype
 ) -> None:
-    from engine.kernels.triton.gemm.products import Cut
+    from engine.kernels.triton.gemm.products import ProductTiling
 
     outputs, gated = 13, ends == "gated"
     of = kept(kind, outputs * (1 + gated), inputs)
@@ -93,7 +95,9 @@ def test_one_row(
     residual = numbers(1, outputs, seed=3, dtype=dtype) if ends == "sum" else None
     turn = 256 // turns
     around: dict[str, Any] = {"scale": scale, "eps": 1e-5, "gated": gated, "residual": residual}
-    found, _ = kernels.call(of.module, "vector", x, *of.given, cut=Cut(4, turn, warps=4, parts=2), **around)
+    found, _ = kernels.call(
+        of.module, "vector", x, *of.given, cut=ProductTiling(4, turn, warps=4, parts=2), **around
+    )
     h = x if scale is None else oracles.norm(x, None, scale, 1e-5)
     wanted = F.linear(of.rounded(h), of.weight).to(dtype)
     if gated:
@@ -107,11 +111,11 @@ def test_one_row(
 @pytest.mark.parametrize(("rows", "parts", "tall"), [(2, 1, 0), (2, 3, 8), (19, 1, 16), (19, 3, 0)])
 def test_few_rows(kernels: Interpreted, rows: int, parts: int, tall: int, kind: str) -> None:
     """`tall`: rows of a program, of two warps then; 0: all of them, and four."""
-    from engine.kernels.triton.gemm.products import Cut
+    from engine.kernels.triton.gemm.products import ProductTiling
 
     of, dtype = kept(kind, 70, 384), torch.float16
     x = numbers(rows, 384, seed=0, dtype=dtype)
-    cut = Cut(64, 128, warps=2 if tall else 4, stages=2, parts=parts, rows=tall)
+    cut = ProductTiling(64, 128, warps=2 if tall else 4, stages=2, parts=parts, rows=tall)
     if of.rounds:
         (eight, steps), _ = kernels.call("gemm.quantize_fp8", "rounded", x, 384)
         wide, step = fp8.quantized(x)
@@ -193,7 +197,7 @@ def test_any_group_is_kept(width: int, group: int) -> None:
     draw = torch.Generator().manual_seed(0)
     scale, zero = (torch.rand(5, width // group, generator=draw).half().float() for _ in range(2))
     whole = torch.randint(0, 16, (5, width), generator=draw, dtype=torch.uint8)
-    weight = int4.Grouped(whole, scale, zero)
+    weight = int4.GroupedWeight(whole, scale, zero)
     made = NibbleProduct(weight, None, width, torch.float16)
     padded = made.words.shape[1] * 128
     assert padded >= width and padded % len(made.grid) == 0

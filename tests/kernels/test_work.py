@@ -83,7 +83,7 @@ def test_cuts_where_the_gpu_would_idle() -> None:
 def test_tiles_fit(dim: int, group: int, itemsize: int, overlaps: bool, packed: bool) -> None:
     """Into the memory of a program, which on the smallest GPUs that we serve is 99 KiB."""
     spec = LayerSpec(heads=2 * group, kv_heads=2, key_dim=dim, value_dim=dim, scale=1.0)
-    gpu = tiles.Gpu(99 * 1024, overlaps)
+    gpu = tiles.GpuLimits(99 * 1024, overlaps)
     long = np.array([9999])
     gathered = tiles.for_gathered(spec, long, long, gpu, itemsize, packed=packed)
     assert (gathered is not None) == (overlaps and itemsize == 2 and dim in (64, 128))
@@ -124,7 +124,7 @@ def test_tiles_fit(dim: int, group: int, itemsize: int, overlaps: bool, packed: 
 def test_gathers_what_many_queries_read(rows: list[tuple[int, int]], group: int, gathered: bool) -> None:
     spec = LayerSpec(heads=8 * group, kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
     counts, contexts = np.array(rows, np.int32).T
-    gpu = tiles.Gpu(227 * 1024, overlaps=True)
+    gpu = tiles.GpuLimits(227 * 1024, overlaps=True)
     for spec_of, wanted in ((spec, gathered), (replace(spec, window=9000), False)):
         assert (tiles.for_gathered(spec_of, counts, contexts, gpu, 2) is not None) == wanted
 
@@ -136,7 +136,7 @@ def test_a_compressed_cache_is_gathered_sooner(rows: list[tuple[int, int]], gath
     """It is unpacked on the way, which otherwise each tile of queries does by itself."""
     spec = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
     counts, contexts = np.array(rows, np.int32).T
-    gpu = tiles.Gpu(227 * 1024, overlaps=True)
+    gpu = tiles.GpuLimits(227 * 1024, overlaps=True)
     assert (tiles.for_gathered(spec, counts, contexts, gpu, 2, packed=True) is not None) == gathered
     assert tiles.for_gathered(spec, counts, contexts, gpu, 2) is None
 

@@ -18,7 +18,7 @@ from engine.models.families import FAMILIES
 from engine.models.layers.block import Block
 from engine.models.layers.build import Build
 from engine.models.layers.cut import ROWS, by_head
-from engine.models.layers.part import Part, Piece, StepContext
+from engine.models.layers.part import Part, SourceTensor, StepContext
 from engine.models.registry import load_model
 from engine.models.source import settle
 from engine.quant.registry import named as scheme_named
@@ -142,8 +142,10 @@ class Experts(Part):
         self.width = build.share(config.mlp, "rows of an expert")
         self.ups = nn.ModuleList(build.linear(config.hidden, self.width) for _ in range(3))
 
-    def pieces(self) -> dict[str, tuple[Piece, ...]]:
-        return {f"ups.{at}": (Piece(f"mlp.experts.{at}.up_proj", self.width, ROWS),) for at in range(3)}
+    def pieces(self) -> dict[str, tuple[SourceTensor, ...]]:
+        return {
+            f"ups.{at}": (SourceTensor(f"mlp.experts.{at}.up_proj", self.width, ROWS),) for at in range(3)
+        }
 
 
 def test_a_part_may_hold_many_of_a_kind(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_int4_columns_in_another_order() -> None:
     order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
     kept = grouped(weight[:, order], 32)
     for dtype, kind in ((torch.float32, Int4Table), (torch.bfloat16, PackedInt4)):
-        made = int4.held(int4.Grouped(kept.numbers, kept.scale, kept.zero, order), None, 128, dtype)
+        made = int4.held(int4.GroupedWeight(kept.numbers, kept.scale, kept.zero, order), None, 128, dtype)
         assert isinstance(made, kind)
         for rows in (3, 80):
             x = rows_of(rows, 128, dtype)

@@ -20,7 +20,7 @@ from engine.execution.cuda.recording import Recording
 from engine.execution.runner import ModelRunner
 from engine.sampling.logprobs import read_logprobs
 from engine.sampling.penalties import SeenTokens
-from engine.sampling.rows import COLUMNS, Edits, RowsView, Wanted
+from engine.sampling.rows import COLUMNS, Edits, RowsView, SamplingInputs
 from engine.sampling.sampler import sample
 from engine.serving.engine import Engine
 from tests.runner.small import alone, ask, close_to, drain, engine_on, turn
@@ -200,10 +200,10 @@ def test_a_form_keeps_nothing_of_the_step_before() -> None:
     numbers = np.arange(3.0 * len(COLUMNS)).reshape(3, -1) + 2
     three = np.array([0, 2, 2]), np.array([7, 7, 9]), np.array([1.0, -2.0, 4.0], np.float32)
     one = tuple(each[1:2] for each in three)
-    describe(fields, Wanted(numbers, 50, None, three, ((0, 3), (2, 5))))
+    describe(fields, SamplingInputs(numbers, 50, None, three, ((0, 3), (2, 5))))
     assert fields["bias_at"][:4].tolist() == [7, 107, 109, -1]
     assert fields["asked"].tolist() == [3, -1, 5, -1]
-    describe(fields, Wanted(numbers[:1], 50, None, one, ()))
+    describe(fields, SamplingInputs(numbers[:1], 50, None, one, ()))
     assert fields["bias_at"][0] == 107
     assert fields["biases"][0] == -2.0
     assert (fields["bias_at"][1:] == -1).all()

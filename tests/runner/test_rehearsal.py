@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
-from engine.execution.results import Drawn
+from engine.execution.results import SampledTokens
 from engine.execution.runner import ModelRunner
 from engine.execution.sampling_state import SamplingState
 from engine.serving.engine import Engine
@@ -99,7 +99,7 @@ def test_what_kernels_cannot_draw_is_drawn_once(llama: Path, monkeypatch: pytest
     told: list[Told] = []
     rows: list[list[int]] = []  # that each call of the sampler has drawn
 
-    def counted(drawing: SamplingState, logits: Tensor, *given: Any, **named: Any) -> Drawn:
+    def counted(drawing: SamplingState, logits: Tensor, *given: Any, **named: Any) -> SampledTokens:
         rows[-1].append(len(logits))
         return drawn(drawing, logits, *given, **named)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.api.errors import BadParams
 from engine.api.params import Grammar
 from engine.grammar.source import lark_of
-from engine.server.shape import Calls, Function, shape
+from engine.server.shape import Function, ToolCallRules, shape
 from engine.server.tools import Style
 from tests.grammar.walks import grammars, tokenizer
 
@@ -36,9 +36,11 @@ def lets(grammar: Grammar | None, text: str) -> bool:
     return guide.may_end and not guide.error
 
 
-def calls(style: Style = "qwen", *, must: bool = True, many: bool = True, strict: bool = True) -> Calls:
+def calls(
+    style: Style = "qwen", *, must: bool = True, many: bool = True, strict: bool = True
+) -> ToolCallRules:
     functions = [Function("weather", TOWN, strict), Function("noop", {}, strict)]
-    return Calls(style, functions, must=must, many=many)
+    return ToolCallRules(style, functions, must=must, many=many)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +67,7 @@ def calls(style: Style = "qwen", *, must: bool = True, many: bool = True, strict
     ],
 )
 def test_what_is_let_through(
-    text: Grammar | None, wanted: Calls | None, thinking: bool, good: list[str], bad: list[str]
+    text: Grammar | None, wanted: ToolCallRules | None, thinking: bool, good: list[str], bad: list[str]
 ) -> None:
     grammar = shape(text, wanted, thinking=thinking)
     assert [each for each in good if not lets(grammar, each)] == []

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from engine.execution.cuda.recording import Recorder, Recording
-from engine.execution.cuda.staging import Fields, Form, upload
+from engine.execution.cuda.staging import Fields, StagingBuffers, upload
 from engine.kv.tables import TableMirror
 from engine.sampling.penalties import SeenTokens
-from engine.sampling.rows import COLUMNS, Wanted
+from engine.sampling.rows import COLUMNS, SamplingInputs
 from engine.scheduling.step import Rows
 
 SIZES = (1, 2, 4, *range(8, 513, 8))  # rows of a graph
@@ -36,11 +36,11 @@ class Draws(NamedTuple):
     logprobs: bool
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "Draws":
+    def of(cls, wanted: SamplingInputs) -> "Draws":
         return cls(wanted.filtered, wanted.seen is not None, wanted.edits is not None, bool(wanted.logprobs))
 
 
-class Work(Protocol):
+class MetadataBuilder(Protocol):
     """The part of attention: lists that it reads in a step, in a place of fixed size."""
 
     numbers: int  # how many, int32
@@ -53,7 +53,7 @@ class Work(Protocol):
 class Stage(Protocol):
     """What is recorded: the device's work of such a step."""
 
-    def work(self, rows: int) -> Work: ...
+    def work(self, rows: int) -> MetadataBuilder: ...
 
     def precompile(self, launches: Callable[[], object]) -> None:
         """Calls them, so that the kernels they launch are compiled and none is launched."""
@@ -93,24 +93,24 @@ class DecodeSteps:
         self._sizes = [*(size for size in SIZES if size < rows), rows]
         self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
         self._nobody = rows  # the slot of padding
-        self._forms: dict[tuple[int, bool], tuple[Form, Work]] = {}
+        self._forms: dict[tuple[int, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
         self._recordings: dict[tuple[int, Draws | None, bool], Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
     def takes(self, rows: Rows, single: int) -> bool:
         return 0 < len(rows) == single and bool(rows.samples.all())
 
-    def draw(self, rows: Rows, ids: np.ndarray, wanted: Wanted) -> tuple[Tensor, ...]:
+    def draw(self, rows: Rows, ids: np.ndarray, wanted: SamplingInputs) -> tuple[Tensor, ...]:
         """The tokens of the rows, -1 where one had no number to draw from; and what `Stage.draw` returns."""
         return self._run(rows, ids, wanted)
 
     def logits(self, rows: Rows, ids: np.ndarray) -> Tensor:
         return self._run(rows, ids, None)[0]
 
-    def may_draw(self, wanted: Wanted) -> bool:
+    def may_draw(self, wanted: SamplingInputs) -> bool:
         return wanted.edits is None or len(wanted.edits[0]) <= BIASES
 
-    def _run(self, rows: Rows, ids: np.ndarray, wanted: Wanted | None) -> tuple[Tensor, ...]:
+    def _run(self, rows: Rows, ids: np.ndarray, wanted: SamplingInputs | None) -> tuple[Tensor, ...]:
         count, draws = len(rows), None if wanted is None else Draws.of(wanted)
         size = self._sizes[bisect_left(self._sizes, count)]
         biased = draws is not None and draws.biased
@@ -139,7 +139,7 @@ class DecodeSteps:
         self._recordings.clear()
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
-    def _form(self, size: int, biased: bool) -> tuple[Form, Work]:
+    def _form(self, size: int, biased: bool) -> tuple[StagingBuffers, MetadataBuilder]:
         work = self._stage.work(size)
         fields: Fields = {
             name: ((size,), np.dtype(np.int64)) for name in ("ids", "positions", "places", "slots")
@@ -150,9 +150,11 @@ class DecodeSteps:
         if biased:
             fields["bias_at"] = ((BIASES,), np.dtype(np.int64))
             fields["biases"] = ((BIASES,), np.dtype(np.float32))
-        return Form(fields, size, self._mirror), work
+        return StagingBuffers(fields, size, self._mirror), work
 
-    def _fill(self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray, work: Work) -> bool:
+    def _fill(
+        self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray, work: MetadataBuilder
+    ) -> bool:
         """Writes a step into a form; says whether attention cuts any context."""
         count, slots, starts = len(rows), rows.slots, rows.starts
         blocks, offsets = np.divmod(starts, self._block_size)
@@ -168,7 +170,12 @@ class DecodeSteps:
         return work.fill(fields["work"], slots, starts.astype(np.int32) + 1)
 
     def _launches(
-        self, form: Form, work: Work, draws: Draws | None, seen: SeenTokens | None, cut: bool
+        self,
+        form: StagingBuffers,
+        work: MetadataBuilder,
+        draws: Draws | None,
+        seen: SeenTokens | None,
+        cut: bool,
     ) -> Callable[[], tuple[Tensor, ...]]:
         fields, stage, last_ids = form.on_device, self._stage, self._last_ids
         prepared = work.prepared(fields["work"], self._mirror, cut=cut)
@@ -193,7 +200,7 @@ class DecodeSteps:
             self._mirror.view(-1)[at] = values
 
 
-def describe(fields: Mapping[str, np.ndarray], wanted: Wanted) -> None:
+def describe(fields: Mapping[str, np.ndarray], wanted: SamplingInputs) -> None:
     """Writes into a form how its rows draw."""
     columns, count = fields["columns"], len(wanted.numbers)
     columns[:, :count] = wanted.numbers.T
@@ -207,7 +214,7 @@ def describe(fields: Mapping[str, np.ndarray], wanted: Wanted) -> None:
         fields["bias_at"][: len(at)], fields["biases"][: len(at)] = at, values
 
 
-def asked_of(wanted: Wanted, size: int) -> np.ndarray:
+def asked_of(wanted: SamplingInputs, size: int) -> np.ndarray:
     """[size]: how many of the likeliest tokens each row wants to know, -1 for one that does not ask."""
     asked = np.full(size, -1, np.int32)
     for row, count in wanted.logprobs:
@@ -215,7 +222,7 @@ def asked_of(wanted: Wanted, size: int) -> np.ndarray:
     return asked
 
 
-def biases_of(wanted: Wanted) -> tuple[np.ndarray, np.ndarray]:
+def biases_of(wanted: SamplingInputs) -> tuple[np.ndarray, np.ndarray]:
     """Places in [rows, vocab], and what is added there."""
     assert wanted.edits is not None
     rows, ids, values = wanted.edits

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch
-from engine.attention.triton_backend import StandingWork, TritonAttention
+from engine.attention.triton_backend import GraphWork, TritonAttention
 from engine.execution.cuda.graphs import Draws
 from engine.kernels.triton.precompile import precompile
 from engine.kernels.triton.sampling.draw import draw
@@ -27,9 +27,9 @@ class GpuStage:
         self._attention, self._store = attention, store
         self._dtype, self._device = model.embed.dtype, model.embed.device
 
-    def work(self, rows: int) -> StandingWork:
+    def work(self, rows: int) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
-        return StandingWork(specs, rows, self._dtype, self._device, packed=packed)
+        return GraphWork(specs, rows, self._dtype, self._device, packed=packed)
 
     def precompile(self, launches: Callable[[], object]) -> None:
         precompile(launches)

@@ -30,7 +30,7 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     ]
 
 
-class Form:
+class StagingBuffers:
     """Fields of fixed shapes on the device, fetched from the host step after step, and tokens brought back.
 
     Both are launches like others, and may be recorded with the rest of a step. Every form has the fields

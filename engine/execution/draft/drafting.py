@@ -18,14 +18,14 @@ from engine.execution.sampling_state import SamplingState
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
-from engine.scheduling.step import LAST, Drafts, Row, Rows, SlotTokens, Step
+from engine.scheduling.step import LAST, Drafts, Rows, SlotTokens, Step, StepRow
 
 PIECE = 512  # tokens that a draft model takes in at a time, where it has a prompt to catch up on
 
 # (logits, slots, rows) -> tokens, kept as each slot's last
 Draw = Callable[[Tensor, Tensor, Rows], Tensor]
 
-Turn = tuple[Row, Sequence[int]]  # a row of the drafter's, and its tokens
+Turn = tuple[StepRow, Sequence[int]]  # a row of the drafter's, and its tokens
 
 
 class EarlyExit:
@@ -40,10 +40,10 @@ class EarlyExit:
     def read(self, tokens: SlotTokens) -> None:
         """The model's own cache holds them."""
 
-    def begin(self, row: Row, token: int) -> Turn:
-        return Row(row.request, row.slot, row.start, 1, True), [token]
+    def begin(self, row: StepRow, token: int) -> Turn:
+        return StepRow(row.request, row.slot, row.start, 1, True), [token]
 
-    def saw(self, row: Row, drafts: tuple[int, ...]) -> None:
+    def saw(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         """Its cache is written again by the step itself."""
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -108,7 +108,7 @@ class SmallModel:
             )
         held.tokens[tokens.at :] = tokens.tokens
 
-    def begin(self, row: Row, token: int) -> Turn:
+    def begin(self, row: StepRow, token: int) -> Turn:
         """From where its cache ends up to the row's token."""
         held = self._held.get(row.slot)
         if held is None or len(held.tokens) != row.start + 1:
@@ -116,11 +116,11 @@ class SmallModel:
                 f"the step drafts in slot {row.slot} from {row.start} on, without the tokens before"
             )
         start = min(held.right, row.start)
-        return Row(row.request, row.slot, start, row.start + 1 - start, True), held.tokens[
+        return StepRow(row.request, row.slot, start, row.start + 1 - start, True), held.tokens[
             start : row.start + 1
         ]
 
-    def saw(self, row: Row, drafts: tuple[int, ...]) -> None:
+    def saw(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         held = self._held[row.slot]
         held.known, held.drafts = row.start + 1, drafts[:-1]
 
@@ -161,7 +161,7 @@ def with_drafts(
 
 def drafts_of(
     drafter: Drafter,
-    rows: Sequence[tuple[Row, int]],
+    rows: Sequence[tuple[StepRow, int]],
     batches: BatchBuilder,
     last_ids: Tensor,
     draw: Draw,
@@ -169,7 +169,7 @@ def drafts_of(
     """By request, as many drafts as its row has room for. `rows`: each with its token."""
     wanted = {row.request: row.drafted for row, _ in rows}
     turns = [_caught_up(drafter, drafter.begin(row, token), batches, last_ids) for row, token in rows]
-    drawn: list[tuple[list[Row], Tensor]] = []
+    drawn: list[tuple[list[StepRow], Tensor]] = []
     while turns:
         turns.sort(key=lambda turn: turn[0].length > 1)
         of = Rows.of([row for row, _ in turns])
@@ -179,7 +179,7 @@ def drafts_of(
             hidden = hidden[ends]
         drawn.append((list(of), draw(drafter.logits(hidden), slots, of)))
         turns = [
-            (Row(row.request, row.slot, row.start + row.length, 1, True), [LAST])
+            (StepRow(row.request, row.slot, row.start + row.length, 1, True), [LAST])
             for row, _ in turns
             if wanted[row.request] > len(drawn)
         ]
@@ -197,9 +197,9 @@ def _caught_up(drafter: Drafter, turn: Turn, batches: BatchBuilder, last_ids: Te
     """The last piece of what the drafter has to take in; those before it are done."""
     row, tokens = turn
     while row.length > PIECE:
-        piece = (Row(row.request, row.slot, row.start, PIECE, False), tokens[:PIECE])
+        piece = (StepRow(row.request, row.slot, row.start, PIECE, False), tokens[:PIECE])
         drafter.hidden(_laid(Rows.of([piece[0]]), [piece], batches, last_ids)[0])
-        row = Row(row.request, row.slot, row.start + PIECE, row.length - PIECE, True)
+        row = StepRow(row.request, row.slot, row.start + PIECE, row.length - PIECE, True)
         tokens = tokens[PIECE:]
     return row, tokens
 

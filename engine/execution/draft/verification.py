@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.scheduling.step import Drafts, Row, Rows
+from engine.scheduling.step import Drafts, Rows, StepRow
 from engine.speculation.verify import run_of
 
 
@@ -24,7 +24,7 @@ def unrolled(rows: Rows, single: int) -> tuple[Rows, int]:
 
 
 def rolled(
-    tokens: list[int], rows: Sequence[Row], drafts: Mapping[int, Drafts]
+    tokens: list[int], rows: Sequence[StepRow], drafts: Mapping[int, Drafts]
 ) -> tuple[list[int], dict[int, list[int]]]:
     """Of what the unrolled rows have drawn, a token for each row of the step; and the runs."""
     if not drafts:
@@ -40,7 +40,7 @@ def rolled(
     return firsts, runs
 
 
-def ahead(rows: Sequence[Row], drafts: Mapping[int, Drafts]) -> list[tuple[int, int]]:
+def ahead(rows: Sequence[StepRow], drafts: Mapping[int, Drafts]) -> list[tuple[int, int]]:
     """Which drafts come before each unrolled row, as (row, token): penalties count them as text."""
     requests = [row.request for row in rows]
     found, before = [], 0

@@ -14,10 +14,10 @@ from engine.models.bridge.rehearsal import rehearse, sketch
 from engine.models.checkpoint import shards
 from engine.models.config_json import checkpoint_dtype, read_generation, refuse_quantized, start_id, stop_ids
 from engine.models.fields import MOST_TOKENS, MOST_WIDTH, Fields
-from engine.models.registry import Order
+from engine.models.registry import LoadRequest
 
 
-def load_bridged(order: Order) -> BridgedModel:
+def load_bridged(order: LoadRequest) -> BridgedModel:
     fields = Fields.read(order.place.folder / "config.json")
     refuse_quantized(fields)
     theirs = _their_config(order, fields)
@@ -31,7 +31,7 @@ def load_bridged(order: Order) -> BridgedModel:
     return bridged
 
 
-def _their_config(order: Order, fields: Fields) -> Any:
+def _their_config(order: LoadRequest, fields: Fields) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(order.place.folder, trust_remote_code=False)
     except Exception as error:  # each of its many configs is strict in its own way
@@ -66,7 +66,7 @@ def _steady_context(text: Any, context: int) -> int:
     return context
 
 
-def _dummy(order: Order, theirs: Any, config: ModelConfig) -> Any:
+def _dummy(order: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
     with order.device, torch.random.fork_rng():
         torch.manual_seed(order.seed)
         return transformers.AutoModelForCausalLM.from_config(
@@ -74,7 +74,7 @@ def _dummy(order: Order, theirs: Any, config: ModelConfig) -> Any:
         )
 
 
-def _filled(order: Order, theirs: Any, config: ModelConfig) -> Any:
+def _filled(order: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
     folder = order.place.folder
     total = sum(file.stat().st_size for file in shards(folder))
     if order.progress:

@@ -12,7 +12,7 @@ Kind = Literal["rows", "columns", "heads", "vocabulary", "whole", "once"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Sharding:
     """rows: outputs, in equal shares. columns: inputs, so that a rank's product is a part of a sum.
     heads: rows by `heads`, where ranks beyond their number share one. vocabulary: rows, the last shares may
     be shorter. whole: every rank has it. once: rank 0 has it and the others zeros, as of a bias that is added
@@ -49,14 +49,19 @@ class Cut:
                 return by_head[first : first + count].flatten(0, 1)
 
     @property
-    def of_bias(self) -> "Cut":
+    def of_bias(self) -> "Sharding":
         """How the bias is cut of a product whose weight is cut so."""
         return ONCE if self.kind == "columns" else self
 
 
-ROWS, COLUMNS, VOCABULARY, WHOLE = Cut("rows"), Cut("columns"), Cut("vocabulary"), Cut("whole")
-ONCE = Cut("once")
+ROWS, COLUMNS, VOCABULARY, WHOLE = (
+    Sharding("rows"),
+    Sharding("columns"),
+    Sharding("vocabulary"),
+    Sharding("whole"),
+)
+ONCE = Sharding("once")
 
 
-def by_head(heads: int) -> Cut:
-    return Cut("heads", heads)
+def by_head(heads: int) -> Sharding:
+    return Sharding("heads", heads)

@@ -17,18 +17,18 @@ from engine.quant.launched import Called, PlainProduct, Product
 RmsNorm = tuple[Tensor, float]  # weight and epsilon
 
 
-class Gpu:
+class GpuKernels:
     """The kernels of a device, and what decides between them."""
 
     turn = staticmethod(turn)
 
-    def __init__(self, facts: tiles.Gpu) -> None:
+    def __init__(self, facts: tiles.GpuLimits) -> None:
         self.overlaps = facts.overlaps  # kernels may start while the one before ends
         self._tiles = facts.room >= ROOM
 
     def product(self, module: nn.Module) -> Product:
         """What launches it: the way it names itself, else its own forward."""
-        launched: Callable[[Gpu], Product] | None = getattr(module, "launched", None)
+        launched: Callable[[GpuKernels], Product] | None = getattr(module, "launched", None)
         return Called(module) if launched is None else launched(self)
 
     def plain(self, weight: Tensor) -> Product:
@@ -74,7 +74,7 @@ class Residual:
             return Residual(product.vector(given, residual=self.stream, early=step.pdl))
         return Residual(self.stream, product, given, step.pdl)
 
-    def normed(self, module: nn.Module, gpu: Gpu, *, half: bool = False, early: bool) -> Normed:
+    def normed(self, module: nn.Module, gpu: GpuKernels, *, half: bool = False, early: bool) -> Normed:
         """The norm of the sum. `half`: what reads it can finish a norm that is half done."""
         ours = gpu.norm_of(module)
         if ours is None:
@@ -87,7 +87,7 @@ class Residual:
         parts = product.parts(given, early=self._early)
         return Normed(norm(self.stream, parts, *ours, early=early))
 
-    def multiplied(self, product: Product, module: nn.Module, gpu: Gpu, **how: Any) -> Tensor:
+    def multiplied(self, product: Product, module: nn.Module, gpu: GpuKernels, **how: Any) -> Tensor:
         """A product of one row, in a step of one, that takes the norm along."""
         ours = gpu.norm_of(module)
         assert ours is not None and self._product is None

@@ -26,7 +26,7 @@ from engine.server.schema import (
     openapi_answers,
     openapi_body,
 )
-from engine.server.state import State
+from engine.server.state import ServerState
 
 router = APIRouter()
 _PULSE = 15.0  # seconds
@@ -149,7 +149,7 @@ def _words(deltas: Sequence[Delta], pieces: Any) -> dict[str, str]:
     return {str(id): piece.decode(errors="replace") for id, piece in zip(order, pieces(order), strict=True)}
 
 
-async def _before(state: State, reply: KeptReply) -> dict[str, Any]:
+async def _before(state: ServerState, reply: KeptReply) -> dict[str, Any]:
     """What of the reply stands before its deltas."""
     host, prompt, tokens = state.host, reply.prompt, list(reply.look_back())
 

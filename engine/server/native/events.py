@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from engine.api.events import Event
 from engine.api.wire import encode_event
 from engine.host.protocol import EngineHost
-from engine.server.desk import Desk
+from engine.server.desk import AsyncEngine
 from engine.server.drain import Drain
 from engine.server.http import sse
 from engine.server.http.connection import state_of
@@ -42,7 +42,7 @@ _STILL_HERE = Note("", b"")
 class Events:
     """Hears the engine on its thread; readers follow on the loop, each at its own pace."""
 
-    def __init__(self, host: EngineHost, desk: Desk, drain: Drain, boot: str) -> None:
+    def __init__(self, host: EngineHost, desk: AsyncEngine, drain: Drain, boot: str) -> None:
         self._desk, self._drain, self._boot = desk, drain, boot
         self._new: deque[Event] = deque()
         self._ring: deque[Event] = deque(maxlen=KEPT)

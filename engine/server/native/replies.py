@@ -10,14 +10,14 @@ from engine.api.errors import UnknownRequest
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.host.prompts import Prompt
-from engine.server.run import Run
+from engine.server.run import Generation
 from engine.server.waiters import Waiters
 
 _KEPT = 256  # replies that have ended
 _KEPT_DELTAS = 500_000  # of all of them: about 150 MB
 _KEPT_SECONDS = 600.0  # after the end, and without a reader; one with `keep` has to be read first
 
-NewRun = Callable[..., Run]
+NewRun = Callable[..., Generation]
 
 
 @dataclass(eq=False)
@@ -26,7 +26,7 @@ class KeptReply:
 
     id: str
     owner: bytes
-    run: Run
+    run: Generation
     prompt: str | list[int]  # the text or tokens from which its text goes on; of messages nothing
     params: SamplingParams
     grace: float | None  # seconds without a reader until it is aborted; None: it is kept until it is done
@@ -88,7 +88,7 @@ class KeptReply:
         return self.deltas[count:]
 
 
-class Replies:
+class ReplyStore:
     """Keeps them by their ids. Each belongs to the key that asked for it."""
 
     def __init__(self, new_run: NewRun, grace: float) -> None:

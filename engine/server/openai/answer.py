@@ -17,16 +17,16 @@ from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import DONE, EventStream, encoded, event, unless_gone
 from engine.server.openai.schema import Asked
-from engine.server.openai.structured import Wanted, refusal
-from engine.server.run import Batch, Run, Usage
-from engine.server.state import State, log
+from engine.server.openai.structured import RequestedGrammar, refusal
+from engine.server.run import Batch, Generation, Usage
+from engine.server.state import ServerState, log
 
 A = TypeVar("A", bound=Asked)
 
 FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORTED: "abort"}
 
 
-class Form(Protocol):
+class ChoiceWriter(Protocol):
     """How one route says things. One object an answer."""
 
     prefix: ClassVar[str]  # of an answer's id
@@ -46,10 +46,10 @@ class Form(Protocol):
         ...
 
 
-class Frame:
+class ResponseEnvelope:
     """What stands around the choices in every part of an answer."""
 
-    def __init__(self, form: Form, model: str, asked: Asked) -> None:
+    def __init__(self, form: ChoiceWriter, model: str, asked: Asked) -> None:
         self._form, self._model = form, model
         self._id, self._created = f"{form.prefix}-{secrets.token_hex(12)}", int(time.time())
         self.with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
@@ -71,7 +71,7 @@ class Frame:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
 
-async def asked_of(request: Request, kind: type[A]) -> tuple[State, A]:
+async def asked_of(request: Request, kind: type[A]) -> tuple[ServerState, A]:
     """What the client wants, of the model that is here."""
     state, asked = state_of(request), await read_as(request, kind)
     if asked.model is not None and asked.model != state.config.name:
@@ -92,8 +92,8 @@ async def answer(
     request: Request,
     asked: Asked,
     prompts: Sequence[Prompt],
-    form: Form,
-    wanted: Wanted | None,
+    form: ChoiceWriter,
+    wanted: RequestedGrammar | None,
     **more: Any,
 ) -> Response:
     """`wanted`: the form of each reply; `more`: sampling parameters that the routes name differently."""
@@ -101,7 +101,7 @@ async def answer(
     begun = _begun(state, key_of(request), asked, prompts, wanted, more)
     if (run := await unless_gone(request.receive, begun)) is None:
         return Response(status_code=GONE)
-    frame = Frame(form, state.config.name, asked)
+    frame = ResponseEnvelope(form, state.config.name, asked)
     if asked.stream:
         return EventStream(_events(run, form, frame, place), run.close)
     try:
@@ -116,13 +116,13 @@ async def answer(
 
 
 async def _begun(
-    state: State,
+    state: ServerState,
     key: bytes,
     asked: Asked,
     prompts: Sequence[Prompt],
-    wanted: Wanted | None,
+    wanted: RequestedGrammar | None,
     more: dict[str, Any],
-) -> Run:
+) -> Generation:
     if state.config.log_prompts:
         log.info("prompts: %r", prompts)
     try:
@@ -133,7 +133,9 @@ async def _begun(
         raise refusal(error, wanted.place if wanted else "") from None
 
 
-async def _events(run: Run, form: Form, frame: Frame, place: str) -> AsyncIterator[bytes]:
+async def _events(
+    run: Generation, form: ChoiceWriter, frame: ResponseEnvelope, place: str
+) -> AsyncIterator[bytes]:
     try:
         async for batch in run:
             entries = [form.chunk(choice, deltas) for choice, deltas in _spoken(run, batch)]
@@ -149,7 +151,7 @@ async def _events(run: Run, form: Form, frame: Frame, place: str) -> AsyncIterat
     yield DONE
 
 
-async def _gathered(run: Run, form: Form, frame: Frame) -> dict[str, Any]:
+async def _gathered(run: Generation, form: ChoiceWriter, frame: ResponseEnvelope) -> dict[str, Any]:
     async for batch in run:
         for choice, deltas in _spoken(run, batch):
             form.take(choice, deltas)
@@ -157,7 +159,7 @@ async def _gathered(run: Run, form: Form, frame: Frame) -> dict[str, Any]:
     return frame.record(run.usage)
 
 
-def _spoken(run: Run, batch: Batch) -> Iterator[tuple[int, list[Delta]]]:
+def _spoken(run: Generation, batch: Batch) -> Iterator[tuple[int, list[Delta]]]:
     """By choices, which are numbered one prompt after the other."""
     for prompt, deltas in batch:
         first = prompt * run.params.n

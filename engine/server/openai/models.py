@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 
 from engine.server.http.connection import state_of
 from engine.server.http.errors import ApiError
-from engine.server.state import State
+from engine.server.state import ServerState
 
 router = APIRouter()
 
@@ -26,7 +26,7 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     return await _model(state)
 
 
-async def _model(state: State) -> dict[str, Any]:
+async def _model(state: ServerState) -> dict[str, Any]:
     return {
         "id": state.config.name,
         "object": "model",

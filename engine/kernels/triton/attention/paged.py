@@ -18,7 +18,7 @@ from engine.kernels.triton.attention.gather import gather
 from engine.kernels.triton.attention.pairs import EVEN, ODD, fold_packed, words
 from engine.kernels.triton.attention.tiles import dim_padded
 from engine.kernels.triton.attention.turns import fold
-from engine.kernels.triton.attention.work import Work
+from engine.kernels.triton.attention.work import AttentionWork
 from engine.kernels.triton.launch import launch
 from engine.kv.store import KVLayer
 
@@ -171,7 +171,7 @@ def _merge(
         tl.store(out + at * VALUE_DIM + value_at, result, mask=value_at < VALUE_DIM)
 
 
-def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Work) -> None:
+def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: AttentionWork) -> None:
     """Fills those rows of `out` [tokens, heads, value_dim] that the work is about; `q` may be strided."""
     spec, tile = layer.spec, work.tile
     group, value_pad = spec.heads // spec.kv_heads, dim_padded(spec.value_dim)

@@ -19,7 +19,7 @@ GATHERED_PACKED = 160  # what is gathered is unpacked once, too
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuLimits:
     room: int  # bytes of shared memory that one program may take
     overlaps: bool  # whether a kernel can be set up while the one before it ends
 
@@ -68,7 +68,7 @@ PACKED_TOKENS = (
 MANY_PACKED_TOKENS = (32, 1, 8, 264, False)
 
 
-def for_tokens(spec: LayerSpec, rows: int, gpu: Gpu, itemsize: int, *, packed: bool = False) -> Tile:
+def for_tokens(spec: LayerSpec, rows: int, gpu: GpuLimits, itemsize: int, *, packed: bool = False) -> Tile:
     """For rows of one token each, which wait for memory: much of it has to be under way at any time."""
     whole, pairs = rows * spec.kv_heads, packed and by_pairs(spec, itemsize)
     table, many = (PACKED_TOKENS, MANY_PACKED_TOKENS) if pairs else (TOKENS, MANY_TOKENS)
@@ -80,7 +80,7 @@ def for_tokens(spec: LayerSpec, rows: int, gpu: Gpu, itemsize: int, *, packed: b
 
 
 def for_chunks(
-    spec: LayerSpec, longest: int, mean: float, gpu: Gpu, itemsize: int, *, packed: bool = False
+    spec: LayerSpec, longest: int, mean: float, gpu: GpuLimits, itemsize: int, *, packed: bool = False
 ) -> Tile:
     """For rows of several tokens: tall tiles, so that each key is read for many queries."""
     padded = power(spec.heads // spec.kv_heads)
@@ -108,7 +108,7 @@ def for_chunks(
     return Tile(height // padded, padded, keys, warps, stages, programs, False, ahead, registers)
 
 
-def _for_packed_chunks(spec: LayerSpec, padded: int, longest: int, gpu: Gpu) -> Tile:
+def _for_packed_chunks(spec: LayerSpec, padded: int, longest: int, gpu: GpuLimits) -> Tile:
     """Tiles of few rows: a program makes floats of what it reads in registers, where rows want room, too."""
     key_bytes = row_bytes(spec, 1)
     most = max(padded, NARROW if key_bytes > 256 else 2 * NARROW)  # heads beyond 128: half the rows
@@ -123,7 +123,7 @@ def for_gathered(
     spec: LayerSpec,
     counts: np.ndarray,
     contexts: np.ndarray,
-    gpu: Gpu,
+    gpu: GpuLimits,
     itemsize: int,
     *,
     packed: bool = False,

@@ -27,7 +27,7 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class AttentionWork:
     """A launch on the device. Its items and merges are one upload."""
 
     tile: Tile

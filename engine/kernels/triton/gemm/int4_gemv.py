@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.gemm.int4_gemm import TILE, UNIT
-from engine.kernels.triton.gemm.products import Cut, opened
+from engine.kernels.triton.gemm.products import ProductTiling, opened
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import Normed, length_of
 
@@ -229,7 +229,7 @@ def row(
     *,
     gated: bool = False,
     early: bool = False,
-    cut: Cut | None = None,
+    cut: ProductTiling | None = None,
 ) -> Tensor:
     """[1, inputs] -> [1, outputs]; of a norm, the last step is done here. `early` as in Tile.
 
@@ -251,7 +251,7 @@ def joined_row(
     eps: float,
     *,
     early: bool = False,
-    cut: Cut | None = None,
+    cut: ProductTiling | None = None,
 ) -> Normed:
     """Adds the product to the stream, in place, and gives the norm of that, but for its last step."""
     cut = cut or for_row(words, grid)
@@ -267,7 +267,7 @@ def _launch(
     x: Normed,
     weight: tuple[Tensor, Tensor],
     around: tuple[Tensor | None, ...],
-    cut: Cut,
+    cut: ProductTiling,
     *,
     gated: bool = False,
     early: bool,
@@ -286,13 +286,13 @@ def _launch(
     )  # fmt: skip
 
 
-def for_row(words: Tensor, grid: Tensor, *, gated: bool = False) -> Cut:
+def for_row(words: Tensor, grid: Tensor, *, gated: bool = False) -> ProductTiling:
     """All inputs at once where warps suffice, and so few outputs that two programs fit beside each other."""
     units = words.shape[1]
     columns = units * _per(units, grid)
     warps = min(WARPS, power(triton.cdiv(columns, COLUMNS)))
     several = columns > warps * COLUMNS
-    return Cut(16 if gated or several else 32, UNIT * units, warps)
+    return ProductTiling(16 if gated or several else 32, UNIT * units, warps)
 
 
 def ones_of(dtype: torch.dtype, device: torch.device) -> Tensor:

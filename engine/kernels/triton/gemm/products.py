@@ -26,7 +26,7 @@ ENOUGH = 132  # programs that keep a GPU busy
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ProductTiling:
     """How a product is shared out among programs; tiled.py has a Tiling for kernels that always cut rows."""
 
     outputs: int  # of a program
@@ -202,7 +202,7 @@ def vector(
     gated: bool = False,
     residual: Tensor | None = None,
     early: bool = False,
-    cut: Cut | None = None,
+    cut: ProductTiling | None = None,
 ) -> Tensor:
     """[1, inputs] -> [1, outputs]. `by`: the scales of a weight in eight bits. `scale`: x is normed first.
     `gated`: silu of the first half of the outputs, times the second. `residual` is added. `early` as in Tile.
@@ -265,7 +265,7 @@ def _narrow(
 def narrow(
     x: Tensor,
     weight: Tensor,
-    cut: Cut,
+    cut: ProductTiling,
     by: Tensor | None = None,
     by_row: Tensor | None = None,
     *,
@@ -292,32 +292,32 @@ def narrow(
     return out
 
 
-def for_vector(outputs: int, inputs: int, gated: bool) -> Cut:
+def for_vector(outputs: int, inputs: int, gated: bool) -> ProductTiling:
     """Whole rows of the weight at once, as far as they fit into a program."""
     turn = min(power(inputs), 4096)
     held = 8192 if outputs > 8192 else 4096  # numbers of a program
-    return Cut(max(1, held // turn // (2 if gated else 1)), turn, warps=4, stages=3)
+    return ProductTiling(max(1, held // turn // (2 if gated else 1)), turn, warps=4, stages=3)
 
 
-def for_byte_vector(outputs: int, inputs: int, gated: bool) -> Cut:
+def for_byte_vector(outputs: int, inputs: int, gated: bool) -> ProductTiling:
     """The same for a weight in eight bits."""
     turn = min(power(inputs), 4096) if inputs <= 4096 else 2048
     rows = 8 if outputs >= 4096 and turn == 4096 and not gated else 4
-    return Cut(rows, turn, warps=4 if turn >= 2048 else 2, stages=3)
+    return ProductTiling(rows, turn, warps=4 if turn >= 2048 else 2, stages=3)
 
 
-def for_narrow(rows: int, weight: Tensor) -> Cut | None:
+def for_narrow(rows: int, weight: Tensor) -> ProductTiling | None:
     """None: the product does not lend itself to it, or cuBLAS is ahead."""
     outputs, inputs = weight.shape
     if rows > _most_rows(outputs, inputs) or inputs % 128 or weight.itemsize > 2:
         return None
     parts = parts_for(outputs, inputs // 128)
     if rows <= NARROW:
-        return Cut(64, 128, warps=4, stages=4, parts=parts)
-    return Cut(64, 128 if rows <= 64 else 64, warps=4, stages=3, parts=parts)
+        return ProductTiling(64, 128, warps=4, stages=4, parts=parts)
+    return ProductTiling(64, 128 if rows <= 64 else 64, warps=4, stages=3, parts=parts)
 
 
-def for_bytes(rows: int, weight: Tensor) -> Cut | None:
+def for_bytes(rows: int, weight: Tensor) -> ProductTiling | None:
     """The same for a weight in eight bits; None: its inputs are no whole turns.
 
     With two warps the compiler takes products that are ahead while rows are few, with four those of Hopper.
@@ -333,9 +333,9 @@ def for_bytes(rows: int, weight: Tensor) -> Cut | None:
         parts, enough = 1, 8 * ENOUGH if tall < 32 else 3 * ENOUGH
         while programs * parts < enough and inputs // turn % (2 * parts) == 0 and parts < 8:
             parts *= 2
-        return Cut(wide, turn, warps=2, stages=3, parts=parts, rows=tall)
+        return ProductTiling(wide, turn, warps=2, stages=3, parts=parts, rows=tall)
     parts = parts_for(outputs, inputs // 128, 4 * ENOUGH if rows <= NARROW else ENOUGH)
-    return Cut(64, 128 if rows <= 64 else 64, warps=4, stages=4 if rows <= 64 else 3, parts=parts)
+    return ProductTiling(64, 128 if rows <= 64 else 64, warps=4, stages=4 if rows <= 64 else 3, parts=parts)
 
 
 def parts_for(outputs: int, turns: int, enough: int = ENOUGH) -> int:
