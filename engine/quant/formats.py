@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from engine.api.errors import BadCheckpoint
 from engine.quant import fp8, int4
 from engine.quant.base import Scheme
-from engine.quant.fp8 import Scaled
-from engine.quant.int4 import GroupedWeight, Int4
+from engine.quant.fp8_linear import KIND, Scaled
+from engine.quant.grouped import GroupedWeight
+from engine.quant.int4 import Int4
 from engine.quant.linear import Linear
 from engine.quant.packing import BLOCK, Packing
 from engine.quant.plain import parameter_of
@@ -132,7 +133,7 @@ def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:
     if len(plain) == len(parts):
         return torch.cat(plain)
     if len(scaled) == len(parts):
-        numbers = torch.cat([each.numbers.view(torch.uint8) for each in scaled]).view(fp8.KIND)
+        numbers = torch.cat([each.numbers.view(torch.uint8) for each in scaled]).view(KIND)
         return Scaled(numbers, torch.cat([each.scale for each in scaled]), scaled[0].group)
     if len(grouped) == len(parts) and all(_same_order(grouped[0], each) for each in grouped):
         return GroupedWeight(

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from engine.kernels.cpu.rungs import on_a_rung
+from engine.quant.grouped import GroupedWeight, in_place
+from engine.quant.int4_table import Int4Table
 from engine.quant.registry import register
 from engine.quant.shapes import padded, rounded_up, trimmed
 
@@ -18,33 +20,6 @@ ROUNDED = 2**21  # numbers of a weight that are rounded at a time, in float32; 1
 
 _pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
 _product = torch.ops.aten._weight_int4pack_mm_for_cpu
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedWeight:
-    """A weight in whole numbers: (numbers - zero) * scale, each scale for `group` inputs of one output."""
-
-    numbers: Tensor  # [outputs, inputs] uint8, 0 to 15
-    scale: Tensor  # [outputs, groups] float32
-    zero: Tensor  # the same; it need not be whole
-    order: Tensor | None = None  # [inputs]: which of the model's each column is for; None: as they come
-
-    @property
-    def group(self) -> int:
-        return self.numbers.shape[1] // self.scale.shape[1]
-
-    def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32; without an order, with what fills up the last group."""
-        by_group = self.numbers.view(*self.scale.shape, self.group).float()
-        return in_place(((by_group - self.zero[..., None]) * self.scale[..., None]).flatten(1), self.order)
-
-
-def in_place(weight: Tensor, order: Tensor | None) -> Tensor:
-    """Columns where the model has them, without those that fill up the last group; [outputs, inputs]."""
-    if order is None:
-        return weight
-    weight = weight[:, : len(order)]
-    return torch.empty_like(weight).index_copy_(1, order, weight)
 
 
 def grouped(weight: Tensor, group: int) -> GroupedWeight:
@@ -183,9 +158,6 @@ def held(weight: GroupedWeight, bias: Tensor | None, inputs: int, dtype: torch.d
     if weight.numbers.device.type == "cpu" and dtype is torch.bfloat16:
         return PackedInt4(weight, bias, inputs)
     if weight.numbers.device.type == "cpu":
-        # Is made of parts of this file, so that it cannot stand above.
-        from engine.quant.int4_table import Int4Table
-
         return Int4Table(weight, bias, inputs)
     # Brings Triton, which is there where a GPU is.
     from engine.quant.on_gpu import NibbleProduct

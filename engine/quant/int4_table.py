@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.quant.int4 import GroupedWeight, in_place
+from engine.quant.grouped import GroupedWeight, in_place
 from engine.quant.int8 import WIDTH, walk
 from engine.quant.shapes import rounded_up, trimmed
 

@@ -21,8 +21,8 @@ from engine.kernels.triton.gemm.quantize_fp8 import rounded
 from engine.kernels.triton.kv.rotary import turn
 from engine.kernels.triton.norm.norm import Normed
 from engine.kv.store import KVLayer
-from engine.quant.fp8 import ScaledFp8
-from engine.quant.int4 import GroupedWeight, in_place
+from engine.quant.fp8_linear import ScaledFp8
+from engine.quant.grouped import GroupedWeight, in_place
 from engine.quant.launched import Called, Product, Rotation
 from engine.quant.linear import Launcher
 from engine.quant.shapes import rounded_up, side_by_side

@@ -19,7 +19,7 @@ from engine.server.drain import Drain
 from engine.server.http.auth import prefix_salt
 from engine.server.http.errors import ApiError
 from engine.server.http.limits import Gate
-from engine.server.native.events import Events
+from engine.server.native.event_history import EventHistory
 from engine.server.native.metrics import Metrics
 from engine.server.native.replies import ReplyStore
 from engine.server.run import Generation
@@ -49,7 +49,7 @@ class ServerState:
         self.desk = AsyncEngine(self.host)
         self.gate = Gate(self.config.in_flight, self.config.per_key)
         self.metrics = Metrics(self.host, self.config.name)
-        self.events = Events(self.host, self.desk, self.drain, self.boot)
+        self.events = EventHistory(self.host, self.desk, self.drain, self.boot)
         self.replies = ReplyStore(self.run, self.config.grace)
         self.tool_style = tools.style(self.host.templates)
         self._opens: dict[bytes, bool] = {}

@@ -120,7 +120,7 @@ def test_no_more_warps_than_there_is_work_for(inputs: int, group: int) -> None:
 def test_who_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A single row in bfloat16, where the compiler is one whose threads it relies on."""
     from engine.kernels.triton.gemm import int4_gemv as nibble_row
-    from engine.quant.int4 import GroupedWeight
+    from engine.quant.grouped import GroupedWeight
     from engine.quant.on_gpu import NibbleProduct
 
     def takes(*, rows: int = 1, dtype: torch.dtype = torch.bfloat16) -> bool:

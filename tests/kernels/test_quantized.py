@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.quant import fp8, int4, int8
+from engine.quant import fp8_linear, int4, int8
+from engine.quant.grouped import GroupedWeight
 from tests.kernels import oracles
 from tests.kernels.interpreted import Interpreted
 
@@ -38,7 +39,7 @@ class Kept:
     def rounded(self, x: Tensor) -> Tensor:
         if not self.rounds:
             return x.float()
-        eight, step = fp8.quantized(x)
+        eight, step = fp8_linear.quantized(x)
         return eight.float() * step
 
 
@@ -52,7 +53,7 @@ def kept(kind: str, outputs: int, inputs: int) -> Kept:
             bits = whole.view(torch.uint8) ^ 128
             return Kept("gemm.products", (bits, scale), whole.float() * scale[:, None])
         case "fp8":
-            eight, step = fp8.quantized(weight)
+            eight, step = fp8_linear.quantized(weight)
             return Kept("gemm.products", (eight, step[:, 0].contiguous()), eight.float() * step, rounds=True)
         case _:
             group = int(kind.removeprefix("int4-"))
@@ -61,9 +62,7 @@ def kept(kind: str, outputs: int, inputs: int) -> Kept:
             scale, zero = (F.pad(each, (0, more // group)) for each in (by.scale, by.zero))
             words = nibbles.packed(F.pad(by.numbers, (0, more)))
             scales, offsets = (each.half().float() for each in (scale, (8 - zero) * scale))
-            exact = int4.GroupedWeight(
-                F.pad(by.numbers, (0, more)), scales, 8 - offsets / scales.clamp(min=1e-20)
-            )
+            exact = GroupedWeight(F.pad(by.numbers, (0, more)), scales, 8 - offsets / scales.clamp(min=1e-20))
             grid = nibbles.grid(scale, zero, torch.float16)
             return Kept("gemm.int4_gemm", (words, grid), exact.dequantized()[:, :inputs])
 
@@ -118,7 +117,7 @@ def test_few_rows(kernels: Interpreted, rows: int, parts: int, tall: int, kind: 
     cut = ProductTiling(64, 128, warps=2 if tall else 4, stages=2, parts=parts, rows=tall)
     if of.rounds:
         (eight, steps), _ = kernels.call("gemm.quantize_fp8", "rounded", x, 384)
-        wide, step = fp8.quantized(x)
+        wide, step = fp8_linear.quantized(x)
         assert torch.equal(steps, step[:, 0]) and torch.equal(eight.float(), wide.float())
         weight, by = of.given
         found, _ = kernels.call("gemm.products", "narrow", eight, weight, cut, by, steps, dtype=dtype)
@@ -162,7 +161,7 @@ def test_rows_are_filled_up_with_zeros(kernels: Interpreted) -> None:
     x = numbers(3, 100, seed=0)
     x[1] = 0
     (eight, steps), _ = kernels.call("gemm.quantize_fp8", "rounded", x, 112)
-    wide, step = fp8.quantized(F.pad(x, (0, 12)))
+    wide, step = fp8_linear.quantized(F.pad(x, (0, 12)))
     assert torch.equal(eight.float(), wide.float()) and torch.equal(steps, step[:, 0])
 
 
@@ -197,7 +196,7 @@ def test_any_group_is_kept(width: int, group: int) -> None:
     draw = torch.Generator().manual_seed(0)
     scale, zero = (torch.rand(5, width // group, generator=draw).half().float() for _ in range(2))
     whole = torch.randint(0, 16, (5, width), generator=draw, dtype=torch.uint8)
-    weight = int4.GroupedWeight(whole, scale, zero)
+    weight = GroupedWeight(whole, scale, zero)
     made = NibbleProduct(weight, None, width, torch.float16)
     padded = made.words.shape[1] * 128
     assert padded >= width and padded % len(made.grid) == 0

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from engine.api.config import DecoderConfig, ModelPlace
 from engine.api.errors import BadInput
 from engine.models.config_json import read_config
-from engine.models.decoder import Decoder, Linear, block
+from engine.models.decoder import Decoder, Linear, block, build_of
 from engine.models.families import FAMILIES
 from engine.models.layers.block import Block
 from engine.models.layers.build import Build
 from engine.models.layers.cut import ROWS, by_head
-from engine.models.layers.part import Part, SourceTensor, StepContext
+from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.step import StepContext
 from engine.models.registry import load_model
 from engine.models.source import settle
 from engine.quant.registry import named as scheme_named
@@ -150,7 +151,7 @@ class Experts(Part):
 
 def test_a_part_may_hold_many_of_a_kind(tmp_path: Path) -> None:
     config = read_config(write_config(tmp_path))
-    part = Experts(config, 0, Build.of(FAMILIES["llama"], config, torch.float32))
+    part = Experts(config, 0, build_of(config, torch.float32))
     names = [f"mlp.experts.{at}.up_proj.weight" for at in range(3)]
     slots = dict(part.slots())
     assert list(slots) == names and part.shards(2) == dict.fromkeys(names, ROWS)

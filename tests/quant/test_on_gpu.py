@@ -18,7 +18,7 @@ from engine.kv.store import PACKED, KVLayer
 from engine.models.decoder import Decoder
 from engine.models.source import settle
 from engine.quant import on_gpu
-from engine.quant.fp8 import quantized as to_fp8
+from engine.quant.fp8_linear import quantized as to_fp8
 from engine.quant.registry import named
 from tests.kernels.cases import make_long_case
 from tests.kernels.test_stage_gpu import decoder

@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.api.errors import BadInput
 from engine.kernels.cpu.rungs import on_a_rung
 from engine.quant import bnb, int4
-from engine.quant.fp8 import ScaledFp8
-from engine.quant.fp8 import quantized as to_fp8
+from engine.quant.fp8_linear import ScaledFp8
+from engine.quant.fp8_linear import quantized as to_fp8
+from engine.quant.grouped import GroupedWeight
 from engine.quant.int4 import PackedInt4, grouped
 from engine.quant.int4_table import Int4Table
 from engine.quant.registry import BUILT_IN, choose, named, names, why_not
@@ -204,7 +205,7 @@ def test_int4_columns_in_another_order() -> None:
     order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
     kept = grouped(weight[:, order], 32)
     for dtype, kind in ((torch.float32, Int4Table), (torch.bfloat16, PackedInt4)):
-        made = int4.held(int4.GroupedWeight(kept.numbers, kept.scale, kept.zero, order), None, 128, dtype)
+        made = int4.held(GroupedWeight(kept.numbers, kept.scale, kept.zero, order), None, 128, dtype)
         assert isinstance(made, kind)
         for rows in (3, 80):
             x = rows_of(rows, 128, dtype)

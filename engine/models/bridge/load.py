@@ -14,7 +14,7 @@ from engine.models.bridge.rehearsal import rehearse, sketch
 from engine.models.checkpoint import shards
 from engine.models.config_json import checkpoint_dtype, read_generation, refuse_quantized, start_id, stop_ids
 from engine.models.fields import MOST_TOKENS, MOST_WIDTH, Fields
-from engine.models.registry import LoadRequest
+from engine.models.load_request import LoadRequest
 
 
 def load_bridged(order: LoadRequest) -> BridgedModel:

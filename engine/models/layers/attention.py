@@ -13,7 +13,8 @@ from engine.api.errors import BadInput
 from engine.models.layers.build import Build
 from engine.models.layers.cut import COLUMNS, WHOLE, by_head
 from engine.models.layers.norm import Norm
-from engine.models.layers.part import Part, SourceTensor, StepContext
+from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.step import StepContext
 from engine.models.rope import rotate
 
 if TYPE_CHECKING:

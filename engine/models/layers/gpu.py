@@ -11,10 +11,9 @@ from engine.kernels.triton.gemm.tiled import ROOM
 from engine.kernels.triton.kv.rotary import turn
 from engine.kernels.triton.norm.norm import Normed, norm
 from engine.kv.store import KVLayer
-from engine.models.layers.part import StepContext
+from engine.models.layers.norm import RmsNorm
+from engine.models.layers.step import StepContext
 from engine.quant.launched import Called, PlainProduct, Product
-
-RmsNorm = tuple[Tensor, float]  # weight and epsilon
 
 
 class GpuKernels:

@@ -9,7 +9,8 @@ from torch import Tensor
 from engine.api.config import DecoderConfig
 from engine.models.layers.build import Build
 from engine.models.layers.cut import COLUMNS, ROWS, WHOLE
-from engine.models.layers.part import PDL_ROWS, Part, SourceTensor, StepContext
+from engine.models.layers.part import PDL_ROWS, Part, SourceTensor
+from engine.models.layers.step import StepContext
 
 if TYPE_CHECKING:
     from engine.models.layers.gpu import GpuKernels, GpuStep, Residual

@@ -1,7 +1,5 @@
 """The norm of the Llama family."""
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,8 +7,7 @@ from torch import Tensor, nn
 from engine.kernels.cpu.mirrored import MirroredNorm
 from engine.quant.linear import parameter
 
-if TYPE_CHECKING:
-    from engine.models.layers.gpu import RmsNorm
+RmsNorm = tuple[Tensor, float]  # weight and epsilon
 
 
 class Norm(nn.Module):
@@ -29,6 +26,6 @@ class Norm(nn.Module):
         """What norms in its place once the weight is there: on a CPU, one kernel."""
         return MirroredNorm(self.weight, self.eps) if self.weight.device.type == "cpu" else self
 
-    def launched(self) -> "RmsNorm | None":
+    def launched(self) -> RmsNorm | None:
         """What kernels that norm on the way have to know. None: it is called as it is."""
         return self.weight, self.eps

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from engine.api.errors import BadInput
 from engine.api.outside import lacking
-from engine.models.layers.norm import Norm
+from engine.models.layers.norm import Norm, RmsNorm
 from engine.quant.base import Scheme
 from engine.quant.linear import Launcher, Linear
 
 if TYPE_CHECKING:
-    from engine.models.layers.gpu import RmsNorm
     from engine.quant.launched import Product
 
 GROUP = "minichat.operators"  # entry points of packages that bring operators of their own
@@ -173,5 +172,5 @@ class OperatorNorm(Norm):
     def settled(self) -> nn.Module:
         return self.operator.make(self.weight, self.eps)
 
-    def launched(self) -> "RmsNorm | None":
+    def launched(self) -> RmsNorm | None:
         return None

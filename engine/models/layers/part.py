@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from engine.api.config import CacheSpec, DecoderConfig
-from engine.attention.base import Attend
 from engine.models.layers.cut import Sharding
+from engine.models.layers.step import StepContext
 
 if TYPE_CHECKING:  # of which the second brings Triton, which is there where a GPU is
     from engine.models.layers.build import Build
@@ -33,21 +32,6 @@ class SourceTensor:
     rows: int
     cut: Sharding
     shape: tuple[int, ...] | None = None  # that the file has, where one tensor is for all these rows
-
-
-@dataclass
-class StepContext:
-    """What all parts of a step read."""
-
-    positions: Tensor  # [tokens]
-    rope: Tensor  # the table of rope.py
-    attend: Attend
-
-    @cached_property
-    def angles(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the positions, as rope.rotate takes them."""
-        cos, sin = nn.functional.embedding(self.positions, self.rope).unsqueeze(1).chunk(2, dim=-1)
-        return cos, sin
 
 
 class Part(nn.Module):

@@ -12,7 +12,8 @@ from engine.models.fields import MOST_WIDTH, Fields
 from engine.models.kinds import Grouped
 from engine.models.layers.build import Build
 from engine.models.layers.cut import COLUMNS, ROWS, WHOLE
-from engine.models.layers.part import Part, SourceTensor, StepContext
+from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.step import StepContext
 
 
 class SquaredMLP(Part):
