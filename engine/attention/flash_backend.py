@@ -59,7 +59,7 @@ class FlashAttention:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: FlashMetadata) -> Tensor:
         batch, spec = prepared.batch, layer.spec
-        write(layer, k, v, batch.places, early=False)
+        write(layer, k, v, batch.places, pdl=False)
         single, parts = batch.single, []
         if single:
             out = flash_attn_with_kvcache(

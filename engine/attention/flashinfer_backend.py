@@ -143,7 +143,7 @@ class FlashInfer:
         )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: FlashInferMetadata) -> Tensor:
-        write(layer, k, v, prepared.batch.places, early=False)
+        write(layer, k, v, prepared.batch.places, pdl=False)
         calls = self._calls_of(layer.spec, q)
         calls.plan(prepared)
         return calls.run(q, layer, prepared.batch.single)

@@ -79,8 +79,8 @@ class TritonAttention:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: TritonMetadata) -> Tensor:
         packed = layer.key_scales is not None
-        early = prepared.launches(layer.spec, q.dtype.itemsize, packed=packed)[0].tile.early
-        write(layer, k, v, prepared.batch.places, early=early)
+        pdl = prepared.launches(layer.spec, q.dtype.itemsize, packed=packed)[0].tile.pdl
+        write(layer, k, v, prepared.batch.places, pdl=pdl)
         return self.mix(q, layer, prepared)
 
     def mix(self, q: Tensor, layer: KVLayer, prepared: TritonMetadata | GraphMetadata) -> Tensor:

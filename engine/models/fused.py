@@ -44,14 +44,14 @@ class FusedDecoder:
         patient, residual = replace(step, pdl=False), Residual(x)
         for part in self._parts():
             residual = self._through(part, residual, step if part.pdl else patient)
-        return residual.normed(self.model.norm, self._gpu, early=step.pdl).values
+        return residual.normed(self.model.norm, self._gpu, pdl=step.pdl).values
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, vocab], of the weights' type: what draws from them reads them as they are."""
-        parts = self._gpu.product(self.model.head).parts(hidden, early=self.early(len(hidden)))
+        parts = self._gpu.product(self.model.head).parts(hidden, pdl=self.pdl(len(hidden)))
         return parts[0] if len(parts) == 1 else parts.sum(0).to(hidden.dtype)
 
-    def early(self, tokens: int) -> bool:
+    def pdl(self, tokens: int) -> bool:
         """Whether kernels of such a step start while the one before them ends."""
         return self._gpu.overlaps and self.model.blocks[0].feed_forward.gains_by_pdl(tokens, self._gpu)
 
@@ -62,7 +62,7 @@ class FusedDecoder:
             return self._attention.mix(q, layer, prepared)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            write(self._layers[index], k, v, places, early=False)
+            write(self._layers[index], k, v, places, pdl=False)
             return mix(q, self._layers[index])
 
         return GpuStep(
@@ -73,7 +73,7 @@ class FusedDecoder:
             layers=self._layers,
             mix=mix,
             single=rows == 1 and all(part.takes_single(self._gpu) for part in self._parts()),
-            pdl=self.early(rows),
+            pdl=self.pdl(rows),
         )
 
     def _parts(self) -> list[Part]:
@@ -86,5 +86,5 @@ class FusedDecoder:
         if not self.plain[name]:
             logger.warning("%s has no launches of its own for such a step: its plain forward runs", name)
         self.plain[name] += 1
-        stream = x.summed()
+        stream = x.total()
         return Residual(stream.add_(part.forward(stream, step)))

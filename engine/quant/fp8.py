@@ -18,9 +18,9 @@ def held(weight: Scaled, bias: Tensor | None) -> nn.Module:
     if weight.numbers.device.type == "cpu":
         return ScaledFp8(weight.numbers, weight.scale, bias)
     # Brings Triton, which is there where a GPU is.
-    from engine.quant.on_gpu import ScaledProduct
+    from engine.quant.gpu_products import Fp8Product
 
-    return ScaledProduct(weight.numbers, weight.scale, bias)
+    return Fp8Product(weight.numbers, weight.scale, bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,9 +160,9 @@ def held(weight: GroupedWeight, bias: Tensor | None, inputs: int, dtype: torch.d
     if weight.numbers.device.type == "cpu":
         return Int4Table(weight, bias, inputs)
     # Brings Triton, which is there where a GPU is.
-    from engine.quant.on_gpu import NibbleProduct
+    from engine.quant.gpu_products import Int4Product
 
-    return NibbleProduct(weight, bias, inputs, dtype)
+    return Int4Product(weight, bias, inputs, dtype)
 
 
 register(Int4("int4", 64))

@@ -123,9 +123,9 @@ class Int8:
         if weight.device.type == "cpu":
             return Int8Table(weight, bias)
         # Brings Triton, which is there where a GPU is.
-        from engine.quant.on_gpu import ByteProduct
+        from engine.quant.gpu_products import Int8Product
 
-        return ByteProduct(*quantized(weight), bias)
+        return Int8Product(*quantized(weight), bias)
 
 
 register(Int8())

@@ -122,8 +122,8 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop(MODULE, None)
 
 
-def write_like_torch(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, early: bool) -> None:
-    assert not early
+def write_like_torch(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, pdl: bool) -> None:
+    assert not pdl
     CacheCells.of_layer(layer.keys, None).write(places, k)
     CacheCells.of_layer(layer.values, None).write(places, v)
 

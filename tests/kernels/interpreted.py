@@ -175,5 +175,5 @@ def _standing(sent: bytes) -> bytes:
     q = torch.full((rows, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)
     q[:count] = case.q
     with torch.inference_mode():
-        write(layer, case.k, case.v, batch.places, early=False)
+        write(layer, case.k, case.v, batch.places, pdl=False)
         return pickled((backend.mix(q, layer, prepared)[:count], cut))

@@ -37,9 +37,10 @@ BETWEEN = replace(LARGE, hidden=2048, layers=LARGE.layers * 2)
 # What kernels that start early read while the one before them, or the one before that, still runs: weights,
 # and what a step's form has brought. Others read nothing.
 BEFORE = {
-    "_vector": {"weight", "by", "scale"}, "_row": {"words", "grid", "eye", "norm"}, "_norm": {"weight"},
-    "_joined": {"scale"}, "_attend": {"items"},
-    "_turn": {"weight", "rope", "positions", "places"}, "_turned": {"rope", "positions", "places"},
+    "_gemv": {"weight", "weight_scale", "norm_weight"}, "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
+    "_norm": {"weight"}, "_linear_residual_norm": {"norm_weight"}, "_attend": {"items"},
+    "_rope_and_cache": {"weight", "rope", "positions", "places"},
+    "_qkv_rope": {"rope", "positions", "places"},
     "_merge": {"merges"}, "_scan": {"columns"}, "_bound": {"columns"}, "_spread": {"columns"},
     "_gather": {"columns"}, "_find": {"columns"}, "_weigh": {"columns"}, "_pick": {"columns", "slots"},
 }  # fmt: skip

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.test_products import numbers
+from tests.kernels.test_skinny_gemm import numbers
 
 pytest.importorskip("triton", reason="no Triton here")
 
@@ -42,7 +42,7 @@ def test_no_row_is_read_beyond_the_memory() -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_what_lies_behind_the_rows_is_not_in_them(call: Callable[..., Any], gated: bool) -> None:
-    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 
     weight = numbers(144, 128, seed=1, dtype=torch.float16)
@@ -50,8 +50,10 @@ def test_what_lies_behind_the_rows_is_not_in_them(call: Callable[..., Any], gate
     how = Tiling(32, 32, 64, warps=4, stages=2)
     for squares in (None, torch.rand(2, 40)):
         wanted, _ = call(
-            "gemm.tiled", "tiled", Normed(memory[:40].clone(), squares, 1e-5), weight, how, gated=gated
+            "gemm.tma_gemm", "tma_gemm", Normed(memory[:40].clone(), squares, 1e-5), weight, how, gated=gated
         )
         memory[40:] = torch.nan
-        found, _ = call("gemm.tiled", "tiled", Normed(memory[:40], squares, 1e-5), weight, how, gated=gated)
+        found, _ = call(
+            "gemm.tma_gemm", "tma_gemm", Normed(memory[:40], squares, 1e-5), weight, how, gated=gated
+        )
         assert torch.equal(found, wanted) and found.isfinite().all()

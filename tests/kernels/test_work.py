@@ -28,7 +28,7 @@ def test_covers_what_each_token_sees_once(
     counts = np.array([new for new, _ in rows])
     contexts = np.array([new + old for new, old in rows], np.int32)
     starts = np.concatenate(([7], 7 + np.cumsum(counts))).astype(np.int32)
-    tile = Tile(queries, padded=2, keys=keys, warps=1, stages=1, programs=programs, early=False)
+    tile = Tile(queries, padded=2, keys=keys, warps=1, stages=1, programs=programs, pdl=False)
     items, merges, partials = lay_out(Chunks.of(first, starts, contexts, queries), window, 8, tile)
 
     spans: dict[int, list[tuple[int, int, int]]] = {}  # by a tile's first token
@@ -68,7 +68,7 @@ def pieces(contexts: list[int], tile: Tile) -> int:
 
 
 def test_cuts_where_the_gpu_would_idle() -> None:
-    tile = Tile(1, 16, 16, 1, 6, programs=340, early=False)
+    tile = Tile(1, 16, 16, 1, 6, programs=340, pdl=False)
     assert pieces([656], tile) == 41  # a turn each
     assert pieces([656] * 32, tile) == 32
     assert pieces([656] * 256, tile) == 256
@@ -156,7 +156,7 @@ def test_gathered_contexts_lie_one_after_another() -> None:
 def test_no_more_items_than_there_is_room_for(
     contexts: list[int], keys: int, programs: int, spare: int
 ) -> None:
-    tile = Tile(1, 16, keys, warps=1, stages=1, programs=programs, early=False)
+    tile = Tile(1, 16, keys, warps=1, stages=1, programs=programs, pdl=False)
     ends = np.array(contexts, np.int32)
     chunks = Chunks.of(0, np.arange(len(ends) + 1), ends, 1)
     items, merges, partials = lay_out(chunks, None, 2, tile, len(ends) + spare)

@@ -171,7 +171,7 @@ def test_a_rehearsal_leaves_all_as_it_was(llama: Path, monkeypatch: pytest.Monke
     _, heard = ask(engine, PROMPT, replace(GREEDY, **WAYS[kernel]))
     drain(engine)
     assert "nothing has changed" in heard.error
-    assert {"_turn", "_attend", "_pick", kernel} <= set(asked)
+    assert {"_rope_and_cache", "_attend", "_pick", kernel} <= set(asked)
 
 
 def state(runner: ModelRunner) -> list[Tensor]:

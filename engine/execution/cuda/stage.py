@@ -52,8 +52,8 @@ class GpuStage:
             counts = None if seen is None else (seen.prompt, seen.reply)
             biases = (fields["bias_at"], fields["biases"]) if draws.biased else None
             scores = edit(logits, columns, slots, counts, biases)
-        early = self._decoder.early(len(logits))
-        draw(tokens, last_ids, scores, columns, slots, filtered=draws.filtered, early=early)
+        pdl = self._decoder.pdl(len(logits))
+        draw(tokens, last_ids, scores, columns, slots, filtered=draws.filtered, pdl=pdl)
         if seen is not None:
             note(seen.reply, tokens, columns, slots)
         return likeliest(logits, tokens, fields["asked"]) if draws.logprobs else ()

@@ -77,11 +77,11 @@ class GroupedAttention(Part):
         rope = step.rope if self.has_rope else None
         around = (layer, weight, eps, rope, step.positions, step.places)
         if step.single:
-            made = x.multiplied(qkv, self.norm, gpu, early=step.pdl)
-            q = gpu.turn(made.unsqueeze(0), *around, dtype=x.stream.dtype, early=step.pdl)
+            made = x.norm_gemv(qkv, self.norm, gpu, pdl=step.pdl)
+            q = gpu.rope_and_cache(made.unsqueeze(0), *around, dtype=x.stream.dtype, pdl=step.pdl)
         else:
-            half = qkv.rotates(len(x.stream), layer)
-            q = qkv.rotated(x.normed(self.norm, gpu, half=half, early=step.pdl), around, early=step.pdl)
+            half = qkv.fuses_qkv_rope(len(x.stream), layer)
+            q = qkv.qkv_rope(x.normed(self.norm, gpu, half=half, pdl=step.pdl), around, pdl=step.pdl)
         return x.plus(gpu.product(self.out), step.mix(q, layer).flatten(1), step)
 
     def takes_single(self, gpu: "GpuKernels") -> bool:

@@ -45,10 +45,10 @@ class DenseMLP(Part):
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
         gate_up = gpu.product(self.gate_up)
         if step.single:
-            act = x.multiplied(gate_up, self.norm, gpu, gated=True, early=step.pdl)
+            act = x.norm_gemv(gate_up, self.norm, gpu, gated=True, pdl=step.pdl)
         else:
-            half = gate_up.gates(len(x.stream))
-            act = gate_up.gated(x.normed(self.norm, gpu, half=half, early=step.pdl), early=step.pdl)
+            half = gate_up.fuses_swiglu(len(x.stream))
+            act = gate_up.swiglu(x.normed(self.norm, gpu, half=half, pdl=step.pdl), pdl=step.pdl)
         return x.plus(gpu.product(self.down), act, step)
 
     def takes_single(self, gpu: "GpuKernels") -> bool:
@@ -60,4 +60,4 @@ class DenseMLP(Part):
 
     def gains_by_pdl(self, rows: int, gpu: "GpuKernels") -> bool:
         """Where the products are ours: a kernel of others lets none begin before its end."""
-        return rows <= PDL_ROWS or gpu.product(self.down).in_tiles(rows)
+        return rows <= PDL_ROWS or gpu.product(self.down).uses_tma(rows)

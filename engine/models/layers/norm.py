@@ -26,6 +26,6 @@ class Norm(nn.Module):
         """What norms in its place once the weight is there: on a CPU, one kernel."""
         return MirroredNorm(self.weight, self.eps) if self.weight.device.type == "cpu" else self
 
-    def launched(self) -> RmsNorm | None:
+    def rms_norm(self) -> RmsNorm | None:
         """What kernels that norm on the way have to know. None: it is called as it is."""
         return self.weight, self.eps

@@ -17,7 +17,7 @@ from engine.quant.base import Scheme
 from engine.quant.linear import Launcher, Linear
 
 if TYPE_CHECKING:
-    from engine.quant.launched import Product
+    from engine.quant.product import Product
 
 GROUP = "minichat.operators"  # entry points of packages that bring operators of their own
 ROWS, SHAPES = (1, 5, 33), ((64, 32), (96, 160))  # of what is compared: rows; inputs and outputs
@@ -155,7 +155,7 @@ class OperatorLinear(Linear):
     def settled(self, scheme: Scheme) -> nn.Module:
         return self.operator.make(self.weight, self.bias)
 
-    def launched(self, gpu: Launcher) -> "Product":
+    def gpu_product(self, gpu: Launcher) -> "Product":
         return gpu.called(self)
 
 
@@ -172,5 +172,5 @@ class OperatorNorm(Norm):
     def settled(self) -> nn.Module:
         return self.operator.make(self.weight, self.eps)
 
-    def launched(self) -> RmsNorm | None:
+    def rms_norm(self) -> RmsNorm | None:
         return None

@@ -4,7 +4,7 @@ from textual.content import Content
 
 from engine.api.snapshot import Load, Quantiles, Snapshot, Speculation, StepTimes
 from engine.api.snapshot import Throughput as Speeds
-from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, Throughput
+from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, Rates
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import lines, staged, until
 
@@ -14,7 +14,7 @@ def at(decode: float, prefill: float = 0.0) -> Snapshot:
 
 
 async def test_rates_have_a_history() -> None:
-    rates = Throughput(ascii=True)
+    rates = Rates(ascii=True)
     async with staged(rates, (40, 5), focus=False):
         for decode in (0, 100, 200, 300, 400):
             rates.remember(at(decode))
@@ -29,7 +29,7 @@ async def test_rates_have_a_history() -> None:
 
 
 async def test_rates_tell_what_guessing_ahead_has_brought() -> None:
-    rates = Throughput(ascii=True)
+    rates = Rates(ascii=True)
     async with staged(rates, (50, 8), focus=False):
         rates.update_from(snapshot(8, speculation=Speculation("", True, 10, 40, 30, 1.52)), {})
         assert " guesses 75% stand  4.0 tok a try  gain 1.52x" in [line.rstrip() for line in lines(rates)]
@@ -38,7 +38,7 @@ async def test_rates_tell_what_guessing_ahead_has_brought() -> None:
 
 
 async def test_graphs_grow_with_the_pane() -> None:
-    rates = Throughput()
+    rates = Rates()
     async with staged(rates, (80, 13), focus=False):
         for decode in range(200):
             rates.remember(at(decode, 5))

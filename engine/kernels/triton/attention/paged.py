@@ -35,10 +35,10 @@ def _attend(
     BLOCK: tl.constexpr, PACKED: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     QUERIES: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
-    KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
     AHEAD: tl.constexpr, GATHERED: tl.constexpr, EVEN: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     kv_head = tl.program_id(0)
     item = items + tl.program_id(1) * 8
@@ -50,7 +50,7 @@ def _attend(
     end = tl.load(item + 5)
     slot = tl.load(item + 6).to(tl.int64)
 
-    if EARLY:  # what comes before the wait reads only what the host has uploaded
+    if PDL:  # what comes before the wait reads only what the host has uploaded
         tl.extra.cuda.gdc_wait()
 
     line = tl.arange(0, QUERIES * PADDED)
@@ -131,9 +131,9 @@ def _attend(
 def _merge(
     out, mixes, sums, merges,
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
-    QUERIES: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    QUERIES: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0)
     nth = tl.program_id(1)
@@ -142,7 +142,7 @@ def _merge(
     queries = tl.load(merge + 1)
     slot = tl.load(merge + 2).to(tl.int64)
     count = tl.load(merge + 3)
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     if nth < queries:
         value_at = tl.arange(0, VALUE_PAD)
@@ -195,14 +195,14 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Attenti
         BLOCK=layer.block_size, PACKED=key_scales is not None, WINDOW=spec.window or 0,
         KEPT=spec.kept if spec.window else 0, SOFTCAP=cap * LOG2_E, SINKS=layer.sinks is not None,
         QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
-        KEY_PAD=dim_padded(spec.key_dim), VALUE_PAD=value_pad, STAGES=tile.stages, EARLY=tile.early,
+        KEY_PAD=dim_padded(spec.key_dim), VALUE_PAD=value_pad, STAGES=tile.stages, PDL=tile.pdl,
         AHEAD=tile.ahead, GATHERED=work.spans is not None, EVEN=even, ODD=odd,
-        num_warps=tile.warps, **launch(tile.early, tile.registers),
+        num_warps=tile.warps, **launch(tile.pdl, tile.registers),
     )  # fmt: skip
     if work.partials:
         _merge[(spec.heads, tile.queries, len(work.merges))](
             out, mixes, sums, work.merges,
             HEADS=spec.heads, VALUE_DIM=spec.value_dim, VALUE_PAD=value_pad, QUERIES=tile.queries,
-            PARTS=min(FEW if work.most <= FEW else MERGED, MERGED // value_pad), EARLY=tile.early,
-            num_warps=2, **launch(tile.early),
+            PARTS=min(FEW if work.most <= FEW else MERGED, MERGED // value_pad), PDL=tile.pdl,
+            num_warps=2, **launch(tile.pdl),
         )  # fmt: skip

@@ -34,7 +34,7 @@ class Tile:
     warps: int
     stages: int  # turns whose keys and values are on their way at once
     programs: int  # so many keep the GPU busy: where there are fewer tiles, contexts are cut
-    early: bool  # starts while the kernel before it ends: wins where there is little to do, loses elsewhere
+    pdl: bool  # starts while the kernel before it ends: wins where there is little to do, loses elsewhere
     ahead: bool = False  # asks for the scores of a turn before it folds those of the one before (ahead.py)
     registers: int | None = None  # the most that a thread may have: of 168, three programs of 4 warps fit
     pairs: bool = False  # reads a compressed cache two bytes at a time (pairs.py)
@@ -72,11 +72,11 @@ def for_tokens(spec: LayerSpec, rows: int, gpu: GpuLimits, itemsize: int, *, pac
     """For rows of one token each, which wait for memory: much of it has to be under way at any time."""
     whole, pairs = rows * spec.kv_heads, packed and by_pairs(spec, itemsize)
     table, many = (PACKED_TOKENS, MANY_PACKED_TOKENS) if pairs else (TOKENS, MANY_TOKENS)
-    keys, warps, stages, programs, early = next((how for most, how in table if whole <= most), many)
+    keys, warps, stages, programs, pdl = next((how for most, how in table if whole <= most), many)
     padded = max(NARROW_PAIRS if pairs else NARROW, power(spec.heads // spec.kv_heads))
     key_bytes = row_bytes(spec, 1 if pairs else itemsize)
     keys, stages = _within(gpu.room, key_bytes, NARROW if itemsize > 2 else keys, stages)
-    return Tile(1, padded, keys, warps, stages, programs, early and gpu.overlaps, pairs=pairs)
+    return Tile(1, padded, keys, warps, stages, programs, pdl and gpu.overlaps, pairs=pairs)
 
 
 def for_chunks(
@@ -116,7 +116,7 @@ def _for_packed_chunks(spec: LayerSpec, padded: int, longest: int, gpu: GpuLimit
     keys, warps, stages = (32, 1, 6) if height <= NARROW else (64, 2, 5)
     room = gpu.room - height * dim_padded(spec.key_dim) * 2
     keys, stages = _within(room, key_bytes, keys, stages)
-    return Tile(height // padded, padded, keys, warps, stages, 528, early=False, pairs=True)
+    return Tile(height // padded, padded, keys, warps, stages, 528, pdl=False, pairs=True)
 
 
 def for_gathered(
@@ -140,7 +140,7 @@ def for_gathered(
     padded, keys, stages = power(group), 64, 3
     room = gpu.room - keys * dim_padded(spec.value_dim) * itemsize
     keys, stages = _within(room, key_bytes, keys, stages)
-    return Tile(64 // padded, padded, keys, 4, stages, 264, early=False, ahead=True)
+    return Tile(64 // padded, padded, keys, 4, stages, 264, pdl=False, ahead=True)
 
 
 def by_pairs(spec: LayerSpec, itemsize: int) -> bool:

@@ -2,8 +2,8 @@
 
 A tile of the weight is one side of a tensor core's product, a tile of x the other. Where outputs are few the
 inputs are cut too, which leaves a sum in parts for whoever reads it next; where the MLP's activation follows,
-gate and up are computed side by side. turned.py and joined.py do other things with the same tiles.
-docs/gpu-steps.md has the figures beside cuBLAS'.
+gate and up are computed side by side. qkv_rope.py and linear_residual_norm.py do other things with the same
+tiles. docs/gpu-steps.md has the figures beside cuBLAS'.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
@@ -16,12 +16,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engine.kernels.triton.gemm.products import opened
+from engine.kernels.triton.gemm.skinny_gemm import silu_mul
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import Normed, length_of
 from engine.kernels.triton.room import rows_there, with_room
 
-FEWEST, TALLEST = 33, 128  # rows with which it is ahead of products.narrow and of cuBLAS
+FEWEST, TALLEST = 33, 128  # rows with which it is ahead of skinny_gemm.skinny_gemm and of cuBLAS
 SMALL, SMALL_FEWEST = 2**23, 17  # with weights of so few numbers it is ahead from fewer rows on
 MOST = 256  # rows up to which a product of such weights is ahead together with what stands behind it
 WIDE = 16384  # outputs from which a program takes more of them
@@ -57,13 +57,13 @@ def multiplied(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _tiled(
+def _tma_gemm(
     out, tiles_of_x, tiles_of_weight, squares, rows, outputs, share, eps,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, GATED: tl.constexpr,
     WIDTH: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     first = tl.program_id(0) * COLUMNS
@@ -82,13 +82,13 @@ def _tiled(
         total_up *= length[None, :]
     result = total.to(out.dtype.element_ty)
     if GATED:
-        result = opened(result, total_up.to(result.dtype))
+        result = silu_mul(result, total_up.to(result.dtype))
     to = (part * rows + row).to(tl.int64)[None, :] * outputs + output[:, None]
     tl.store(out + to, result, mask=(output < outputs)[:, None] & (row < rows)[None, :])
 
 
-def tiled(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, early: bool = False) -> Tensor:
-    """[rows, inputs] -> [parts, rows, outputs], in float32 where parts are several. `early` as in Tile.
+def tma_gemm(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, pdl: bool = False) -> Tensor:
+    """[rows, inputs] -> [parts, rows, outputs], in float32 where parts are several. `pdl` as in Tile.
 
     `gated`: silu of the first half of the outputs, times the second; in one part.
     """
@@ -98,10 +98,10 @@ def tiled(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, early:
         out = torch.empty(how.parts, rows, outputs, dtype=torch.float32, device=weight.device)
     else:
         out = with_room(rows, outputs, like=x.values).unsqueeze(0)
-    _tiled[(triton.cdiv(outputs, how.outputs), how.parts, triton.cdiv(rows, how.rows))](
+    _tma_gemm[(triton.cdiv(outputs, how.outputs), how.parts, triton.cdiv(rows, how.rows))](
         out, *descriptors(x.values, weight, how), x.squares, rows, outputs, inputs // how.parts, x.eps,
-        COLUMNS=how.outputs, GATED=gated, EARLY=early, **constants(x, how),
-        num_warps=how.warps, **launch(early),
+        COLUMNS=how.outputs, GATED=gated, PDL=pdl, **constants(x, how),
+        num_warps=how.warps, **launch(pdl),
     )  # fmt: skip
     return out
 
@@ -123,7 +123,7 @@ def constants(x: Normed, how: Tiling) -> dict[str, int]:
     }  # fmt: skip
 
 
-def for_tiled(rows: int, weight: Tensor) -> Tiling | None:
+def tma_gemm_tiling(rows: int, weight: Tensor) -> Tiling | None:
     """None: another kernel is ahead, or the weight's form does not lend itself to it."""
     outputs, inputs = weight.shape
     fewest = SMALL_FEWEST if weight.numel() <= SMALL else FEWEST
@@ -138,7 +138,7 @@ def for_tiled(rows: int, weight: Tensor) -> Tiling | None:
     return Tiling(tall, 64, 128, warps=4, stages=4, parts=parts)
 
 
-def for_gated(rows: int, weight: Tensor) -> Tiling | None:
+def tma_swiglu_tiling(rows: int, weight: Tensor) -> Tiling | None:
     """The same where the activation follows."""
     small = weight.numel() <= SMALL
     fewest, most = (2, MOST) if small else (SMALL_FEWEST, TALLEST)

@@ -1,12 +1,12 @@
 """Products of few rows with a weight, [outputs, inputs]: what a decode step of a small batch waits for.
 
-They are bound by reading the weight. `vector` is for one row: a program multiplies a few rows of the weight
-and sums, with a norm before it, or a sum or the MLP's activation behind it. `narrow` is for up to 128 rows: a
-tile of the weight is one side of a tensor core's product, and where there are few outputs the inputs are cut
-too, which leaves a sum in parts. docs/gpu-steps.md has the figures beside cuBLAS'.
+They are bound by reading the weight. `gemv` is for one row: a program multiplies a few rows of the weight
+and sums, with a norm before it, or a sum or the MLP's activation behind it. `skinny_gemm` is for up to 128
+rows: a tile of the weight is one side of a tensor core's product, and where there are few outputs the inputs
+are cut too, which leaves a sum in parts. docs/gpu-steps.md has the figures beside cuBLAS'.
 
 A weight may be in eight bits, with a scale for each output: whole numbers, 128 more than they mean, or
-floats, with which x is rounded too. nibbles.py has those of four.
+floats, with which x is rounded too. int4_gemm.py has those of four.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from engine.kernels.triton.launch import launch, power
 
-NARROW = 32  # rows up to which `narrow` is ahead of cuBLAS whatever the weight is
+NARROW = 32  # rows up to which `skinny_gemm` is ahead of cuBLAS whatever the weight is
 SMALL = 2**23  # numbers of a weight up to which it stays ahead for longer
 ENOUGH = 132  # programs that keep a GPU busy
 
@@ -91,18 +91,18 @@ SHORT = {
 
 
 @triton.jit
-def evened(x, scale, shrink, dtype: tl.constexpr):
-    return ((x * shrink).to(dtype).to(tl.float32) * scale).to(dtype).to(tl.float32)
+def rms_scaled(x, norm_weight, shrink, dtype: tl.constexpr):
+    return ((x * shrink).to(dtype).to(tl.float32) * norm_weight).to(dtype).to(tl.float32)
 
 
 @triton.jit
-def step_of(value, axis: tl.constexpr):
+def fp8_scale(value, axis: tl.constexpr):
     """What brings the greatest of a row to the greatest float of eight bits."""
     return tl.maximum(tl.max(tl.abs(value), axis) / 448, 1e-20)
 
 
 @triton.jit
-def opened(gate, up):
+def silu_mul(gate, up):
     """silu of the gate, times up."""
     wide = gate.to(tl.float32)
     silu = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
@@ -116,13 +116,13 @@ def _weights(weight, row, at, fits, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr)
 
 
 @triton.jit
-def _vector(
-    out, x, weight, by, scale, residual, eps,
+def _gemv(
+    out, x, weight, weight_scale, norm_weight, residual, eps,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, WHOLE: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr,
     SCALED: tl.constexpr, ROUNDED: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, ADD: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, TURN)
@@ -133,12 +133,12 @@ def _vector(
     if GATED:
         first_up = _weights(weight, row + OUTPUTS, at, at < INPUTS, ALL, INPUTS)
     if NORM:
-        first_scale = tl.load(scale + at, mask=at < INPUTS, other=0.0).to(tl.float32)
+        first_scale = tl.load(norm_weight + at, mask=at < INPUTS, other=0.0).to(tl.float32)
     if SCALED:
-        steps = tl.load(by + row, mask=row < OUTPUTS, other=0.0)
+        steps = tl.load(weight_scale + row, mask=row < OUTPUTS, other=0.0)
         if GATED:
-            steps_up = tl.load(by + OUTPUTS + row, mask=row < OUTPUTS, other=0.0)
-    if EARLY:
+            steps_up = tl.load(weight_scale + OUTPUTS + row, mask=row < OUTPUTS, other=0.0)
+    if PDL:
         tl.extra.cuda.gdc_wait()
 
     value = tl.load(x + at, mask=at < INPUTS, other=0.0).to(tl.float32)
@@ -152,12 +152,12 @@ def _vector(
             all_of_it = tl.load(x + every, mask=every < INPUTS, other=0.0).to(tl.float32)
     if NORM:
         shrink = tl.rsqrt(tl.sum(all_of_it * all_of_it) / INPUTS + eps)
-        value = evened(value, first_scale, shrink, dtype)
+        value = rms_scaled(value, first_scale, shrink, dtype)
     if ROUNDED:
         if NORM:
-            all_scale = tl.load(scale + every, mask=every < INPUTS, other=0.0).to(tl.float32)
-            all_of_it = evened(all_of_it, all_scale, shrink, dtype)
-        step = step_of(all_of_it, 0)
+            all_scale = tl.load(norm_weight + every, mask=every < INPUTS, other=0.0).to(tl.float32)
+            all_of_it = rms_scaled(all_of_it, all_scale, shrink, dtype)
+        step = fp8_scale(all_of_it, 0)
         finer = tl.div_rn(1.0, step)
         value = (value * finer).to(tl.float8e4nv).to(tl.float32)
     total = as_float(first) * value[None, :]
@@ -167,8 +167,8 @@ def _vector(
         here = begin + at
         value = tl.load(x + here, mask=here < INPUTS, other=0.0).to(tl.float32)
         if NORM:
-            by_norm = tl.load(scale + here, mask=here < INPUTS, other=0.0).to(tl.float32)
-            value = evened(value, by_norm, shrink, dtype)
+            by_norm = tl.load(norm_weight + here, mask=here < INPUTS, other=0.0).to(tl.float32)
+            value = rms_scaled(value, by_norm, shrink, dtype)
         if ROUNDED:
             value = (value * finer).to(tl.float8e4nv).to(tl.float32)
         total += as_float(_weights(weight, row, here, here < INPUTS, ALL, INPUTS)) * value[None, :]
@@ -185,51 +185,52 @@ def _vector(
             result_up *= steps_up * step
     result = result.to(dtype)
     if GATED:
-        result = opened(result, result_up.to(dtype))
+        result = silu_mul(result, result_up.to(dtype))
     if ADD:
         before = tl.load(residual + row, mask=row < OUTPUTS, other=0.0).to(tl.float32)
         result = (before + result.to(tl.float32)).to(dtype)
     tl.store(out + row, result, mask=row < OUTPUTS)
 
 
-def vector(
+def gemv(
     x: Tensor,
     weight: Tensor,
-    by: Tensor | None = None,
+    weight_scale: Tensor | None = None,
     *,
-    scale: Tensor | None = None,
+    norm_weight: Tensor | None = None,
     eps: float = 0.0,
     gated: bool = False,
     residual: Tensor | None = None,
-    early: bool = False,
+    pdl: bool = False,
     cut: ProductTiling | None = None,
 ) -> Tensor:
-    """[1, inputs] -> [1, outputs]. `by`: the scales of a weight in eight bits. `scale`: x is normed first.
-    `gated`: silu of the first half of the outputs, times the second. `residual` is added. `early` as in Tile.
+    """[1, inputs] -> [1, outputs]. `weight_scale`: of a weight in eight bits. `norm_weight`: x is normed
+    first. `gated`: silu of the first half of the outputs, times the second. `residual` is added. `pdl` as in
+    Tile.
     """
     inputs = x.shape[1]
     outputs = len(weight) // 2 if gated else len(weight)
-    cut = cut or (for_vector if weight.itemsize > 1 else for_byte_vector)(outputs, inputs, gated)
+    cut = cut or (gemv_tiling if weight.itemsize > 1 else int8_gemv_tiling)(outputs, inputs, gated)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
-    _vector[(triton.cdiv(outputs, cut.outputs),)](
-        out, x, weight, x if by is None else by, x if scale is None else scale,
-        x if residual is None else residual, eps,
+    _gemv[(triton.cdiv(outputs, cut.outputs),)](
+        out, x, weight, x if weight_scale is None else weight_scale,
+        x if norm_weight is None else norm_weight, x if residual is None else residual, eps,
         OUTPUTS=outputs, INPUTS=inputs, WHOLE=power(inputs), ROWS=cut.outputs, TURN=cut.inputs,
-        SCALED=by is not None, ROUNDED=weight.dtype is torch.float8_e4m3fn, NORM=scale is not None,
-        GATED=gated, ADD=residual is not None, STAGES=cut.stages, EARLY=early,
-        num_warps=cut.warps, **launch(early),
+        SCALED=weight_scale is not None, ROUNDED=weight.dtype is torch.float8_e4m3fn,
+        NORM=norm_weight is not None, GATED=gated, ADD=residual is not None, STAGES=cut.stages, PDL=pdl,
+        num_warps=cut.warps, **launch(pdl),
     )  # fmt: skip
     return out
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _narrow(
-    out, x, weight, by, by_row, rows,
+def _skinny_gemm(
+    out, x, weight, weight_scale, x_scale, rows,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     TURN: tl.constexpr, SCALED: tl.constexpr, ROUNDED: tl.constexpr, SHORT: tl.constexpr,
-    PARTS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    PARTS: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     part = tl.program_id(1)
     # Programs that read the same weights with other rows are beside each other.
@@ -240,7 +241,7 @@ def _narrow(
     at = part * SHARE + tl.arange(0, TURN)
     of_weight = weight + output.to(tl.int64)[:, None] * INPUTS + at[None, :]
     of_x = x + row[None, :] * INPUTS + at[:, None]
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
     for begin in tl.range(0, SHARE, TURN, num_stages=STAGES):
@@ -255,27 +256,27 @@ def _narrow(
             w = as_operand(w).to(v.dtype)
         total = tl.dot(w, v, total, input_precision="ieee")
     if SCALED:
-        total *= tl.load(by + output, mask=there, other=0.0)[:, None]
+        total *= tl.load(weight_scale + output, mask=there, other=0.0)[:, None]
     if ROUNDED:
-        total *= tl.load(by_row + row, mask=row < rows, other=0.0)[None, :]
+        total *= tl.load(x_scale + row, mask=row < rows, other=0.0)[None, :]
     to = (part * rows + row).to(tl.int64)[None, :] * OUTPUTS + output[:, None]
     tl.store(out + to, total.to(out.dtype.element_ty), mask=there[:, None] & (row < rows)[None, :])
 
 
-def narrow(
+def skinny_gemm(
     x: Tensor,
     weight: Tensor,
     cut: ProductTiling,
-    by: Tensor | None = None,
-    by_row: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    x_scale: Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,
-    early: bool = False,
+    pdl: bool = False,
 ) -> Tensor:
-    """[rows, inputs] -> [parts, rows, outputs], in float32 where parts are several. `early` as in Tile.
+    """[rows, inputs] -> [parts, rows, outputs], in float32 where parts are several. `pdl` as in Tile.
 
-    `by`: the scales of a weight in eight bits; `by_row`: of x, where that is rounded (rounded.py) to multiply
-    floats of eight bits, and `dtype` is what comes out.
+    `weight_scale`: of a weight in eight bits; `x_scale`: of x, where that is rounded (quantize_fp8.py) to
+    multiply floats of eight bits, and `dtype` is what comes out.
     """
     (rows, inputs), outputs = x.shape, len(weight)
     kind = torch.float32 if cut.parts > 1 else dtype or x.dtype
@@ -283,30 +284,31 @@ def narrow(
     tall = cut.rows or max(16, power(rows))
     tiles = triton.cdiv(rows, tall)
     whole = weight.dtype is torch.uint8 and cut.warps < 4
-    _narrow[(triton.cdiv(outputs, cut.outputs) * tiles, cut.parts)](
-        out, x, weight, x if by is None else by, x if by_row is None else by_row, rows,
+    _skinny_gemm[(triton.cdiv(outputs, cut.outputs) * tiles, cut.parts)](
+        out, x, weight, x if weight_scale is None else weight_scale, x if x_scale is None else x_scale, rows,
         OUTPUTS=outputs, INPUTS=inputs, ROWS=tall, COLUMNS=cut.outputs, TURN=cut.inputs,
-        SCALED=by is not None, ROUNDED=by_row is not None, SHORT=SHORT.get(x.dtype) if whole else None,
-        PARTS=cut.parts, TILES=tiles, STAGES=cut.stages, EARLY=early, num_warps=cut.warps, **launch(early),
+        SCALED=weight_scale is not None, ROUNDED=x_scale is not None,
+        SHORT=SHORT.get(x.dtype) if whole else None, PARTS=cut.parts, TILES=tiles, STAGES=cut.stages,
+        PDL=pdl, num_warps=cut.warps, **launch(pdl),
     )  # fmt: skip
     return out
 
 
-def for_vector(outputs: int, inputs: int, gated: bool) -> ProductTiling:
+def gemv_tiling(outputs: int, inputs: int, gated: bool) -> ProductTiling:
     """Whole rows of the weight at once, as far as they fit into a program."""
     turn = min(power(inputs), 4096)
     held = 8192 if outputs > 8192 else 4096  # numbers of a program
     return ProductTiling(max(1, held // turn // (2 if gated else 1)), turn, warps=4, stages=3)
 
 
-def for_byte_vector(outputs: int, inputs: int, gated: bool) -> ProductTiling:
+def int8_gemv_tiling(outputs: int, inputs: int, gated: bool) -> ProductTiling:
     """The same for a weight in eight bits."""
     turn = min(power(inputs), 4096) if inputs <= 4096 else 2048
     rows = 8 if outputs >= 4096 and turn == 4096 and not gated else 4
     return ProductTiling(rows, turn, warps=4 if turn >= 2048 else 2, stages=3)
 
 
-def for_narrow(rows: int, weight: Tensor) -> ProductTiling | None:
+def skinny_gemm_tiling(rows: int, weight: Tensor) -> ProductTiling | None:
     """None: the product does not lend itself to it, or cuBLAS is ahead."""
     outputs, inputs = weight.shape
     if rows > _most_rows(outputs, inputs) or inputs % 128 or weight.itemsize > 2:
@@ -317,7 +319,7 @@ def for_narrow(rows: int, weight: Tensor) -> ProductTiling | None:
     return ProductTiling(64, 128 if rows <= 64 else 64, warps=4, stages=3, parts=parts)
 
 
-def for_bytes(rows: int, weight: Tensor) -> ProductTiling | None:
+def int8_gemm_tiling(rows: int, weight: Tensor) -> ProductTiling | None:
     """The same for a weight in eight bits; None: its inputs are no whole turns.
 
     With two warps the compiler takes products that are ahead while rows are few, with four those of Hopper.

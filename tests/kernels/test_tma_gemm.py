@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.kernels import oracles
-from tests.kernels.test_products import numbers
+from tests.kernels.test_skinny_gemm import numbers
 
 Call = Callable[..., Any]
 
@@ -18,13 +18,13 @@ pytest.importorskip("triton", reason="no Triton here")
 @pytest.mark.parametrize(("rows", "parts"), [(17, 1), (40, 3), (70, 2)])
 def test_products(call: Call, rows: int, parts: int) -> None:
     """The last tile of rows and the last one of outputs are not full."""
-    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 
     x = numbers(rows, 384, seed=0, dtype=torch.float16)
     weight = numbers(72, 384, seed=1, dtype=torch.float16)
     how = Tiling(32, 64, 64, warps=4, stages=2, parts=parts)
-    found, _ = call("gemm.tiled", "tiled", Normed(x), weight, how)
+    found, _ = call("gemm.tma_gemm", "tma_gemm", Normed(x), weight, how)
     assert found.shape == (parts, rows, 72)
     assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
     wanted = F.linear(x.float(), weight.float())
@@ -33,13 +33,13 @@ def test_products(call: Call, rows: int, parts: int) -> None:
 
 def test_the_activation_follows(call: Call) -> None:
     """The last tile of the gates reaches into what belongs to up; that is not kept."""
-    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 
     x = numbers(20, 256, seed=0, dtype=torch.float16)
     weight = numbers(2 * 72, 256, seed=1, dtype=torch.float16)
     found, _ = call(
-        "gemm.tiled", "tiled", Normed(x), weight, Tiling(16, 64, 128, warps=4, stages=2), gated=True
+        "gemm.tma_gemm", "tma_gemm", Normed(x), weight, Tiling(16, 64, 128, warps=4, stages=2), gated=True
     )
     wanted = oracles.swiglu(F.linear(x.float(), weight.float()).unsqueeze(0), torch.float16)
     torch.testing.assert_close(found[0].float(), wanted.float(), rtol=4e-3, atol=4e-3)
@@ -47,8 +47,8 @@ def test_the_activation_follows(call: Call) -> None:
 
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_last_step_of_a_norm_is_left_to_the_product(call: Call, gated: bool) -> None:
-    """joined.py scales what it adds to, and gives the squares in pieces."""
-    from engine.kernels.triton.gemm.tiled import Tiling
+    """linear_residual_norm.py scales what it adds to, and gives the squares in pieces."""
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 
     rows, width, inputs = 21, 72, 128
@@ -57,7 +57,7 @@ def test_the_last_step_of_a_norm_is_left_to_the_product(call: Call, gated: bool)
     scale = numbers(width, seed=3, dtype=torch.float16)
     how = Tiling(16, 32, 64, warps=4, stages=2)
     found, (changed, *_) = call(
-        "gemm.linear_residual_norm", "joined", stream.clone(), x, weight, scale, 1e-5, how
+        "gemm.linear_residual_norm", "linear_residual_norm", stream.clone(), x, weight, scale, 1e-5, how
     )
     added = F.linear(x.float(), weight.float()).half().unsqueeze(0)
     wanted = oracles.norm(stream, added, scale, 1e-5)  # which changes the stream
@@ -68,7 +68,9 @@ def test_the_last_step_of_a_norm_is_left_to_the_product(call: Call, gated: bool)
 
     padded = Normed(*(F.pad(found.values, (0, 128 - width)),), found.squares * 128 / width, found.eps)
     after = (numbers(2 * 64, 128, seed=4, dtype=torch.float32) / width**0.5).half()
-    got, _ = call("gemm.tiled", "tiled", padded, after, Tiling(16, 64, 64, warps=4, stages=2), gated=gated)
+    got, _ = call(
+        "gemm.tma_gemm", "tma_gemm", padded, after, Tiling(16, 64, 64, warps=4, stages=2), gated=gated
+    )
     plain = F.linear(F.pad(wanted, (0, 128 - width)).float(), after.float()).half()
     if gated:
         plain = oracles.swiglu(plain.unsqueeze(0), torch.float16)
@@ -77,7 +79,7 @@ def test_the_last_step_of_a_norm_is_left_to_the_product(call: Call, gated: bool)
 
 def test_a_broken_row_stays_alone(call: Call) -> None:
     """Padding's rows hold anything, and one may be so large that its squares have no sum."""
-    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 
     rows, width = 21, 128
@@ -87,10 +89,12 @@ def test_a_broken_row_stays_alone(call: Call) -> None:
 
     def both(stream: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         half, (changed, *_) = call(
-            "gemm.linear_residual_norm", "joined", stream.clone(), x, weight, scale, 1e-5, how
+            "gemm.linear_residual_norm", "linear_residual_norm", stream.clone(), x, weight, scale, 1e-5, how
         )
         squares = torch.where(torch.arange(rows) == 7, torch.inf, half.squares)
-        out, _ = call("gemm.tiled", "tiled", Normed(half.values, squares, 1e-5), weight, how, gated=True)
+        out, _ = call(
+            "gemm.tma_gemm", "tma_gemm", Normed(half.values, squares, 1e-5), weight, how, gated=True
+        )
         return changed, half.values, out[0]
 
     wanted = both(stream, x)
@@ -104,21 +108,25 @@ def test_a_broken_row_stays_alone(call: Call) -> None:
 @pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 28672, 151936])
 def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:
-    from engine.kernels.triton.gemm.linear_residual_norm import for_joined
-    from engine.kernels.triton.gemm.tiled import ROOM, for_gated, for_tiled
+    from engine.kernels.triton.gemm.linear_residual_norm import linear_residual_norm_tiling
+    from engine.kernels.triton.gemm.tma_gemm import ROOM, tma_gemm_tiling, tma_swiglu_tiling
 
     weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
     small = outputs * inputs <= 2**23
     for rows in range(1, 300):
         for make, beside, fewest, most in (
-            (for_tiled, 1, 33, 128),
-            (for_gated, 2, 33, 256 if small else 128),
-            (for_joined, 1, 65, 256 if small and inputs % 256 == 0 else 0),
+            (tma_gemm_tiling, 1, 33, 128),
+            (tma_swiglu_tiling, 2, 33, 256 if small else 128),
+            (linear_residual_norm_tiling, 1, 65, 256 if small and inputs % 256 == 0 else 0),
         ):
             how = make(rows, weight)
-            assert how is not None or not fewest <= rows <= most or (make is for_gated and 128 < rows <= 160)
+            assert (
+                how is not None
+                or not fewest <= rows <= most
+                or (make is tma_swiglu_tiling and 128 < rows <= 160)
+            )
             if how is not None:
                 assert inputs % (how.parts * how.inputs) == 0
                 assert (beside * how.outputs + how.rows) * how.inputs * 2 * how.stages <= ROOM
                 assert beside * how.outputs * how.rows <= how.warps * 32 * 128  # sums in registers
-    assert for_tiled(64, weight.float()) is None
+    assert tma_gemm_tiling(64, weight.float()) is None

@@ -16,13 +16,13 @@ HEADS = 4  # of a program
 
 
 @triton.jit
-def _turn(
+def _rope_and_cache(
     q, keys, values, key_scales, value_scales, parts, weight, rope, positions, places, eps, part_stride,
     QUERIES: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
     HEADS: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, PARTS: tl.constexpr, MOST: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -43,7 +43,7 @@ def _turn(
         angles = rope + tl.load(positions + token) * (2 * DIM) + at
         cos = tl.load(angles, mask=at < DIM, other=0.0).to(tl.float32)[None, :]
         sin = tl.load(angles + DIM, mask=at < DIM, other=0.0).to(tl.float32)[None, :]
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
 
     row = token * (ALL * DIM) + line
@@ -76,7 +76,7 @@ def _turn(
     tl.store(values + (cell - KV_HEADS)[:, None] * DIM + at[None, :], written, mask=there & is_value[:, None])
 
 
-def turn(
+def rope_and_cache(
     parts: Tensor,
     layer: KVLayer,
     weight: Tensor | None,
@@ -86,7 +86,7 @@ def turn(
     places: Tensor,
     *,
     dtype: torch.dtype,
-    early: bool = False,
+    pdl: bool = False,
 ) -> Tensor:
     """[parts, tokens, heads of all three] -> queries [tokens, heads, dim]; keys and values go to their cells.
 
@@ -98,12 +98,12 @@ def turn(
     tokens, dim = parts.shape[1], spec.key_dim
     q = torch.empty(tokens, spec.heads, dim, dtype=dtype, device=parts.device)
     heads = spec.heads + 2 * spec.kv_heads
-    _turn[(tokens, triton.cdiv(heads, HEADS))](
+    _rope_and_cache[(tokens, triton.cdiv(heads, HEADS))](
         q, layer.keys, layer.values, layer.key_scales, layer.value_scales, parts,
         q if weight is None else weight, q if rope is None else rope, positions, places, eps, parts.stride(0),
         QUERIES=spec.heads, KV_HEADS=spec.kv_heads, DIM=dim, PADDED=power(dim), HEADS=HEADS,
         NORM=weight is not None, ROPE=rope is not None, PARTS=len(parts),
-        MOST=most(layer.keys.dtype), EARLY=early,
-        num_warps=max(1, min(4, power(dim) * HEADS // 256)), **launch(early),
+        MOST=most(layer.keys.dtype), PDL=pdl,
+        num_warps=max(1, min(4, power(dim) * HEADS // 256)), **launch(pdl),
     )  # fmt: skip
     return q

@@ -20,7 +20,7 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("inputs", [200, 256])
 @pytest.mark.parametrize("ends", ["plain", "norm", "sum", "gated"])
 def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: torch.dtype) -> None:
-    from engine.kernels.triton.gemm.products import ProductTiling
+    from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
 
     outputs, gated = 21, ends == "gated"
     x = numbers(1, inputs, seed=0, dtype=dtype)
@@ -28,7 +28,7 @@ def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: 
     scale = numbers(inputs, seed=2, dtype=dtype) + 1 if ends in ("norm", "gated") else None
     residual = numbers(1, outputs, seed=3, dtype=dtype) if ends == "sum" else None
     found, _ = kernels.call(
-        "gemm.products", "vector", x, weight, scale=scale, eps=1e-5, gated=gated, residual=residual,
+        "gemm.skinny_gemm", "gemv", x, weight, norm_weight=scale, eps=1e-5, gated=gated, residual=residual,
         cut=ProductTiling(4, turn, warps=4),
     )  # fmt: skip
     h = x if scale is None else oracles.norm(x, None, scale, 1e-5)
@@ -43,12 +43,12 @@ def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: 
 
 @pytest.mark.parametrize(("rows", "parts"), [(2, 1), (7, 3), (32, 2)])
 def test_narrow(kernels: Interpreted, rows: int, parts: int) -> None:
-    from engine.kernels.triton.gemm.products import ProductTiling
+    from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
 
     x = numbers(rows, 384, seed=0, dtype=torch.float16)
     weight = numbers(70, 384, seed=1, dtype=torch.float16)
     found, _ = kernels.call(
-        "gemm.products", "narrow", x, weight, ProductTiling(64, 64, warps=4, stages=2, parts=parts)
+        "gemm.skinny_gemm", "skinny_gemm", x, weight, ProductTiling(64, 64, warps=4, stages=2, parts=parts)
     )
     assert found.shape == (parts, rows, 70)
     assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
@@ -59,12 +59,12 @@ def test_narrow(kernels: Interpreted, rows: int, parts: int) -> None:
 @pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 151936])
 def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:
-    from engine.kernels.triton.gemm.products import for_narrow
+    from engine.kernels.triton.gemm.skinny_gemm import skinny_gemm_tiling
 
     weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
     for rows in range(2, 129):
-        cut = for_narrow(rows, weight)
+        cut = skinny_gemm_tiling(rows, weight)
         assert cut is not None or rows > 32
         assert cut is None or inputs % (cut.parts * cut.inputs) == 0
-    assert for_narrow(129, weight) is None
-    assert for_narrow(2, weight.float()) is None
+    assert skinny_gemm_tiling(129, weight) is None
+    assert skinny_gemm_tiling(2, weight.float()) is None

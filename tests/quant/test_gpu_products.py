@@ -17,7 +17,7 @@ from engine.attention.packing import pack
 from engine.kv.store import PACKED, KVLayer
 from engine.models.decoder import Decoder
 from engine.models.source import settle
-from engine.quant import on_gpu
+from engine.quant import gpu_products
 from engine.quant.fp8_linear import quantized as to_fp8
 from engine.quant.registry import named
 from tests.kernels.cases import make_long_case
@@ -142,12 +142,12 @@ def test_kernels_that_start_early_wait(scheme: str, hidden: int) -> None:
             fused.embed(slot + 9, slot, slot), case.batch.positions, case.batch.places, prepared
         )
 
-    assert fused.early(1)
+    assert fused.pdl(1)
     forward()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = forward()
-    fused.early = lambda tokens: False  # type: ignore[method-assign]
+    fused.pdl = lambda tokens: False  # type: ignore[method-assign]
     wanted = forward()
     for _ in range(50):
         graph.replay()
@@ -163,7 +163,7 @@ def test_a_head_in_bytes_is_the_product_with_what_was_kept(
     from engine.attention.triton_backend import TritonAttention
     from engine.models.fused import FusedDecoder
 
-    monkeypatch.setattr(on_gpu, "SPREAD", 1024 * 1900)
+    monkeypatch.setattr(gpu_products, "SPREAD", 1024 * 1900)
     model = decoder(torch.bfloat16, tied=False)
     head = named("int8").make(model.head.weight, None)  # type: ignore[arg-type]
     model.head, x = head, rows_of(rows, 1024, torch.bfloat16).to(GPU)

@@ -2,7 +2,7 @@
 
 Few rows have kernels that read the numbers as they lie, and a single one may have another; many rows are
 multiplied with a weight that is spread out on the way. The first two can be parts of the fused decoder
-(launched.py), `vector` with what stands before and behind a product.
+(product.py), `gemv` with what stands before and behind a product.
 """
 
 import math
@@ -13,24 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.triton.gemm import int4_gemm as nibbles
-from engine.kernels.triton.gemm import int4_gemv as nibble_row
-from engine.kernels.triton.gemm import products
-from engine.kernels.triton.gemm.dequantize import spread_bytes, spread_nibbles
-from engine.kernels.triton.gemm.quantize_fp8 import rounded
-from engine.kernels.triton.kv.rotary import turn
+from engine.kernels.triton.gemm import int4_gemm, int4_gemv, skinny_gemm
+from engine.kernels.triton.gemm.dequantize import dequantize_int4, dequantize_int8
+from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
+from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
 from engine.kv.store import KVLayer
 from engine.quant.fp8_linear import ScaledFp8
 from engine.quant.grouped import GroupedWeight, in_place
-from engine.quant.launched import Called, Product, Rotation
 from engine.quant.linear import Launcher
+from engine.quant.product import ModuleProduct, Product, Rotation
 from engine.quant.shapes import rounded_up, side_by_side
 
 SPREAD = 2**27  # numbers of a weight that are spread out at a time: more than a layer's, less than a head's
 
 
-class OnGpu(nn.Module, Product):
+class GpuProduct(nn.Module, Product):
     """What the products here have in common: [parts, rows, outputs] of few rows, and biases."""
 
     bias: Tensor | None
@@ -40,11 +38,11 @@ class OnGpu(nn.Module, Product):
         """Whether `parts` says all of it."""
         return self.bias is None
 
-    def launched(self, gpu: Launcher) -> Product:
-        return self if self.fused else Called(self)
+    def gpu_product(self, gpu: Launcher) -> Product:
+        return self if self.fused else ModuleProduct(self)
 
     @abstractmethod
-    def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         """[parts, rows, outputs], without the bias."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,16 +51,16 @@ class OnGpu(nn.Module, Product):
         return out if self.bias is None else out + self.bias
 
 
-class WithVector(OnGpu):
+class GemvProduct(GpuProduct):
     """A single row has a kernel of its own, which does what stands around the product too."""
 
     single = True
 
     @abstractmethod
-    def vector(self, x: Tensor, **around: Any) -> Tensor: ...
+    def gemv(self, x: Tensor, **around: Any) -> Tensor: ...
 
 
-class ByteProduct(WithVector):
+class Int8Product(GemvProduct):
     """int8, a scale for each output."""
 
     FEW = 128  # rows
@@ -78,23 +76,23 @@ class ByteProduct(WithVector):
         self.rows = max(1, SPREAD // numbers.shape[1])
         self.bias = bias
 
-    def vector(self, x: Tensor, **around: Any) -> Tensor:
-        return products.vector(x, self.numbers, self.scale, **around)
+    def gemv(self, x: Tensor, **around: Any) -> Tensor:
+        return skinny_gemm.gemv(x, self.numbers, self.scale, **around)
 
-    def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         if len(x) == 1:
-            return self.vector(x, early=early).unsqueeze(0)
-        if len(x) <= self.FEW and (cut := products.for_bytes(len(x), self.numbers)):
-            return products.narrow(x, self.numbers, cut, self.scale, early=early)
+            return self.gemv(x, pdl=pdl).unsqueeze(0)
+        if len(x) <= self.FEW and (cut := skinny_gemm.int8_gemm_tiling(len(x), self.numbers)):
+            return skinny_gemm.skinny_gemm(x, self.numbers, cut, self.scale, pdl=pdl)
         pieces = zip(self.numbers.split(self.rows), self.scale.split(self.rows), strict=True)
-        return side_by_side([F.linear(x, spread_bytes(*piece, x.dtype)) for piece in pieces]).unsqueeze(0)
+        return side_by_side([F.linear(x, dequantize_int8(*piece, x.dtype)) for piece in pieces]).unsqueeze(0)
 
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
         return (self.numbers.float() - 128) * self.scale[:, None]
 
 
-class NibbleProduct(OnGpu):
+class Int4Product(GpuProduct):
     """int4 in groups. A single row takes along what stands before and behind it."""
 
     FEW = 256  # rows
@@ -110,17 +108,17 @@ class NibbleProduct(OnGpu):
         self.outputs, width = weight.numbers.shape
         self.inputs = inputs
         self.kind = torch.bfloat16 if dtype is torch.bfloat16 else torch.float16
-        more = rounded_up(width, nibbles.UNIT) - width
+        more = rounded_up(width, int4_gemm.UNIT) - width
         numbers = F.pad(weight.numbers, (0, more))
         # What fills up is whole groups, of the largest size that goes into a unit where theirs does not.
-        group = weight.group if more % weight.group == 0 else math.gcd(weight.group, nibbles.UNIT)
+        group = weight.group if more % weight.group == 0 else math.gcd(weight.group, int4_gemm.UNIT)
         scale, zero = (
             F.pad(each.repeat_interleave(weight.group // group, 1), (0, more // group))
             for each in (weight.scale, weight.zero)
         )
-        self.register_buffer("words", nibbles.packed(numbers), persistent=False)
-        self.register_buffer("grid", nibbles.grid(scale, zero, self.kind), persistent=False)
-        eye = nibble_row.ones_of(self.kind, self.words.device)  # not made while a graph is recorded
+        self.register_buffer("words", int4_gemm.pack_int4(numbers), persistent=False)
+        self.register_buffer("grid", int4_gemm.scale_grid(scale, zero, self.kind), persistent=False)
+        eye = int4_gemv.ones_of(self.kind, self.words.device)  # not made while a graph is recorded
         self.register_buffer("eye", eye, persistent=False)
         self.register_buffer("order", weight.order, persistent=False)
         self.bias = bias
@@ -131,57 +129,65 @@ class NibbleProduct(OnGpu):
 
     def finishes(self, rows: int) -> bool:
         """Whether it takes a norm in two steps, which wants the range of bfloat16."""
-        return self.fused and rows == 1 and self.kind is torch.bfloat16 and nibble_row.KNOWN
+        return self.fused and rows == 1 and self.kind is torch.bfloat16 and int4_gemv.KNOWN
 
-    def row(self, x: Normed, *, gated: bool = False, early: bool = False) -> Tensor:
+    def _gemv(self, x: Normed, *, gated: bool = False, pdl: bool = False) -> Tensor:
         outputs = self.outputs // 2 if gated else self.outputs
-        return nibble_row.row(x, self.words, self.grid, self.eye, outputs, gated=gated, early=early)
+        return int4_gemv.int4_gemv(x, self.words, self.grid, self.eye, outputs, gated=gated, pdl=pdl)
 
-    def joined(self, stream: Tensor, x: Tensor, scale: Tensor, eps: float, *, early: bool = False) -> Normed:
-        return nibble_row.joined_row(stream, x, self.words, self.grid, self.eye, scale, eps, early=early)
+    def _gemv_residual_norm(
+        self, stream: Tensor, x: Tensor, norm_weight: Tensor, eps: float, *, pdl: bool = False
+    ) -> Normed:
+        return int4_gemv.int4_gemv_residual_norm(
+            stream, x, self.words, self.grid, self.eye, norm_weight, eps, pdl=pdl
+        )
 
-    def gates(self, rows: int) -> bool:
+    def fuses_swiglu(self, rows: int) -> bool:
         return self.finishes(rows)
 
-    def gated(self, x: Normed, *, early: bool = False) -> Tensor:
+    def swiglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
         if self.finishes(len(x.values)):
-            return self.row(x, gated=True, early=early)
-        return super().gated(x, early=early)
+            return self._gemv(x, gated=True, pdl=pdl)
+        return super().swiglu(x, pdl=pdl)
 
-    def rotates(self, rows: int, layer: KVLayer) -> bool:
+    def fuses_qkv_rope(self, rows: int, layer: KVLayer) -> bool:
         return self.finishes(rows)
 
-    def rotated(self, x: Normed, around: Rotation, *, early: bool = False) -> Tensor:
+    def qkv_rope(self, x: Normed, around: Rotation, *, pdl: bool = False) -> Tensor:
         if self.finishes(len(x.values)):
-            parts = self.row(x, early=early).unsqueeze(0)
-            return turn(parts, *around, dtype=x.values.dtype, early=early)
-        return super().rotated(x, around, early=early)
+            parts = self._gemv(x, pdl=pdl).unsqueeze(0)
+            return rope_and_cache(parts, *around, dtype=x.values.dtype, pdl=pdl)
+        return super().qkv_rope(x, around, pdl=pdl)
 
-    def added(
-        self, stream: Tensor, x: Tensor, norm_weight: Tensor, eps: float, *, early: bool = False
+    def residual_norm(
+        self, stream: Tensor, x: Tensor, norm_weight: Tensor, eps: float, *, pdl: bool = False
     ) -> Normed | None:
-        return self.joined(stream, x, norm_weight, eps, early=early) if self.finishes(len(stream)) else None
+        return (
+            self._gemv_residual_norm(stream, x, norm_weight, eps, pdl=pdl)
+            if self.finishes(len(stream))
+            else None
+        )
 
-    def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         if self.order is not None:
             x = x[:, self.order]
-        if len(x) == 1 and x.dtype is self.kind and nibble_row.KNOWN:
-            return self.row(Normed(x), early=early).unsqueeze(0)
+        if len(x) == 1 and x.dtype is self.kind and int4_gemv.KNOWN:
+            return self._gemv(Normed(x), pdl=pdl).unsqueeze(0)
         if len(x) <= self.FEW and x.dtype is self.kind:
-            how = nibbles.for_narrow(len(x), self.words)
-            return nibbles.narrow(x, self.words, self.grid, self.outputs, how, early=early)
-        spread = spread_nibbles(self.words, self.grid, self.kind, self.outputs, self.inputs, x.dtype)
+            how = int4_gemm.int4_gemm_tiling(len(x), self.words)
+            return int4_gemm.int4_gemm(x, self.words, self.grid, self.outputs, how, pdl=pdl)
+        spread = dequantize_int4(self.words, self.grid, self.kind, self.outputs, self.inputs, x.dtype)
         return F.linear(x, spread).unsqueeze(0)
 
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
         scale, offset = self.grid.view(self.kind).unflatten(1, (-1, 2)).float().permute(2, 1, 0)
-        numbers = nibbles.unpacked(self.words).unflatten(1, (scale.shape[1], -1)).float()
+        numbers = int4_gemm.unpack_int4(self.words).unflatten(1, (scale.shape[1], -1)).float()
         weight = ((numbers - 8) * scale[..., None] + offset[..., None]).flatten(1)[: self.outputs]
         return in_place(weight, self.order)[:, : self.inputs]
 
 
-class ScaledProduct(ScaledFp8, WithVector):
+class Fp8Product(ScaledFp8, GemvProduct):
     """fp8: rows are rounded in the kernel of one row, and by a kernel before those of more."""
 
     FEW = 64  # rows up to which our product is ahead of torch's
@@ -190,19 +196,19 @@ class ScaledProduct(ScaledFp8, WithVector):
     def fused(self) -> bool:
         return self.bias is None and self.weight.shape == (self.outputs, self.inputs)
 
-    def vector(self, x: Tensor, **around: Any) -> Tensor:
-        return products.vector(x, self.weight, self.scale[0], **around)
+    def gemv(self, x: Tensor, **around: Any) -> Tensor:
+        return skinny_gemm.gemv(x, self.weight, self.scale[0], **around)
 
-    def parts(self, x: Tensor, *, early: bool = False) -> Tensor:
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
         even = self.weight.shape == (self.outputs, self.inputs)
         if even and len(x) == 1:
-            return self.vector(x, early=early).unsqueeze(0)
-        numbers, steps = rounded(x, self.weight.shape[1], early=early)
-        if even and len(x) <= self.FEW and (cut := products.for_bytes(len(x), self.weight)):
-            return products.narrow(
-                numbers, self.weight, cut, self.scale[0], steps, dtype=x.dtype, early=early
+            return self.gemv(x, pdl=pdl).unsqueeze(0)
+        numbers, steps = quantize_fp8(x, self.weight.shape[1], pdl=pdl)
+        if even and len(x) <= self.FEW and (cut := skinny_gemm.int8_gemm_tiling(len(x), self.weight)):
+            return skinny_gemm.skinny_gemm(
+                numbers, self.weight, cut, self.scale[0], steps, dtype=x.dtype, pdl=pdl
             )
         return self.multiplied(numbers, steps[:, None], x.dtype).unsqueeze(0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return OnGpu.forward(self, x)
+        return GpuProduct.forward(self, x)

@@ -11,7 +11,7 @@ from engine.api.config import LayerSpec, RopeSpec
 from engine.kv.store import KVLayer
 from engine.models.rope import rope_table
 from tests.kernels import oracles
-from tests.kernels.test_products import numbers
+from tests.kernels.test_skinny_gemm import numbers
 
 Call = Callable[..., Any]
 
@@ -38,7 +38,7 @@ def layer_of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> KVLayer
 @pytest.mark.parametrize("pieces", [0, 3])
 def test_turned(call: Call, heads: tuple[int, int], dim: int, normed: bool, roped: bool, pieces: int) -> None:
     """The last tile of rows is not full; a token of no place is not written."""
-    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 
     dtype, rows, width = torch.float16, 21, 128
@@ -55,7 +55,7 @@ def test_turned(call: Call, heads: tuple[int, int], dim: int, normed: bool, rope
     given = Normed(x, squares, 1e-5)
     how = Tiling(16, dim // 2, 64, warps=4, stages=2)
     found, after = call(
-        "gemm.qkv_rope", "turned", given, weight, layer, scale, 1e-6, rope, positions, places, how
+        "gemm.qkv_rope", "qkv_rope", given, weight, layer, scale, 1e-6, rope, positions, places, how
     )
 
     product = F.linear(x.float(), weight.float())
@@ -71,8 +71,8 @@ def test_turned(call: Call, heads: tuple[int, int], dim: int, normed: bool, rope
 
 
 def test_what_it_takes() -> None:
-    from engine.kernels.triton.gemm.qkv_rope import for_turned
-    from engine.kernels.triton.gemm.tiled import ROOM
+    from engine.kernels.triton.gemm.qkv_rope import qkv_rope_tiling
+    from engine.kernels.triton.gemm.tma_gemm import ROOM
 
     def fits(
         rows: int, dim: int, kind: torch.dtype = torch.bfloat16, kept: torch.dtype = torch.bfloat16, *,
@@ -81,7 +81,7 @@ def test_what_it_takes() -> None:
         weight = torch.empty(4 * dim, inputs, dtype=kind, device="meta")
         spec = LayerSpec(heads=2, kv_heads=1, key_dim=dim, value_dim=value_dim or dim, scale=1.0)
         cells = torch.empty(2, 16, 1, dim, dtype=kept, device="meta")
-        how = for_turned(rows, weight, KVLayer(spec, cells, cells))
+        how = qkv_rope_tiling(rows, weight, KVLayer(spec, cells, cells))
         if how is not None:
             assert 2 * how.outputs == dim
             assert (dim + how.rows) * how.inputs * 2 * how.stages <= ROOM
