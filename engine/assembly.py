@@ -29,8 +29,8 @@ from engine.models.find import Progress
 from engine.models.registry import load_model
 from engine.scheduling.policy import Policy
 from engine.scheduling.policy import choose as choose_policy
-from engine.scheduling.rules import SchedulerSettings
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.settings import SchedulerSettings
 from engine.serving.engine import Engine
 from engine.serving.limits import Limits
 from engine.serving.machine import EngineInfo
@@ -95,7 +95,7 @@ def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None)
             speculation=("ngram", "suffix", *drafters),
             windowed=config.kv_window is not None,
         ),
-        facts=EngineInfo(
+        info=EngineInfo(
             model=place.name,
             dtype=str(dtype).removeprefix("torch."),
             device=_device_name(device),

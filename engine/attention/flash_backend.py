@@ -57,8 +57,8 @@ class FlashAttention:
         longest = chunk, int(batch.host_contexts[first:].max())
         return FlashMetadata(batch, batch.starts[first:] - first, ends, longest)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: FlashMetadata) -> Tensor:
-        batch, spec = prepared.batch, layer.spec
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: FlashMetadata) -> Tensor:
+        batch, spec = metadata.batch, layer.spec
         write(layer, k, v, batch.places, pdl=False)
         single, parts = batch.single, []
         if single:
@@ -72,15 +72,15 @@ class FlashAttention:
                 causal=True,
             )
             parts.append(out.squeeze(1))
-        if prepared.starts is not None:
+        if metadata.starts is not None:
             parts.append(
                 flash_attn_varlen_func(
                     q[single:],
                     layer.keys,
                     layer.values,
-                    prepared.starts,
-                    prepared.ends,
-                    *prepared.longest,
+                    metadata.starts,
+                    metadata.ends,
+                    *metadata.longest,
                     block_table=batch.tables[single:],
                     softmax_scale=spec.scale,
                     causal=True,

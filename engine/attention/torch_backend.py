@@ -102,15 +102,15 @@ class TorchAttention:
         rows = list(map(AttentionRow._make, zip(*columns, lists, strict=True)))
         return TorchMetadata(batch.places, rows, size)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: TorchMetadata) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TorchMetadata) -> Tensor:
         spec = layer.spec
         keys = CacheCells.of_layer(layer.keys, layer.key_scales)
         values = CacheCells.of_layer(layer.values, layer.value_scales)
-        keys.write(prepared.places, k)
-        values.write(prepared.places, v)
+        keys.write(metadata.places, k)
+        values.write(metadata.places, v)
         queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim) * _float32(spec.scale, q.device)
         out = queries.new_empty(*queries.shape[:3], spec.value_dim)
-        for row in prepared.rows:
+        for row in metadata.rows:
             if row.stop - row.start == 1:
                 _attend_token(row, queries[row.start], out[row.start], keys, values, layer)
             else:

@@ -15,18 +15,18 @@ from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.registry import register
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.paged import attend
-from engine.kernels.triton.attention.work import (
+from engine.kernels.triton.attention.work_plan import (
     ITEM,
     MERGE,
     SPAN,
     AttentionWork,
     Chunks,
     Spans,
-    lay_out,
-    lay_spans,
+    plan_items,
+    plan_spans,
 )
 from engine.kernels.triton.attention.write import write
-from engine.kernels.triton.room import with_room
+from engine.kernels.triton.padding import padded_rows
 
 WIDEST = 256  # of a head; wider ones leave no room for keys beside the queries
 
@@ -77,18 +77,18 @@ class TritonAttention:
     def prepare(self, batch: Batch) -> TritonMetadata:
         return TritonMetadata(batch.tables, batch)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: TritonMetadata) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TritonMetadata) -> Tensor:
         packed = layer.key_scales is not None
-        pdl = prepared.launches(layer.spec, q.dtype.itemsize, packed=packed)[0].tile.pdl
-        write(layer, k, v, prepared.batch.places, pdl=pdl)
-        return self.mix(q, layer, prepared)
+        pdl = metadata.launches(layer.spec, q.dtype.itemsize, packed=packed)[0].tile.pdl
+        write(layer, k, v, metadata.batch.places, pdl=pdl)
+        return self.mix(q, layer, metadata)
 
-    def mix(self, q: Tensor, layer: KVLayer, prepared: TritonMetadata | GraphMetadata) -> Tensor:
+    def mix(self, q: Tensor, layer: KVLayer, metadata: TritonMetadata | GraphMetadata) -> Tensor:
         """Attends over what is written already."""
         spec, packed = layer.spec, layer.key_scales is not None
-        out = with_room(len(q), spec.heads, spec.value_dim, like=q)
-        for work in prepared.launches(spec, q.dtype.itemsize, packed=packed):
-            attend(out, q, layer, prepared.tables, work)
+        out = padded_rows(len(q), spec.heads, spec.value_dim, like=q)
+        for work in metadata.launches(spec, q.dtype.itemsize, packed=packed):
+            attend(out, q, layer, metadata.tables, work)
         return out
 
 
@@ -125,7 +125,7 @@ class GraphWork:
         numbers[:] = 0  # an item of no query does nothing
         for spec, tile in self._tiles.items():
             most = self._most[spec]
-            items, merges, _ = lay_out(chunks, spec.window, spec.kv_heads, tile, most)
+            items, merges, _ = plan_items(chunks, spec.window, spec.kv_heads, tile, most)
             numbers[at : at + items.size] = items.ravel()
             at += most * ITEM
             numbers[at : at + merges.size] = merges.ravel()
@@ -133,7 +133,7 @@ class GraphWork:
             cut |= len(merges) > 0
         return cut
 
-    def prepared(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> GraphMetadata:
+    def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> GraphMetadata:
         """The step as a graph reads it, from the same numbers on the device."""
         work, at = {}, 0
         for spec, tile in self._tiles.items():
@@ -180,13 +180,13 @@ def work_of(
 
     `gathered`: the contexts of all rows, if those are to be gathered.
     """
-    items, merges, partials = lay_out(chunks, spec.window, spec.kv_heads, tile)
+    items, merges, partials = plan_items(chunks, spec.window, spec.kv_heads, tile)
     most = int(merges[:, 3].max(initial=0))
     if gathered is None:
         sent = sent_to(device, items, merges)
         return AttentionWork(tile, sent[0].view(-1, ITEM), sent[1].view(-1, MERGE), partials, most)
     first = int(chunks.rows[0])
-    table, longest, cells = lay_spans(first, gathered, tile.keys)
+    table, longest, cells = plan_spans(first, gathered, tile.keys)
     items[:, 7] = table[items[:, 0] - first, 2]
     sent = sent_to(device, items, merges, table)
     spans = Spans(sent[2].view(-1, SPAN), longest, cells)

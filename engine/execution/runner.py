@@ -20,8 +20,8 @@ from engine.execution.changes import Change, Recache, ReplaceLayer, Resize, UseG
 from engine.execution.cuda.graphs import DecodeSteps, Draws
 from engine.execution.cuda.staging import upload
 from engine.execution.draft.drafting import Drafter, SmallModel, with_drafts
-from engine.execution.draft.verification import ahead, rolled, unrolled
-from engine.execution.launched import Launched, ModelInput, Sampled
+from engine.execution.draft.verification import group_runs, tokens_ahead, unroll_drafts
+from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
 from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
 from engine.execution.moves import Seconds, mover_on, timed
@@ -182,11 +182,11 @@ class ModelRunner:
                 self.graphs = on
 
     @torch.inference_mode()
-    def launch(self, step: Step) -> Launched:
+    def launch(self, step: Step) -> InFlightStep:
         began = time.monotonic()
         swap_seconds = self._begin(step)
 
-        def compute() -> Launched:
+        def compute() -> InFlightStep:
             launched = self._compute(step, began, swap_seconds)
             if not step.guided:
                 self._sample(launched, None)
@@ -208,7 +208,7 @@ class ModelRunner:
         return self._move_blocks(step)
 
     @torch.inference_mode()
-    def supply(self, handle: Launched, masks: Masks) -> None:
+    def supply(self, handle: InFlightStep, masks: Masks) -> None:
         self._with_memory(lambda: self._sample(handle, masks))
 
     def _with_memory(self, work: Callable[[], T], step: Step | None = None) -> T:
@@ -224,22 +224,22 @@ class ModelRunner:
             self._give_back_reserve()
         raise NoMemory(problem)
 
-    def _compute(self, step: Step, began: float, swap_seconds: Seconds) -> Launched:
+    def _compute(self, step: Step, began: float, swap_seconds: Seconds) -> InFlightStep:
         """The model's part of a step. What draws from it may have to wait for masks."""
         rows, ids, single, drafts = step.rows, step.ids, step.single, step.drafts
         if drafts:
             drafts, ids = with_drafts(step, self._drafters, self._batches, self._sampling_state)
-            rows, single = unrolled(rows, single)
+            rows, single = unroll_drafts(rows, single)
         every = single == len(rows) and bool(rows.samples.all())
-        drawing = rows if every else rows.where(rows.samples)
-        launched = Launched(drawing, began, swap_seconds, drafts)
+        sampling_rows = rows if every else rows.where(rows.samples)
+        launched = InFlightStep(sampling_rows, began, swap_seconds, drafts)
         if len(rows):  # a step may only move blocks
-            launched.sample = self._run(ModelInput(rows, ids, single, drawing, drafts))
+            launched.sample = self._run(ModelInput(rows, ids, single, sampling_rows, drafts))
         return launched
 
-    def _sample(self, launched: Launched, masks: Masks | None) -> None:
+    def _sample(self, launched: InFlightStep, masks: Masks | None) -> None:
         if launched.sample is not None:
-            launched.drawn = launched.sample(masks).sent()
+            launched.sampled = launched.sample(masks).to_host()
             launched.sample = None
             if self.device.type == "cuda":
                 launched.arrived = torch.cuda.Event()
@@ -253,14 +253,14 @@ class ModelRunner:
                 self._steps.forget()
             torch.cuda.empty_cache()
 
-    def collect(self, handle: Launched) -> StepResult:
+    def collect(self, handle: InFlightStep) -> StepResult:
         if handle.arrived is not None:
             handle.arrived.synchronize()
-        rows, drawn = handle.rows, handle.drawn
+        rows, drawn = handle.rows, handle.sampled
         logprobs = logprobs_of(rows, drawn.tokens, drawn.logprobs) if drawn.logprobs else {}
         likeliest = likeliest_of(rows, drawn.candidates) if drawn.candidates else None
         seconds = time.monotonic() - handle.began
-        tokens, runs = rolled(drawn.tokens.tolist(), rows, handle.drafts)
+        tokens, runs = group_runs(drawn.tokens.tolist(), rows, handle.drafts)
         return StepResult(
             tokens,
             logprobs,
@@ -295,7 +295,7 @@ class ModelRunner:
 
     def _run(self, piece: ModelInput) -> Sampled | None:
         """A step of the model; what it gives draws a token for each row that samples, if there are any."""
-        rows, drawing = piece.rows, piece.drawing
+        rows, sampling_rows = piece.rows, piece.sampling_rows
         steps = self._steps if self.graphs and self._recordable else None
         if steps is not None and not piece.drafts and steps.takes(rows, piece.single):
             return self._decode(steps, piece)
@@ -316,7 +316,7 @@ class ModelRunner:
         found = launches()
         if isinstance(found, SampledTokens):
             return lambda masks: found
-        if not len(drawing):
+        if not len(sampling_rows):
             return None
         return self._sampler(self.model.logits(found), laid.slots, piece)
 
@@ -332,16 +332,16 @@ class ModelRunner:
         return self._sampler(steps.logits(rows, piece.ids).float(), slots, piece)
 
     def _sampler(self, logits: Tensor, slots: Tensor, piece: ModelInput) -> Sampled:
-        before = ahead(piece.drawing, piece.drafts) if piece.drafts else ()
+        before = tokens_ahead(piece.sampling_rows, piece.drafts) if piece.drafts else ()
         return lambda masks: self._sampling_state.by_sampler(
-            logits, slots, piece.drawing, ahead=before, masks=masks
+            logits, slots, piece.sampling_rows, ahead=before, masks=masks
         )
 
     def _for_kernels(self, piece: ModelInput) -> SamplingInputs | None:
         """How these rows draw, if kernels draw for them."""
-        if self._stage is None or not len(piece.drawing):
+        if self._stage is None or not len(piece.sampling_rows):
             return None
-        wanted = self._sampling_state.wanted(piece.drawing)
+        wanted = self._sampling_state.wanted(piece.sampling_rows)
         if wanted is not None and wanted.seen and piece.drafts:  # penalties have to see the drafts
             return None
         return wanted

@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.cuda.graphs import Draws, Stage, asked_of, biases_of
+from engine.execution.cuda.graphs import Draws, Stage, logit_biases, logprob_counts
 from engine.execution.cuda.staging import upload
 from engine.execution.protocol import BAD
 from engine.execution.results import SampledTokens
-from engine.sampling.allowed import forbid
 from engine.sampling.candidates import candidates
 from engine.sampling.logprobs import Logprobs
+from engine.sampling.mask import mask_logits
 from engine.sampling.rows import RowsView, SamplingInputs, SamplingRows
 from engine.sampling.sampler import sample
 from engine.scheduling.step import Masks, Rows, SlotSampling
@@ -46,9 +46,9 @@ class SamplingState:
         fields, draws = {"tokens": torch.empty_like(slots), "slots": slots}, Draws.of(wanted)
         arrays = {"columns": np.ascontiguousarray(wanted.numbers.T)}
         if draws.logprobs:
-            arrays["asked"] = asked_of(wanted, len(slots))
+            arrays["asked"] = logprob_counts(wanted, len(slots))
         if draws.biased:
-            arrays["bias_at"], arrays["biases"] = biases_of(wanted)
+            arrays["bias_at"], arrays["biases"] = logit_biases(wanted)
         fields |= zip(arrays, upload(list(arrays.values()), self._device), strict=True)
         found = stage.draw(logits, fields, self.last_ids, draws, wanted.seen)
         return by_row(fields["tokens"], found, wanted)
@@ -69,7 +69,7 @@ class SamplingState:
             view = replace(view, logprobs=())
         if masks is not None and masks.slots:  # none: those rows have ended
             place = {slot: at for at, slot in enumerate(of)}
-            forbid(logits, [place[slot] for slot in masks.slots], masks.bits)
+            mask_logits(logits, [place[slot] for slot in masks.slots], masks.bits)
         sampled = sample(logits, view)
         likeliest = candidates(logits, view) if view.candidates else None
         drawn = SampledTokens(sampled.ids.masked_fill(sampled.bad, BAD), sampled.logprobs, likeliest)

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine.api.errors import BadParams
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Request
-from engine.grammar.guide import GrammarMatcher, reason
+from engine.grammar.matcher import GrammarMatcher, reason
 from engine.grammar.source import source
 from engine.grammar.vocabulary import readable
 from engine.scheduling.step import Masks, Step
@@ -37,14 +37,14 @@ class Grammars:
         """Compiles it, if nobody has yet. Raises BadParams where it cannot be, or takes too long."""
         self._compiled(grammar, seconds)
 
-    def check_start(self, params: SamplingParams, said: Sequence[int]) -> None:
+    def check_start(self, params: SamplingParams, reply_prefix: Sequence[int]) -> None:
         """Raises BadParams where no reply by these, its first tokens given, has another one to draw."""
         assert params.grammar is not None
         guide = self._compiled(params.grammar, SECONDS).starting(0)
-        guide.read(said)
+        guide.read(reply_prefix)
         if guide.error:
             raise BadParams("said", "does not keep to the grammar")
-        guide.allowed(params.enders(self._stop_ids), early=len(said) < params.min_tokens)
+        guide.allowed(params.enders(self._stop_ids), early=len(reply_prefix) < params.min_tokens)
         if guide.error:
             raise BadParams(guide.fault, guide.error)
 

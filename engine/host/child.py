@@ -84,10 +84,10 @@ def _begin(config: Any, outbox: Outbox) -> CommandServer:
     return CommandServer(EngineThread(engine), engine.tokenizer, outbox)
 
 
-def _listen(questions: Iterable[Any], desk: Future[CommandServer]) -> None:
+def _listen(questions: Iterable[Any], server: Future[CommandServer]) -> None:
     try:
         for question in questions:
-            desk.result().take(question)
+            server.result().take(question)
     except Exception:
         log.exception("a question cannot be understood")
         os._exit(_BROKEN)
@@ -101,8 +101,8 @@ def main() -> None:
     questions = iter(frames)
     first = next(questions)
     outbox = Outbox(frames, lost=partial(os._exit, _BROKEN))
-    desk: Future[CommandServer] = Future()
-    listening = threading.Thread(target=_listen, args=(questions, desk), name="listener", daemon=True)
+    server: Future[CommandServer] = Future()
+    listening = threading.Thread(target=_listen, args=(questions, server), name="listener", daemon=True)
     listening.start()
     try:
         made = _begin(first["start"], outbox)
@@ -113,7 +113,7 @@ def main() -> None:
         os._exit(1)
     ready = {"to": first["ask"], "is": made.ready()}
     outbox.answer(lambda: ready)
-    desk.set_result(made)
+    server.set_result(made)
     listening.join()
 
 

@@ -30,7 +30,7 @@ class EngineClient(Protocol):
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
-        said: Sequence[int] = (),
+        reply_prefix: Sequence[int] = (),
     ) -> Stream:
         """A new request. Never waits for the engine: its refusal comes over the stream."""
         ...

@@ -17,8 +17,8 @@ from engine.attention.base import Attend
 from engine.models.families import Family, named, names
 from engine.models.layers.block import Block
 from engine.models.layers.build import Build
-from engine.models.layers.cut import VOCABULARY, WHOLE, Sharding
 from engine.models.layers.norm import Norm
+from engine.models.layers.sharding import VOCABULARY, WHOLE, Sharding
 from engine.models.layers.step import StepContext
 from engine.models.rope import rope_table
 from engine.quant.conversion import Source

@@ -37,10 +37,10 @@ class FusedDecoder:
         return embed(self.model.embed, ids, slots, last_ids)
 
     def forward(
-        self, x: Tensor, positions: Tensor, places: Tensor, prepared: TritonMetadata | GraphMetadata
+        self, x: Tensor, positions: Tensor, places: Tensor, metadata: TritonMetadata | GraphMetadata
     ) -> Tensor:
         """[tokens, hidden] from the embedding (which is overwritten) to after the last norm."""
-        step = self._step(len(x), positions, places, prepared)
+        step = self._step(len(x), positions, places, metadata)
         patient, residual = replace(step, pdl=False), Residual(x)
         for part in self._parts():
             residual = self._through(part, residual, step if part.pdl else patient)
@@ -56,10 +56,10 @@ class FusedDecoder:
         return self._gpu.overlaps and self.model.blocks[0].feed_forward.gains_by_pdl(tokens, self._gpu)
 
     def _step(
-        self, rows: int, positions: Tensor, places: Tensor, prepared: TritonMetadata | GraphMetadata
+        self, rows: int, positions: Tensor, places: Tensor, metadata: TritonMetadata | GraphMetadata
     ) -> GpuStep:
         def mix(q: Tensor, layer: KVLayer) -> Tensor:
-            return self._attention.mix(q, layer, prepared)
+            return self._attention.mix(q, layer, metadata)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             write(self._layers[index], k, v, places, pdl=False)

@@ -16,7 +16,7 @@ from engine.models.layers.block import Block
 from engine.models.load_request import LoadRequest
 from engine.models.loader import Checkpoint, outer_slots, random_weights
 from engine.models.packing import packing
-from engine.models.source import PlainSource, settle
+from engine.models.source import PlainSource, finalize
 from engine.models.stored import StoredSource
 from engine.quant.linear import Linear
 from engine.quant.registry import named
@@ -57,7 +57,7 @@ def native(order: LoadRequest) -> LanguageModel:
         model.head = model.source.head(scheme)
     for index in range(len(config.layers)):
         model.layers[index] = model.source.layer(index, scheme)
-    settle(model, named("none"))  # what no scheme touches stays in the checkpoint's type
+    finalize(model, named("none"))  # what no scheme touches stays in the checkpoint's type
     return model
 
 

@@ -75,10 +75,10 @@ def _pieces(file: BufferedReader) -> Iterator[tuple[str, TensorSpan]]:
     try:
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        for name, said in header.items():
-            start, stop = (8 + length + int(each) for each in said["data_offsets"])
+        for name, entry in header.items():
+            start, stop = (8 + length + int(each) for each in entry["data_offsets"])
             if not 8 + length <= start <= stop:
                 raise ValueError(f"{name} lies nowhere")
-            yield name, TensorSpan(said["dtype"], tuple(map(int, said["shape"])), start, stop)
+            yield name, TensorSpan(entry["dtype"], tuple(map(int, entry["shape"])), start, stop)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SafetensorError(f"its header cannot be read: {error!r}") from error

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from engine.api.errors import BadCheckpoint
 from engine.quant import fp8, int4
 from engine.quant.base import Scheme
-from engine.quant.fp8_linear import KIND, Scaled
+from engine.quant.fp8_linear import KIND, ScaledWeight
 from engine.quant.grouped import GroupedWeight
 from engine.quant.int4 import Int4
 from engine.quant.linear import Linear
@@ -29,7 +29,7 @@ from engine.quant.plain import parameter_of
 from engine.quant.registry import named
 from engine.quant.shapes import rounded_up
 
-Stored = GroupedWeight | Scaled
+Stored = GroupedWeight | ScaledWeight
 
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs each four bits are of, from the lowest on
 _ONES = 0x11111111
@@ -88,12 +88,12 @@ def _in_order(weight: GroupedWeight, index: Tensor, group: int) -> GroupedWeight
     return replace(weight, numbers=numbers, order=order)
 
 
-def _scaled(packing: Packing, parts: dict[str, Tensor]) -> Scaled:
+def _scaled(packing: Packing, parts: dict[str, Tensor]) -> ScaledWeight:
     numbers = parts["weight"]
     scale = next(parts[name] for name in ("weight_scale", "weight_scale_inv") if name in parts).float()
     if packing.blocks:
-        return Scaled(numbers, scale.repeat_interleave(BLOCK, 0)[: len(numbers)], BLOCK)
-    return Scaled(numbers, scale.reshape(-1, 1).expand(len(numbers), 1).contiguous(), numbers.shape[1])
+        return ScaledWeight(numbers, scale.repeat_interleave(BLOCK, 0)[: len(numbers)], BLOCK)
+    return ScaledWeight(numbers, scale.reshape(-1, 1).expand(len(numbers), 1).contiguous(), numbers.shape[1])
 
 
 def own(packing: Packing) -> Scheme:
@@ -108,7 +108,7 @@ def product(
     match _joined(parts):
         case GroupedWeight() as weight:
             return int4.held(weight, bias, inputs, dtype)
-        case Scaled() as weight:
+        case ScaledWeight() as weight:
             return fp8.held(weight, bias)
         case Tensor() as weight:
             return Linear(parameter_of(weight), None if bias is None else parameter_of(bias))
@@ -116,7 +116,7 @@ def product(
     if bias is not None:
         biases = bias.split([outputs(part) for part in parts])
     each = zip(parts, biases, strict=True)
-    return Beside([product([part], added, inputs, dtype) for part, added in each])
+    return SplitLinear([product([part], added, inputs, dtype) for part, added in each])
 
 
 def outputs(weight: Tensor | Stored) -> int:
@@ -129,12 +129,12 @@ def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:
         return parts[0]
     plain = [each for each in parts if isinstance(each, Tensor)]
     grouped = [each for each in parts if isinstance(each, GroupedWeight)]
-    scaled = [each for each in parts if isinstance(each, Scaled)]
+    scaled = [each for each in parts if isinstance(each, ScaledWeight)]
     if len(plain) == len(parts):
         return torch.cat(plain)
     if len(scaled) == len(parts):
         numbers = torch.cat([each.numbers.view(torch.uint8) for each in scaled]).view(KIND)
-        return Scaled(numbers, torch.cat([each.scale for each in scaled]), scaled[0].group)
+        return ScaledWeight(numbers, torch.cat([each.scale for each in scaled]), scaled[0].group)
     if len(grouped) == len(parts) and all(_same_order(grouped[0], each) for each in grouped):
         return GroupedWeight(
             torch.cat([each.numbers for each in grouped]),
@@ -151,7 +151,7 @@ def _same_order(one: GroupedWeight, other: GroupedWeight) -> bool:
     return torch.equal(one.order, other.order)
 
 
-class Beside(nn.Module):
+class SplitLinear(nn.Module):
     """Products whose outputs lie side by side."""
 
     def __init__(self, products: Sequence[nn.Module]) -> None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engine.quant.fp8_linear import BlockFp8, Scaled, ScaledFp8, quantized
+from engine.quant.fp8_linear import BlockFp8, ScaledFp8, ScaledWeight, quantized
 from engine.quant.registry import register
 
 _CAPABILITY = (8, 9)
 
 
-def held(weight: Scaled, bias: Tensor | None) -> nn.Module:
+def held(weight: ScaledWeight, bias: Tensor | None) -> nn.Module:
     """What multiplies with it."""
     if weight.scale.shape[1] > 1:
         return BlockFp8(weight, bias)
@@ -44,7 +44,7 @@ class Fp8:
         return outputs * inputs + 4 * outputs
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        return held(Scaled(*quantized(weight), weight.shape[1]), bias)
+        return held(ScaledWeight(*quantized(weight), weight.shape[1]), bias)
 
 
 register(Fp8())

@@ -21,7 +21,7 @@ def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled:
+class ScaledWeight:
     """A weight in floats of eight bits: numbers * scale, each scale for `group` inputs of one output."""
 
     numbers: Tensor  # [outputs, inputs] of KIND
@@ -43,7 +43,7 @@ class BlockFp8(nn.Module):
     numbers: Tensor
     scale: Tensor
 
-    def __init__(self, weight: Scaled, bias: Tensor | None) -> None:
+    def __init__(self, weight: ScaledWeight, bias: Tensor | None) -> None:
         super().__init__()
         self.group = weight.group
         self.register_buffer("numbers", weight.numbers, persistent=False)
@@ -57,7 +57,7 @@ class BlockFp8(nn.Module):
 
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
-        return Scaled(self.numbers, self.scale, self.group).dequantized()
+        return ScaledWeight(self.numbers, self.scale, self.group).dequantized()
 
 
 class ScaledFp8(nn.Module):

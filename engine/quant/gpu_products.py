@@ -20,7 +20,7 @@ from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
 from engine.kernels.triton.norm.norm import Normed
 from engine.kv.store import KVLayer
 from engine.quant.fp8_linear import ScaledFp8
-from engine.quant.grouped import GroupedWeight, in_place
+from engine.quant.grouped import GroupedWeight, restore_order
 from engine.quant.linear import Launcher
 from engine.quant.product import ModuleProduct, Product, Rotation
 from engine.quant.shapes import rounded_up, side_by_side
@@ -184,7 +184,7 @@ class Int4Product(GpuProduct):
         scale, offset = self.grid.view(self.kind).unflatten(1, (-1, 2)).float().permute(2, 1, 0)
         numbers = int4_gemm.unpack_int4(self.words).unflatten(1, (scale.shape[1], -1)).float()
         weight = ((numbers - 8) * scale[..., None] + offset[..., None]).flatten(1)[: self.outputs]
-        return in_place(weight, self.order)[:, : self.inputs]
+        return restore_order(weight, self.order)[:, : self.inputs]
 
 
 class Fp8Product(ScaledFp8, GemvProduct):

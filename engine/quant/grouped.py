@@ -22,10 +22,12 @@ class GroupedWeight:
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32; without an order, with what fills up the last group."""
         by_group = self.numbers.view(*self.scale.shape, self.group).float()
-        return in_place(((by_group - self.zero[..., None]) * self.scale[..., None]).flatten(1), self.order)
+        return restore_order(
+            ((by_group - self.zero[..., None]) * self.scale[..., None]).flatten(1), self.order
+        )
 
 
-def in_place(weight: Tensor, order: Tensor | None) -> Tensor:
+def restore_order(weight: Tensor, order: Tensor | None) -> Tensor:
     """Columns where the model has them, without those that fill up the last group; [outputs, inputs]."""
     if order is None:
         return weight

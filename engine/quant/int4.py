@@ -6,8 +6,8 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.cpu.rungs import on_a_rung
-from engine.quant.grouped import GroupedWeight, in_place
+from engine.kernels.cpu.row_buckets import pad_to_bucket
+from engine.quant.grouped import GroupedWeight, restore_order
 from engine.quant.int4_table import Int4Table
 from engine.quant.registry import register
 from engine.quant.shapes import padded, rounded_up, trimmed
@@ -73,7 +73,7 @@ class PackedInt4(nn.Module):
         return out if self.bias is None else out + self.bias
 
     def _many(self, x: Tensor) -> Tensor:
-        rows, x = len(x), on_a_rung(x)
+        rows, x = len(x), pad_to_bucket(x)
         outs = [x @ self._piece(at, x.dtype) for at in range(0, self.scale.shape[1], PIECE)]
         return torch.cat(outs, 1)[:rows]
 
@@ -106,7 +106,7 @@ class PackedInt4(nn.Module):
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
         pieces = [self._piece(at, torch.float32) for at in range(0, self.scale.shape[1], PIECE)]
-        return in_place(torch.cat(pieces, 1).T[: self.outputs], self.order)[:, : self.inputs]
+        return restore_order(torch.cat(pieces, 1).T[: self.outputs], self.order)[:, : self.inputs]
 
 
 def _packed(numbers: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.quant.grouped import GroupedWeight, in_place
+from engine.quant.grouped import GroupedWeight, restore_order
 from engine.quant.int8 import WIDTH, walk
 from engine.quant.shapes import rounded_up, trimmed
 
@@ -82,4 +82,4 @@ class Int4Table(nn.Module):
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
         weight = torch.cat([self._block(at, torch.float32) for at in range(len(self.table))], 1)
-        return in_place(weight.T[: self.outputs], self.order)[:, : self.inputs]
+        return restore_order(weight.T[: self.outputs], self.order)[:, : self.inputs]

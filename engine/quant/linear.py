@@ -45,7 +45,7 @@ class Linear(nn.Module):
         """Whether a scheme decides how its weight is kept."""
         return True
 
-    def settled(self, scheme: Scheme) -> nn.Module:
+    def finalized(self, scheme: Scheme) -> nn.Module:
         """What multiplies in its place once the weight is there."""
         return scheme.make(self.weight, self.bias)
 

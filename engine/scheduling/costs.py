@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.api.request import Request
-from engine.scheduling.rules import SchedulerSettings
+from engine.scheduling.settings import SchedulerSettings
 
 _MEMORY = 0.2  # the weight of the newest sample
 

@@ -18,7 +18,7 @@ from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.policy import Outlook, Policy
 from engine.scheduling.queue import WaitingQueue
-from engine.scheduling.rules import SchedulerSettings
+from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.step import LAST, Drafts, Step, StepBuilder, StepRow
 from engine.speculation.speculator import Speculator
 

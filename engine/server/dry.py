@@ -25,8 +25,8 @@ from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
 from engine.models.find import find_model
 from engine.scheduling.policy import choose
-from engine.scheduling.rules import SchedulerSettings
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.step import Drafts, Masks, Step
 from engine.serving.engine import Engine
 from engine.serving.limits import Limits
@@ -210,7 +210,7 @@ def dry_engine(
         grammars=Grammars(text, text.vocab_size, text.stop_ids),
         tokenizer=text,
         limits=Limits(context, text.vocab_size, config.max_waiting, text.stop_ids),
-        facts=EngineInfo(f"{place.name} (dry)", "none", "none", "none", policy.name),
+        info=EngineInfo(f"{place.name} (dry)", "none", "none", "none", policy.name),
         bus=bus,
         seed=config.seed or 0,
     )

@@ -13,16 +13,16 @@ from engine.api.params import SamplingParams
 from engine.host.prompts import ChatPrompt, Prompt
 from engine.host.protocol import EngineHost
 from engine.server import tools
+from engine.server.async_engine import AsyncEngine
 from engine.server.config import MAX_CHOICES, ServerConfig
-from engine.server.desk import AsyncEngine
 from engine.server.drain import Drain
+from engine.server.generation import Generation
 from engine.server.http.auth import prefix_salt
 from engine.server.http.errors import ApiError
-from engine.server.http.limits import Gate
+from engine.server.http.limits import ConcurrencyLimiter
 from engine.server.native.event_history import EventHistory
 from engine.server.native.metrics import Metrics
 from engine.server.native.replies import ReplyStore
-from engine.server.run import Generation
 from engine.text.reasoning import OPEN
 
 log = logging.getLogger("minichat.server")
@@ -46,10 +46,10 @@ class ServerState:
     started: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        self.desk = AsyncEngine(self.host)
-        self.gate = Gate(self.config.in_flight, self.config.per_key)
+        self.engine = AsyncEngine(self.host)
+        self.gate = ConcurrencyLimiter(self.config.in_flight, self.config.per_key)
         self.metrics = Metrics(self.host, self.config.name)
-        self.events = EventHistory(self.host, self.desk, self.drain, self.boot)
+        self.events = EventHistory(self.host, self.engine, self.drain, self.boot)
         self.replies = ReplyStore(self.run, self.config.grace)
         self.tool_style = tools.style(self.host.templates)
         self._opens: dict[bytes, bool] = {}
@@ -61,7 +61,7 @@ class ServerState:
         params: SamplingParams,
         *,
         priority: int = 0,
-        said: Sequence[int] = (),
+        reply_prefix: Sequence[int] = (),
         parent: int | None = None,
     ) -> Generation:
         """A place at the gate, and what is to be started there."""
@@ -75,14 +75,14 @@ class ServerState:
         rows, name = max((params.beams, "beams"), (params.samples, "best_of" if params.best_of else "n"))
         ticket = self.gate.enter(key, len(prompts) * rows, name if rows > 1 else "prompt")
         return Generation(
-            self.desk,
+            self.engine,
             prompts,
             params,
             ticket,
             self.metrics,
             priority=priority,
             salt=prefix_salt(key),
-            said=said,
+            reply_prefix=reply_prefix,
             parent=parent,
         )
 
@@ -93,7 +93,7 @@ class ServerState:
                 self._opens.clear()
             probe = ChatPrompt([{"role": "user", "content": "?"}], (), options)
             try:
-                text = await self.desk.work(lambda: self.host.text(probe))
+                text = await self.engine.work(lambda: self.host.text(probe))
             except TemplateError:  # it may take the messages that come, though not these
                 text = ""
             self._opens[mode] = text.rstrip().endswith(OPEN)
@@ -103,4 +103,4 @@ class ServerState:
         self.replies.close()
         self.events.close()
         self.metrics.close()
-        self.desk.close()
+        self.engine.close()

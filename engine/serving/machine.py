@@ -29,6 +29,6 @@ class Machine(Protocol):
     runner: Runner
     bus: Bus
     limits: Limits
-    facts: EngineInfo
+    info: EngineInfo
     depth: int  # steps launched ahead of the one that is committed
     clock: Callable[[], float]

@@ -142,7 +142,7 @@ class LocalBackend:
     async def submit(
         self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
     ) -> LocalReply:
-        stream = await in_thread(lambda: self._host.submit(prompt, params, said=said))
+        stream = await in_thread(lambda: self._host.submit(prompt, params, reply_prefix=said))
         await asyncio.wrap_future(stream.begun)
         return LocalReply(stream)
 

@@ -19,8 +19,8 @@ from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables, TableMirror
 from engine.kv.window import Window
 from engine.scheduling.policy import choose
-from engine.scheduling.rules import SchedulerSettings
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.step import LAST, Masks, SlotSampling, Step, StepRow
 from engine.serving.engine import Engine
 from engine.serving.limits import Limits
@@ -298,7 +298,7 @@ def ledger_engine(
             waiting=100_000,
             speculation=SPECULATION,
         ),
-        facts=EngineInfo("ledger", "int", "none", "none", policy),
+        info=EngineInfo("ledger", "int", "none", "none", policy),
         bus=bus,
         depth=depth,
         seed=0,

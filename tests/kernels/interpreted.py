@@ -171,7 +171,7 @@ def _standing(sent: bytes) -> bytes:
         )  # fmt: skip
     numbers = np.full(work.numbers, 99, np.int32)
     cut = work.fill(numbers, slots, batch.host_contexts)
-    prepared = work.prepared(torch.from_numpy(numbers), tables, cut=cut)
+    prepared = work.metadata(torch.from_numpy(numbers), tables, cut=cut)
     q = torch.full((rows, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)
     q[:count] = case.q
     with torch.inference_mode():

@@ -14,7 +14,7 @@ import torch
 from engine.api.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
 from engine.kv.store import KVLayer, KVStore
 from engine.models.decoder import Decoder
-from engine.models.source import settle
+from engine.models.source import finalize
 from engine.quant.registry import named, of_head
 from engine.sampling.rows import COLUMNS
 from tests.attention.cases import make_batch
@@ -125,7 +125,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
     model = Decoder(config, torch.bfloat16).eval()
     for layer in model.layers:
         if scheme != "none":
-            settle(layer, named(scheme))
+            finalize(layer, named(scheme))
     if not config.tied:
         model.head = of_head(named(scheme)).make(model.head.weight, None)  # type: ignore[arg-type]
     room: dict[str, Any] = {"blocks": 64, "block_size": 16, "host_blocks": 0, "dtype": torch.bfloat16}
@@ -174,7 +174,7 @@ def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> N
         fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
         fields["columns"] = torch.empty(len(COLUMNS), rows, dtype=torch.float64)
         tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
-        prepared = work.prepared(torch.empty(work.numbers, dtype=torch.int32), tables, cut=rows < 32)
+        prepared = work.metadata(torch.empty(work.numbers, dtype=torch.int32), tables, cut=rows < 32)
         logits = stage.logits(fields, last_ids, prepared)
         stage.draw(logits, fields, last_ids, Draws(rows == 8, False, False, False), None)
 

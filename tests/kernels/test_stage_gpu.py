@@ -192,9 +192,9 @@ def test_pinned_memory_is_nobody_elses_while_a_step_may_read_it() -> None:
     """A form can be dropped while its step is on the way: when an engine is closed."""
     form = StagingBuffers({}, 4, torch.zeros(4, 4, dtype=torch.int32, device=GPU))
     pieces, shape = form._pieces.data_ptr(), form._pieces.shape
-    form.fetch()  # compiled
+    form.copy_in()  # compiled
     torch.cuda._sleep(10**9)
-    form.fetch()
+    form.copy_in()
     del form
     assert torch.empty(shape, dtype=torch.uint8, pin_memory=True).data_ptr() != pieces
     torch.cuda.synchronize()

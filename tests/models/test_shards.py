@@ -17,11 +17,11 @@ from engine.models.decoder import Decoder, Linear, block, build_of
 from engine.models.families import FAMILIES
 from engine.models.layers.block import Block
 from engine.models.layers.build import Build
-from engine.models.layers.cut import ROWS, by_head
 from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.sharding import ROWS, by_head
 from engine.models.layers.step import StepContext
 from engine.models.registry import load_model
-from engine.models.source import settle
+from engine.models.source import finalize
 from engine.quant.registry import named as scheme_named
 from tests.models.test_families import SHAPE, reference
 from tests.models.tiny import plain_attend, write_config
@@ -157,7 +157,7 @@ def test_a_part_may_hold_many_of_a_kind(tmp_path: Path) -> None:
     assert list(slots) == names and part.shards(2) == dict.fromkeys(names, ROWS)
     slots[names[1]].view.fill_(7)
     assert torch.equal(part.ups[1].weight, torch.full((48, 32), 7.0))  # type: ignore[arg-type]
-    settle(part, scheme_named("int8"))
+    finalize(part, scheme_named("int8"))
     assert not any(isinstance(each, Linear) for each in part.modules())
 
 

@@ -16,7 +16,7 @@ from engine.api.request import Finish
 from engine.attention.packing import pack
 from engine.kv.store import PACKED, KVLayer
 from engine.models.decoder import Decoder
-from engine.models.source import settle
+from engine.models.source import finalize
 from engine.quant import gpu_products
 from engine.quant.fp8_linear import quantized as to_fp8
 from engine.quant.registry import named
@@ -85,7 +85,7 @@ def test_the_fused_forward_is_the_decoders(rows: int, kv: Any, scheme: str) -> N
 
     model, exact = decoder(torch.bfloat16), decoder(torch.bfloat16)
     for layer in model.layers:
-        settle(layer, named(scheme))
+        finalize(layer, named(scheme))
     spec = model.config.layers[0]
     lengths = [(1, 40 + 13 * n % 900) for n in range(rows)] + ([(30, 200)] if rows == 17 else [])
     case = make_long_case(spec, lengths, block_size=16, dtype=torch.bfloat16, device=GPU)
@@ -131,7 +131,7 @@ def test_kernels_that_start_early_wait(scheme: str, hidden: int) -> None:
     spec = LayerSpec(heads=hidden // 64, kv_heads=2, key_dim=64, value_dim=64, scale=0.125)
     model = decoder(torch.bfloat16, layers=(spec,) * 28, hidden=hidden, mlp=2 * hidden)
     for layer in model.layers:
-        settle(layer, named(scheme))
+        finalize(layer, named(scheme))
     case = make_long_case(spec, [(1, 300)], block_size=16, dtype=torch.bfloat16, device=GPU)
     cells = (case.layer.keys.nan_to_num(0.0), case.layer.values.nan_to_num(0.0))
     fused = FusedDecoder(model, [KVLayer(spec, *cells) for _ in model.layers], TritonAttention())

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.api.errors import BadInput
-from engine.kernels.cpu.rungs import on_a_rung
+from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant import bnb, int4
 from engine.quant.fp8_linear import ScaledFp8
 from engine.quant.fp8_linear import quantized as to_fp8
@@ -89,10 +89,10 @@ class Multiplied(TorchDispatchMode):
 
 
 def test_rungs_are_few_and_near() -> None:
-    found = {rows: len(on_a_rung(torch.empty(rows, 1, dtype=torch.bfloat16))) for rows in range(1, 2049)}
+    found = {rows: len(pad_to_bucket(torch.empty(rows, 1, dtype=torch.bfloat16))) for rows in range(1, 2049)}
     assert all(rows <= rung <= rows + rows // 8 for rows, rung in found.items())
     assert len(set(found.values())) == 16 + 7 * 8
-    assert len(on_a_rung(torch.empty(1001, 1))) == 1001, "float32 has no need"
+    assert len(pad_to_bucket(torch.empty(1001, 1))) == 1001, "float32 has no need"
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "int4-32", "bnb-nf4"])

@@ -47,7 +47,7 @@ class MetadataBuilder(Protocol):
 
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool: ...
 
-    def prepared(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> Any: ...
+    def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> Any: ...
 
 
 class Stage(Protocol):
@@ -58,7 +58,7 @@ class Stage(Protocol):
     def precompile(self, launches: Callable[[], object]) -> None:
         """Calls them, so that the kernels they launch are compiled and none is launched."""
 
-    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         """[rows, vocab] for the tokens of `ids`, or of `last_ids` at a row's slot where those are -1."""
 
     def draw(
@@ -92,7 +92,7 @@ class DecodeSteps:
         rows, width = tables.grid.shape
         self._sizes = [*(size for size in SIZES if size < rows), rows]
         self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
-        self._nobody = rows  # the slot of padding
+        self._padding_slot = rows  # the slot of padding
         self._forms: dict[tuple[int, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
         self._recordings: dict[tuple[int, Draws | None, bool], Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
@@ -117,11 +117,11 @@ class DecodeSteps:
         if (size, biased) not in self._forms:
             self._forms[size, biased] = self._form(size, biased)
         form, work = self._forms[size, biased]
-        fields = form.blank()
+        fields = form.next_fields()
         cut = self._fill(fields, rows, ids, work)
         if wanted is not None:
-            describe(fields, wanted)
-        self._tell_of_blocks(fields["news"])
+            write_sampling(fields, wanted)
+        self._send_table_changes(fields["news"])
         key = (size, draws, cut)
         if key not in self._recordings:
             seen = None if wanted is None else wanted.seen
@@ -129,7 +129,7 @@ class DecodeSteps:
             self._recordings[key] = Recording(self._recorder, launches, self._stage.precompile)
         found = self._recordings[key].run()
         self._tables.sent()  # not before: a step without memory is launched again
-        tokens = form.launched()
+        tokens = form.advance()
         if wanted is not None:
             found = (tokens, *found)
         return tuple(each[:count] for each in found)
@@ -163,7 +163,7 @@ class DecodeSteps:
             ("ids", ids, 0),
             ("positions", starts, 0),
             ("places", places, -1),
-            ("slots", slots, self._nobody),
+            ("slots", slots, self._padding_slot),
         ):
             fields[name][:count] = values
             fields[name][count:] = padding
@@ -178,18 +178,18 @@ class DecodeSteps:
         cut: bool,
     ) -> Callable[[], tuple[Tensor, ...]]:
         fields, stage, last_ids = form.on_device, self._stage, self._last_ids
-        prepared = work.prepared(fields["work"], self._mirror, cut=cut)
+        metadata = work.metadata(fields["work"], self._mirror, cut=cut)
 
         def launches() -> tuple[Tensor, ...]:
-            form.fetch()
-            logits = stage.logits(fields, last_ids, prepared)
+            form.copy_in()
+            logits = stage.logits(fields, last_ids, metadata)
             found = (logits,) if draws is None else stage.draw(logits, fields, last_ids, draws, seen)
-            form.answer()
+            form.copy_out()
             return found
 
         return launches
 
-    def _tell_of_blocks(self, news: np.ndarray) -> None:
+    def _send_table_changes(self, news: np.ndarray) -> None:
         """What was written into the tables since the last step: in the form, or ahead of it if it is much."""
         news[0] = -1
         cells, blocks = self._tables.unsent()
@@ -200,21 +200,21 @@ class DecodeSteps:
             self._mirror.view(-1)[at] = values
 
 
-def describe(fields: Mapping[str, np.ndarray], wanted: SamplingInputs) -> None:
+def write_sampling(fields: Mapping[str, np.ndarray], wanted: SamplingInputs) -> None:
     """Writes into a form how its rows draw."""
     columns, count = fields["columns"], len(wanted.numbers)
     columns[:, :count] = wanted.numbers.T
     columns[:, count:] = wanted.numbers[:1].T  # padding samples like the first row, but without penalties
     for name, none in UNPENALISED:
         columns[COLUMNS.index(name), count:] = none
-    fields["asked"][:] = asked_of(wanted, len(fields["asked"]))
+    fields["asked"][:] = logprob_counts(wanted, len(fields["asked"]))
     if wanted.edits is not None:
-        at, values = biases_of(wanted)
+        at, values = logit_biases(wanted)
         fields["bias_at"][:] = -1
         fields["bias_at"][: len(at)], fields["biases"][: len(at)] = at, values
 
 
-def asked_of(wanted: SamplingInputs, size: int) -> np.ndarray:
+def logprob_counts(wanted: SamplingInputs, size: int) -> np.ndarray:
     """[size]: how many of the likeliest tokens each row wants to know, -1 for one that does not ask."""
     asked = np.full(size, -1, np.int32)
     for row, count in wanted.logprobs:
@@ -222,7 +222,7 @@ def asked_of(wanted: SamplingInputs, size: int) -> np.ndarray:
     return asked
 
 
-def biases_of(wanted: SamplingInputs) -> tuple[np.ndarray, np.ndarray]:
+def logit_biases(wanted: SamplingInputs) -> tuple[np.ndarray, np.ndarray]:
     """Places in [rows, vocab], and what is added there."""
     assert wanted.edits is not None
     rows, ids, values = wanted.edits

@@ -12,7 +12,7 @@ from engine.execution.cuda.graphs import Draws
 from engine.kernels.triton.precompile import precompile
 from engine.kernels.triton.sampling.draw import draw
 from engine.kernels.triton.sampling.edits import edit, note
-from engine.kernels.triton.sampling.likeliest import likeliest
+from engine.kernels.triton.sampling.top_logprobs import likeliest
 from engine.kv.store import KVStore
 from engine.models.decoder import Decoder
 from engine.models.fused import FusedDecoder
@@ -34,9 +34,9 @@ class GpuStage:
     def precompile(self, launches: Callable[[], object]) -> None:
         precompile(launches)
 
-    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         x = self._decoder.embed(fields["ids"], fields["slots"], last_ids)
-        hidden = self._decoder.forward(x, fields["positions"], fields["places"], prepared)
+        hidden = self._decoder.forward(x, fields["positions"], fields["places"], metadata)
         return self._decoder.logits(hidden)
 
     def draw(

@@ -136,7 +136,7 @@ Drafter = EarlyExit | SmallModel
 
 
 def with_drafts(
-    step: Step, drafters: Mapping[str, Drafter], batches: BatchBuilder, drawing: SamplingState
+    step: Step, drafters: Mapping[str, Drafter], batches: BatchBuilder, sampling_state: SamplingState
 ) -> tuple[Mapping[int, Drafts], np.ndarray]:
     """The step's drafts and its ids, with those that models make here."""
     made, ids = dict(step.drafts), step.ids
@@ -150,8 +150,8 @@ def with_drafts(
             if made[row.request].kind == kind
         ]
         if rows:
-            found = drafts_of(drafter, rows, batches, drawing.last_ids, drawing.guess)
-            drawing.apply(step.sampling)  # what was drawn for the drafts was counted as text
+            found = drafts_of(drafter, rows, batches, sampling_state.last_ids, sampling_state.guess)
+            sampling_state.apply(step.sampling)  # what was drawn for the drafts was counted as text
             ids = ids.copy()
             for request, tokens in found.items():
                 made[request] = made[request]._replace(tokens=tokens)
@@ -173,7 +173,7 @@ def drafts_of(
     while turns:
         turns.sort(key=lambda turn: turn[0].length > 1)
         of = Rows.of([row for row, _ in turns])
-        batch, ends, slots = _laid(of, turns, batches, last_ids)
+        batch, ends, slots = _pack_rows(of, turns, batches, last_ids)
         hidden = drafter.hidden(batch)
         if ends is not None:
             hidden = hidden[ends]
@@ -198,13 +198,13 @@ def _caught_up(drafter: Drafter, turn: Turn, batches: BatchBuilder, last_ids: Te
     row, tokens = turn
     while row.length > PIECE:
         piece = (StepRow(row.request, row.slot, row.start, PIECE, False), tokens[:PIECE])
-        drafter.hidden(_laid(Rows.of([piece[0]]), [piece], batches, last_ids)[0])
+        drafter.hidden(_pack_rows(Rows.of([piece[0]]), [piece], batches, last_ids)[0])
         row = StepRow(row.request, row.slot, row.start + PIECE, row.length - PIECE, True)
         tokens = tokens[PIECE:]
     return row, tokens
 
 
-def _laid(
+def _pack_rows(
     rows: Rows, turns: Sequence[Turn], batches: BatchBuilder, last_ids: Tensor
 ) -> tuple[Batch, Tensor | None, Tensor]:
     ids = np.concatenate([np.asarray(tokens, np.int64) for _, tokens in turns])

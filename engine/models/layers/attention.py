@@ -11,9 +11,9 @@ from torch import Tensor
 from engine.api.config import CacheSpec, DecoderConfig
 from engine.api.errors import BadInput
 from engine.models.layers.build import Build
-from engine.models.layers.cut import COLUMNS, WHOLE, by_head
 from engine.models.layers.norm import Norm
 from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.sharding import COLUMNS, WHOLE, by_head
 from engine.models.layers.step import StepContext
 from engine.models.rope import rotate
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from engine.models.layers.cut import Sharding
 from engine.models.layers.part import Part, Slot
+from engine.models.layers.sharding import Sharding
 from engine.models.layers.step import StepContext
 
 

@@ -21,9 +21,9 @@ class GpuKernels:
 
     rope_and_cache = staticmethod(rope_and_cache)
 
-    def __init__(self, facts: tiles.GpuLimits) -> None:
-        self.overlaps = facts.overlaps  # kernels may start while the one before ends
-        self._tiles = facts.room >= ROOM
+    def __init__(self, limits: tiles.GpuLimits) -> None:
+        self.overlaps = limits.overlaps  # kernels may start while the one before ends
+        self._tiles = limits.room >= ROOM
 
     def product(self, module: nn.Module) -> Product:
         """What launches it: the way it names itself, else its own forward."""

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from engine.api.config import DecoderConfig
 from engine.models.layers.build import Build
-from engine.models.layers.cut import COLUMNS, ROWS, WHOLE
 from engine.models.layers.part import PDL_ROWS, Part, SourceTensor
+from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE
 from engine.models.layers.step import StepContext
 
 if TYPE_CHECKING:

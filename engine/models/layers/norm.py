@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.cpu.mirrored import MirroredNorm
+from engine.kernels.cpu.rms_norm import CpuRmsNorm
 from engine.quant.linear import parameter
 
 RmsNorm = tuple[Tensor, float]  # weight and epsilon
@@ -22,9 +22,9 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.axis, None, self.eps).mul_(self.weight)
 
-    def settled(self) -> nn.Module:
+    def finalized(self) -> nn.Module:
         """What norms in its place once the weight is there: on a CPU, one kernel."""
-        return MirroredNorm(self.weight, self.eps) if self.weight.device.type == "cpu" else self
+        return CpuRmsNorm(self.weight, self.eps) if self.weight.device.type == "cpu" else self
 
     def rms_norm(self) -> RmsNorm | None:
         """What kernels that norm on the way have to know. None: it is called as it is."""

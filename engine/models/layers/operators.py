@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.api.errors import BadInput
-from engine.api.outside import lacking
+from engine.api.plugins import missing_members
 from engine.models.layers.norm import Norm, RmsNorm
 from engine.quant.base import Scheme
 from engine.quant.linear import Launcher, Linear
@@ -78,7 +78,7 @@ def _load(name: str) -> None:
             found = point.load()()
         except (ImportError, AttributeError) as error:
             raise BadInput(f"operator {name!r}: it cannot be imported ({error})") from error
-        if (problem := lacking(found, "name", "kind", "oracle", "make")) is not None:
+        if (problem := missing_members(found, "name", "kind", "oracle", "make")) is not None:
             raise BadInput(f"operator {name!r}: {problem}")
         register(found)
     if name not in OPERATORS:
@@ -152,7 +152,7 @@ class OperatorLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         return self.operator.oracle(x, self.weight, self.bias)
 
-    def settled(self, scheme: Scheme) -> nn.Module:
+    def finalized(self, scheme: Scheme) -> nn.Module:
         return self.operator.make(self.weight, self.bias)
 
     def gpu_product(self, gpu: Launcher) -> "Product":
@@ -169,7 +169,7 @@ class OperatorNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         return self.operator.oracle(x, self.weight, self.eps)
 
-    def settled(self) -> nn.Module:
+    def finalized(self) -> nn.Module:
         return self.operator.make(self.weight, self.eps)
 
     def rms_norm(self) -> RmsNorm | None:

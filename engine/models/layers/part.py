@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from torch import Tensor, nn
 
 from engine.api.config import CacheSpec, DecoderConfig
-from engine.models.layers.cut import Sharding
+from engine.models.layers.sharding import Sharding
 from engine.models.layers.step import StepContext
 
 if TYPE_CHECKING:  # of which the second brings Triton, which is there where a GPU is

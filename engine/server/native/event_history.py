@@ -10,7 +10,7 @@ from time import monotonic
 from engine.api.events import Event
 from engine.api.wire import encode_event
 from engine.host.protocol import EngineHost
-from engine.server.desk import AsyncEngine
+from engine.server.async_engine import AsyncEngine
 from engine.server.drain import Drain
 from engine.server.http import sse
 from engine.server.waiters import Waiters
@@ -34,8 +34,8 @@ _STILL_HERE = Note("", b"")
 class EventHistory:
     """Hears the engine on its thread; readers follow on the loop, each at its own pace."""
 
-    def __init__(self, host: EngineHost, desk: AsyncEngine, drain: Drain, boot: str) -> None:
-        self._desk, self._drain, self._boot = desk, drain, boot
+    def __init__(self, host: EngineHost, engine: AsyncEngine, drain: Drain, boot: str) -> None:
+        self._engine, self._drain, self._boot = engine, drain, boot
         self._new: deque[Event] = deque()
         self._ring: deque[Event] = deque(maxlen=KEPT)
         self.count = 0  # of all that ever came; an event's number is its place among them
@@ -55,7 +55,7 @@ class EventHistory:
     def _hear(self, event: Event) -> None:
         """On the engine's thread."""
         self._new.append(event)
-        self._desk.post.ring(self._gather, 0)
+        self._engine.notifier.notify(self._gather, 0)
 
     def _gather(self, _: int) -> None:
         while self._new:
@@ -77,7 +77,7 @@ class EventHistory:
                 at += 1
                 yield Note("event", sse.encoded(encode_event(event)), f"{self._boot}-{at}")
             if every is not None and monotonic() >= shot_at:
-                yield Note("snapshot", await self._desk.picture())
+                yield Note("snapshot", await self._engine.snapshot_json())
                 shot_at = max(shot_at + every, monotonic())
             if at == self.count and not self._drain.begun:
                 patience = _PULSE if every is None else max(0.0, shot_at - monotonic())

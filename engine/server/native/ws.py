@@ -11,12 +11,12 @@ from engine.api import commands
 from engine.api.errors import EngineError
 from engine.api.wire import VERSION, changes_from_json, encode_delta, params_from_json
 from engine.server.config import MAX_CHOICES
+from engine.server.generation import Generation
 from engine.server.http.bodies import beside, parse_json
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError, from_engine
 from engine.server.http.sockets import first_of
 from engine.server.http.sse import encoded
-from engine.server.run import Generation
 from engine.server.schema import MAX_SAID, AnyPrompt, Strict, TokenIds, parsed
 
 router = APIRouter()
@@ -107,10 +107,10 @@ class GenerationSocket:
             case UpdateMessage():
                 changes = await beside(self._socket, lambda: changes_from_json(asked.changes))
                 request = self._running(asked.id)
-                await state.desk.send(commands.Update(request, changes))
+                await state.engine.send(commands.Update(request, changes))
                 await self._send("updated", asked.id, changes=sorted(changes))
             case CancelMessage():
-                state.desk.abort([self._running(asked.id)])
+                state.engine.abort([self._running(asked.id)])
 
     async def _generate(self, asked: GenerateMessage) -> None:
         if asked.id in self._runs:
@@ -121,7 +121,7 @@ class GenerationSocket:
             )
         params = await beside(self._socket, lambda: params_from_json(asked.params))
         run = self._state.run(
-            key_of(self._socket), [asked.prompt], params, priority=asked.priority, said=asked.said
+            key_of(self._socket), [asked.prompt], params, priority=asked.priority, reply_prefix=asked.said
         )
         await run.start()
         self._runs[asked.id] = run

@@ -32,5 +32,5 @@ async def _model(state: ServerState) -> dict[str, Any]:
         "object": "model",
         "created": int(state.started),
         "owned_by": "minichat",
-        "max_model_len": (await state.desk.snapshot()).max_context,
+        "max_model_len": (await state.engine.snapshot()).max_context,
     }

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.server.http.errors import ApiError
 from engine.server.openai.schema import ChatRequest, NamedTool
-from engine.server.shape import Function, ToolCallRules
+from engine.server.reply_grammar import Function, ToolCallRules
 from engine.server.tools import Style
 
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)

@@ -11,8 +11,8 @@ from engine.models.families import NAMES, Family
 from engine.models.fields import MOST_WIDTH, Fields
 from engine.models.kinds import Grouped
 from engine.models.layers.build import Build
-from engine.models.layers.cut import COLUMNS, ROWS, WHOLE
 from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE
 from engine.models.layers.step import StepContext
 
 

@@ -1,6 +1,6 @@
 """Attention of a tile of queries over a span of a row's context, and the merge where a context was cut.
 
-One program is one item of the work (work.py) for one key head. The heads that share it stand beside each
+One program is one item of the work (work_plan.py) for one key head. The heads that share it stand beside each
 other in one product: `QUERIES` tokens x `PADDED` heads, `GROUP` of them real. Scores are in base 2.
 """
 # mypy: disable-error-code=no-untyped-def
@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.attention.ahead import fold_ahead
 from engine.kernels.triton.attention.gather import gather
+from engine.kernels.triton.attention.online_softmax import fold
 from engine.kernels.triton.attention.pairs import EVEN, ODD, fold_packed, words
+from engine.kernels.triton.attention.pipelined import fold_pipelined
 from engine.kernels.triton.attention.tiles import dim_padded
-from engine.kernels.triton.attention.turns import fold
-from engine.kernels.triton.attention.work import AttentionWork
+from engine.kernels.triton.attention.work_plan import AttentionWork
 from engine.kernels.triton.launch import launch
 from engine.kv.store import KVLayer
 
@@ -85,7 +85,7 @@ def _attend(
             KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
         )  # fmt: skip
     elif AHEAD:
-        best, total, mixed = fold_ahead(
+        best, total, mixed = fold_pipelined(
             best, total, mixed, query, keys, values, table, tl.load(item + 7), kv_head, begin, end, first,
             position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, SOFTCAP, GATHERED,
             KEYS, KEY_PAD, VALUE_PAD, STAGES,

@@ -35,7 +35,9 @@ class Tile:
     stages: int  # turns whose keys and values are on their way at once
     programs: int  # so many keep the GPU busy: where there are fewer tiles, contexts are cut
     pdl: bool  # starts while the kernel before it ends: wins where there is little to do, loses elsewhere
-    ahead: bool = False  # asks for the scores of a turn before it folds those of the one before (ahead.py)
+    ahead: bool = (
+        False  # asks for the scores of a turn before it folds those of the one before (pipelined.py)
+    )
     registers: int | None = None  # the most that a thread may have: of 168, three programs of 4 warps fit
     pairs: bool = False  # reads a compressed cache two bytes at a time (pairs.py)
 

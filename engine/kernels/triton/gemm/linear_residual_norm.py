@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.kernels.triton.gemm.tma_gemm import MOST, SMALL, Tiling, descriptors, multiplied
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.norm.norm import Normed
-from engine.kernels.triton.room import with_room
+from engine.kernels.triton.padding import padded_rows
 
 FEW, MANY = 16, 65  # rows up to which and from which it is ahead
 
@@ -64,7 +64,7 @@ def linear_residual_norm(
     """
     rows, width = stream.shape
     pieces = triton.cdiv(width, how.outputs)
-    scaled = with_room(rows, width, like=stream)
+    scaled = padded_rows(rows, width, like=stream)
     squares = torch.empty(pieces, rows, dtype=torch.float32, device=stream.device)
     _linear_residual_norm[(pieces, triton.cdiv(rows, how.rows))](
         scaled, squares, stream, *descriptors(x, weight, how), norm_weight, rows, x.shape[1],

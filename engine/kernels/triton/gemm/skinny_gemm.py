@@ -27,7 +27,7 @@ ENOUGH = 132  # programs that keep a GPU busy
 
 @dataclass(frozen=True, slots=True)
 class ProductTiling:
-    """How a product is shared out among programs; tiled.py has a Tiling for kernels that always cut rows."""
+    """How a product is shared out among programs; tma_gemm.py has a Tiling for kernels that cut rows."""
 
     outputs: int  # of a program
     inputs: int  # of a turn

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from engine.kernels.triton.gemm.skinny_gemm import silu_mul
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import Normed, length_of
-from engine.kernels.triton.room import rows_there, with_room
+from engine.kernels.triton.padding import padded_rows, readable_rows
 
 FEWEST, TALLEST = 33, 128  # rows with which it is ahead of skinny_gemm.skinny_gemm and of cuBLAS
 SMALL, SMALL_FEWEST = 2**23, 17  # with weights of so few numbers it is ahead from fewer rows on
@@ -97,7 +97,7 @@ def tma_gemm(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, pdl
     if how.parts > 1:
         out = torch.empty(how.parts, rows, outputs, dtype=torch.float32, device=weight.device)
     else:
-        out = with_room(rows, outputs, like=x.values).unsqueeze(0)
+        out = padded_rows(rows, outputs, like=x.values).unsqueeze(0)
     _tma_gemm[(triton.cdiv(outputs, how.outputs), how.parts, triton.cdiv(rows, how.rows))](
         out, *descriptors(x.values, weight, how), x.squares, rows, outputs, inputs // how.parts, x.eps,
         COLUMNS=how.outputs, GATED=gated, PDL=pdl, **constants(x, how),
@@ -108,7 +108,7 @@ def tma_gemm(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, pdl
 
 def descriptors(x: Tensor, weight: Tensor, how: Tiling) -> tuple[TensorDescriptor, TensorDescriptor]:
     """What the units that copy tiles know of both: of x whole tiles, where memory behind it has room."""
-    rows, width = rows_there(x, how.rows), x.shape[1]
+    rows, width = readable_rows(x, how.rows), x.shape[1]
     return (
         TensorDescriptor(x, [rows, width], list(x.stride()), [how.rows, how.inputs]),
         TensorDescriptor.from_tensor(weight, [how.outputs, how.inputs]),

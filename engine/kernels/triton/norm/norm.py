@@ -1,8 +1,8 @@
 """A norm, with the sum before it: x += what a product has added, then the root mean square of x.
 
 A product may come in parts, [parts, tokens, width] in float32, where its sums were split among programs
-(products.py); whoever reads it adds them up. A norm may come in two steps: all but the length of a row first
-(linear_residual_norm.py), and by that its product is divided.
+(skinny_gemm.py); the kernel that reads it adds them up. A norm may come in two steps: all but the length of a
+row first (linear_residual_norm.py), and by that its product is divided.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.launch import launch, power
-from engine.kernels.triton.room import with_room
+from engine.kernels.triton.padding import padded_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def _norm(
 def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
     """[tokens, width]. `parts` are added to x first, in place. `pdl` as in Tile."""
     tokens, width = x.shape
-    out = with_room(tokens, width, like=x)
+    out = padded_rows(tokens, width, like=x)
     padded = power(width)
     _norm[(tokens,)](
         out, x, x if parts is None else parts, weight, eps, 0 if parts is None else parts.stride(0),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.norm.norm import add_up
-from engine.kernels.triton.room import with_room
+from engine.kernels.triton.padding import padded_rows
 
 TILE = 1024
 
@@ -35,7 +35,7 @@ def _swiglu(
 def swiglu(parts: Tensor, dtype: torch.dtype, *, pdl: bool = False) -> Tensor:
     """[parts, tokens, 2 * width], gates first -> [tokens, width]."""
     count, tokens, both = parts.shape
-    out = with_room(tokens, both // 2, like=parts, dtype=dtype)
+    out = padded_rows(tokens, both // 2, like=parts, dtype=dtype)
     _swiglu[(tokens, triton.cdiv(both // 2, TILE))](
         out, parts, parts.stride(0),
         WIDTH=both // 2, TILE=TILE, PARTS=count, PDL=pdl, num_warps=4, **launch(pdl),

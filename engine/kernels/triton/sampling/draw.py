@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.launch import launch, power
-from engine.kernels.triton.sampling.chances import (
+from engine.kernels.triton.sampling.filters import GROUP, ROOM, limits_of
+from engine.kernels.triton.sampling.softmax import (
     EVERY,
     MIN_P,
     TEMPERATURE,
@@ -25,7 +26,6 @@ from engine.kernels.triton.sampling.chances import (
     setting,
     whole,
 )
-from engine.kernels.triton.sampling.filters import GROUP, ROOM, limits_of
 
 FEW = 16  # rows up to which chunks are small, so that there are enough of them
 TURN = 1024  # tokens that a program looks at together

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.launch import launch, power
-from engine.kernels.triton.sampling.chances import (
+from engine.kernels.triton.sampling.softmax import (
     EVERY,
     TOP_K,
     TOP_P,

@@ -9,13 +9,13 @@ _TICK = 0.004  # seconds between two deliveries: a wake makes the engine's threa
 Notice = Callable[[int], None]
 
 
-class Post:
+class Notifier:
     """Rung by the engine's thread for a place of a reader; the reader hears of it on the loop."""
 
     def __init__(self) -> None:
         self._rung: Handover[tuple[Notice, int]] = Handover(_deliver, _TICK)
 
-    def ring(self, notice: Notice, place: int) -> None:
+    def notify(self, notice: Notice, place: int) -> None:
         """From any thread; `notice` runs on the loop."""
         self._rung((notice, place))
 

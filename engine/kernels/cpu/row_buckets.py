@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def rung(rows: int) -> int:
+def row_bucket(rows: int) -> int:
     """The least of eight numbers an octave that is not below it."""
     step = max(1, 2 ** (rows - 1).bit_length() // 16)
     return -(-rows // step) * step
 
 
-def on_a_rung(x: Tensor) -> Tensor:
+def pad_to_bucket(x: Tensor) -> Tensor:
     """With rows of zeros below, where oneDNN multiplies: bfloat16 on a CPU."""
-    more = rung(len(x)) - len(x)
+    more = row_bucket(len(x)) - len(x)
     if not more or x.dtype is not torch.bfloat16 or x.device.type != "cpu":
         return x
     return F.pad(x, (0, 0, 0, more))

@@ -12,13 +12,13 @@ from engine.api.errors import BadParams
 from engine.api.events import Delta
 from engine.api.request import Finish
 from engine.host.prompts import Prompt
+from engine.server.generation import Batch, Generation, Usage
 from engine.server.http.bodies import GONE, read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import DONE, EventStream, encoded, event, unless_gone
 from engine.server.openai.schema import Asked
 from engine.server.openai.structured import RequestedGrammar, refusal
-from engine.server.run import Batch, Generation, Usage
 from engine.server.state import ServerState, log
 
 A = TypeVar("A", bound=Asked)
@@ -127,7 +127,7 @@ async def _begun(
         log.info("prompts: %r", prompts)
     try:
         params = asked.sampling(grammar=wanted and wanted.grammar, **more)
-        run = state.run(key, prompts, params, priority=asked.priority or 0, said=asked.said or ())
+        run = state.run(key, prompts, params, priority=asked.priority or 0, reply_prefix=asked.said or ())
         return await run.start()
     except BadParams as error:
         raise refusal(error, wanted.place if wanted else "") from None

@@ -17,7 +17,7 @@ def test_the_piece_in_turn_arrives(call: Callable[..., Any], words: int, news: i
     cells[: news // 2] = torch.randperm(40 * 50)[: news // 2]
     pieces[1, :news], pieces[1, news : 2 * news] = cells, torch.arange(news) + 100
     there, tables, turn = torch.full((words,), -7), torch.randint(0, 99, (40, 50)).int(), torch.tensor([1])
-    _, (found, mirror, *_) = call("kv.forms", "fetch", there, tables, pieces, turn, news)
+    _, (found, mirror, *_) = call("kv.staging", "copy_in", there, tables, pieces, turn, news)
     assert torch.equal(found, pieces[1])
     wanted = tables.clone().view(-1)
     wanted[cells[: news // 2]] = (torch.arange(news // 2) + 100).int()
@@ -30,7 +30,7 @@ def test_tokens_go_back_and_the_next_is_in_turn(call: Callable[..., Any], count:
     pieces, there = torch.zeros(3, words, dtype=torch.int64), torch.arange(words)
     for turn in range(3):
         _, (found, _, after, *_) = call(
-            "kv.forms", "answer", pieces, there, torch.tensor([turn]), begin, count
+            "kv.staging", "copy_out", pieces, there, torch.tensor([turn]), begin, count
         )
         wanted = pieces.clone()
         wanted[turn, begin : begin + count] = there[begin : begin + count]

@@ -8,7 +8,7 @@ from engine.host.prompts import ChatPrompt, prompt_layout, texts
 from engine.text.chat import ChatFormat
 
 
-class Words:
+class ChatText:
     """The part of a host that is the same wherever the engine runs."""
 
     _chat: ChatFormat

@@ -38,7 +38,7 @@ class ToolCallRules:
         return not self.must and self.many and not any(each.strict for each in self.functions)
 
 
-def shape(text: Grammar | None, calls: ToolCallRules | None, *, thinking: bool) -> Grammar | None:
+def reply_grammar(text: Grammar | None, calls: ToolCallRules | None, *, thinking: bool) -> Grammar | None:
     """Of the whole reply; None where it may be anything. `thinking`: it begins inside a thought."""
     if calls is None or (calls.free and text is None):
         if text is None or not thinking:

@@ -17,7 +17,7 @@ TILE = 512  # words of 8 bytes
 
 
 @triton.jit
-def _fetch(there, tables, pieces, turn, words, news, TILE: tl.constexpr):
+def _copy_in(there, tables, pieces, turn, words, news, TILE: tl.constexpr):
     piece = pieces + tl.load(turn) * words
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     tl.store(there + at, tl.load(piece + at, mask=at < words), mask=at < words)
@@ -30,7 +30,7 @@ def _fetch(there, tables, pieces, turn, words, news, TILE: tl.constexpr):
 
 
 @triton.jit
-def _answer(pieces, there, turn, words, begin, count, PIECES: tl.constexpr, TILE: tl.constexpr):
+def _copy_out(pieces, there, turn, words, begin, count, PIECES: tl.constexpr, TILE: tl.constexpr):
     which = tl.load(turn)
     at = tl.arange(0, TILE)
     told = tl.load(there + begin + at, mask=at < count)
@@ -39,7 +39,7 @@ def _answer(pieces, there, turn, words, begin, count, PIECES: tl.constexpr, TILE
     tl.store(turn, (which + 1) % PIECES)
 
 
-def fetch(there: Tensor, tables: Tensor, pieces: Tensor, turn: Tensor, news: int) -> None:
+def copy_in(there: Tensor, tables: Tensor, pieces: Tensor, turn: Tensor, news: int) -> None:
     """The piece in turn, of [pieces, words], to `there`.
 
     It begins with `news` cells of `tables`, counted through all rows, -1 for none, and as many blocks for
@@ -47,11 +47,11 @@ def fetch(there: Tensor, tables: Tensor, pieces: Tensor, turn: Tensor, news: int
     """
     words = len(there)
     grid = (triton.cdiv(words, TILE),)
-    _fetch[grid](there, tables, pieces, turn, words, news, TILE=TILE, num_warps=4)
+    _copy_in[grid](there, tables, pieces, turn, words, news, TILE=TILE, num_warps=4)
 
 
-def answer(pieces: Tensor, there: Tensor, turn: Tensor, begin: int, count: int) -> None:
+def copy_out(pieces: Tensor, there: Tensor, turn: Tensor, begin: int, count: int) -> None:
     """The words from `begin` on, as many as `count`, back to the piece in turn; then it is the next one's."""
-    _answer[(1,)](
+    _copy_out[(1,)](
         pieces, there, turn, len(there), begin, count, PIECES=len(pieces), TILE=power(count), num_warps=1
     )

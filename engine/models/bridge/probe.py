@@ -1,7 +1,8 @@
 """What a model of transformers must show before it may run over the engine's cache.
 
-`sketch` walks through it without weights, and refuses early. `rehearse` has it read one passage twice, whole
-by its own attention and in two parts by ours: where both agree, keys and values are all that connects tokens.
+`probe_without_weights` walks through it without weights, and refuses early. `probe` has it read one passage
+twice, whole by its own attention and in two parts by ours: where both agree, keys and values are all that
+connects tokens.
 """
 
 from collections import defaultdict
@@ -22,7 +23,7 @@ PASSAGE, CUT = 12, 7  # tokens read, and where the second part begins
 UNREACHED = "not every layer calls transformers' attention interface, so the paged cache cannot serve it"
 
 
-class Notebook:
+class ProbeRecorder:
     """Attends plainly, remembers keys and values, and writes down what each layer is."""
 
     def __init__(self, theirs: Any, fields: Fields) -> None:
@@ -44,25 +45,25 @@ class Notebook:
     def refusal(self, why: str) -> UnsupportedModel:
         return self.fields.unsupported("model_type", why)
 
-    def visit(self, module: Any, q: Tensor, k: Tensor, v: Tensor, said: dict[str, Any]) -> Tensor:
+    def visit(self, module: Any, q: Tensor, k: Tensor, v: Tensor, kwargs: dict[str, Any]) -> Tensor:
         index = getattr(module, "layer_idx", None)
         if not isinstance(index, int) or not getattr(module, "is_causal", True):
             raise self.refusal("its attention is not the causal one of a numbered layer")
-        spec = self._spec(index, q, k, v, said)
+        spec = self._spec(index, q, k, v, kwargs)
         if self.layers.setdefault(index, spec) != spec:
             raise self.refusal(f"layer {index} is not the same at every call")
-        if (sinks := said.get("s_aux")) is not None:
+        if (sinks := kwargs.get("s_aux")) is not None:
             self.sinks[index] = sinks
         self.calls.append(index)
         self.memory[index].append((k, v))
         keys, values = (torch.cat(parts) for parts in zip(*self.memory[index], strict=True))
         return attention(q, keys, values, spec, self.sinks.get(index))
 
-    def _spec(self, index: int, q: Tensor, k: Tensor, v: Tensor, said: dict[str, Any]) -> LayerSpec:
-        window = said.get("sliding_window")
+    def _spec(self, index: int, q: Tensor, k: Tensor, v: Tensor, kwargs: dict[str, Any]) -> LayerSpec:
+        window = kwargs.get("sliding_window")
         if self.kinds is not None and index < len(self.kinds):  # the masks of transformers follow these
             window = self.window if self.kinds[index] == "sliding_attention" else None
-        scale = said.get("scaling")
+        scale = kwargs.get("scaling")
         return LayerSpec(
             heads=q.shape[1],
             kv_heads=k.shape[1],
@@ -70,8 +71,8 @@ class Notebook:
             value_dim=v.shape[2],
             scale=q.shape[2] ** -0.5 if scale is None else float(scale),
             window=window,
-            softcap=said.get("softcap"),
-            sinks=said.get("s_aux") is not None,
+            softcap=kwargs.get("softcap"),
+            sinks=kwargs.get("s_aux") is not None,
         )
 
     def end_pass(self) -> None:
@@ -97,9 +98,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: LayerSpec, sinks: Tensor | 
 
 
 @torch.inference_mode()
-def sketch(theirs: Any, config: ModelConfig, fields: Fields) -> None:
+def probe_without_weights(theirs: Any, config: ModelConfig, fields: Fields) -> None:
     """Refuses a model whose layers do not call ours, before any weight is read."""
-    notes = Notebook(theirs, fields)
+    notes = ProbeRecorder(theirs, fields)
     ids = torch.zeros(2, dtype=torch.int64, device="meta")
     model = None
     try:
@@ -115,9 +116,9 @@ def sketch(theirs: Any, config: ModelConfig, fields: Fields) -> None:
 
 
 @torch.inference_mode()
-def rehearse(bridged: BridgedModel, fields: Fields) -> None:
+def probe(bridged: BridgedModel, fields: Fields) -> None:
     """Proves the model on its own weights, and completes what is known of it."""
-    notes = Notebook(bridged.model.config, fields)
+    notes = ProbeRecorder(bridged.model.config, fields)
     length = min(PASSAGE, bridged.config.max_context)
     positions = torch.arange(length, device=bridged.model.device)
     ids = (positions * 37 + 5) % bridged.config.vocab
@@ -148,7 +149,7 @@ def _by_their_attention(bridged: BridgedModel, ids: Tensor, positions: Tensor) -
 
 
 @contextmanager
-def _explained(notes: Notebook) -> Iterator[None]:
+def _explained(notes: ProbeRecorder) -> Iterator[None]:
     """A model that is no plain decoder stumbles somewhere inside transformers; that is a refusal too."""
     try:
         yield

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.api.errors import BadParams
 from engine.api.params import Grammar
 from engine.grammar.source import lark_of
-from engine.server.shape import Function, ToolCallRules, shape
+from engine.server.reply_grammar import Function, ToolCallRules, reply_grammar
 from engine.server.tools import Style
 from tests.grammar.walks import grammars, tokenizer
 
@@ -69,21 +69,21 @@ def calls(
 def test_what_is_let_through(
     text: Grammar | None, wanted: ToolCallRules | None, thinking: bool, good: list[str], bad: list[str]
 ) -> None:
-    grammar = shape(text, wanted, thinking=thinking)
+    grammar = reply_grammar(text, wanted, thinking=thinking)
     assert [each for each in good if not lets(grammar, each)] == []
     assert [each for each in bad if lets(grammar, each)] == []
 
 
 def test_a_reply_that_may_be_anything_has_no_grammar() -> None:
-    assert shape(None, None, thinking=True) is None
-    assert shape(None, calls(must=False, strict=False), thinking=True) is None
-    assert shape(NUMBER, None, thinking=False) is NUMBER
+    assert reply_grammar(None, None, thinking=True) is None
+    assert reply_grammar(None, calls(must=False, strict=False), thinking=True) is None
+    assert reply_grammar(NUMBER, None, thinking=False) is NUMBER
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.text(st.sampled_from('ab/\\\n.[]"é'), min_size=1, max_size=12))
 def test_any_text_can_be_a_choice_behind_a_thought(text: str) -> None:
-    grammar = shape(Grammar("choice", json.dumps([text])), None, thinking=True)
+    grammar = reply_grammar(Grammar("choice", json.dumps([text])), None, thinking=True)
     assert lets(grammar, "so</think>" + text)
     assert not lets(grammar, "so</think>" + text + "x")
 
@@ -96,7 +96,7 @@ def test_an_expression_is_the_same_as_part_of_another_grammar(expression: str, t
         grammars().check(plain := Grammar("regex", expression))
     except BadParams:
         return
-    behind = shape(plain, None, thinking=True)
+    behind = reply_grammar(plain, None, thinking=True)
     assert lets(behind, "</think>" + text) == lets(plain, text)
     if re.fullmatch(r"[ab/\n]+", expression):
         assert lets(plain, expression)

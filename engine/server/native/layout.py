@@ -33,7 +33,7 @@ class TextsRequest(Strict):
 async def layout(request: Request) -> dict[str, Any]:
     """Which characters of the prompt's text or messages its tokens stand for."""
     state, asked = state_of(request), await read_as(request, LayoutRequest)
-    found = await state.desk.work(lambda: state.host.layout(asked.prompt))
+    found = await state.engine.work(lambda: state.host.layout(asked.prompt))
     return {"v": VERSION, **codec(PromptLayout).write(found)}
 
 
@@ -41,5 +41,5 @@ async def layout(request: Request) -> dict[str, Any]:
 async def texts(request: Request) -> dict[str, Any]:
     """What each token adds to a reply's text."""
     state, asked = state_of(request), await read_as(request, TextsRequest)
-    found = await state.desk.work(lambda: state.host.texts(asked.tokens, asked.after))
+    found = await state.engine.work(lambda: state.host.texts(asked.tokens, asked.after))
     return {"v": VERSION, "texts": found}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 
-class MirroredNorm(nn.Module):
+class CpuRmsNorm(nn.Module):
     """In float32 until it is scaled, and rounded once. A row's bits do not depend on the rows beside it."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:

@@ -62,7 +62,7 @@ class Chunks:
         )
 
 
-def lay_out(
+def plan_items(
     chunks: Chunks, window: int | None, kv_heads: int, tile: Tile, most: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """Items, at most so many, merges, and how many partial results there will be.
@@ -98,7 +98,7 @@ def lay_out(
     return items[np.argsort(items[:, 4] - items[:, 5], kind="stable")], merges, int(cut[at].sum())
 
 
-def lay_spans(first: int, contexts: np.ndarray, keys: int) -> tuple[np.ndarray, int, int]:
+def plan_spans(first: int, contexts: np.ndarray, keys: int) -> tuple[np.ndarray, int, int]:
     """The spans of rows from `first` on, each of whole turns of so many keys; the longest, and their sum."""
     taken = -(-contexts // keys) * keys
     spans = np.zeros((len(contexts), SPAN), np.int32)

@@ -9,7 +9,7 @@ says so here but the order: what a product gives is first read in the next turn 
 import triton
 import triton.language as tl
 
-from engine.kernels.triton.attention.turns import capped, hidden, weighed
+from engine.kernels.triton.attention.online_softmax import capped, hidden, weighed
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def _turns(
 
 
 @triton.jit
-def fold_ahead(
+def fold_pipelined(
     best, total, mixed, query, keys, values, table, start, kv_head, begin, end, first, position, scale,
     KV_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr,
     SOFTCAP: tl.constexpr, GATHERED: tl.constexpr,

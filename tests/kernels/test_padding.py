@@ -14,30 +14,30 @@ TILES = (16, 32, 64, 128)
 
 
 def test_there_is_room_for_whole_tiles() -> None:
-    from engine.kernels.triton.room import MOST, rows_there, with_room
+    from engine.kernels.triton.padding import MOST, padded_rows, readable_rows
 
     like = torch.empty(0, dtype=torch.float16)
     for rows in range(1, MOST + 1):
-        found = with_room(rows, 2, 4, like=like)
+        found = padded_rows(rows, 2, 4, like=like)
         assert found.shape == (rows, 2, 4) and found.is_contiguous() and found.dtype is torch.float16
         for tile in TILES:
             if tile < max(17, 2 * rows):  # no product is cut into larger ones
-                assert rows_there(found.flatten(1), tile) == -(-rows // tile) * tile, (rows, tile)
-    assert with_room(3, 8, like=like, dtype=torch.float32).dtype is torch.float32
-    assert with_room(MOST + 1, 8, like=like).untyped_storage().nbytes() == (MOST + 1) * 8 * 2
+                assert readable_rows(found.flatten(1), tile) == -(-rows // tile) * tile, (rows, tile)
+    assert padded_rows(3, 8, like=like, dtype=torch.float32).dtype is torch.float32
+    assert padded_rows(MOST + 1, 8, like=like).untyped_storage().nbytes() == (MOST + 1) * 8 * 2
 
 
 def test_no_row_is_read_beyond_the_memory() -> None:
-    from engine.kernels.triton.room import rows_there
+    from engine.kernels.triton.padding import readable_rows
 
     memory = torch.empty(64, 8)
-    assert rows_there(memory[:33], 32) == 64
-    assert rows_there(memory[:33], 128) == 33
-    assert rows_there(memory[40:], 32) == 24
-    assert rows_there(memory[32:33], 32) == 32
-    assert rows_there(memory[33:34], 32) == 1
-    assert rows_there(memory[:33, 4:], 64) == 64
-    assert rows_there(memory[1:34, 4:], 64) == 33
+    assert readable_rows(memory[:33], 32) == 64
+    assert readable_rows(memory[:33], 128) == 33
+    assert readable_rows(memory[40:], 32) == 24
+    assert readable_rows(memory[32:33], 32) == 32
+    assert readable_rows(memory[33:34], 32) == 1
+    assert readable_rows(memory[:33, 4:], 64) == 64
+    assert readable_rows(memory[1:34, 4:], 64) == 33
 
 
 @pytest.mark.parametrize("gated", [False, True])

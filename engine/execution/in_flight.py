@@ -17,7 +17,7 @@ Sampled = Callable[["Masks | None"], SampledTokens]  # the rest of a step, once 
 
 
 @dataclass(slots=True)
-class Launched:
+class InFlightStep:
     """A step on the device, and where its results will be."""
 
     rows: Rows  # those that sample
@@ -25,7 +25,7 @@ class Launched:
     swap_seconds: Seconds
     drafts: Mapping[int, Drafts]  # each of which was a row
     sample: Sampled | None = None  # None: no row draws, or all have
-    drawn: SampledTokens = field(default_factory=lambda: NOTHING)  # on the host once `arrived`
+    sampled: SampledTokens = field(default_factory=lambda: NOTHING)  # on the host once `arrived`
     arrived: torch.cuda.Event | None = None  # None: they are there
 
 
@@ -35,5 +35,5 @@ class ModelInput(NamedTuple):
     rows: Rows
     ids: np.ndarray
     single: int
-    drawing: Rows  # those that sample
+    sampling_rows: Rows  # those that sample
     drafts: Mapping[int, Drafts]

@@ -18,7 +18,7 @@ from engine.host.prompts import Prompt
 from engine.host.protocol import EngineHost
 from engine.host.stream import Stream
 from engine.server.http.sse import encoded
-from engine.server.post import Post
+from engine.server.notifier import Notifier
 
 log = logging.getLogger("minichat.server")
 
@@ -31,14 +31,14 @@ class AsyncEngine:
     """Sends commands, whose answers may take a step, and works on prompts in threads."""
 
     def __init__(self, host: EngineHost) -> None:
-        self.host, self.post = host, Post()
+        self.host, self.notifier = host, Notifier()
         self._loop = asyncio.get_running_loop()
         self._workers = ThreadPoolExecutor(_WORKERS, "minichat-submit")
         self._callers = ThreadPoolExecutor(4, "minichat-call")  # for snapshots, not behind a long prompt
         self._reader = ThreadPoolExecutor(1, "minichat-read")  # two would only share the interpreter
-        self._doomed: list[int] = []
-        self._shot: asyncio.Future[Snapshot] | None = None
-        self._picture: asyncio.Future[bytes] | None = None
+        self._to_abort: list[int] = []
+        self._snapshot: asyncio.Future[Snapshot] | None = None
+        self._snapshot_json: asyncio.Future[bytes] | None = None
         self._cached: dict[int, int] = {}
         self._unsubscribe = host.subscribe(self._note)
 
@@ -47,12 +47,18 @@ class AsyncEngine:
         return await asyncio.wrap_future(self.host.send(command))
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, priority: int, salt: bytes, said: Sequence[int]
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        priority: int,
+        salt: bytes,
+        reply_prefix: Sequence[int],
     ) -> Stream:
         """A new request. If its sender is gone by then, the request ends as it begins."""
         work = self._loop.run_in_executor(
             self._workers,
-            lambda: self.host.submit(prompt, params, priority=priority, salt=salt, said=said),
+            lambda: self.host.submit(prompt, params, priority=priority, salt=salt, reply_prefix=reply_prefix),
         )
         try:
             stream = await asyncio.shield(work)
@@ -92,9 +98,9 @@ class AsyncEngine:
 
     def abort(self, requests: Iterable[int]) -> None:
         """Ends them between the next two steps; whatever is aborted in one turn of the loop goes together."""
-        if not self._doomed:
-            self._loop.call_soon(self._end_doomed)
-        self._doomed += requests
+        if not self._to_abort:
+            self._loop.call_soon(self._abort_all)
+        self._to_abort += requests
 
     async def work(self, work: Callable[[], T]) -> T:
         """Something that may take a while; who looks at the engine does not wait behind it."""
@@ -114,17 +120,17 @@ class AsyncEngine:
 
     async def snapshot(self) -> Snapshot:
         """All who ask while one is made get the same."""
-        if self._shot is None or self._shot.done():
-            self._shot = self._loop.run_in_executor(self._callers, self.host.snapshot)
-        return await asyncio.shield(self._shot)
+        if self._snapshot is None or self._snapshot.done():
+            self._snapshot = self._loop.run_in_executor(self._callers, self.host.snapshot)
+        return await asyncio.shield(self._snapshot)
 
-    async def picture(self) -> bytes:
+    async def snapshot_json(self) -> bytes:
         """A snapshot as JSON; of a large cache that is work of some milliseconds, so not on the loop."""
-        if self._picture is None or self._picture.done():
-            self._picture = self._loop.run_in_executor(
+        if self._snapshot_json is None or self._snapshot_json.done():
+            self._snapshot_json = self._loop.run_in_executor(
                 self._callers, lambda: encoded(encode_snapshot(self.host.snapshot()))
             )
-        return await asyncio.shield(self._picture)
+        return await asyncio.shield(self._snapshot_json)
 
     def close(self) -> None:
         self._unsubscribe()
@@ -138,8 +144,8 @@ class AsyncEngine:
             if len(self._cached) > _CACHED:  # of a fork, or of one of several replies, nobody will ask
                 self._cached.pop(next(iter(self._cached)), None)
 
-    def _end_doomed(self) -> None:
-        ids, self._doomed = self._doomed, []
+    def _abort_all(self) -> None:
+        ids, self._to_abort = self._to_abort, []
         self.host.send(Abort(tuple(ids))).add_done_callback(_complain)
         for id in ids:
             self._cached.pop(id, None)

@@ -11,12 +11,12 @@ from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.host.prompts import Prompt
 from engine.host.stream import Stream
-from engine.server.desk import AsyncEngine
+from engine.server.async_engine import AsyncEngine
 from engine.server.http.limits import Ticket
 from engine.server.native.metrics import Metrics
 from engine.server.waiters import Waiters
 
-Batch = list[tuple[int, list[Delta]]]  # prompts that have news, and what they said, in order
+Batch = list[tuple[int, list[Delta]]]  # prompts that have news, and what they reply_prefix, in order
 
 
 @dataclass(slots=True)
@@ -49,14 +49,14 @@ class Usage:
 class Generation:
     """A request for each prompt, with as many choices as its parameters say. Iterated once; closed always."""
 
-    desk: AsyncEngine
+    engine: AsyncEngine
     prompts: Sequence[Prompt]
     params: SamplingParams
     ticket: Ticket
     metrics: Metrics
     priority: int = 0
     salt: bytes = b""
-    said: Sequence[int] = ()  # tokens with which each reply begins already
+    reply_prefix: Sequence[int] = ()  # tokens with which each reply begins already
     parent: int | None = None  # a running request that this one goes on from, instead of its prompt
     usage: Usage = field(default_factory=Usage)
 
@@ -107,17 +107,21 @@ class Generation:
         self._closed = True
         self.ticket.give_back()
         if running := [place.stream.id for place in self._places if place.stream and not place.done]:
-            self.desk.abort(running)
+            self.engine.abort(running)
         for request in self.requests:
-            self.desk.cached_tokens(request)
+            self.engine.cached_tokens(request)
 
     async def _hand_in(self, number: int) -> None:
         if self.parent is None:
-            stream = await self.desk.submit(
-                self.prompts[number], self.params, priority=self.priority, salt=self.salt, said=self.said
+            stream = await self.engine.submit(
+                self.prompts[number],
+                self.params,
+                priority=self.priority,
+                salt=self.salt,
+                reply_prefix=self.reply_prefix,
             )
         else:
-            stream = await self.desk.fork(self.parent, self.params)
+            stream = await self.engine.fork(self.parent, self.params)
         self._places[number].stream = stream
         self.usage.prompt += stream.prompt_tokens
         stream.listen(partial(self._heard, number))
@@ -131,7 +135,7 @@ class Generation:
                 count = len(delta.tokens)
                 self.metrics.itl.observe((now - before) / count, count)
             said_at[delta.choice] = now
-        self.desk.post.ring(self._notice, number)
+        self.engine.notifier.notify(self._notice, number)
 
     def _notice(self, place: int) -> None:
         self._news[place] = None
@@ -150,7 +154,7 @@ class Generation:
             return deltas
         if not place.heard:
             place.heard = True
-            self.usage.cached += self.desk.cached_tokens(place.stream.id)
+            self.usage.cached += self.engine.cached_tokens(place.stream.id)
         tokens = sum(len(delta.tokens) for delta in deltas)
         self.usage.completion += tokens
         self.metrics.generated += tokens

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def forbid(logits: Tensor, rows: Sequence[int], bits: np.ndarray) -> None:
+def mask_logits(logits: Tensor, rows: Sequence[int], bits: np.ndarray) -> None:
     """Sets what these rows may not say to -inf. `bits` [rows, bytes]: one a token, the lowest first."""
     sent = torch.from_numpy(bits).to(logits.device, non_blocking=True)
     shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)

@@ -5,17 +5,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.kernels.cpu.mirrored import MirroredNorm
+from engine.kernels.cpu.rms_norm import CpuRmsNorm
 from engine.models.decoder import Norm
 
 EPS = 1e-5
 DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 
 
-def norms(*shape: int, dtype: torch.dtype) -> tuple[Norm, MirroredNorm]:
+def norms(*shape: int, dtype: torch.dtype) -> tuple[Norm, CpuRmsNorm]:
     plain = Norm(*shape, eps=EPS, dtype=dtype)
     plain.weight.normal_(1, 0.3, generator=torch.Generator().manual_seed(2))
-    return plain, MirroredNorm(plain.weight, EPS)
+    return plain, CpuRmsNorm(plain.weight, EPS)
 
 
 @given(

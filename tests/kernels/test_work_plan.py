@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from engine.api.config import LayerSpec
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.tiles import Tile
-from engine.kernels.triton.attention.work import Chunks, lay_out, lay_spans
+from engine.kernels.triton.attention.work_plan import Chunks, plan_items, plan_spans
 
 
 @given(
@@ -29,7 +29,7 @@ def test_covers_what_each_token_sees_once(
     contexts = np.array([new + old for new, old in rows], np.int32)
     starts = np.concatenate(([7], 7 + np.cumsum(counts))).astype(np.int32)
     tile = Tile(queries, padded=2, keys=keys, warps=1, stages=1, programs=programs, pdl=False)
-    items, merges, partials = lay_out(Chunks.of(first, starts, contexts, queries), window, 8, tile)
+    items, merges, partials = plan_items(Chunks.of(first, starts, contexts, queries), window, 8, tile)
 
     spans: dict[int, list[tuple[int, int, int]]] = {}  # by a tile's first token
     covered = []
@@ -64,7 +64,7 @@ def test_covers_what_each_token_sees_once(
 
 def pieces(contexts: list[int], tile: Tile) -> int:
     starts = np.arange(len(contexts) + 1, dtype=np.int32)
-    return len(lay_out(Chunks.of(0, starts, np.array(contexts, np.int32), 1), None, 8, tile)[0])
+    return len(plan_items(Chunks.of(0, starts, np.array(contexts, np.int32), 1), None, 8, tile)[0])
 
 
 def test_cuts_where_the_gpu_would_idle() -> None:
@@ -142,7 +142,7 @@ def test_a_compressed_cache_is_gathered_sooner(rows: list[tuple[int, int]], gath
 
 
 def test_gathered_contexts_lie_one_after_another() -> None:
-    table, longest, cells = lay_spans(3, np.array([64, 1, 130], np.int32), 64)
+    table, longest, cells = plan_spans(3, np.array([64, 1, 130], np.int32), 64)
     assert table.tolist() == [[3, 64, 0, 0], [4, 1, 64, 0], [5, 130, 128, 0]]
     assert (longest, cells) == (192, 320)
 
@@ -159,7 +159,7 @@ def test_no_more_items_than_there_is_room_for(
     tile = Tile(1, 16, keys, warps=1, stages=1, programs=programs, pdl=False)
     ends = np.array(contexts, np.int32)
     chunks = Chunks.of(0, np.arange(len(ends) + 1), ends, 1)
-    items, merges, partials = lay_out(chunks, None, 2, tile, len(ends) + spare)
+    items, merges, partials = plan_items(chunks, None, 2, tile, len(ends) + spare)
     assert len(items) <= len(ends) + spare
     assert partials == merges[:, 3].sum() == (items[:, 6] >= 0).sum()
     read = np.zeros(len(ends), int)

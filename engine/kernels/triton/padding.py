@@ -13,12 +13,12 @@ from engine.kernels.triton.launch import power
 MOST = 256  # rows from which one tile in many is cut off
 
 
-def with_room(rows: int, *width: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def padded_rows(rows: int, *width: int, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """[rows, *width], not filled, and behind it memory for whole tiles of up to 128 rows, 16 at least."""
     return like.new_empty(_whole(rows), *width, dtype=dtype)[:rows]
 
 
-def rows_there(x: Tensor, tile: int) -> int:
+def readable_rows(x: Tensor, tile: int) -> int:
     """How many rows of [rows, width] can be read: whole tiles of them, if there is room behind."""
     rows, width = x.shape
     whole = -(-rows // tile) * tile
