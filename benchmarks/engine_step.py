@@ -27,8 +27,8 @@ from engine.api.params import Grammar, SamplingParams
 from engine.attention.base import Attend
 from engine.attention.torch_backend import TorchAttention
 from engine.execution.cuda.graphs import DecodeSteps, Draws
-from engine.execution.launched import Launched
-from engine.execution.results import Drawn
+from engine.execution.in_flight import InFlightStep
+from engine.execution.results import SampledTokens
 from engine.execution.runner import ModelRunner
 from engine.grammar.grammars import Grammars
 from engine.kv.pool import BlockPool
@@ -36,12 +36,12 @@ from engine.kv.store import KVStore
 from engine.kv.tables import BlockTables
 from engine.sampling.penalties import SeenTokens
 from engine.scheduling.policy import choose
-from engine.scheduling.rules import Rules
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.step import Step
 from engine.serving.engine import Engine
 from engine.serving.limits import Limits
-from engine.serving.machine import Facts
+from engine.serving.machine import EngineInfo
 from engine.text.bare import BareTokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -73,7 +73,7 @@ class NoWork:
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
         return False
 
-    def prepared(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> None:
+    def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> None:
         return None
 
 
@@ -86,7 +86,7 @@ class HollowStage:
     def precompile(self, launches: Callable[[], object]) -> None:
         raise AssertionError("nothing is compiled on a CPU")
 
-    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         return torch.zeros(len(fields["ids"]), VOCAB)
 
     def draw(
@@ -104,7 +104,7 @@ class HollowStage:
 class Mute(ModelRunner):
     """Prepares every step, and then runs nothing: the same token comes from everywhere."""
 
-    def launch(self, step: Step) -> Launched:
+    def launch(self, step: Step) -> InFlightStep:
         with self._inference:
             began = time.monotonic()
             self._tables.apply(step.tables)
@@ -112,8 +112,8 @@ class Mute(ModelRunner):
             rows = step.rows.sampling
             self._batches.build(step.rows, step.ids, step.single, self._sampling_state.last_ids)
             self._sampling_state.view(rows)
-            drawn = Drawn(torch.ones(len(rows), dtype=torch.int64))
-            return Launched(rows, began, lambda: 0.0, {}, drawn=drawn)
+            drawn = SampledTokens(torch.ones(len(rows), dtype=torch.int64))
+            return InFlightStep(rows, began, lambda: 0.0, {}, sampled=drawn)
 
 
 class Graphed(ModelRunner):
@@ -140,7 +140,7 @@ def empty_engine(
 ) -> Engine:
     bus, tables = Bus(), BlockTables(rows, 256)
     pool, host = BlockPool(blocks, 16), BlockPool(0, 16)
-    rules = Rules(step_tokens=8192)
+    rules = SchedulerSettings(step_tokens=8192)
     scheduler = Scheduler(
         pool=pool, host=host, tables=tables, policy=choose("fcfs"), rules=rules, emit=bus.emit
     )
@@ -161,7 +161,7 @@ def empty_engine(
         runner=runner,
         tokenizer=BareTokenizer(VOCAB),  # type: ignore[arg-type]  # it has all that replies need
         limits=Limits(4096, VOCAB, 100_000),
-        facts=Facts("empty", "float32", "cpu", "torch", "fcfs"),
+        info=EngineInfo("empty", "float32", "cpu", "torch", "fcfs"),
         bus=bus,
         depth=depth,
         grammars=grammars,

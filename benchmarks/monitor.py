@@ -13,7 +13,7 @@ from textual.app import App, ComposeResult
 from benchmarks.harness import Bench
 from benchmarks.sink import Sink
 from engine.api.events import Admitted
-from engine.api.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
+from engine.api.snapshot import BlockView, Quantiles, RequestView, Snapshot, StepTimes, Throughput
 from engine.kv.pool import BlockPool
 from minichat.clients.moments import moment
 from minichat.ui.frames import FrameScreen
@@ -110,7 +110,7 @@ def _snapshot(step: int, blocks: BlockView, requests: list[RequestView]) -> Snap
         requests,
         at=now / 4,
         step=step,
-        rates=Rates(100.0 * (now % 9), 1600.0 + 10 * (now % 13), 100.0, len(requests), len(requests)),
+        rates=Throughput(100.0 * (now % 9), 1600.0 + 10 * (now % 13), 100.0, len(requests), len(requests)),
         step_times=StepTimes(1e-4, 2e-4, 8e-3 + 1e-5 * (now % 7), 3e-4),
         itl=Quantiles(0.01, 0.012, 0.013 + 1e-4 * (now % 5), 2048),
     )

@@ -23,7 +23,7 @@ from engine.api.params import SamplingParams
 from engine.serving.engine import Engine
 from engine.speculation.gain import Prices
 from engine.start import start
-from engine.text.chat import Chat
+from engine.text.chat import ChatFormat
 
 POCKET = Path(engine.__file__).parent / "pocket"
 QUESTIONS = (
@@ -110,7 +110,7 @@ def user(text: str) -> dict[str, str]:
 
 
 def asked(running: Engine, chats: Sequence[list[dict[str, str]]]) -> list[list[int]]:
-    with Chat(running.tokenizer) as chat:
+    with ChatFormat(running.tokenizer) as chat:
         return [chat.prompt(messages) for messages in chats]
 
 

@@ -339,7 +339,7 @@ def latency_policy(bench: Bench) -> None:
             engine.step()
         gaps = [gap for reader in running for gap in reader.gaps[10:]]
         abort_all(engine)
-        waits[engine.facts.policy].append(median(reader.ttft for reader in came))
+        waits[engine.info.policy].append(median(reader.ttft for reader in came))
         return sum(gaps) / len(gaps)
 
     waits: dict[str, list[float]] = {name: [] for name in engines}

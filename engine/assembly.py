@@ -29,11 +29,11 @@ from engine.models.find import Progress
 from engine.models.registry import load_model
 from engine.scheduling.policy import Policy
 from engine.scheduling.policy import choose as choose_policy
-from engine.scheduling.rules import Rules
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.settings import SchedulerSettings
 from engine.serving.engine import Engine
 from engine.serving.limits import Limits
-from engine.serving.machine import Facts
+from engine.serving.machine import EngineInfo
 from engine.text.bare import BareTokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -95,7 +95,7 @@ def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None)
             speculation=("ngram", "suffix", *drafters),
             windowed=config.kv_window is not None,
         ),
-        facts=Facts(
+        info=EngineInfo(
             model=place.name,
             dtype=str(dtype).removeprefix("torch."),
             device=_device_name(device),
@@ -146,7 +146,7 @@ def _scheduler(
         host=BlockPool(fit.host_blocks, config.block_size),
         tables=BlockTables(rows, room.widest(KV_SCHEMES)),
         policy=policy,
-        rules=Rules(
+        rules=SchedulerSettings(
             step_tokens=step_tokens,
             prefix_cache=config.prefix_cache,
             chunked_prefill=config.chunked_prefill,

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class TokenSpan(NamedTuple):
     """The characters that one token of a prompt stands for. Message -1: the template's own, or not known."""
 
     message: int
@@ -11,8 +11,8 @@ class Place(NamedTuple):
     end: int = 0
 
 
-class Layout(NamedTuple):
+class PromptLayout(NamedTuple):
     """A prompt as the model reads it, token by token."""
 
     ids: tuple[int, ...] = ()
-    places: tuple[Place, ...] = ()
+    places: tuple[TokenSpan, ...] = ()

@@ -26,7 +26,7 @@ class Finish(Enum):
     FAILED = "failed"
 
 
-class Guide(Protocol):
+class GrammarState(Protocol):
     """Follows a reply through the grammar of its parameters."""
 
     error: str  # why nothing can come any more, if so
@@ -59,7 +59,9 @@ class Request:
     salt: bytes = b""  # separates prefix caches of different owners
     group: int = -1  # the request that a person knows, where this is one of several that answer it
     guided_from: int = 0  # the token from which on a grammar holds, where that is behind the prompt
-    guide: Guide | None = None  # made when the first token is drawn by it; made anew from the tokens if lost
+    guide: GrammarState | None = (
+        None  # made when the first token is drawn by it; made anew from the tokens if lost
+    )
     awaits: bool = False  # its next token cannot be computed before the last one is known here
 
     launched: int = 0  # tokens whose KV is written or being written: the next plan starts here

@@ -176,7 +176,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Rates:
+class Throughput:
     """Over the last second or so."""
 
     prefill: float = 0.0  # tokens a second
@@ -211,7 +211,7 @@ class Snapshot:
     running: int
     preemptions: int
     prefix_hit_rate: float  # share of admitted prompt tokens found in the cache
-    rates: Rates
+    rates: Throughput
     step_times: StepTimes
     ttft: Quantiles
     itl: Quantiles
@@ -240,7 +240,7 @@ class Snapshot:
             requests=(),
             waiting=0,
             running=0,
-            rates=Rates(),
+            rates=Throughput(),
             step_times=StepTimes(),
             ttft=Quantiles(),
             itl=Quantiles(),

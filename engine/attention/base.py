@@ -51,16 +51,16 @@ class AttentionBackend(Protocol):
 
     def prepare(self, batch: Batch) -> Any: ...
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Any) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: Any) -> Tensor:
         """Writes k and v to the batch's places, then attends; returns [tokens, heads, value_dim]."""
 
 
 def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch) -> Attend:
     """What a model calls in each layer of this step; what the step needs is prepared here."""
-    prepared = backend.prepare(batch)
+    metadata = backend.prepare(batch)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return backend.attend(q, k, v, layers[layer], prepared)
+        return backend.attend(q, k, v, layers[layer], metadata)
 
     return attend
 

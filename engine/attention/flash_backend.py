@@ -17,7 +17,7 @@ BLOCK = 256  # tokens: it reads pages of a multiple of these
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class FlashMetadata:
     """A step; what its rows of several tokens need besides."""
 
     batch: Batch
@@ -48,18 +48,18 @@ class FlashAttention:
             return "it is not used for layers with a window, a soft cap or attention sinks"
         return None
 
-    def prepare(self, batch: Batch) -> Prepared:
+    def prepare(self, batch: Batch) -> FlashMetadata:
         if (first := batch.single) == len(batch.host_contexts):
-            return Prepared(batch, None, None, (0, 0))
+            return FlashMetadata(batch, None, None, (0, 0))
         contexts = batch.contexts[first:]
         ends = torch.nn.functional.pad(contexts.cumsum(0, dtype=torch.int32), (1, 0))
         chunk = int((batch.host_starts[first + 1 :] - batch.host_starts[first:-1]).max())
         longest = chunk, int(batch.host_contexts[first:].max())
-        return Prepared(batch, batch.starts[first:] - first, ends, longest)
+        return FlashMetadata(batch, batch.starts[first:] - first, ends, longest)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:
-        batch, spec = prepared.batch, layer.spec
-        write(layer, k, v, batch.places, early=False)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: FlashMetadata) -> Tensor:
+        batch, spec = metadata.batch, layer.spec
+        write(layer, k, v, batch.places, pdl=False)
         single, parts = batch.single, []
         if single:
             out = flash_attn_with_kvcache(
@@ -72,15 +72,15 @@ class FlashAttention:
                 causal=True,
             )
             parts.append(out.squeeze(1))
-        if prepared.starts is not None:
+        if metadata.starts is not None:
             parts.append(
                 flash_attn_varlen_func(
                     q[single:],
                     layer.keys,
                     layer.values,
-                    prepared.starts,
-                    prepared.ends,
-                    *prepared.longest,
+                    metadata.starts,
+                    metadata.ends,
+                    *metadata.longest,
                     block_table=batch.tables[single:],
                     softmax_scale=spec.scale,
                     causal=True,

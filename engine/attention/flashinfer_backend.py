@@ -32,14 +32,14 @@ logger = logging.getLogger("minichat.engine")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class FlashInferMetadata:
     batch: Batch
     singles: Pages
     chunks: Pages
     starts: Tensor  # [chunks + 1] int32, on the host: where each begins among their tokens
 
 
-class Calls:
+class FlashInferWrappers:
     """What layers of one kind are computed by: a call for rows of a token each, another for chunks.
 
     Layers with a window or a cap are left to the one kernel, fa2, that serves both: less to compile.
@@ -61,34 +61,34 @@ class Calls:
         self._long = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD")
         self._processors = torch.cuda.get_device_properties(workspace.device).multi_processor_count
         self._prefill = self._short
-        self._planned: Prepared | None = None
+        self._planned: FlashInferMetadata | None = None
         self._uploaded = torch.cuda.Event()
 
-    def plan(self, prepared: Prepared) -> None:
+    def plan(self, metadata: FlashInferMetadata) -> None:
         """Once a step: how the work is cut, found on the host and sent after what runs already."""
-        if self._planned is prepared:
+        if self._planned is metadata:
             return
         self._uploaded.synchronize()  # the last plan may still be read from where this one is written
         try:
-            self._plan(prepared)
+            self._plan(metadata)
         except RuntimeError as error:
             if (why := compiler_error(str(error))) is None:
                 raise
             raise EngineError(why) from error
         self._uploaded.record()
-        self._planned = prepared
+        self._planned = metadata
 
-    def _plan(self, prepared: Prepared) -> None:
-        spec, size = self._spec, prepared.batch.block_size
+    def _plan(self, metadata: FlashInferMetadata) -> None:
+        spec, size = self._spec, metadata.batch.block_size
         shape = spec.heads, spec.kv_heads, spec.key_dim, size
-        if len(prepared.singles.last):
-            pages = prepared.singles
+        if len(metadata.singles.last):
+            pages = metadata.singles
             self._decode.plan(pages.starts, pages.blocks, pages.last, *shape, **self._alike)
-        if len(prepared.chunks.last):
-            pages = prepared.chunks
-            self._prefill = self._long if self._are_long(prepared.starts) else self._short
+        if len(metadata.chunks.last):
+            pages = metadata.chunks
+            self._prefill = self._long if self._are_long(metadata.starts) else self._short
             self._prefill.plan(
-                prepared.starts, pages.starts, pages.blocks, pages.last, *shape, causal=True, **self._alike
+                metadata.starts, pages.starts, pages.blocks, pages.last, *shape, causal=True, **self._alike
             )
 
     def _are_long(self, starts: Tensor) -> bool:
@@ -117,7 +117,7 @@ class FlashInfer:
     keeps_first: ClassVar[bool] = False
 
     def __init__(self) -> None:
-        self._calls: dict[LayerSpec, Calls] = {}
+        self._calls: dict[LayerSpec, FlashInferWrappers] = {}
         self._workspace: Tensor | None = None
 
     @staticmethod
@@ -133,27 +133,27 @@ class FlashInfer:
             return "it is not used for layers with attention sinks"
         return why_no_kernels()
 
-    def prepare(self, batch: Batch) -> Prepared:
+    def prepare(self, batch: Batch) -> FlashInferMetadata:
         first, tables, contexts = batch.single, batch.host_tables, batch.host_contexts
-        return Prepared(
+        return FlashInferMetadata(
             batch,
             Pages.of(tables[:first], contexts[:first], batch.block_size),
             Pages.of(tables[first:], contexts[first:], batch.block_size),
             torch.from_numpy(batch.host_starts[first:] - batch.host_starts[first]),
         )
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:
-        write(layer, k, v, prepared.batch.places, early=False)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: FlashInferMetadata) -> Tensor:
+        write(layer, k, v, metadata.batch.places, pdl=False)
         calls = self._calls_of(layer.spec, q)
-        calls.plan(prepared)
-        return calls.run(q, layer, prepared.batch.single)
+        calls.plan(metadata)
+        return calls.run(q, layer, metadata.batch.single)
 
-    def _calls_of(self, spec: LayerSpec, q: Tensor) -> Calls:
+    def _calls_of(self, spec: LayerSpec, q: Tensor) -> FlashInferWrappers:
         if spec not in self._calls:
             if self._workspace is None:
                 logger.info("flashinfer compiles each of its kernels when it is first used; a step may wait")
                 self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
-            self._calls[spec] = Calls(spec, q.dtype, self._workspace)
+            self._calls[spec] = FlashInferWrappers(spec, q.dtype, self._workspace)
         return self._calls[spec]
 
 
@@ -170,10 +170,10 @@ def why_no_kernels() -> str | None:
     return None
 
 
-def compiler_error(said: str) -> str | None:
+def compiler_error(message: str) -> str | None:
     """A compiler that fails says pages: of these, the first line that names an error."""
-    if not said.startswith("Ninja build failed"):
+    if not message.startswith("Ninja build failed"):
         return None
-    first, *lines = said.splitlines()
+    first, *lines = message.splitlines()
     why = next((line.strip() for line in lines if "error: " in line), first)
     return f"flashinfer could not compile a kernel ({why}); attention 'triton' needs no compiler"

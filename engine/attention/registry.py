@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from engine.api.config import KvSchemeName, LayerSpec
 from engine.api.errors import BadInput
-from engine.api.outside import lacking
+from engine.api.plugins import missing_members
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ def _load(name: str) -> str | None:
             return None
         for point in entry_points(group=GROUP, name=name):
             found = point.load()
-            if (problem := lacking(found, "name", "why_not", "prepare", "attend")) is None:
+            if (problem := missing_members(found, "name", "why_not", "prepare", "attend")) is None:
                 BACKENDS[name] = found
             return problem
     except (ImportError, AttributeError) as error:

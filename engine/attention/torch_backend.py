@@ -19,7 +19,7 @@ SCORES = 2**21  # their scores should stay in the processor's cache until they a
 PIECE = 1024  # tokens of context that one query meets at a time, so that their copy stays there too
 
 
-class Row(NamedTuple):
+class AttentionRow(NamedTuple):
     """One row of the batch, and where its context lies in the cache."""
 
     start: int  # its tokens are start..stop of the batch
@@ -30,14 +30,14 @@ class Row(NamedTuple):
 
 
 @dataclass(slots=True)
-class Prepared:
+class TorchMetadata:
     places: Tensor
-    rows: list[Row]
+    rows: list[AttentionRow]
     block_size: int
 
 
 @dataclass(slots=True)
-class Cells:
+class CacheCells:
     """All places of a layer's keys or values, [places, kv_heads, dim], maybe with scales."""
 
     all: Tensor
@@ -45,7 +45,7 @@ class Cells:
     block_size: int
 
     @classmethod
-    def of_layer(cls, numbers: Tensor, scales: Tensor | None) -> "Cells":
+    def of_layer(cls, numbers: Tensor, scales: Tensor | None) -> "CacheCells":
         return cls(numbers.flatten(0, 1), None if scales is None else scales.flatten(0, 1), numbers.shape[1])
 
     def write(self, places: Tensor, fresh: Tensor) -> None:
@@ -56,14 +56,14 @@ class Cells:
         bits(self.all).index_copy_(0, places, bits(packed))
         self.scales.index_copy_(0, places, scales)
 
-    def of(self, row: Row, start: int, stop: int) -> Tensor:
+    def of(self, row: AttentionRow, start: int, stop: int) -> Tensor:
         """Those of a row's positions, in float32: a view where that can be."""
         found = self._at(self.all, row, start, stop)
         if self.scales is None:
             return found.float()
         return unpack(found, self._at(self.scales, row, start, stop))
 
-    def _at(self, places: Tensor, row: Row, start: int, stop: int) -> Tensor:
+    def _at(self, places: Tensor, row: AttentionRow, start: int, stop: int) -> Tensor:
         if row.table is None:
             return places[row.place + start : row.place + stop]
         size = self.block_size
@@ -87,7 +87,7 @@ class TorchAttention:
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
         return None
 
-    def prepare(self, batch: Batch) -> Prepared:
+    def prepare(self, batch: Batch) -> TorchMetadata:
         tables, size = batch.host_tables, batch.block_size
         used = -(-batch.host_contexts // size)
         follows = np.diff(tables, axis=1) == 1
@@ -99,18 +99,18 @@ class TorchAttention:
         apart = scattered.nonzero()[0]
         for n, table in zip(apart.tolist(), batch.tables[apart].unbind(0), strict=True):
             lists[n] = table
-        rows = list(map(Row._make, zip(*columns, lists, strict=True)))
-        return Prepared(batch.places, rows, size)
+        rows = list(map(AttentionRow._make, zip(*columns, lists, strict=True)))
+        return TorchMetadata(batch.places, rows, size)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TorchMetadata) -> Tensor:
         spec = layer.spec
-        keys = Cells.of_layer(layer.keys, layer.key_scales)
-        values = Cells.of_layer(layer.values, layer.value_scales)
-        keys.write(prepared.places, k)
-        values.write(prepared.places, v)
+        keys = CacheCells.of_layer(layer.keys, layer.key_scales)
+        values = CacheCells.of_layer(layer.values, layer.value_scales)
+        keys.write(metadata.places, k)
+        values.write(metadata.places, v)
         queries = q.view(len(q), spec.kv_heads, -1, spec.key_dim) * _float32(spec.scale, q.device)
         out = queries.new_empty(*queries.shape[:3], spec.value_dim)
-        for row in prepared.rows:
+        for row in metadata.rows:
             if row.stop - row.start == 1:
                 _attend_token(row, queries[row.start], out[row.start], keys, values, layer)
             else:
@@ -125,7 +125,9 @@ def _float32(scale: float, device: torch.device) -> Tensor:
     return torch.tensor([scale], dtype=torch.float32, device=device)
 
 
-def _attend_token(row: Row, query: Tensor, out: Tensor, keys: Cells, values: Cells, layer: KVLayer) -> None:
+def _attend_token(
+    row: AttentionRow, query: Tensor, out: Tensor, keys: CacheCells, values: CacheCells, layer: KVLayer
+) -> None:
     """One token [kv_heads, group, key_dim], which sees all of its context or its window of it."""
     spec, end = layer.spec, row.context
     low = 0 if spec.window is None else max(0, end - spec.window)
@@ -143,7 +145,9 @@ def _attend_token(row: Row, query: Tensor, out: Tensor, keys: Cells, values: Cel
         out.baddbmm_(weight, values.of(row, *piece).transpose(0, 1))
 
 
-def _attend_chunk(row: Row, queries: Tensor, out: Tensor, keys: Cells, values: Cells, layer: KVLayer) -> None:
+def _attend_chunk(
+    row: AttentionRow, queries: Tensor, out: Tensor, keys: CacheCells, values: CacheCells, layer: KVLayer
+) -> None:
     """Tokens [count, kv_heads, group, key_dim], a tile at a time against what the tile's last one sees."""
     spec = layer.spec
     before = row.context - len(queries)  # tokens of the row that came with earlier chunks

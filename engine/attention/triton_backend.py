@@ -15,35 +15,44 @@ from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.registry import register
 from engine.kernels.triton.attention import tiles
 from engine.kernels.triton.attention.paged import attend
-from engine.kernels.triton.attention.work import ITEM, MERGE, SPAN, Chunks, Spans, Work, lay_out, lay_spans
+from engine.kernels.triton.attention.work_plan import (
+    ITEM,
+    MERGE,
+    SPAN,
+    AttentionWork,
+    Chunks,
+    Spans,
+    plan_items,
+    plan_spans,
+)
 from engine.kernels.triton.attention.write import write
-from engine.kernels.triton.room import with_room
+from engine.kernels.triton.padding import padded_rows
 
 WIDEST = 256  # of a head; wider ones leave no room for keys beside the queries
 
 
 @dataclass(slots=True)
-class Prepared:
+class TritonMetadata:
     """A step, and what is to be launched for each kind of layer, found out when the first one comes."""
 
     tables: Tensor
     batch: Batch
-    work: dict[LayerSpec, list[Work]] = field(default_factory=dict)
+    work: dict[LayerSpec, list[AttentionWork]] = field(default_factory=dict)
 
-    def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[Work]:
+    def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
         if spec not in self.work:
             self.work[spec] = plan(self.batch, spec, itemsize, packed=packed)
         return self.work[spec]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GraphMetadata:
     """A step of single tokens whose lists of work lie where they always lie, as a graph wants it."""
 
     tables: Tensor  # a row a slot
-    work: Mapping[LayerSpec, Work]
+    work: Mapping[LayerSpec, AttentionWork]
 
-    def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[Work]:
+    def launches(self, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
         return [self.work[spec]]
 
 
@@ -65,25 +74,25 @@ class TritonAttention:
             return f"it serves heads of {WIDEST} at most, not {widest}"
         return None
 
-    def prepare(self, batch: Batch) -> Prepared:
-        return Prepared(batch.tables, batch)
+    def prepare(self, batch: Batch) -> TritonMetadata:
+        return TritonMetadata(batch.tables, batch)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, prepared: Prepared) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: TritonMetadata) -> Tensor:
         packed = layer.key_scales is not None
-        early = prepared.launches(layer.spec, q.dtype.itemsize, packed=packed)[0].tile.early
-        write(layer, k, v, prepared.batch.places, early=early)
-        return self.mix(q, layer, prepared)
+        pdl = metadata.launches(layer.spec, q.dtype.itemsize, packed=packed)[0].tile.pdl
+        write(layer, k, v, metadata.batch.places, pdl=pdl)
+        return self.mix(q, layer, metadata)
 
-    def mix(self, q: Tensor, layer: KVLayer, prepared: Prepared | Standing) -> Tensor:
+    def mix(self, q: Tensor, layer: KVLayer, metadata: TritonMetadata | GraphMetadata) -> Tensor:
         """Attends over what is written already."""
         spec, packed = layer.spec, layer.key_scales is not None
-        out = with_room(len(q), spec.heads, spec.value_dim, like=q)
-        for work in prepared.launches(spec, q.dtype.itemsize, packed=packed):
-            attend(out, q, layer, prepared.tables, work)
+        out = padded_rows(len(q), spec.heads, spec.value_dim, like=q)
+        for work in metadata.launches(spec, q.dtype.itemsize, packed=packed):
+            attend(out, q, layer, metadata.tables, work)
         return out
 
 
-class StandingWork:
+class GraphWork:
     """Lists of work for steps of up to so many single tokens, each in a place of fixed size.
 
     Where no context is cut, a list is as long as there are rows and nothing is merged; a graph is made for
@@ -116,7 +125,7 @@ class StandingWork:
         numbers[:] = 0  # an item of no query does nothing
         for spec, tile in self._tiles.items():
             most = self._most[spec]
-            items, merges, _ = lay_out(chunks, spec.window, spec.kv_heads, tile, most)
+            items, merges, _ = plan_items(chunks, spec.window, spec.kv_heads, tile, most)
             numbers[at : at + items.size] = items.ravel()
             at += most * ITEM
             numbers[at : at + merges.size] = merges.ravel()
@@ -124,7 +133,7 @@ class StandingWork:
             cut |= len(merges) > 0
         return cut
 
-    def prepared(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> Standing:
+    def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> GraphMetadata:
         """The step as a graph reads it, from the same numbers on the device."""
         work, at = {}, 0
         for spec, tile in self._tiles.items():
@@ -134,13 +143,13 @@ class StandingWork:
             at += most * (ITEM + MERGE)
             if cut:
                 merged = min(self._rows, most // 2)  # a row once, and each of two pieces at least
-                work[spec] = Work(tile, items, merges[:merged], most, most=min(most, 64))
+                work[spec] = AttentionWork(tile, items, merges[:merged], most, most=min(most, 64))
             else:
-                work[spec] = Work(tile, items[: self._rows], merges[:0], 0, most=0)
-        return Standing(tables, work)
+                work[spec] = AttentionWork(tile, items[: self._rows], merges[:0], 0, most=0)
+        return GraphMetadata(tables, work)
 
 
-def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[Work]:
+def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
     """The launches of one step for layers of that kind, `packed`: over a compressed cache."""
     starts, contexts, single = batch.host_starts, batch.host_contexts, batch.single
     device = batch.tables.device
@@ -166,22 +175,22 @@ def work_of(
     tile: tiles.Tile,
     device: torch.device,
     gathered: np.ndarray | None = None,
-) -> Work:
+) -> AttentionWork:
     """A launch: the work is cut into programs, and the list of them goes to the device in one copy.
 
     `gathered`: the contexts of all rows, if those are to be gathered.
     """
-    items, merges, partials = lay_out(chunks, spec.window, spec.kv_heads, tile)
+    items, merges, partials = plan_items(chunks, spec.window, spec.kv_heads, tile)
     most = int(merges[:, 3].max(initial=0))
     if gathered is None:
         sent = sent_to(device, items, merges)
-        return Work(tile, sent[0].view(-1, ITEM), sent[1].view(-1, MERGE), partials, most)
+        return AttentionWork(tile, sent[0].view(-1, ITEM), sent[1].view(-1, MERGE), partials, most)
     first = int(chunks.rows[0])
-    table, longest, cells = lay_spans(first, gathered, tile.keys)
+    table, longest, cells = plan_spans(first, gathered, tile.keys)
     items[:, 7] = table[items[:, 0] - first, 2]
     sent = sent_to(device, items, merges, table)
     spans = Spans(sent[2].view(-1, SPAN), longest, cells)
-    return Work(tile, sent[0].view(-1, ITEM), sent[1].view(-1, MERGE), partials, most, spans)
+    return AttentionWork(tile, sent[0].view(-1, ITEM), sent[1].view(-1, MERGE), partials, most, spans)
 
 
 def sent_to(device: torch.device, *arrays: np.ndarray) -> Sequence[Tensor]:
@@ -191,8 +200,8 @@ def sent_to(device: torch.device, *arrays: np.ndarray) -> Sequence[Tensor]:
 
 
 @cache
-def gpu(device: torch.device) -> tiles.Gpu:
+def gpu(device: torch.device) -> tiles.GpuLimits:
     if device.type != "cuda":  # Triton's interpreter, which takes anything
-        return tiles.Gpu(room=2**16, overlaps=False)
+        return tiles.GpuLimits(room=2**16, overlaps=False)
     room = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
-    return tiles.Gpu(room, overlaps=torch.cuda.get_device_capability(device) >= (9, 0))
+    return tiles.GpuLimits(room, overlaps=torch.cuda.get_device_capability(device) >= (9, 0))

@@ -12,7 +12,7 @@ from engine.scheduling.step import LAST, Rows
 
 
 @dataclass(slots=True)
-class Laid:
+class PackedBatch:
     """Rows as tensors."""
 
     batch: Batch
@@ -27,7 +27,7 @@ class BatchBuilder:
         self._tables, self._block_size, self._device = tables, block_size, device
         self._ones = np.arange(len(tables.grid) + 1, dtype=np.int32)  # where rows of one token begin
 
-    def build(self, rows: Rows, ids: np.ndarray, single: int, last_ids: torch.Tensor) -> Laid:
+    def build(self, rows: Rows, ids: np.ndarray, single: int, last_ids: torch.Tensor) -> PackedBatch:
         """`last_ids[slot]` is the token a slot has drawn last; it may not have reached the host yet."""
         slots, firsts, counts, contexts = rows.slots, rows.starts, rows.lengths, rows.ends
         many = len(slots)
@@ -73,4 +73,4 @@ class BatchBuilder:
             host_contexts=contexts,
             host_tables=tables,
         )
-        return Laid(batch, ends=None if every else sent[7], slots=sent[6])
+        return PackedBatch(batch, ends=None if every else sent[7], slots=sent[6])

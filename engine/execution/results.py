@@ -14,25 +14,25 @@ from engine.scheduling.step import Rows
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class SampledTokens:
     """On the device, or on the host once what was launched is over."""
 
     tokens: Tensor  # of each row that samples; BAD where it had no number to draw from
     logprobs: Logprobs | None = None
     candidates: Candidates | None = None
 
-    def sent(self) -> "Drawn":
+    def to_host(self) -> "SampledTokens":
         """On the host, where all of it is once the device has come so far."""
         likely, found = self.logprobs, self.candidates
         if likely is not None:
-            columns = map(sent, (likely.chosen, likely.ranks, likely.ids, likely.values))
+            columns = map(to_host, (likely.chosen, likely.ranks, likely.ids, likely.values))
             likely = Logprobs(likely.asked, likely.places, *columns)
         if found is not None:
-            found = replace(found, ids=sent(found.ids), values=sent(found.values))
-        return Drawn(sent(self.tokens), likely, found)
+            found = replace(found, ids=to_host(found.ids), values=to_host(found.values))
+        return SampledTokens(to_host(self.tokens), likely, found)
 
 
-def sent(values: Tensor) -> Tensor:
+def to_host(values: Tensor) -> Tensor:
     if values.device.type != "cuda":
         return values
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -47,11 +47,14 @@ def likeliest_of(rows: Rows, found: Candidates) -> Likeliest:
 def logprobs_of(rows: Rows, tokens: Tensor, found: Logprobs) -> dict[int, tuple[TokenLogprob, ...]]:
     """By request, for those that asked."""
     columns = [each.tolist() for each in (found.chosen, found.ranks, found.ids, found.values)]
-    said: dict[int, tuple[TokenLogprob, ...]] = {}
+    by_request: dict[int, tuple[TokenLogprob, ...]] = {}
     for (row, wanted), place in zip(found.asked, found.places, strict=True):
         chosen, rank, ids, values = (column[place] for column in columns)
         likely = zip(ids[:wanted], values[:wanted], strict=True)
         top = tuple(pair for pair in likely if pair[1] > -math.inf)  # a grammar may leave fewer
         request = rows[row].request
-        said[request] = (*said.get(request, ()), TokenLogprob(int(tokens[row]), chosen, rank, top))
-    return said
+        by_request[request] = (
+            *by_request.get(request, ()),
+            TokenLogprob(int(tokens[row]), chosen, rank, top),
+        )
+    return by_request

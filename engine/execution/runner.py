@@ -20,20 +20,20 @@ from engine.execution.changes import Change, Recache, ReplaceLayer, Resize, UseG
 from engine.execution.cuda.graphs import DecodeSteps, Draws
 from engine.execution.cuda.staging import upload
 from engine.execution.draft.drafting import Drafter, SmallModel, with_drafts
-from engine.execution.draft.verification import ahead, rolled, unrolled
-from engine.execution.launched import Launched, ModelInput, Sampled
+from engine.execution.draft.verification import group_runs, tokens_ahead, unroll_drafts
+from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
 from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
 from engine.execution.moves import Seconds, mover_on, timed
 from engine.execution.protocol import Fit, StepResult
-from engine.execution.results import Drawn, likeliest_of, logprobs_of
+from engine.execution.results import SampledTokens, likeliest_of, logprobs_of
 from engine.execution.sampling_state import SamplingState, by_row
 from engine.execution.traffic import measure, weights_read
 from engine.execution.weights import Weights
 from engine.kv.store import KVStore
 from engine.kv.tables import TableMirror
 from engine.models.base import LanguageModel
-from engine.sampling.rows import Wanted
+from engine.sampling.rows import SamplingInputs
 from engine.scheduling.step import Masks, Step
 
 if TYPE_CHECKING:
@@ -182,12 +182,12 @@ class ModelRunner:
             case UseGraphs(on):
                 self.graphs = on
 
-    def launch(self, step: Step) -> Launched:
+    def launch(self, step: Step) -> InFlightStep:
         with self._inference:
             began = time.monotonic()
             swap_seconds = self._begin(step)
 
-            def compute() -> Launched:
+            def compute() -> InFlightStep:
                 launched = self._compute(step, began, swap_seconds)
                 if not step.guided:
                     self._sample(launched, None)
@@ -209,7 +209,7 @@ class ModelRunner:
         return self._move_blocks(step)
 
     @torch.inference_mode()
-    def supply(self, handle: Launched, masks: Masks) -> None:
+    def supply(self, handle: InFlightStep, masks: Masks) -> None:
         self._with_memory(lambda: self._sample(handle, masks))
 
     def _with_memory(self, work: Callable[[], T], step: Step | None = None) -> T:
@@ -225,21 +225,21 @@ class ModelRunner:
             self._give_back_reserve()
         raise NoMemory(problem)
 
-    def _compute(self, step: Step, began: float, swap_seconds: Seconds) -> Launched:
+    def _compute(self, step: Step, began: float, swap_seconds: Seconds) -> InFlightStep:
         """The model's part of a step. What draws from it may have to wait for masks."""
         rows, ids, single, drafts = step.rows, step.ids, step.single, step.drafts
         if drafts:
             drafts, ids = with_drafts(step, self._drafters, self._batches, self._sampling_state)
-            rows, single = unrolled(rows, single)
-        drawing = rows.sampling
-        launched = Launched(drawing, began, swap_seconds, drafts)
+            rows, single = unroll_drafts(rows, single)
+        sampling_rows = rows.sampling
+        launched = InFlightStep(sampling_rows, began, swap_seconds, drafts)
         if len(rows):  # a step may only move blocks
-            launched.sample = self._run(ModelInput(rows, ids, single, drawing, drafts))
+            launched.sample = self._run(ModelInput(rows, ids, single, sampling_rows, drafts))
         return launched
 
-    def _sample(self, launched: Launched, masks: Masks | None) -> None:
+    def _sample(self, launched: InFlightStep, masks: Masks | None) -> None:
         if launched.sample is not None:
-            launched.drawn = launched.sample(masks).sent()
+            launched.sampled = launched.sample(masks).to_host()
             launched.sample = None
             if self.device.type == "cuda":
                 launched.arrived = torch.cuda.Event()
@@ -253,14 +253,14 @@ class ModelRunner:
                 self._steps.forget()
             torch.cuda.empty_cache()
 
-    def collect(self, handle: Launched) -> StepResult:
+    def collect(self, handle: InFlightStep) -> StepResult:
         if handle.arrived is not None:
             handle.arrived.synchronize()
-        rows, drawn = handle.rows, handle.drawn
+        rows, drawn = handle.rows, handle.sampled
         logprobs = logprobs_of(rows, drawn.tokens, drawn.logprobs) if drawn.logprobs else {}
         likeliest = likeliest_of(rows, drawn.candidates) if drawn.candidates else None
         seconds = time.monotonic() - handle.began
-        tokens, runs = rolled(drawn.tokens.tolist(), rows, handle.drafts)
+        tokens, runs = group_runs(drawn.tokens.tolist(), rows, handle.drafts)
         return StepResult(
             tokens,
             logprobs,
@@ -295,15 +295,15 @@ class ModelRunner:
 
     def _run(self, piece: ModelInput) -> Sampled | None:
         """A step of the model; what it gives draws a token for each row that samples, if there are any."""
-        rows, drawing = piece.rows, piece.drawing
+        rows, sampling_rows = piece.rows, piece.sampling_rows
         steps = self._steps if self.graphs and self._recordable else None
-        every = drawing is rows and piece.single == len(rows)  # decodes one token, and no more
+        every = sampling_rows is rows and piece.single == len(rows)  # decodes one token, and no more
         if steps is not None and every and not piece.drafts:
             return self._decode(steps, piece)
         laid = self._batches.build(rows, piece.ids, piece.single, self._sampling_state.last_ids)
         stage, wanted = self._stage, self._for_kernels(piece)
 
-        def launches() -> Drawn | Tensor:
+        def launches() -> SampledTokens | Tensor:
             """Tokens, or what others draw them from."""
             hidden = self._forward(laid.batch)
             if laid.ends is not None:
@@ -315,9 +315,9 @@ class ModelRunner:
         if stage is not None:
             self._precompile(stage, piece, wanted, launches)
         found = launches()
-        if isinstance(found, Drawn):
+        if isinstance(found, SampledTokens):
             return lambda masks: found
-        if not len(drawing):
+        if not len(sampling_rows):
             return None
         return self._sampler(self.model.logits(found), laid.slots, piece)
 
@@ -333,22 +333,26 @@ class ModelRunner:
         return self._sampler(steps.logits(rows, piece.ids).float(), slots, piece)
 
     def _sampler(self, logits: Tensor, slots: Tensor, piece: ModelInput) -> Sampled:
-        before = ahead(piece.drawing, piece.drafts) if piece.drafts else ()
+        before = tokens_ahead(piece.sampling_rows, piece.drafts) if piece.drafts else ()
         return lambda masks: self._sampling_state.by_sampler(
-            logits, slots, piece.drawing, ahead=before, masks=masks
+            logits, slots, piece.sampling_rows, ahead=before, masks=masks
         )
 
-    def _for_kernels(self, piece: ModelInput) -> Wanted | None:
+    def _for_kernels(self, piece: ModelInput) -> SamplingInputs | None:
         """How these rows draw, if kernels draw for them."""
-        if self._stage is None or not len(piece.drawing):
+        if self._stage is None or not len(piece.sampling_rows):
             return None
-        wanted = self._sampling_state.wanted(piece.drawing)
+        wanted = self._sampling_state.wanted(piece.sampling_rows)
         if wanted is not None and wanted.seen and piece.drafts:  # penalties have to see the drafts
             return None
         return wanted
 
     def _precompile(
-        self, stage: "GpuStage", piece: ModelInput, wanted: Wanted | None, launches: Callable[[], object]
+        self,
+        stage: "GpuStage",
+        piece: ModelInput,
+        wanted: SamplingInputs | None,
+        launches: Callable[[], object],
     ) -> None:
         """The first step of a kind. Which kernels it takes depends on its size, nearly by powers of two."""
         size = min((len(piece.ids) - 1).bit_length(), LARGE)

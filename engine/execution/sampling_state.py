@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.execution.cuda.graphs import Draws, Stage, ask, biases_of
+from engine.execution.cuda.graphs import Draws, Stage, logit_biases, write_logprob_counts
 from engine.execution.cuda.staging import upload
 from engine.execution.protocol import BAD
-from engine.execution.results import Drawn
-from engine.sampling.allowed import forbid
+from engine.execution.results import SampledTokens
 from engine.sampling.candidates import candidates
 from engine.sampling.logprobs import Logprobs
-from engine.sampling.rows import RowsView, SamplingRows, Wanted
+from engine.sampling.mask import mask_logits
+from engine.sampling.rows import RowsView, SamplingInputs, SamplingRows
 from engine.sampling.sampler import sample
 from engine.scheduling.step import Masks, Rows, SlotSampling
 
@@ -33,7 +33,7 @@ class SamplingState:
         """From the next rows on. Applied again after drafts, which were counted as if they were text."""
         self._changed |= {each.slot: each for each in changes}
 
-    def wanted(self, rows: Rows) -> Wanted | None:
+    def wanted(self, rows: Rows) -> SamplingInputs | None:
         """How the rows draw, for kernels; None where only the sampler knows how."""
         return self._sampling.wanted(*self._settle(rows))
 
@@ -41,15 +41,15 @@ class SamplingState:
         """The same for the sampler. `ahead`: which drafts come before a row, as (row, token)."""
         return self._sampling.view(*self._settle(rows), ahead)
 
-    def by_stage(self, stage: Stage, logits: Tensor, slots: Tensor, wanted: Wanted) -> Drawn:
+    def by_stage(self, stage: Stage, logits: Tensor, slots: Tensor, wanted: SamplingInputs) -> SampledTokens:
         """As the graphs draw."""
         fields, draws = {"tokens": torch.empty_like(slots), "slots": slots}, Draws.of(wanted)
         arrays = {"columns": np.ascontiguousarray(wanted.numbers.T)}
         if draws.logprobs:
             arrays["asked"] = np.empty(len(slots), np.int32)
-            ask(arrays["asked"], wanted)
+            write_logprob_counts(arrays["asked"], wanted)
         if draws.biased:
-            arrays["bias_at"], arrays["biases"] = biases_of(wanted)
+            arrays["bias_at"], arrays["biases"] = logit_biases(wanted)
         fields |= zip(arrays, upload(list(arrays.values()), self._device), strict=True)
         found = stage.draw(logits, fields, self.last_ids, draws, wanted.seen)
         return by_row(fields["tokens"], found, wanted)
@@ -63,17 +63,17 @@ class SamplingState:
         ahead: Sequence[tuple[int, int]] = (),
         logprobs: bool = True,
         masks: Masks | None = None,
-    ) -> Drawn:
+    ) -> SampledTokens:
         """May be called again with the same logits after it has found no memory."""
         view, of = self.view(rows, ahead), rows.slots.tolist()
         if not logprobs:
             view = replace(view, logprobs=())
         if masks is not None and masks.slots:  # none: those rows have ended
             place = {slot: at for at, slot in enumerate(of)}
-            forbid(logits, [place[slot] for slot in masks.slots], masks.bits)
+            mask_logits(logits, [place[slot] for slot in masks.slots], masks.bits)
         sampled = sample(logits, view)
         likeliest = candidates(logits, view) if view.candidates else None
-        drawn = Drawn(sampled.ids.masked_fill(sampled.bad, BAD), sampled.logprobs, likeliest)
+        drawn = SampledTokens(sampled.ids.masked_fill(sampled.bad, BAD), sampled.logprobs, likeliest)
         # Last of all, so that a step without memory for the rest can be computed again.
         self.last_ids[slots] = sampled.ids
         self._sampling.note(of, sampled.ids)
@@ -106,8 +106,8 @@ class SamplingState:
         )
 
 
-def by_row(tokens: Tensor, found: Sequence[Tensor], wanted: Wanted) -> Drawn:
+def by_row(tokens: Tensor, found: Sequence[Tensor], wanted: SamplingInputs) -> SampledTokens:
     """`found`: what kernels say of the likeliest tokens, of all rows, or nothing."""
     if not found:
-        return Drawn(tokens)
-    return Drawn(tokens, Logprobs(wanted.logprobs, tuple(row for row, _ in wanted.logprobs), *found))
+        return SampledTokens(tokens)
+    return SampledTokens(tokens, Logprobs(wanted.logprobs, tuple(row for row, _ in wanted.logprobs), *found))

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from engine.api.errors import BadParams
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Request
-from engine.grammar.guide import Guide, reason
+from engine.grammar.matcher import GrammarMatcher, reason
 from engine.grammar.source import source
 from engine.grammar.vocabulary import readable
 from engine.scheduling.step import Masks, Step
@@ -31,20 +31,20 @@ class Grammars:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._read: LLTokenizer | None = None
-        self._found: OrderedDict[Grammar, Future[Guide]] = OrderedDict()
+        self._found: OrderedDict[Grammar, Future[GrammarMatcher]] = OrderedDict()
 
     def check(self, grammar: Grammar, seconds: float = SECONDS) -> None:
         """Compiles it, if nobody has yet. Raises BadParams where it cannot be, or takes too long."""
         self._compiled(grammar, seconds)
 
-    def check_start(self, params: SamplingParams, said: Sequence[int]) -> None:
+    def check_start(self, params: SamplingParams, reply_prefix: Sequence[int]) -> None:
         """Raises BadParams where no reply by these, its first tokens given, has another one to draw."""
         assert params.grammar is not None
         guide = self._compiled(params.grammar, SECONDS).starting(0)
-        guide.read(said)
+        guide.read(reply_prefix)
         if guide.error:
             raise BadParams("said", "does not keep to the grammar")
-        guide.allowed(params.enders(self._stop_ids), early=len(said) < params.min_tokens)
+        guide.allowed(params.enders(self._stop_ids), early=len(reply_prefix) < params.min_tokens)
         if guide.error:
             raise BadParams(guide.fault, guide.error)
 
@@ -73,7 +73,7 @@ class Grammars:
         bits = [self.allowed(each) for _, each in alive]
         return Masks(tuple(slot for slot, _ in alive), np.stack(bits) if bits else np.zeros((0, 0), np.uint8))
 
-    def _compiled(self, grammar: Grammar, seconds: float) -> Guide:
+    def _compiled(self, grammar: Grammar, seconds: float) -> GrammarMatcher:
         vocabulary = self._vocabulary()
         with self._lock:
             found = self._found.get(grammar)
@@ -92,11 +92,11 @@ class Grammars:
                 self._found.pop(grammar, None)
             raise
 
-    def _compile(self, vocabulary: LLTokenizer, grammar: Grammar) -> Guide:
+    def _compile(self, vocabulary: LLTokenizer, grammar: Grammar) -> GrammarMatcher:
         matcher = LLMatcher(vocabulary, source(grammar), log_level=0, limits=_LIMITS)
         if matcher.is_error():
             raise BadParams("grammar", f"cannot be kept to: {reason(matcher.get_error())}")
-        guide = Guide(matcher, self._vocab)
+        guide = GrammarMatcher(matcher, self._vocab)
         if guide.error:
             raise BadParams("grammar", f"no text keeps to it: {guide.error}")
         if guide.over:

@@ -10,15 +10,15 @@ from engine.api.errors import EngineError
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
+from engine.host.chat_text import ChatText
 from engine.host.prompts import Prompt, prompt_ids
 from engine.host.stream import Stream, refused
-from engine.host.words import Words
 
 T = TypeVar("T")
 Sink = Callable[[Delta], None]
 
 
-class Host(Words, ABC):
+class Host(ChatText, ABC):
     """Sends commands. Nothing here waits for a step but `snapshot`."""
 
     @abstractmethod
@@ -33,7 +33,7 @@ class Host(Words, ABC):
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
-        said: Sequence[int] = (),
+        reply_prefix: Sequence[int] = (),
     ) -> Stream:
         """A new request. Templates and tokenizing are worked on here, on the caller's thread."""
         try:
@@ -41,7 +41,7 @@ class Host(Words, ABC):
         except EngineError as error:
             return refused(error)
         return self.begin(
-            Submit(tuple(ids), params, priority, deadline, salt, tuple(said), continues=continues)
+            Submit(tuple(ids), params, priority, deadline, salt, tuple(reply_prefix), continues=continues)
         )
 
     def fork(self, id: int, params: SamplingParams | None = None) -> Stream:

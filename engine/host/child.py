@@ -19,7 +19,7 @@ from engine.api import wire
 from engine.api.commands import Beginning, Command, Sender, decode_command, encode_result
 from engine.api.errors import EngineError
 from engine.api.events import log
-from engine.host.frames import Frames
+from engine.host.frames import FrameSocket
 from engine.host.outbox import Outbox
 from engine.host.thread import EngineThread
 from engine.text.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ from engine.text.tokenizer import Tokenizer
 _BROKEN = 70  # the exit code where something is wrong in here: the log says what
 
 
-class Desk:
+class CommandServer:
     """Takes the parent's commands, and answers by the number of each."""
 
     def __init__(self, host: EngineThread, tokenizer: Tokenizer, outbox: Outbox) -> None:
@@ -72,7 +72,7 @@ def _of_engine(error: BaseException) -> EngineError:
     return error if isinstance(error, EngineError) else EngineError(f"{type(error).__name__}: {error}")
 
 
-def _begin(config: Any, outbox: Outbox) -> Desk:
+def _begin(config: Any, outbox: Outbox) -> CommandServer:
     gc.disable()  # what is made now stays, and each collection would walk over all of it
     from engine.start import start  # torch comes when somebody listens already: the parent may end meanwhile
 
@@ -81,13 +81,13 @@ def _begin(config: Any, outbox: Outbox) -> Desk:
     gc.collect()
     gc.freeze()  # or each collection walks all of torch while a step waits
     gc.enable()
-    return Desk(EngineThread(engine), engine.tokenizer, outbox)
+    return CommandServer(EngineThread(engine), engine.tokenizer, outbox)
 
 
-def _listen(questions: Iterable[Any], desk: Future[Desk]) -> None:
+def _listen(questions: Iterable[Any], server: Future[CommandServer]) -> None:
     try:
         for question in questions:
-            desk.result().take(question)
+            server.result().take(question)
     except Exception:
         log.exception("a question cannot be understood")
         os._exit(_BROKEN)
@@ -97,12 +97,12 @@ def _listen(questions: Iterable[Any], desk: Future[Desk]) -> None:
 def main() -> None:
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    frames = Frames(socket.socket(fileno=int(sys.argv[1])))
+    frames = FrameSocket(socket.socket(fileno=int(sys.argv[1])))
     questions = iter(frames)
     first = next(questions)
     outbox = Outbox(frames, lost=partial(os._exit, _BROKEN))
-    desk: Future[Desk] = Future()
-    listening = threading.Thread(target=_listen, args=(questions, desk), name="listener", daemon=True)
+    server: Future[CommandServer] = Future()
+    listening = threading.Thread(target=_listen, args=(questions, server), name="listener", daemon=True)
     listening.start()
     try:
         made = _begin(first["start"], outbox)
@@ -113,7 +113,7 @@ def main() -> None:
         os._exit(1)
     ready = {"to": first["ask"], "is": made.ready()}
     outbox.answer(lambda: ready)
-    desk.set_result(made)
+    server.set_result(made)
     listening.join()
 
 

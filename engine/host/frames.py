@@ -11,7 +11,7 @@ _LENGTH = 4  # bytes
 _MOST = 2**31
 
 
-class Frames:
+class FrameSocket:
     """Both ends of the talk. Any thread may send; one receives."""
 
     def __init__(self, connection: socket.socket) -> None:

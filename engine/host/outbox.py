@@ -12,7 +12,7 @@ from typing import Any
 
 from engine.api import wire
 from engine.api.events import Delta, Event, log
-from engine.host.frames import Frames
+from engine.host.frames import FrameSocket
 
 TICK = 0.04  # seconds that a token waits at most for the next ones
 YOUNG = 4  # deltas of a reply that do not wait
@@ -44,7 +44,7 @@ def _joined(deltas: Sequence[Delta]) -> Delta:
 class Outbox:
     """Takes from any thread. `lost` is called, on the sending thread, when nobody listens any more."""
 
-    def __init__(self, frames: Frames, lost: Callable[[], None]) -> None:
+    def __init__(self, frames: FrameSocket, lost: Callable[[], None]) -> None:
         self._frames, self._lost = frames, lost
         self._gate = threading.Lock()
         self._woken = threading.Event()

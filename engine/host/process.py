@@ -26,9 +26,9 @@ from engine.api.events import Bus, Delta, Died, Handler, log
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
 from engine.host.base import Host, Sink
-from engine.host.frames import Frames
+from engine.host.frames import FrameSocket
 from engine.text.bare import BareTokenizer
-from engine.text.chat import Chat
+from engine.text.chat import ChatFormat
 from engine.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class EngineProcess(Host):
             self._last = wire.decode_snapshot(ready["snapshot"])
             folder, vocab = ready["tokenizer"], ready["vocab"]
             stand_in = cast(Tokenizer, BareTokenizer(vocab))
-            self._chat = Chat(Tokenizer.load(Path(folder)) if folder else stand_in)
+            self._chat = ChatFormat(Tokenizer.load(Path(folder)) if folder else stand_in)
         except BaseException:
             self._leave()
             raise
@@ -229,7 +229,7 @@ class EngineProcess(Host):
         self._bus.emit(Died(self._last.step if self._last else 0, time.monotonic(), reason))
 
 
-def _spawn(file: Path) -> tuple[subprocess.Popen[bytes], Frames]:
+def _spawn(file: Path) -> tuple[subprocess.Popen[bytes], FrameSocket]:
     ours, theirs = socket.socketpair()
     with theirs, file.open("wb" if _long(file) else "ab") as out:
         process = subprocess.Popen(
@@ -241,7 +241,7 @@ def _spawn(file: Path) -> tuple[subprocess.Popen[bytes], Frames]:
             env=child_environment(),
             start_new_session=True,  # neither a Ctrl+C nor the end of the terminal is meant for it
         )
-    return process, Frames(ours)
+    return process, FrameSocket(ours)
 
 
 def child_environment() -> dict[str, str]:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.api.errors import BadInput
-from engine.api.layout import Layout, Place
-from engine.text.chat import Chat
+from engine.api.layout import PromptLayout, TokenSpan
+from engine.text.chat import ChatFormat
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ChatPrompt:
     """Messages, with what else the chat template may know of."""
 
     messages: Sequence[Mapping[str, Any]]
@@ -19,14 +19,14 @@ class Conversation:
 
 
 # Token ids; or plain text, which is completed; or messages, which go through the model's chat template.
-Prompt = Sequence[int] | str | Sequence[Mapping[str, Any]] | Conversation
+Prompt = Sequence[int] | str | Sequence[Mapping[str, Any]] | ChatPrompt
 
 
-def prompt_ids(prompt: Prompt, chat: Chat) -> tuple[list[int], bool]:
+def prompt_ids(prompt: Prompt, chat: ChatFormat) -> tuple[list[int], bool]:
     """The prompt as the model reads it, and whether the reply's text goes on from it."""
     if isinstance(prompt, str):
         return chat.tokenizer.encode_raw(prompt), True
-    if isinstance(prompt, Conversation):
+    if isinstance(prompt, ChatPrompt):
         return chat.prompt(prompt.messages, prompt.tools or None, **prompt.options), False
     if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
         raise BadInput(f"a prompt is text, messages or token ids, not {type(prompt).__name__}")
@@ -38,18 +38,18 @@ def prompt_ids(prompt: Prompt, chat: Chat) -> tuple[list[int], bool]:
     return list(prompt), True  # type: ignore[arg-type]
 
 
-def prompt_layout(prompt: str | Sequence[Mapping[str, Any]], chat: Chat) -> Layout:
+def prompt_layout(prompt: str | Sequence[Mapping[str, Any]], chat: ChatFormat) -> PromptLayout:
     """Which characters the tokens of `prompt_ids` stand for; plain text counts as one message."""
     if not isinstance(prompt, str):
         return chat.layout(prompt)
     ids, placed = chat.tokenizer.encode_raw(prompt), chat.tokenizer.encode_placed(prompt)
     start = len(ids) - len(placed)  # the model's own tokens before it
     if ids[start:] != [token for token, _, _ in placed]:
-        return Layout()
-    known = (Place(0, begin, end) for _, begin, end in placed)
-    return Layout(tuple(ids), (*(Place(-1) for _ in range(start)), *known))
+        return PromptLayout()
+    known = (TokenSpan(0, begin, end) for _, begin, end in placed)
+    return PromptLayout(tuple(ids), (*(TokenSpan(-1) for _ in range(start)), *known))
 
 
-def texts(tokens: Sequence[int], after: Sequence[int], chat: Chat) -> list[str]:
+def texts(tokens: Sequence[int], after: Sequence[int], chat: ChatFormat) -> list[str]:
     """What each token adds to a reply's text. `after`: the tokens that it goes on from."""
     return [*map(chat.tokenizer.detokenizer(after=after).push, tokens)]

@@ -6,10 +6,10 @@ from typing import Any, Protocol, TypeVar
 
 from engine.api.commands import Command
 from engine.api.events import Handler
-from engine.api.layout import Layout
+from engine.api.layout import PromptLayout
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
-from engine.host.prompts import Conversation, Prompt
+from engine.host.prompts import ChatPrompt, Prompt
 from engine.host.stream import Stream
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class EngineClient(Protocol):
         priority: int = 0,
         deadline: float | None = None,
         salt: bytes = b"",
-        said: Sequence[int] = (),
+        reply_prefix: Sequence[int] = (),
     ) -> Stream:
         """A new request. Never waits for the engine: its refusal comes over the stream."""
         ...
@@ -59,7 +59,7 @@ class EngineHost(EngineClient, Protocol):
         """The sources of the model's chat templates, by their names."""
         ...
 
-    def text(self, conversation: Conversation) -> str:
+    def text(self, conversation: ChatPrompt) -> str:
         """What the template makes of it, to be looked at."""
         ...
 
@@ -67,7 +67,7 @@ class EngineHost(EngineClient, Protocol):
         """What each token stands for inside a text."""
         ...
 
-    def layout(self, prompt: str | Sequence[Mapping[str, Any]]) -> Layout:
+    def layout(self, prompt: str | Sequence[Mapping[str, Any]]) -> PromptLayout:
         """Which characters of a prompt's text or messages its tokens stand for."""
         ...
 

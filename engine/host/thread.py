@@ -11,7 +11,7 @@ from engine.api.snapshot import Snapshot
 from engine.host.base import Host, Sink
 from engine.serving.engine import Engine
 from engine.serving.mailbox import Mailbox
-from engine.text.chat import Chat
+from engine.text.chat import ChatFormat
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ class EngineThread(Host):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._chat = Chat(engine.tokenizer)
+        self._chat = ChatFormat(engine.tokenizer)
         self._mailbox = Mailbox(engine)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()

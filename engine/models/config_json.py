@@ -95,8 +95,8 @@ def stop_ids(fields: Fields, generation: Fields, vocab: int, default: int | None
     """What the generation config says stands first; ids outside the vocabulary are left out."""
     ids: list[Any] = [] if default is None or fields.given("eos_token_id") else [default]
     for source in (fields, generation):
-        if (said := source.get("eos_token_id")) is not None:
-            ids = said if isinstance(said, list) else [said]
+        if (given := source.get("eos_token_id")) is not None:
+            ids = given if isinstance(given, list) else [given]
             if any(not isinstance(id, int) or isinstance(id, bool) for id in ids):
                 raise source.bad("eos_token_id", "must be a whole number or a list of them")
     return tuple(dict.fromkeys(id for id in ids if 0 <= id < vocab))

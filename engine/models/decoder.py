@@ -17,9 +17,9 @@ from engine.attention.base import Attend
 from engine.models.families import Family, named, names
 from engine.models.layers.block import Block
 from engine.models.layers.build import Build
-from engine.models.layers.cut import VOCABULARY, WHOLE, Cut
 from engine.models.layers.norm import Norm
-from engine.models.layers.part import StepContext
+from engine.models.layers.sharding import VOCABULARY, WHOLE, Sharding
+from engine.models.layers.step import StepContext
 from engine.models.rope import rope_table
 from engine.quant.conversion import Source
 from engine.quant.linear import Linear, parameter
@@ -33,10 +33,21 @@ def family_of(config: DecoderConfig) -> Family:
     return found
 
 
+def build_of(config: DecoderConfig, dtype: torch.dtype, ranks: int = 1) -> Build:
+    family = family_of(config)
+    return Build(
+        dtype=dtype,
+        eps=config.norm_eps,
+        names=family.names,
+        norm_operator=family.norm,
+        product_operator=family.product,
+        ranks=ranks,
+    )
+
+
 def block(config: DecoderConfig, index: int, dtype: torch.dtype, ranks: int = 1) -> Block:
     """Made empty, on the current default device; for one of `ranks`, with the shapes of its share."""
-    family = family_of(config)
-    build = Build.of(family, config, dtype, ranks)
+    family, build = family_of(config), build_of(config, dtype, ranks)
     attention = family.attention.part()(config, index, build)
     feed_forward = family.feed_forward.part()(config, index, build)
     return Block(index, attention, feed_forward, family.names["block"].format(index))
@@ -60,7 +71,7 @@ class Decoder(nn.Module):
         with torch.device("meta") if hollow else nullcontext():
             self.layers = nn.ModuleList(block(config, i, dtype) for i in range(len(config.layers)))
             own = None if config.tied else parameter(config.vocab, config.hidden, dtype=dtype)
-        self.norm: nn.Module = Build.of(self.family, config, dtype).norm(config.hidden)
+        self.norm: nn.Module = build_of(config, dtype).norm(config.hidden)
         self.head: nn.Module = Linear(self.embed if own is None else own)
         table = rope_table(config.rope, config.layers[0].key_dim, config.max_context, dtype)
         self.register_buffer("rope", table, persistent=False)
@@ -85,7 +96,7 @@ class Decoder(nn.Module):
         """[N, hidden] -> [N, vocab], in float32 whatever the weights are."""
         return self.head(hidden).float()
 
-    def shards(self, ranks: int) -> dict[str, Cut]:
+    def shards(self, ranks: int) -> dict[str, Sharding]:
         """How each tensor of a checkpoint is cut over ranks. Embeddings add up, logits lie side by side."""
         names = self.family.names
         found = {f"{names['embed']}.weight": VOCABULARY, f"{names['norm']}.weight": WHOLE}

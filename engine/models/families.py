@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 
 from engine.api.errors import BadInput
-from engine.api.outside import lacking
+from engine.api.plugins import missing_members
 from engine.models.kinds import (
     Dense,
     Grouped,
@@ -76,7 +76,7 @@ FAMILIES: dict[str, Family] = {
 
 def register(name: str, family: Family) -> None:
     """Adds the family of a model_type; an entry point does the same for an installed package."""
-    if (problem := lacking(family, "attention", "feed_forward", "names")) is not None:
+    if (problem := missing_members(family, "attention", "feed_forward", "names")) is not None:
         raise BadInput(f"model family {name!r}: {problem}")
     FAMILIES[name] = family
 

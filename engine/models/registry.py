@@ -1,10 +1,10 @@
 """Which code runs which model_type, and the one call that gives a model ready to run."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from engine.api.config import DTypeName, ModelConfig, ModelPlace
+from engine.api.config import DTypeName, ModelPlace
 from engine.api.errors import BadInput
 from engine.models.base import LanguageModel
 from engine.models.config_json import read_config
@@ -13,39 +13,16 @@ from engine.models.families import named as family_named
 from engine.models.fields import Fields
 from engine.models.find import Progress
 from engine.models.layers.block import Block
+from engine.models.load_request import LoadRequest
 from engine.models.loader import Checkpoint, outer_slots, random_weights
 from engine.models.packing import packing
-from engine.models.source import PlainSource, settle
+from engine.models.source import PlainSource, finalize
 from engine.models.stored import StoredSource
 from engine.quant.linear import Linear
 from engine.quant.registry import named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """How a model is wanted."""
-
-    place: ModelPlace
-    device: torch.device
-    dtype: DTypeName = "auto"  # auto: the checkpoint's
-    max_context: int | None = None  # None: the model's
-    quantization: str = "none"
-    dummy: bool = False  # random weights; none are read
-    seed: int = 0  # of the random weights
-    progress: Progress | None = None
-
-    def dtype_of(self, config: ModelConfig) -> torch.dtype:
-        dtype = getattr(torch, config.dtype if self.dtype == "auto" else self.dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-
-    def context_of(self, config: ModelConfig) -> int:
-        if self.max_context is not None and self.max_context > config.max_context:
-            raise BadInput(f"max_context is {self.max_context}; {self.place.name} holds {config.max_context}")
-        return self.max_context or config.max_context
-
-
-def native(order: Order) -> LanguageModel:
+def native(order: LoadRequest) -> LanguageModel:
     config = read_config(order.place.folder)
     config = replace(config, max_context=order.context_of(config))
     dtype = order.dtype_of(config)
@@ -80,11 +57,11 @@ def native(order: Order) -> LanguageModel:
         model.head = model.source.head(scheme)
     for index in range(len(config.layers)):
         model.layers[index] = model.source.layer(index, scheme)
-    settle(model, named("none"))  # what no scheme touches stays in the checkpoint's type
+    finalize(model, named("none"))  # what no scheme touches stays in the checkpoint's type
     return model
 
 
-def bridged(order: Order) -> LanguageModel:
+def bridged(order: LoadRequest) -> LanguageModel:
     if order.quantization != "none":
         raise BadInput(
             f"quantization {order.quantization!r}: {order.place.name} is run by transformers, whose weights "
@@ -108,7 +85,7 @@ def load_model(
     progress: Progress | None = None,
 ) -> LanguageModel:
     """The model on its device. What is of no native family goes by way of transformers."""
-    order = Order(
+    order = LoadRequest(
         place=place,
         device=torch.device(device),
         dtype=dtype,

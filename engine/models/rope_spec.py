@@ -8,61 +8,63 @@ from engine.models.fields import MOST_TOKENS, Fields
 
 def rope_spec(fields: Fields, context: int, theta: float) -> RopeSpec:
     """Reads `rope_scaling` beside `rope_theta`, and the newer `rope_parameters` that holds both."""
-    said = fields.inside("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
-    if any(isinstance(value, dict) for value in said.values.values()):
-        raise fields.unsupported(said.path.rstrip("."), "all layers must share one kind of rotary positions")
-    theta = said.real("rope_theta", fields.real("rope_theta", theta), above=1.0)
-    for source in (fields, said):
+    scaling = fields.inside("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
+    if any(isinstance(value, dict) for value in scaling.values.values()):
+        raise fields.unsupported(
+            scaling.path.rstrip("."), "all layers must share one kind of rotary positions"
+        )
+    theta = scaling.real("rope_theta", fields.real("rope_theta", theta), above=1.0)
+    for source in (fields, scaling):
         if source.real("partial_rotary_factor", 1.0) != 1.0:
             raise source.unsupported("partial_rotary_factor", "only heads that turn as a whole can be run")
-    key = "rope_type" if said.get("rope_type") is not None else "type"
-    match said.text(key, "default"):
+    key = "rope_type" if scaling.get("rope_type") is not None else "type"
+    match scaling.text(key, "default"):
         case "default":
             return RopeSpec(theta=theta)
         case "linear":
-            return RopeSpec(theta=theta, kind="linear", factor=said.real("factor"))
+            return RopeSpec(theta=theta, kind="linear", factor=scaling.real("factor"))
         case "llama3":
-            return _llama3(said, theta, _original(fields, said, context))
+            return _llama3(scaling, theta, _original(fields, scaling, context))
         case "yarn":
-            return _yarn(said, theta, context, _original(fields, said, context))
-    raise said.unsupported(key, "of the rotary kinds, default, linear, llama3 and yarn can be run")
+            return _yarn(scaling, theta, context, _original(fields, scaling, context))
+    raise scaling.unsupported(key, "of the rotary kinds, default, linear, llama3 and yarn can be run")
 
 
-def _original(fields: Fields, said: Fields, context: int) -> int:
+def _original(fields: Fields, scaling: Fields, context: int) -> int:
     key = "original_max_position_embeddings"
-    return fields.whole(key, said.whole(key, context, high=MOST_TOKENS), high=MOST_TOKENS)
+    return fields.whole(key, scaling.whole(key, context, high=MOST_TOKENS), high=MOST_TOKENS)
 
 
-def _llama3(said: Fields, theta: float, original: int) -> RopeSpec:
-    low, high = said.real("low_freq_factor"), said.real("high_freq_factor")
+def _llama3(scaling: Fields, theta: float, original: int) -> RopeSpec:
+    low, high = scaling.real("low_freq_factor"), scaling.real("high_freq_factor")
     if high <= low:
-        raise said.bad("high_freq_factor", f"must be above low_freq_factor, which is {low:g}")
+        raise scaling.bad("high_freq_factor", f"must be above low_freq_factor, which is {low:g}")
     return RopeSpec(
         theta=theta,
         kind="llama3",
-        factor=said.real("factor"),
+        factor=scaling.real("factor"),
         original_context=original,
         low_freq_factor=low,
         high_freq_factor=high,
     )
 
 
-def _yarn(said: Fields, theta: float, context: int, original: int) -> RopeSpec:
-    factor = said.real("factor", context / original)
+def _yarn(scaling: Fields, theta: float, context: int, original: int) -> RopeSpec:
+    factor = scaling.real("factor", context / original)
 
     def sharpened(by: float) -> float:
         return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
 
     attention = sharpened(1.0)
-    if said.get("mscale") and said.get("mscale_all_dim"):
-        attention = sharpened(said.real("mscale")) / sharpened(said.real("mscale_all_dim"))
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        attention = sharpened(scaling.real("mscale")) / sharpened(scaling.real("mscale_all_dim"))
     return RopeSpec(
         theta=theta,
         kind="yarn",
         factor=factor,
         original_context=original,
-        beta_fast=said.real("beta_fast", 32.0),
-        beta_slow=said.real("beta_slow", 1.0),
-        attention_factor=said.real("attention_factor", attention),
-        truncate=said.flag("truncate", True),
+        beta_fast=scaling.real("beta_fast", 32.0),
+        beta_slow=scaling.real("beta_slow", 1.0),
+        attention_factor=scaling.real("attention_factor", attention),
+        truncate=scaling.flag("truncate", True),
     )

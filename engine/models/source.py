@@ -37,7 +37,7 @@ class PlainSource:
     def layer(self, index: int, scheme: Scheme) -> Block:
         layer = empty_layer(index, self.config, self.dtype, self.device)
         self._fill(layer)
-        settle(layer, scheme)
+        finalize(layer, scheme)
         return layer
 
     def of_head(self, scheme: Scheme) -> Scheme:
@@ -67,11 +67,11 @@ def empty_head(config: DecoderConfig, dtype: torch.dtype, device: torch.device) 
 
 
 @torch.no_grad()
-def settle(module: nn.Module, scheme: Scheme) -> None:
+def finalize(module: nn.Module, scheme: Scheme) -> None:
     """Puts the scheme's products in the place of Linears, one by one; on a CPU, norms in one kernel."""
     for owner in list(module.modules()):
         for name, child in list(owner.named_children()):
             if isinstance(child, Linear):
-                setattr(owner, name, child.settled(scheme))
+                setattr(owner, name, child.finalized(scheme))
             elif isinstance(child, Norm):
-                setattr(owner, name, child.settled())
+                setattr(owner, name, child.finalized())

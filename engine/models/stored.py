@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from engine.models.layers.block import Block
 from engine.models.loader import Checkpoint
-from engine.models.source import PlainSource, empty_layer, settle
+from engine.models.source import PlainSource, empty_layer, finalize
 from engine.quant.base import Scheme
 from engine.quant.formats import Stored, own, product
 from engine.quant.linear import Linear
@@ -63,5 +63,5 @@ class StoredSource:
                 parts = [kept[name] if name in kept else slots[name].view.clone() for name in names]
                 made = product(parts, linear.bias, linear.weight.shape[1], self.dtype)
                 part.set_submodule(attribute, made)
-        settle(layer, named("none"))
+        finalize(layer, named("none"))
         return layer

@@ -38,8 +38,8 @@ def support(folder: Path) -> Support:
             refuse_quantized(fields)
             _check_head(fields)
     except (EngineError, OSError) as error:
-        said = str(error).removeprefix(f"{file}: ").replace(f"{folder}/", "").replace(f"{folder} ", "it ")
-        return Support(family, size, native, said)
+        problem = str(error).removeprefix(f"{file}: ").replace(f"{folder}/", "").replace(f"{folder} ", "it ")
+        return Support(family, size, native, problem)
     return Support(family, size, native)
 
 

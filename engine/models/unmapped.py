@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _LONGEST_HEADER = 100_000_000  # bytes, as the library has it
 
 
-class Piece(NamedTuple):
+class TensorSpan(NamedTuple):
     """What the header says of a tensor, asked for as the library is."""
 
     kind: str
@@ -41,13 +41,15 @@ def unmapped(file: Path, types: Mapping[str, str]) -> Iterator["Unmapped"]:
 class Unmapped:
     """Stands in for the library's open file."""
 
-    def __init__(self, file: BufferedReader, pieces: Mapping[str, Piece], types: Mapping[str, str]) -> None:
+    def __init__(
+        self, file: BufferedReader, pieces: Mapping[str, TensorSpan], types: Mapping[str, str]
+    ) -> None:
         self._file, self._pieces, self._types = file, pieces, types
 
     def keys(self) -> list[str]:
         return list(self._pieces)
 
-    def get_slice(self, name: str) -> Piece:
+    def get_slice(self, name: str) -> TensorSpan:
         return self._pieces[name]
 
     def get_tensor(self, name: str) -> "Tensor":
@@ -66,17 +68,17 @@ class Unmapped:
         return numbers.view(dtype).view(shape)
 
 
-def _pieces(file: BufferedReader) -> Iterator[tuple[str, Piece]]:
+def _pieces(file: BufferedReader) -> Iterator[tuple[str, TensorSpan]]:
     length = int.from_bytes(file.read(8), "little")
     if length > _LONGEST_HEADER:
         raise SafetensorError(f"its header would have {length} bytes")
     try:
         header = json.loads(file.read(length))
         header.pop("__metadata__", None)
-        for name, said in header.items():
-            start, stop = (8 + length + int(each) for each in said["data_offsets"])
+        for name, entry in header.items():
+            start, stop = (8 + length + int(each) for each in entry["data_offsets"])
             if not 8 + length <= start <= stop:
                 raise ValueError(f"{name} lies nowhere")
-            yield name, Piece(said["dtype"], tuple(map(int, said["shape"])), start, stop)
+            yield name, TensorSpan(entry["dtype"], tuple(map(int, entry["shape"])), start, stop)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise SafetensorError(f"its header cannot be read: {error!r}") from error

@@ -16,7 +16,7 @@ from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
 from engine.execution.runner import ModelRunner
 from engine.models.find import BUILT_IN
-from engine.quality.schemes import REFERENCE, Choice
+from engine.quality.schemes import REFERENCE, SchemePair
 from engine.quality.score import STRETCH, Score, read
 from engine.quant.registry import names
 from engine.serving.engine import Engine
@@ -27,7 +27,7 @@ PROMPT, REPLY = 64, 32  # tokens of each row
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QualityRow:
     """What is told of a scheme."""
 
     scheme: str
@@ -51,13 +51,13 @@ def own_text(model: str) -> str:
 
 def compare(
     config: EngineConfig,
-    wanted: Sequence[Choice],
+    wanted: Sequence[SchemePair],
     text: str,
     *,
     most: int = 2048,
     speed: bool = True,
     refused: Callable[[str, str], None] = lambda scheme, reason: None,
-) -> Iterator[Row]:
+) -> Iterator[QualityRow]:
     """A row for each as soon as it is there; `refused` is told of those that cannot run here, and why.
 
     The unquantized model is always read first, asked for or not. Its log-probabilities lie
@@ -91,7 +91,7 @@ def compare(
         del reference
 
 
-def _config(config: EngineConfig, choice: Choice) -> EngineConfig:
+def _config(config: EngineConfig, choice: SchemePair) -> EngineConfig:
     return replace(config, quantization=choice.weights, kv_scheme=choice.cache, prefix_cache=False)
 
 
@@ -104,11 +104,11 @@ def _ids(engine: Engine, text: str, most: int) -> list[int]:
 
 def _row(
     name: str, engine: Engine, ids: Sequence[int], reference: np.ndarray, loaded: float, *, speed: bool
-) -> Row:
+) -> QualityRow:
     runner = _runner(engine)
     score = _score(runner, ids, reference)
     speeds = _speeds(engine, ids) if speed else {}
-    return Row(
+    return QualityRow(
         name,
         score.perplexity,
         score.kl,

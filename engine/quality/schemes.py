@@ -8,7 +8,7 @@ from engine.api.errors import BadInput
 _KV = "kv-"
 
 
-class Choice(NamedTuple):
+class SchemePair(NamedTuple):
     """One of those that are compared, such as `int8`, `kv-fp8`, or `int4+kv-int8`."""
 
     name: str
@@ -16,10 +16,10 @@ class Choice(NamedTuple):
     cache: KvSchemeName = "none"
 
 
-REFERENCE = Choice("none")
+REFERENCE = SchemePair("none")
 
 
-def choices(text: str) -> list[Choice]:
+def choices(text: str) -> list[SchemePair]:
     """Those of a list with commas, each once; raises for what has no meaning."""
     names = [each.strip() for each in text.split(",") if each.strip()]
     if not names:
@@ -27,7 +27,7 @@ def choices(text: str) -> list[Choice]:
     return [_choice(name) for name in dict.fromkeys(names)]
 
 
-def _choice(name: str) -> Choice:
+def _choice(name: str) -> SchemePair:
     parts = name.split("+")
     weights = [part for part in parts if not part.startswith(_KV)]
     caches = [part.removeprefix(_KV) for part in parts if part.startswith(_KV)]
@@ -37,4 +37,4 @@ def _choice(name: str) -> Choice:
     if cache not in KV_SCHEMES:
         known = ", ".join(_KV + each for each in KV_SCHEMES)
         raise BadInput(f"scheme {name!r}: the cache has {known}, and no {_KV}{cache}")
-    return Choice(name, weights[0] if weights else "none", cache)
+    return SchemePair(name, weights[0] if weights else "none", cache)

@@ -20,15 +20,16 @@ from torch import Tensor, nn
 from engine.api.errors import BadCheckpoint
 from engine.quant import fp8, int4
 from engine.quant.base import Scheme
-from engine.quant.fp8 import Scaled
-from engine.quant.int4 import Grouped, Int4
+from engine.quant.fp8_linear import KIND, ScaledWeight
+from engine.quant.grouped import GroupedWeight
+from engine.quant.int4 import Int4
 from engine.quant.linear import Linear
 from engine.quant.packing import BLOCK, Packing
 from engine.quant.plain import parameter_of
 from engine.quant.registry import named
 from engine.quant.shapes import rounded_up
 
-Stored = Grouped | Scaled
+Stored = GroupedWeight | ScaledWeight
 
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs each four bits are of, from the lowest on
 _ONES = 0x11111111
@@ -51,7 +52,7 @@ def _nibbles(packed: Tensor) -> Tensor:
     return torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
 
 
-def _gptq(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Grouped:
+def _gptq(packing: Packing, parts: dict[str, Tensor], inputs: int) -> GroupedWeight:
     numbers = _nibbles(parts["qweight"].T).flatten(1)
     zeros = parts["qzeros"] + _ONES if packing.decremented else parts["qzeros"]
     whole = _whole(packing, numbers, _nibbles(zeros).flatten(1), parts["scales"])
@@ -59,21 +60,21 @@ def _gptq(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Grouped:
     return whole if index is None else _in_order(whole, index.long(), packing.group or inputs)
 
 
-def _awq(packing: Packing, parts: dict[str, Tensor]) -> Grouped:
+def _awq(packing: Packing, parts: dict[str, Tensor]) -> GroupedWeight:
     back = torch.tensor(AWQ, device=parts["qweight"].device).argsort()
     numbers, zeros = (_nibbles(parts[name])[..., back].flatten(1) for name in ("qweight", "qzeros"))
     return _whole(packing, numbers.T, zeros, parts["scales"])
 
 
-def _whole(packing: Packing, numbers: Tensor, zeros: Tensor, scales: Tensor) -> Grouped:
+def _whole(packing: Packing, numbers: Tensor, zeros: Tensor, scales: Tensor) -> GroupedWeight:
     """numbers [outputs, inputs], zeros and scales [groups, outputs]. The last group is filled up."""
     group, step = packing.group or rounded_up(numbers.shape[1], packing.step), packing.step
     numbers = F.pad(numbers, (0, len(scales) * group - numbers.shape[1]))
     scale, zero = (each.T.float().repeat_interleave(group // step, 1) for each in (scales, zeros))
-    return Grouped(numbers.contiguous(), scale, zero)
+    return GroupedWeight(numbers.contiguous(), scale, zero)
 
 
-def _in_order(weight: Grouped, index: Tensor, group: int) -> Grouped:
+def _in_order(weight: GroupedWeight, index: Tensor, group: int) -> GroupedWeight:
     """With inputs of a group side by side. Each has `group` of them, and the last one what is left."""
     inputs = len(index)
     order = torch.argsort(index, stable=True)
@@ -87,12 +88,12 @@ def _in_order(weight: Grouped, index: Tensor, group: int) -> Grouped:
     return replace(weight, numbers=numbers, order=order)
 
 
-def _scaled(packing: Packing, parts: dict[str, Tensor]) -> Scaled:
+def _scaled(packing: Packing, parts: dict[str, Tensor]) -> ScaledWeight:
     numbers = parts["weight"]
     scale = next(parts[name] for name in ("weight_scale", "weight_scale_inv") if name in parts).float()
     if packing.blocks:
-        return Scaled(numbers, scale.repeat_interleave(BLOCK, 0)[: len(numbers)], BLOCK)
-    return Scaled(numbers, scale.reshape(-1, 1).expand(len(numbers), 1).contiguous(), numbers.shape[1])
+        return ScaledWeight(numbers, scale.repeat_interleave(BLOCK, 0)[: len(numbers)], BLOCK)
+    return ScaledWeight(numbers, scale.reshape(-1, 1).expand(len(numbers), 1).contiguous(), numbers.shape[1])
 
 
 def own(packing: Packing) -> Scheme:
@@ -105,9 +106,9 @@ def product(
 ) -> nn.Module:
     """What multiplies with weights whose outputs lie one behind another, each in the form that it is in."""
     match _joined(parts):
-        case Grouped() as weight:
+        case GroupedWeight() as weight:
             return int4.held(weight, bias, inputs, dtype)
-        case Scaled() as weight:
+        case ScaledWeight() as weight:
             return fp8.held(weight, bias)
         case Tensor() as weight:
             return Linear(parameter_of(weight), None if bias is None else parameter_of(bias))
@@ -115,7 +116,7 @@ def product(
     if bias is not None:
         biases = bias.split([outputs(part) for part in parts])
     each = zip(parts, biases, strict=True)
-    return Beside([product([part], added, inputs, dtype) for part, added in each])
+    return SplitLinear([product([part], added, inputs, dtype) for part, added in each])
 
 
 def outputs(weight: Tensor | Stored) -> int:
@@ -127,15 +128,15 @@ def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:
     if len(parts) == 1:
         return parts[0]
     plain = [each for each in parts if isinstance(each, Tensor)]
-    grouped = [each for each in parts if isinstance(each, Grouped)]
-    scaled = [each for each in parts if isinstance(each, Scaled)]
+    grouped = [each for each in parts if isinstance(each, GroupedWeight)]
+    scaled = [each for each in parts if isinstance(each, ScaledWeight)]
     if len(plain) == len(parts):
         return torch.cat(plain)
     if len(scaled) == len(parts):
-        numbers = torch.cat([each.numbers.view(torch.uint8) for each in scaled]).view(fp8.KIND)
-        return Scaled(numbers, torch.cat([each.scale for each in scaled]), scaled[0].group)
+        numbers = torch.cat([each.numbers.view(torch.uint8) for each in scaled]).view(KIND)
+        return ScaledWeight(numbers, torch.cat([each.scale for each in scaled]), scaled[0].group)
     if len(grouped) == len(parts) and all(_same_order(grouped[0], each) for each in grouped):
-        return Grouped(
+        return GroupedWeight(
             torch.cat([each.numbers for each in grouped]),
             torch.cat([each.scale for each in grouped]),
             torch.cat([each.zero for each in grouped]),
@@ -144,13 +145,13 @@ def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:
     return None
 
 
-def _same_order(one: Grouped, other: Grouped) -> bool:
+def _same_order(one: GroupedWeight, other: GroupedWeight) -> bool:
     if one.order is None or other.order is None:
         return one.order is other.order
     return torch.equal(one.order, other.order)
 
 
-class Beside(nn.Module):
+class SplitLinear(nn.Module):
     """Products whose outputs lie side by side."""
 
     def __init__(self, products: Sequence[nn.Module]) -> None:

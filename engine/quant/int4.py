@@ -6,7 +6,9 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.cpu.rungs import on_a_rung
+from engine.kernels.cpu.row_buckets import pad_to_bucket
+from engine.quant.grouped import GroupedWeight, restore_order
+from engine.quant.int4_table import Int4Table
 from engine.quant.registry import register
 from engine.quant.shapes import padded, rounded_up, trimmed
 
@@ -20,34 +22,7 @@ _pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
 _product = torch.ops.aten._weight_int4pack_mm_for_cpu
 
 
-@dataclass(frozen=True, slots=True)
-class Grouped:
-    """A weight in whole numbers: (numbers - zero) * scale, each scale for `group` inputs of one output."""
-
-    numbers: Tensor  # [outputs, inputs] uint8, 0 to 15
-    scale: Tensor  # [outputs, groups] float32
-    zero: Tensor  # the same; it need not be whole
-    order: Tensor | None = None  # [inputs]: which of the model's each column is for; None: as they come
-
-    @property
-    def group(self) -> int:
-        return self.numbers.shape[1] // self.scale.shape[1]
-
-    def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32; without an order, with what fills up the last group."""
-        by_group = self.numbers.view(*self.scale.shape, self.group).float()
-        return in_place(((by_group - self.zero[..., None]) * self.scale[..., None]).flatten(1), self.order)
-
-
-def in_place(weight: Tensor, order: Tensor | None) -> Tensor:
-    """Columns where the model has them, without those that fill up the last group; [outputs, inputs]."""
-    if order is None:
-        return weight
-    weight = weight[:, : len(order)]
-    return torch.empty_like(weight).index_copy_(1, order, weight)
-
-
-def grouped(weight: Tensor, group: int) -> Grouped:
+def grouped(weight: Tensor, group: int) -> GroupedWeight:
     """To the nearest of sixteen steps between the least and the greatest of each group, which may be 0."""
     outputs, inputs = weight.shape
     width = rounded_up(inputs, group)
@@ -63,7 +38,7 @@ def grouped(weight: Tensor, group: int) -> Grouped:
         off.copy_(-low / step)
         whole = (floats / step[..., None]).add_(off[..., None]).round_().clamp_(0, 15)
         into.copy_(whole.flatten(1))
-    return Grouped(numbers, scale, zero)
+    return GroupedWeight(numbers, scale, zero)
 
 
 class PackedInt4(nn.Module):
@@ -74,7 +49,7 @@ class PackedInt4(nn.Module):
     offset: Tensor
     order: Tensor | None
 
-    def __init__(self, weight: Grouped, bias: Tensor | None, inputs: int) -> None:
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None, inputs: int) -> None:
         super().__init__()
         self.outputs, self.width = weight.numbers.shape
         self.inputs, self.group = inputs, weight.group
@@ -98,7 +73,7 @@ class PackedInt4(nn.Module):
         return out if self.bias is None else out + self.bias
 
     def _many(self, x: Tensor) -> Tensor:
-        rows, x = len(x), on_a_rung(x)
+        rows, x = len(x), pad_to_bucket(x)
         outs = [x @ self._piece(at, x.dtype) for at in range(0, self.scale.shape[1], PIECE)]
         return torch.cat(outs, 1)[:rows]
 
@@ -131,7 +106,7 @@ class PackedInt4(nn.Module):
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
         pieces = [self._piece(at, torch.float32) for at in range(0, self.scale.shape[1], PIECE)]
-        return in_place(torch.cat(pieces, 1).T[: self.outputs], self.order)[:, : self.inputs]
+        return restore_order(torch.cat(pieces, 1).T[: self.outputs], self.order)[:, : self.inputs]
 
 
 def _packed(numbers: Tensor) -> Tensor:
@@ -178,19 +153,16 @@ class Int4:
         return held(grouped(weight, self.group), bias, weight.shape[1], weight.dtype)
 
 
-def held(weight: Grouped, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> nn.Module:
+def held(weight: GroupedWeight, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> nn.Module:
     """What multiplies with it, where it lies; `dtype`: of what it is multiplied with."""
     if weight.numbers.device.type == "cpu" and dtype is torch.bfloat16:
         return PackedInt4(weight, bias, inputs)
     if weight.numbers.device.type == "cpu":
-        # Is made of parts of this file, so that it cannot stand above.
-        from engine.quant.int4_table import Int4Table
-
         return Int4Table(weight, bias, inputs)
     # Brings Triton, which is there where a GPU is.
-    from engine.quant.on_gpu import NibbleProduct
+    from engine.quant.gpu_products import Int4Product
 
-    return NibbleProduct(weight, bias, inputs, dtype)
+    return Int4Product(weight, bias, inputs, dtype)
 
 
 register(Int4("int4", 64))

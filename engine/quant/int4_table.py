@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.quant.int4 import Grouped, in_place
+from engine.quant.grouped import GroupedWeight, restore_order
 from engine.quant.int8 import WIDTH, walk
 from engine.quant.shapes import rounded_up, trimmed
 
@@ -23,7 +23,7 @@ class Int4Table(nn.Module):
     offset: Tensor
     order: Tensor | None
 
-    def __init__(self, weight: Grouped, bias: Tensor | None, inputs: int) -> None:
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None, inputs: int) -> None:
         super().__init__()
         self.outputs, self.inputs = len(weight.numbers), inputs
         self.group, self.columns = weight.group, weight.numbers.shape[1]
@@ -82,4 +82,4 @@ class Int4Table(nn.Module):
     def dequantized(self) -> Tensor:
         """[outputs, inputs] in float32: what the product is with."""
         weight = torch.cat([self._block(at, torch.float32) for at in range(len(self.table))], 1)
-        return in_place(weight.T[: self.outputs], self.order)[:, : self.inputs]
+        return restore_order(weight.T[: self.outputs], self.order)[:, : self.inputs]

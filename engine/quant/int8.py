@@ -6,7 +6,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from engine.kernels.cpu.rungs import on_a_rung
+from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.registry import register
 from engine.quant.shapes import rounded_up, side_by_side
 
@@ -78,7 +78,7 @@ class Int8Table(nn.Module):
 
     def _many(self, x: Tensor) -> Tensor:
         """As `_few`, and below that what zeros give."""
-        x = on_a_rung(x)
+        x = pad_to_bucket(x)
         if x.dtype is torch.float16:
             x = x.float()  # sums of numbers that are not scaled yet could pass what it holds
         out = x.new_empty(len(x), self.blocks * self.width)
@@ -123,9 +123,9 @@ class Int8:
         if weight.device.type == "cpu":
             return Int8Table(weight, bias)
         # Brings Triton, which is there where a GPU is.
-        from engine.quant.on_gpu import ByteProduct
+        from engine.quant.gpu_products import Int8Product
 
-        return ByteProduct(*quantized(weight), bias)
+        return Int8Product(*quantized(weight), bias)
 
 
 register(Int8())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from engine.quant.base import Scheme
 
 if TYPE_CHECKING:  # it brings Triton, which is there where a GPU is
-    from engine.quant.launched import Product
+    from engine.quant.product import Product
 
 
 class Launcher(Protocol):
@@ -45,9 +45,9 @@ class Linear(nn.Module):
         """Whether a scheme decides how its weight is kept."""
         return True
 
-    def settled(self, scheme: Scheme) -> nn.Module:
+    def finalized(self, scheme: Scheme) -> nn.Module:
         """What multiplies in its place once the weight is there."""
         return scheme.make(self.weight, self.bias)
 
-    def launched(self, gpu: Launcher) -> "Product":
+    def gpu_product(self, gpu: Launcher) -> "Product":
         return gpu.plain(self.weight) if self.bias is None else gpu.called(self)

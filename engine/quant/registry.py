@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from engine.api.errors import BadInput
-from engine.api.outside import lacking
+from engine.api.plugins import missing_members
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,7 @@ def _load(name: str) -> str | None:
             return None
         for point in entry_points(group=GROUP, name=name):
             found = point.load()()
-            if (problem := lacking(found, *ASKED)) is not None:
+            if (problem := missing_members(found, *ASKED)) is not None:
                 return problem
             register(found)
             return None if name in SCHEMES else f"its package calls it by another name than {name!r}"

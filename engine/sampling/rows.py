@@ -87,7 +87,7 @@ EditColumns = tuple[np.ndarray, np.ndarray, np.ndarray]  # as in Edits, on the h
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class SamplingInputs:
     """The rows of one step as kernels want to know them, on the host."""
 
     numbers: np.ndarray  # [rows, columns] float64
@@ -198,13 +198,13 @@ class SamplingRows:
         """Which of the rows of these slots keep to a grammar."""
         return [row for row, slot in enumerate(slots) if slot in self._guided] if self._guided else []
 
-    def wanted(self, at: np.ndarray, indices: Indices) -> Wanted | None:
+    def wanted(self, at: np.ndarray, indices: Indices) -> SamplingInputs | None:
         """The same as `view` for kernels. None: grammars or searches look at the logits besides."""
         slots = at.tolist()
         others = (self._candidates, self._guided)
         if any(others) and any(slot in each for each in others for slot in slots):
             return None
-        return Wanted(
+        return SamplingInputs(
             self.numbers(at, slots, indices),
             self._vocab,
             None if self._penalised.isdisjoint(slots) else self._seen,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from engine.api.request import Request
-from engine.scheduling.rules import Rules
+from engine.scheduling.settings import SchedulerSettings
 
 _MEMORY = 0.2  # the weight of the newest sample
 
@@ -32,7 +32,7 @@ class Costs:
         """Out and, later, in again."""
         return 2 * blocks * (self.swapped_block or 0.0)
 
-    def swaps(self, victim: Request, rules: Rules, block_size: int) -> bool:
+    def swaps(self, victim: Request, rules: SchedulerSettings, block_size: int) -> bool:
         """Whether a request that gives way keeps its blocks in host memory."""
         if rules.preemption != "auto":
             return rules.preemption == "swap"

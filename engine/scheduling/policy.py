@@ -5,7 +5,7 @@ from importlib.metadata import entry_points
 from typing import ClassVar, Protocol, TypeVar
 
 from engine.api.errors import BadInput
-from engine.api.outside import lacking
+from engine.api.plugins import missing_members
 from engine.api.request import Request
 from engine.scheduling.costs import Costs
 from engine.scheduling.queue import Rank
@@ -64,13 +64,13 @@ def _from_outside(name: str) -> type[Policy]:
         found = outside[name].load()
     except (ImportError, AttributeError) as error:
         raise BadInput(f"scheduling policy {name!r} cannot be loaded: {error}") from error
-    if problem := lacking(found, "name", "rank", "hold"):
+    if problem := missing_members(found, "name", "rank", "hold"):
         raise BadInput(f"scheduling policy {name!r} cannot be taken: {problem}")
     return found
 
 
 @register
-class Fcfs:
+class FcfsPolicy:
     """First come, first served."""
 
     name: ClassVar[str] = "fcfs"
@@ -83,7 +83,7 @@ class Fcfs:
 
 
 @register
-class Priority:
+class PriorityPolicy:
     """The smaller priority first; among equals, first come, first served."""
 
     name: ClassVar[str] = "priority"
@@ -96,7 +96,7 @@ class Priority:
 
 
 @register
-class Latency:
+class LatencyPolicy:
     """The first token that is due soonest goes first.
 
     While there is time to spare and the step would be far from full, it holds the door: one fuller

@@ -18,8 +18,8 @@ from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.policy import Outlook, Policy
 from engine.scheduling.queue import WaitingQueue
-from engine.scheduling.rules import Rules
-from engine.scheduling.step import LAST, Drafts, Row, Step, StepBuilder
+from engine.scheduling.settings import SchedulerSettings
+from engine.scheduling.step import LAST, Drafts, Step, StepBuilder, StepRow
 from engine.speculation.speculator import Speculator
 
 
@@ -33,7 +33,7 @@ class Scheduler:
         host: BlockPool,
         tables: BlockTables,
         policy: Policy,
-        rules: Rules,
+        rules: SchedulerSettings,
         emit: Callable[[events.Event], None],
         clock: Callable[[], float] = time.monotonic,
         kv_scheme: KvSchemeName = "none",
@@ -164,7 +164,7 @@ class Scheduler:
             builder.drafts[request.id] = drafts
             tokens += drafts.tokens or [0] * drafted
             self.changes.drafts(request, on_device=not drafts.tokens)
-        builder.add(Row(request.id, request.slot, start, count, samples, drafted), tokens)
+        builder.add(StepRow(request.id, request.slot, start, count, samples, drafted), tokens)
         if samples and request.params.grammar:
             builder.guide(request.id)
         return True
@@ -265,7 +265,7 @@ class Scheduler:
 
     # What a step has brought
 
-    def commit(self, row: Row, token: int | None) -> Request | None:
+    def commit(self, row: StepRow, token: int | None) -> Request | None:
         """Takes in what a row has computed. None when its request is gone: a stop that was found late."""
         request = self.requests.get(row.request)
         if request is None:
@@ -288,7 +288,7 @@ class Scheduler:
                 self.kv.publish(request, min(full, request.launched // self.pool.block_size))
         return request
 
-    def settle(self, row: Row, count: int) -> None:
+    def settle(self, row: StepRow, count: int) -> None:
         """A verification has brought so many tokens: what lies beyond them counts as never computed."""
         if (request := self.requests.get(row.request)) is None:
             return

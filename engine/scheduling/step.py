@@ -16,7 +16,7 @@ LAST = -1  # in place of a token id: what the row's slot drew last, which may no
 Moves = tuple[tuple[int, int], ...]  # of blocks: from, to
 
 
-class Row(NamedTuple):
+class StepRow(NamedTuple):
     """One request's part of a step: `length` tokens from `start` on."""
 
     request: int  # a label for results and logs: a runner looks nothing up by it
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     drafted: int = 0  # how many of its last tokens are drafts: a token is drawn at each, and before the first
 
 
-class Rows(Sequence[Row]):
+class Rows(Sequence[StepRow]):
     """Rows as columns of numbers. Reading one gives a Row."""
 
     __slots__ = ("_sampling", "numbers")
@@ -37,8 +37,8 @@ class Rows(Sequence[Row]):
         self._sampling: Rows | None = None
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> "Rows":
-        width = len(Row._fields)
+    def of(cls, rows: Sequence[StepRow]) -> "Rows":
+        width = len(StepRow._fields)
         return cls(np.fromiter(chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width))
 
     @property
@@ -76,18 +76,18 @@ class Rows(Sequence[Row]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __iter__(self) -> Iterator[Row]:
-        return map(Row._make, self.numbers.tolist())  # `samples` is 0 or 1 then
+    def __iter__(self) -> Iterator[StepRow]:
+        return map(StepRow._make, self.numbers.tolist())  # `samples` is 0 or 1 then
 
     @overload
-    def __getitem__(self, at: int) -> Row: ...
+    def __getitem__(self, at: int) -> StepRow: ...
     @overload
     def __getitem__(self, at: slice) -> "Rows": ...
-    def __getitem__(self, at: int | slice) -> "Row | Rows":
+    def __getitem__(self, at: int | slice) -> "StepRow | Rows":
         if isinstance(at, slice):
             return Rows(self.numbers[at])
         request, slot, start, length, samples, drafted = self.numbers[at].tolist()
-        return Row(request, slot, start, length, bool(samples), drafted)
+        return StepRow(request, slot, start, length, bool(samples), drafted)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Rows) and np.array_equal(self.numbers, other.numbers)
@@ -184,7 +184,7 @@ class StepBuilder:
         self._rows[request] = (request, slot, start, 1, 1, 0, token)
         self.budget -= 1
 
-    def add(self, row: Row, tokens: Sequence[int]) -> None:
+    def add(self, row: StepRow, tokens: Sequence[int]) -> None:
         if row.length == 1:
             self._rows[row.request] = (*row, tokens[0])
         else:

@@ -142,10 +142,10 @@ def check(step: Step, bounds: Bounds) -> None:
         _within("token of a slot", each.tokens, 0, bounds.vocab)
         _within("biased token", [token for token, _ in each.params.logit_bias], 0, bounds.vocab)
         _within("seed", each.seed >> 64, 0, 1)
-    for said in step.history:
-        _within("slot with tokens", said.slot, 0, bounds.slots)
-        _within("place of tokens", said.at, 0, bounds.context + 1 - len(said.tokens))
-        _within("token of a slot", said.tokens, 0, bounds.vocab)
+    for tokens_of in step.history:
+        _within("slot with tokens", tokens_of.slot, 0, bounds.slots)
+        _within("place of tokens", tokens_of.at, 0, bounds.context + 1 - len(tokens_of.tokens))
+        _within("token of a slot", tokens_of.tokens, 0, bounds.vocab)
 
 
 def _check_drafts(step: Step, bounds: Bounds) -> None:

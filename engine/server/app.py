@@ -15,16 +15,16 @@ from engine.api.errors import EngineError
 from engine.host.protocol import EngineHost
 from engine.server.config import ServerConfig
 from engine.server.drain import Drain
-from engine.server.http.auth import Door, refuse
+from engine.server.http.auth import AuthMiddleware, refuse
 from engine.server.http.errors import ApiError, from_engine
-from engine.server.native import attach, commands, control, events, screens, ws
+from engine.server.native import attach, commands, control, events, layout, ws
 from engine.server.openai import chat, completions, models
 from engine.server.openai.schema import ChatRequest, CompletionRequest
-from engine.server.state import State
+from engine.server.state import ServerState
 
 _BODIES = (
     *(ChatRequest, CompletionRequest, attach.ReplyRequest, attach.ForkRequest),
-    *(control.Tokens, screens.Laid, screens.Said),
+    *(control.Tokens, layout.LayoutRequest, layout.TextsRequest),
 )
 _ABORTED_WITHIN = 3.0  # seconds
 
@@ -35,7 +35,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        app.state.server = State(host, config, ending)
+        app.state.server = ServerState(host, config, ending)
         yield
         await app.state.server.replies.ended(config.drain + _ABORTED_WITHIN)
         app.state.server.close()
@@ -48,7 +48,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
         redoc_url=None,
         redirect_slashes=False,
     )
-    for part in (models, chat, completions, control, commands, attach, screens, events, ws):
+    for part in (models, chat, completions, control, commands, attach, layout, events, ws):
         app.include_router(part.router)
     app.add_exception_handler(ApiError, _refused)
     app.add_exception_handler(EngineError, _engine_refused)
@@ -57,7 +57,7 @@ def application(host: EngineHost, config: ServerConfig, drain: Drain | None = No
     app.add_exception_handler(WebSocketRequestValidationError, _bad_socket_parameter)
     app.add_exception_handler(Exception, _broke)
     app.router.default = _nothing_here
-    app.add_middleware(Door, config=config, closing=lambda: ending.begun)
+    app.add_middleware(AuthMiddleware, config=config, closing=lambda: ending.begun)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -25,12 +25,12 @@ from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
 from engine.models.find import find_model
 from engine.scheduling.policy import choose
-from engine.scheduling.rules import Rules
 from engine.scheduling.scheduler import Scheduler
+from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.step import Drafts, Masks, Step
 from engine.serving.engine import Engine
 from engine.serving.limits import Limits
-from engine.serving.machine import Facts
+from engine.serving.machine import EngineInfo
 from engine.speculation.verify import run_of
 from engine.text.reasoning import CLOSE, OPEN
 from engine.text.tokenizer import Tokenizer
@@ -194,7 +194,7 @@ def dry_engine(
         host=BlockPool(0, size),
         tables=tables,
         policy=policy,
-        rules=Rules(step_tokens=config.max_step_tokens or 8192, prefix_cache=config.prefix_cache),
+        rules=SchedulerSettings(step_tokens=config.max_step_tokens or 8192, prefix_cache=config.prefix_cache),
         emit=bus.emit,
     )
     return Engine(
@@ -210,7 +210,7 @@ def dry_engine(
         grammars=Grammars(text, text.vocab_size, text.stop_ids),
         tokenizer=text,
         limits=Limits(context, text.vocab_size, config.max_waiting, text.stop_ids),
-        facts=Facts(f"{place.name} (dry)", "none", "none", "none", policy.name),
+        info=EngineInfo(f"{place.name} (dry)", "none", "none", "none", policy.name),
         bus=bus,
         seed=config.seed or 0,
     )

@@ -10,19 +10,19 @@ from typing import Any
 
 from engine.api.errors import Ending, TemplateError
 from engine.api.params import SamplingParams
-from engine.host.prompts import Conversation, Prompt
+from engine.host.prompts import ChatPrompt, Prompt
 from engine.host.protocol import EngineHost
 from engine.server import tools
+from engine.server.async_engine import AsyncEngine
 from engine.server.config import MAX_CHOICES, ServerConfig
-from engine.server.desk import Desk
 from engine.server.drain import Drain
+from engine.server.generation import Generation
 from engine.server.http.auth import prefix_salt
 from engine.server.http.errors import ApiError
-from engine.server.http.limits import Gate
-from engine.server.native.events import Events
+from engine.server.http.limits import ConcurrencyLimiter
+from engine.server.native.event_history import EventHistory
 from engine.server.native.metrics import Metrics
-from engine.server.native.replies import Replies
-from engine.server.run import Run
+from engine.server.native.replies import ReplyStore
 from engine.text.reasoning import OPEN
 
 log = logging.getLogger("minichat.server")
@@ -36,7 +36,7 @@ def mode_of(options: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(eq=False)
-class State:
+class ServerState:
     """Made on the event loop, when the server starts."""
 
     host: EngineHost
@@ -46,11 +46,11 @@ class State:
     started: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
-        self.desk = Desk(self.host)
-        self.gate = Gate(self.config.in_flight, self.config.per_key)
+        self.engine = AsyncEngine(self.host)
+        self.gate = ConcurrencyLimiter(self.config.in_flight, self.config.per_key)
         self.metrics = Metrics(self.host, self.config.name)
-        self.events = Events(self.host, self.desk, self.drain, self.boot)
-        self.replies = Replies(self.run, self.config.grace)
+        self.events = EventHistory(self.host, self.engine, self.drain, self.boot)
+        self.replies = ReplyStore(self.run, self.config.grace)
         self.tool_style = tools.style(self.host.templates)
         self._opens: dict[bytes, bool] = {}
 
@@ -61,9 +61,9 @@ class State:
         params: SamplingParams,
         *,
         priority: int = 0,
-        said: Sequence[int] = (),
+        reply_prefix: Sequence[int] = (),
         parent: int | None = None,
-    ) -> Run:
+    ) -> Generation:
         """A place at the gate, and what is to be started there."""
         if self.drain.begun:
             raise Ending("the server is ending")
@@ -74,15 +74,15 @@ class State:
         # A hypothesis of a search is a row of the batch as a reply is.
         rows, name = max((params.beams, "beams"), (params.samples, "best_of" if params.best_of else "n"))
         ticket = self.gate.enter(key, len(prompts) * rows, name if rows > 1 else "prompt")
-        return Run(
-            self.desk,
+        return Generation(
+            self.engine,
             prompts,
             params,
             ticket,
             self.metrics,
             priority=priority,
             salt=prefix_salt(key),
-            said=said,
+            reply_prefix=reply_prefix,
             parent=parent,
         )
 
@@ -91,9 +91,9 @@ class State:
         if mode not in self._opens:
             if len(self._opens) >= _MODES:
                 self._opens.clear()
-            probe = Conversation([{"role": "user", "content": "?"}], (), options)
+            probe = ChatPrompt([{"role": "user", "content": "?"}], (), options)
             try:
-                text = await self.desk.work(lambda: self.host.text(probe))
+                text = await self.engine.work(lambda: self.host.text(probe))
             except TemplateError:  # it may take the messages that come, though not these
                 text = ""
             self._opens[mode] = text.rstrip().endswith(OPEN)
@@ -103,4 +103,4 @@ class State:
         self.replies.close()
         self.events.close()
         self.metrics.close()
-        self.desk.close()
+        self.engine.close()

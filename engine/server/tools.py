@@ -26,15 +26,15 @@ class Call:
         return {"id": self.id, "type": "function", "function": function}
 
 
-Said = tuple[str, list[Call]]  # text of the answer, and calls
+ParsedText = tuple[str, list[Call]]  # text of the answer, and calls
 
 
 class CallReader(Protocol):
     """Takes an answer in pieces."""
 
-    def push(self, text: str) -> Said: ...
+    def push(self, text: str) -> ParsedText: ...
 
-    def flush(self) -> Said: ...
+    def flush(self) -> ParsedText: ...
 
 
 class TaggedCalls:
@@ -44,32 +44,32 @@ class TaggedCalls:
         self._held = ""
         self._called = False
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ParsedText:
         self._held += text
-        said, calls = "", list[Call]()
+        prose, calls = "", list[Call]()
         while True:
             before, opened, rest = self._held.partition(OPEN)
             if not opened:
                 sure = len(before) - overlap(before, OPEN)
                 # Blank lines before a call belong to it.
                 sure = len(before[:sure].rstrip())
-                said, self._held = said + before[:sure], before[sure:]
+                prose, self._held = prose + before[:sure], before[sure:]
                 break
             inside, closed, after = rest.partition(CLOSE)
             if not closed:
-                said, self._held = said + before.rstrip(), self._held[len(before.rstrip()) :]
+                prose, self._held = prose + before.rstrip(), self._held[len(before.rstrip()) :]
                 break
             call = read_call(inside)
             if call:
                 calls.append(call)
-                said += before.rstrip()
+                prose += before.rstrip()
             else:
-                said += before + OPEN + inside + CLOSE  # no call: the client sees what was written
+                prose += before + OPEN + inside + CLOSE  # no call: the client sees what was written
             self._held = after
         self._called |= bool(calls)
-        return said, calls
+        return prose, calls
 
-    def flush(self) -> Said:
+    def flush(self) -> ParsedText:
         held, self._held = self._held, ""
         before, opened, inside = held.partition(OPEN)
         if opened and (call := read_call(inside)):  # the end came in place of the tag
@@ -84,16 +84,16 @@ class BareCalls:
         self._held = ""
         self._text = False  # it is an answer, no call
 
-    def push(self, text: str) -> Said:
+    def push(self, text: str) -> ParsedText:
         self._held += text
         start = self._held.lstrip()
         if not self._text and (not start or start[0] == "{"):
             return "", []
         self._text = True
-        said, self._held = self._held, ""
-        return said, []
+        text, self._held = self._held, ""
+        return text, []
 
-    def flush(self) -> Said:
+    def flush(self) -> ParsedText:
         held, self._held = self._held, ""
         calls, rest = list[Call](), held.strip()
         while rest:

@@ -22,7 +22,7 @@ from engine.scheduling.step import Step
 from engine.scheduling.step_bytes import Bounds
 from engine.serving.lifecycle import Lifecycle
 from engine.serving.limits import Limits, check_order
-from engine.serving.machine import Facts
+from engine.serving.machine import EngineInfo
 from engine.serving.meters import Meters
 from engine.serving.observe import snapshot
 from engine.serving.outputs import OutputProcessor
@@ -55,7 +55,7 @@ class Engine:
         runner: Runner,
         tokenizer: Tokenizer,
         limits: Limits,
-        facts: Facts,
+        info: EngineInfo,
         bus: Bus,
         depth: int = 0,
         seed: int | None = None,
@@ -64,7 +64,7 @@ class Engine:
         weights: "Weights | None" = None,
     ) -> None:
         self.scheduler, self.runner, self.tokenizer = scheduler, runner, tokenizer
-        self.limits, self.facts, self.bus = limits, facts, bus
+        self.limits, self.info, self.bus = limits, info, bus
         self.depth, self.clock, self.grammars, self.weights = depth, clock, grammars, weights
         self.meters = Meters()
         self.error = ""  # why it is dead, if it is
@@ -88,24 +88,24 @@ class Engine:
         deadline: float | None = None,
         salt: bytes = b"",
         continues: bool = True,
-        said: Sequence[int] = (),
+        reply_prefix: Sequence[int] = (),
     ) -> int:
         """A new request; its deltas go to `sink`. `deadline`: seconds from now to its first token.
 
         `continues`: the reply's text goes on from the prompt's, instead of beginning anew.
-        `said`: tokens with which the reply begins, such as those of another one up to where they part. Its
-        deltas come behind them; blocks that hold them already are shared.
+        `reply_prefix`: tokens with which the reply begins, such as those of another one up to where they
+        part. Its deltas come behind them; blocks that hold them already are shared.
         """
         self._refuse_if_dead()
-        self._check(params, prompt, said)
+        self._check(params, prompt, reply_prefix)
         check_order(priority, deadline)
-        max_len = self.limits.max_len(self.facts.model, len(prompt), params)
+        max_len = self.limits.max_len(self.info.model, len(prompt), params)
         if len(self.scheduler.waiting) >= self.limits.waiting:
             raise QueueFull(f"{self.limits.waiting} requests wait already; try again later")
         now = self.clock()
         request = Request(
             id=self._number(),
-            tokens=[*prompt, *said],
+            tokens=[*prompt, *reply_prefix],
             prompt_len=len(prompt),
             params=params,
             seed=self._seed(params),
@@ -117,11 +117,11 @@ class Engine:
         )
         if len(request.tokens) >= max_len:
             room = max_len - len(prompt)
-            raise RequestTooLong(f"{len(said)} tokens of the reply are there; it may have {room}")
+            raise RequestTooLong(f"{len(reply_prefix)} tokens of the reply are there; it may have {room}")
         if params.grammar and self.grammars:
-            self.grammars.check_start(params, said)
+            self.grammars.check_start(params, reply_prefix)
         written = TextStream(self.tokenizer, self.limits.stop_ids, params, prompt if continues else ())
-        written.skip(said)
+        written.skip(reply_prefix)
         self.outputs.open(request, written, sink)
         self.scheduler.add(request)
         return request.id
@@ -141,7 +141,7 @@ class Engine:
             prompt_len=source.prompt_len,
             params=params,
             seed=self._seed(params),
-            max_len=self.limits.max_len(self.facts.model, source.prompt_len, params),
+            max_len=self.limits.max_len(self.info.model, source.prompt_len, params),
             arrived=self.clock(),
             priority=source.priority,
             salt=source.salt,
@@ -168,7 +168,7 @@ class Engine:
         params = self.outputs.asked(source).changed(**changes)
         self.outputs.check(id, params)
         self._check(params)
-        max_len = self.limits.max_len(self.facts.model, source.prompt_len, params)
+        max_len = self.limits.max_len(self.info.model, source.prompt_len, params)
         self.bus.emit(events.Updated(self.scheduler.step, self.clock(), id, tuple(changes)))
         self.outputs.retune(id, params, max_len, seed="seed" in changes)
 
@@ -384,13 +384,15 @@ class Engine:
     def _seed(self, params: SamplingParams) -> int:
         return self._seeds.getrandbits(64) if params.seed is None else params.seed % 2**64
 
-    def _check(self, params: SamplingParams, prompt: Sequence[int] = (), said: Sequence[int] = ()) -> None:
-        self.limits.check(self.facts.model, len(self.scheduler.tables.grid), params, prompt, said)
+    def _check(
+        self, params: SamplingParams, prompt: Sequence[int] = (), reply_prefix: Sequence[int] = ()
+    ) -> None:
+        self.limits.check(self.info.model, len(self.scheduler.tables.grid), params, prompt, reply_prefix)
         if params.grammar:
             self.check_grammar(params.grammar)
 
     def check_grammar(self, grammar: Grammar) -> None:
         """From any thread. A new one takes a while, so hosts do this before they bother the engine's own."""
         if self.grammars is None:
-            raise BadParams("grammar", f"cannot be had: {self.facts.model} has no vocabulary of text here")
+            raise BadParams("grammar", f"cannot be had: {self.info.model} has no vocabulary of text here")
         self.grammars.check(grammar)

@@ -82,7 +82,7 @@ class Lifecycle:
         fit = engine.runner.fit()
         scheduler.kv.recache(form, fit.blocks, fit.host_blocks)
         engine.limits = replace(engine.limits, context=fit.context)
-        engine.facts = replace(engine.facts, kv_dtype=engine.facts.dtype if form == "none" else form)
+        engine.info = replace(engine.info, kv_dtype=engine.info.dtype if form == "none" else form)
         engine.bus.emit(events.Recached(scheduler.step, engine.clock(), form, fit.blocks))
 
     def _begin(self, weights: Weights, name: str) -> WeightsChange | None:

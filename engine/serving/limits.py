@@ -26,14 +26,14 @@ class Limits:
         rows: int,
         params: SamplingParams,
         prompt: Sequence[int] = (),
-        said: Sequence[int] = (),
+        reply_prefix: Sequence[int] = (),
     ) -> None:
         """No token that the model does not know may reach its tables, and no search that never fits."""
         if (kind := params.speculate) and kind not in self.speculation:
             why = WINDOWED if kind == "draft" and self.windowed else f"{model} {LACKS[kind]}"
             raise BadParams("speculate", f"{kind} cannot be had: {why}")
         biased = [token for token, _ in params.logit_bias]
-        named = {"prompt": prompt, "said": said, "stop_ids": params.stop_ids, "logit_bias": biased}
+        named = {"prompt": prompt, "said": reply_prefix, "stop_ids": params.stop_ids, "logit_bias": biased}
         for field, ids in named.items():
             if strange := self._strange(model, ids):
                 raise BadParams(field, strange)

@@ -11,7 +11,7 @@ from engine.serving.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class EngineInfo:
     """What an engine is made of."""
 
     model: str
@@ -29,6 +29,6 @@ class Machine(Protocol):
     runner: Runner
     bus: Bus
     limits: Limits
-    facts: Facts
+    info: EngineInfo
     depth: int  # steps launched ahead of the one that is committed
     clock: Callable[[], float]

@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from engine.api.snapshot import Quantiles, Rates, StepTimes
+from engine.api.snapshot import Quantiles, StepTimes, Throughput
 from engine.scheduling.step import Step
 
 _WINDOW = 1.0  # seconds that a rate looks back
@@ -46,14 +46,14 @@ class Meters:
     def times(self) -> StepTimes:
         return StepTimes(*self._means)
 
-    def rates(self, now: float) -> Rates:
+    def rates(self, now: float) -> Throughput:
         """Since the first of the steps of the last second began: young work is not diluted."""
         recent = [each for each in self._steps if each[1] > now - _WINDOW]
         if not recent:
-            return Rates()
+            return Throughput()
         rows, prefill, decode = (sum(each[i] for each in recent) for i in (2, 3, 4))
         count, seconds = len(recent), max(now - recent[0][0], _LEAST)
-        return Rates(
+        return Throughput(
             prefill=prefill / seconds,
             decode=decode / seconds,
             steps=count / seconds,

@@ -37,7 +37,7 @@ class Observed(Machine, Protocol):
 
 
 def snapshot(engine: Observed) -> Snapshot:
-    scheduler, facts, meters = engine.scheduler, engine.facts, engine.meters
+    scheduler, info, meters = engine.scheduler, engine.info, engine.meters
     now = engine.clock()
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
     shown = itertools.chain(scheduler.running, scheduler.waiting.parked.values(), line)
@@ -46,11 +46,11 @@ def snapshot(engine: Observed) -> Snapshot:
         step=scheduler.step,
         state="dead" if engine.error else "ready",
         error=engine.error,
-        model=facts.model,
-        dtype=facts.dtype,
-        device=facts.device,
-        attention=facts.attention,
-        policy=facts.policy,
+        model=info.model,
+        dtype=info.dtype,
+        device=info.device,
+        attention=info.attention,
+        policy=info.policy,
         quantization=engine.weights.scheme.name if engine.weights else "none",
         depth=engine.depth,
         block_size=scheduler.pool.block_size,
@@ -71,7 +71,7 @@ def snapshot(engine: Observed) -> Snapshot:
         memory={} if engine.error else engine.runner.memory(),  # a lost GPU answers nothing
         switches=engine.switches,
         reads=engine.runner.reads(),
-        kv_dtype=facts.kv_dtype,
+        kv_dtype=info.kv_dtype,
         schemes=engine.runner.weight_schemes(),
         change=engine.change,
         beams=engine.beams(),

@@ -13,11 +13,11 @@ from engine.api.snapshot import BeamsView
 from engine.execution.protocol import BAD, Likeliest, StepResult
 from engine.scheduling import recovery
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import Row, Step
+from engine.scheduling.step import Step, StepRow
 from engine.serving.groups.beams import BeamGroup
 from engine.serving.groups.samples import SampleGroup
 from engine.serving.meters import Meters
-from engine.serving.reply import Reply, Sink, TextStream
+from engine.serving.reply import ReplyOutput, Sink, TextStream
 
 
 class OutputProcessor:
@@ -34,7 +34,7 @@ class OutputProcessor:
     ) -> None:
         self._scheduler, self._meters, self._bus, self._clock = scheduler, meters, bus, clock
         self._number, self._stop_ids = number, stop_ids
-        self._replies: dict[int, Reply] = {}  # by row
+        self._replies: dict[int, ReplyOutput] = {}  # by row
         self._searches: dict[int, BeamGroup] = {}  # by what they answer
         self._samples: dict[int, SampleGroup] = {}
 
@@ -47,7 +47,7 @@ class OutputProcessor:
             samples = self._samples[request.id] = SampleGroup(request, written, sink, self._number)
             self._replies[request.id] = samples.reply(written)
         else:
-            self._replies[request.id] = Reply(written, sink)
+            self._replies[request.id] = ReplyOutput(written, sink)
 
     def rows(self, id: int, *, missing: bool = False) -> list[Request]:
         """The request of that number, or all that answer it. `missing`: it may have ended."""
@@ -86,7 +86,7 @@ class OutputProcessor:
 
     # What is drawn
 
-    def take(self, step: Step, row: Row, token: int, result: StepResult, now: float) -> None:
+    def take(self, step: Step, row: StepRow, token: int, result: StepResult, now: float) -> None:
         """What a row has drawn: one token, or a run of them where drafts stood."""
         if result.likeliest is not None and row.request in result.likeliest.places:
             return self._take_likeliest(step.number, row, token, result.likeliest, now)
@@ -107,7 +107,7 @@ class OutputProcessor:
         return None
 
     def _take_token(
-        self, step: int, row: Row, token: int, logprobs: tuple[TokenLogprob, ...], now: float
+        self, step: int, row: StepRow, token: int, logprobs: tuple[TokenLogprob, ...], now: float
     ) -> None:
         """One new token for one request."""
         if token == BAD:
@@ -143,7 +143,7 @@ class OutputProcessor:
         self._forget(request, Finish.FAILED, guide.error)
         return True
 
-    def _take_likeliest(self, step: int, row: Row, token: int, likeliest: Likeliest, now: float) -> None:
+    def _take_likeliest(self, step: int, row: StepRow, token: int, likeliest: Likeliest, now: float) -> None:
         """What one hypothesis of a search could go on with; when all are there, the search does."""
         if token == BAD:
             self._take_token(step, row, token, (), now)

@@ -85,7 +85,7 @@ class TextStream:
         self._floor = params.min_tokens
 
 
-class Reply:
+class ReplyOutput:
     """One per request. Its owner's sink gets a delta whenever something new is certain."""
 
     def __init__(self, written: TextStream, sink: Sink) -> None:

@@ -54,7 +54,7 @@ def _usual(samples: deque[float]) -> float:
 
 
 @dataclass(slots=True)
-class Record:
+class AcceptanceRecord:
     """Running means of verifications: what was drafted, and what of it stood."""
 
     drafted: float = 0.0
@@ -106,7 +106,7 @@ class Judge:
 
     on: bool = True
     gain: float = 0.0  # 0: not known yet
-    record: Record = field(default_factory=Record)
+    record: AcceptanceRecord = field(default_factory=AcceptanceRecord)
     _tried: int = 0
     _rest: int = REST[0]
     _left: int = 0  # tokens until the next try
@@ -134,4 +134,4 @@ class Judge:
         """So many tokens came without drafts."""
         self._left -= tokens
         if self._left <= 0:
-            self.on, self._tried, self.record = True, 0, Record()
+            self.on, self._tried, self.record = True, 0, AcceptanceRecord()

@@ -9,7 +9,7 @@ from engine.api.snapshot import Speculation
 from engine.scheduling.step import Drafts, Step
 from engine.speculation.gain import Judge, Prices, Tally
 from engine.speculation.ngram import NgramIndex
-from engine.speculation.suffix import Replies, SuffixIndex
+from engine.speculation.suffix import ReplyIndex, SuffixIndex
 
 LACKS = {
     "draft": "has no draft model here, neither of its own nor one that the engine was started with (--draft)",
@@ -50,7 +50,7 @@ class Speculator:
 
     prices: Prices = field(default_factory=Prices)
     tally: Tally = field(default_factory=Tally)  # of all requests so far
-    _replies: Replies = field(default_factory=Replies)
+    _replies: ReplyIndex = field(default_factory=ReplyIndex)
     _rows: dict[int, Drafting] = field(default_factory=dict)
     _newest: dict[str, Judge] = field(default_factory=dict)  # by kind: of the row that came last
     _plain_step: bool = False  # the step being planned goes without drafts, to be compared with
@@ -115,7 +115,7 @@ class Speculator:
             self._replies.add(request.salt, request.tokens[request.prompt_len :])
 
     def forget_replies(self) -> None:
-        self._replies = Replies()
+        self._replies = ReplyIndex()
 
     def clear(self) -> None:
         """All requests are gone at once."""

@@ -83,7 +83,7 @@ class Match:
         return self._state
 
 
-class Replies:
+class ReplyIndex:
     """What was said lately, by the owner of the prefix cache: nobody's drafts tell of another's text."""
 
     def __init__(self, remembered: int = REMEMBERED) -> None:

@@ -1,9 +1,9 @@
 """Text: tokens and characters, stop strings, chat templates. Neither torch nor transformers."""
 
-from engine.text.chat import Chat
+from engine.text.chat import ChatFormat
 from engine.text.detokenize import Detokenizer
 from engine.text.stops import StopFinder
 from engine.text.template import TemplateRenderer
 from engine.text.tokenizer import Tokenizer
 
-__all__ = ["Chat", "Detokenizer", "StopFinder", "TemplateRenderer", "Tokenizer"]
+__all__ = ["ChatFormat", "Detokenizer", "StopFinder", "TemplateRenderer", "Tokenizer"]

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any, Self
 
 from engine.api.errors import BadInput, TemplateError
-from engine.api.layout import Layout
+from engine.api.layout import PromptLayout
 from engine.text.contents import contents, places
 from engine.text.guard import MARK, Guard
 from engine.text.messages import clean, clean_messages, clean_tools
@@ -15,7 +15,7 @@ from engine.text.tokenizer import Tokenizer
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "documents"})
 
 
-class Chat:
+class ChatFormat:
     """The chat templates of one tokenizer, and the helper process that renders them."""
 
     def __init__(self, tokenizer: Tokenizer, renderer: TemplateRenderer | None = None) -> None:
@@ -34,7 +34,7 @@ class Chat:
         parts = self._render(messages, tools, options).split(MARK)
         return [token for part in parts for token in self.tokenizer.encode(part)]
 
-    def layout(self, messages: Sequence[Mapping[str, Any]]) -> Layout:
+    def layout(self, messages: Sequence[Mapping[str, Any]]) -> PromptLayout:
         """The same tokens, and the characters of the messages that they stand for."""
         parts = self._render(messages, None, {}).split(MARK)
         ids: list[int] = []
@@ -46,7 +46,7 @@ class Chat:
                 spans.append((begin + start, begin + end))
             begin += len(part)
         found = contents(messages, "".join(parts), self.text)
-        return Layout(tuple(ids), places(spans, found))
+        return PromptLayout(tuple(ids), places(spans, found))
 
     def text(self, messages: Sequence[Any], tools: Sequence[Any] | None = None, **options: Any) -> str:
         """The rendered conversation, to be looked at: its tokens come from `prompt`."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from engine.api.layout import Place
+from engine.api.layout import TokenSpan
 
 # Code points that Unicode keeps out of texts for ever: a message's number stands between _OPEN and _SHUT.
 _OPEN, _SHUT, _CLOSE = "\ufdd1", "\ufdd2", "\ufdd3"
@@ -51,7 +51,7 @@ def contents(
     return found
 
 
-def places(spans: Sequence[tuple[int, int]], found: Sequence[Content]) -> tuple[Place, ...]:
+def places(spans: Sequence[tuple[int, int]], found: Sequence[Content]) -> tuple[TokenSpan, ...]:
     """For tokens that stand for these ranges of the rendered text, one after the other."""
     placed, at = [], 0
     for start, end in spans:
@@ -59,11 +59,11 @@ def places(spans: Sequence[tuple[int, int]], found: Sequence[Content]) -> tuple[
             at += 1
         here = found[at] if at < len(found) else None
         if here is None or end <= here.start or start >= end:
-            placed.append(Place(-1))
+            placed.append(TokenSpan(-1))
             continue
         low, high = max(start, here.start), min(end, here.end)
         moved = here.skipped - here.start
-        placed.append(Place(here.message, low + moved, high + moved))
+        placed.append(TokenSpan(here.message, low + moved, high + moved))
     return tuple(placed)
 
 

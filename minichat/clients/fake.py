@@ -19,7 +19,7 @@ from engine.api.commands import (
 )
 from engine.api.errors import EngineError
 from engine.api.events import Delta, Event, Switched, TokenLogprob
-from engine.api.layout import Layout, Place
+from engine.api.layout import PromptLayout, TokenSpan
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.api.snapshot import Snapshot, Speeds
@@ -192,18 +192,18 @@ class FakeBackend:
         self.replies.append(reply)
         return reply
 
-    async def layout(self, prompt: Prompt) -> Layout:
+    async def layout(self, prompt: Prompt) -> PromptLayout:
         """A token a character of what people and models said, and one before each message."""
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
         placed = [
             (token, place)
             for number, text in enumerate(texts)
             for token, place in [
-                (1, Place(-1)),
-                *((ord(sign), Place(number, at, at + 1)) for at, sign in enumerate(text)),
+                (1, TokenSpan(-1)),
+                *((ord(sign), TokenSpan(number, at, at + 1)) for at, sign in enumerate(text)),
             ]
         ]
-        return Layout(tuple(token for token, _ in placed), tuple(place for _, place in placed))
+        return PromptLayout(tuple(token for token, _ in placed), tuple(place for _, place in placed))
 
     async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
         return [chr(token) if token > 31 else "." for token in tokens]

@@ -14,7 +14,7 @@ from engine.api.commands import Command
 from engine.api.config import EngineConfig
 from engine.api.errors import EngineDead
 from engine.api.events import Delta, Event
-from engine.api.layout import Layout
+from engine.api.layout import PromptLayout
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
 from engine.host.handover import Handover, call_on
@@ -142,7 +142,7 @@ class LocalBackend:
     async def submit(
         self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
     ) -> LocalReply:
-        stream = await in_thread(lambda: self._host.submit(prompt, params, said=said))
+        stream = await in_thread(lambda: self._host.submit(prompt, params, reply_prefix=said))
         await asyncio.wrap_future(stream.begun)
         return LocalReply(stream)
 
@@ -157,7 +157,7 @@ class LocalBackend:
         await asyncio.wrap_future(stream.begun)
         return LocalReply(stream)
 
-    async def layout(self, prompt: Prompt) -> Layout:
+    async def layout(self, prompt: Prompt) -> PromptLayout:
         return await in_thread(lambda: self._host.layout(prompt))
 
     async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:

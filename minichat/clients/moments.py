@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from engine.api.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
+from engine.api.snapshot import BlockView, Quantiles, RequestView, Snapshot, StepTimes, Throughput
 
 _WAITING = ("waiting", "preempted", "swapped")
 
@@ -34,7 +34,7 @@ def moment(blocks: BlockView, requests: Sequence[RequestView] = (), **changes: A
         running=len(requests) - waits,
         preemptions=2,
         prefix_hit_rate=0.61,
-        rates=Rates(prefill=1234.0, decode=412.0, steps=98.0, batch=5.2, step_tokens=17.0),
+        rates=Throughput(prefill=1234.0, decode=412.0, steps=98.0, batch=5.2, step_tokens=17.0),
         step_times=StepTimes(plan=0.0004, launch=0.0021, wait=0.0052, commit=0.0004),
         ttft=Quantiles(0.092, 0.2, 0.31, 42),
         itl=Quantiles(0.0081, 0.01, 0.0123, 4200),

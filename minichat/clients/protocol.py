@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 
 from engine.api.commands import Command
 from engine.api.events import Delta, Event
-from engine.api.layout import Layout
+from engine.api.layout import PromptLayout
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
 
@@ -103,7 +103,7 @@ class Backend(Protocol):
         """A reply that goes on from a running one, sharing its blocks; `prompt_tokens` is all before it."""
         ...
 
-    async def layout(self, prompt: Prompt) -> Layout:
+    async def layout(self, prompt: Prompt) -> PromptLayout:
         """Which characters of the prompt's text or messages its tokens stand for."""
         ...
 

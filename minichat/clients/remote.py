@@ -14,7 +14,7 @@ from engine.api.codec import codec
 from engine.api.commands import Command, decode_result, fields_of, result_of
 from engine.api.errors import EngineDead, EngineError, UnknownRequest
 from engine.api.events import Delta, Event
-from engine.api.layout import Layout
+from engine.api.layout import PromptLayout
 from engine.api.params import SamplingParams
 from engine.api.snapshot import Snapshot
 from engine.api.wire import check_version, decode_delta, decode_event, decode_snapshot, params_to_json
@@ -240,9 +240,11 @@ class RemoteBackend:
 
     # Text
 
-    async def layout(self, prompt: Prompt) -> Layout:
+    async def layout(self, prompt: Prompt) -> PromptLayout:
         asked = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-        layout: Layout = codec(Layout).read(await self._link.ask("POST", "/engine/layout", {"prompt": asked}))
+        layout: PromptLayout = codec(PromptLayout).read(
+            await self._link.ask("POST", "/engine/layout", {"prompt": asked})
+        )
         await self._learn(layout.ids)
         return layout
 

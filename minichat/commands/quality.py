@@ -13,7 +13,7 @@ from minichat.charts.svg import svg
 from minichat.commands.options import engine_config, failed
 
 if TYPE_CHECKING:
-    from engine.quality.measure import Row
+    from engine.quality.measure import QualityRow
 
 _HEADS = ("scheme", "perplexity", "KL", "top-1", "MB", "KV B/tok", "load s", "TTFT ms", "tok/s", "x8", "x32")
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if left_out else 0
 
 
-def _measured(options: argparse.Namespace, config, text: str) -> "tuple[list[Row], bool]":  # type: ignore[no-untyped-def]
+def _measured(options: argparse.Namespace, config, text: str) -> "tuple[list[QualityRow], bool]":  # type: ignore[no-untyped-def]
     from engine.quality.measure import compare, own_text
     from engine.quality.schemes import choices
 
@@ -98,7 +98,7 @@ def _picture(name: str | None) -> Path | None:
     return path
 
 
-def table(rows: "list[Row]") -> str:
+def table(rows: "list[QualityRow]") -> str:
     cells = [_HEADS, *(_cells(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
@@ -108,7 +108,7 @@ def table(rows: "list[Row]") -> str:
     return "\n".join(lines)
 
 
-def _cells(row: "Row") -> tuple[str, ...]:
+def _cells(row: "QualityRow") -> tuple[str, ...]:
     def number(value: float | None, digits: int, factor: float = 1.0) -> str:
         return "-" if value is None else f"{value * factor:,.{digits}f}"
 
@@ -125,7 +125,7 @@ def _cells(row: "Row") -> tuple[str, ...]:
     )
 
 
-def charts(rows: "list[Row]") -> list[Chart]:
+def charts(rows: "list[QualityRow]") -> list[Chart]:
     """Quality against bytes, and against speed where that was measured."""
     made = [
         Chart(

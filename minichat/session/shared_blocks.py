@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from engine.api.layout import Place
+from engine.api.layout import TokenSpan
 from engine.api.snapshot import BlockView
 from minichat.session.traces import Known
 
@@ -69,7 +69,7 @@ def _holding(
     return found
 
 
-def _touches(place: Place, spans: Spans) -> bool:
+def _touches(place: TokenSpan, spans: Spans) -> bool:
     return any(
         place.start < end and start < place.end for start, end in spans.get(place.message, ()) if start < end
     )

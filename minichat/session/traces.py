@@ -8,17 +8,17 @@ import numpy as np
 
 from engine.api.errors import EngineError
 from engine.api.events import Delta, TokenLogprob
-from engine.api.layout import Layout, Place
+from engine.api.layout import PromptLayout, TokenSpan
 from minichat.clients.protocol import Backend, Prompt
 
-NOWHERE = Place(-1)
+NOWHERE = TokenSpan(-1)
 
 
 class Known(NamedTuple):
     """The tokens of one request, prompt and reply, each with its characters of a message of the store."""
 
     ids: np.ndarray
-    places: tuple[Place, ...]  # message -1: the template's, or not known
+    places: tuple[TokenSpan, ...]  # message -1: the template's, or not known
 
 
 NOTHING = Known(np.zeros(0, np.int64), ())
@@ -37,7 +37,7 @@ class Trace:
     rivals: dict[int, TokenLogprob] = field(default_factory=dict)  # by place among these, where it was asked
     begins: int = 0  # character of the reply's raw text where the answer begins: reasoning comes before
     shown: int = 0  # characters of the answer
-    _layout: Layout | None = None
+    _layout: PromptLayout | None = None
     _known: Known | None = None
     _known_for: tuple[int, int, int] = (0, 0, 0)
 
@@ -69,11 +69,11 @@ class Trace:
         read = self._of_text(layout) if isinstance(self.prompt, str) else self._of_messages(layout)
         return Known(np.array([*layout.ids, *tokens], np.int64), (*read, *self._of_reply(texts)))
 
-    def _of_messages(self, layout: Layout) -> list[Place]:
+    def _of_messages(self, layout: PromptLayout) -> list[TokenSpan]:
         ids = [id for id, _ in self.parts]
-        return [NOWHERE if n < 0 or ids[n] < 0 else Place(ids[n], *span) for n, *span in layout.places]
+        return [NOWHERE if n < 0 or ids[n] < 0 else TokenSpan(ids[n], *span) for n, *span in layout.places]
 
-    def _of_text(self, layout: Layout) -> list[Place]:
+    def _of_text(self, layout: PromptLayout) -> list[TokenSpan]:
         """The prompt is the messages' texts, one after the other."""
         places, part, begin = [], 0, 0
         for place in layout.places:
@@ -83,14 +83,14 @@ class Trace:
             if place.message < 0 or part == len(self.parts):
                 places.append(NOWHERE)
             else:
-                places.append(Place(self.parts[part][0], place.start - begin, place.end - begin))
+                places.append(TokenSpan(self.parts[part][0], place.start - begin, place.end - begin))
         return places
 
-    def _of_reply(self, texts: list[str]) -> list[Place]:
+    def _of_reply(self, texts: list[str]) -> list[TokenSpan]:
         places, start = [], -self.begins
         for each in texts:
             end = start + len(each)
             low, high = max(start, 0), min(end, self.shown)
-            places.append(Place(self.reply, low, high) if low < high else NOWHERE)
+            places.append(TokenSpan(self.reply, low, high) if low < high else NOWHERE)
             start = end
         return places

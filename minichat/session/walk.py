@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from engine.api.errors import EngineError
 from engine.api.events import TokenLogprob
-from engine.api.layout import Place
+from engine.api.layout import TokenSpan
 from engine.api.params import SamplingParams
 from minichat.chats.model import Message
 from minichat.session.conversation import Conversation
@@ -26,7 +26,7 @@ class Walk:
     chat: Conversation
     trace: Trace
     messages: tuple[Message, ...]  # of the chat up to the reply
-    places: tuple[Place, ...]  # of each token, in the reply's text
+    places: tuple[TokenSpan, ...]  # of each token, in the reply's text
     at: int = 0
 
     @property
@@ -98,7 +98,9 @@ async def walk_along(chat: Conversation, message_id: int) -> Walk:
     return Walk(chat, trace, messages, places)
 
 
-async def _read_again(chat: Conversation, messages: tuple[Message, ...]) -> tuple[Trace, tuple[Place, ...]]:
+async def _read_again(
+    chat: Conversation, messages: tuple[Message, ...]
+) -> tuple[Trace, tuple[TokenSpan, ...]]:
     """The tokens that the text of a reply has, of which the engine knows nothing any more."""
     backend, reply = chat.desk.backend, messages[-1]
     if reply.reasoning or not reply.text:
@@ -116,7 +118,7 @@ async def _read_again(chat: Conversation, messages: tuple[Message, ...]) -> tupl
         layout = await backend.layout([*prompt, {"role": "assistant", "content": reply.text}])
         begin, mine = 0, len(prompt)
     found = [
-        (token, Place(reply.id, place.start - begin, place.end - begin))
+        (token, TokenSpan(reply.id, place.start - begin, place.end - begin))
         for token, place in zip(layout.ids, layout.places, strict=True)
         if place.message == mine and place.start >= begin
     ]

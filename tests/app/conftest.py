@@ -13,7 +13,7 @@ import pytest
 from textual.pilot import Pilot
 
 from engine.api.params import SamplingParams
-from engine.api.snapshot import BlockView, Quantiles, Rates, RequestView, Snapshot, StepTimes
+from engine.api.snapshot import BlockView, Quantiles, RequestView, Snapshot, StepTimes, Throughput
 from minichat.app import MinichatApp, Start
 from minichat.chats.store import Store
 from minichat.clients.fake import FakeBackend, FakeReply
@@ -49,7 +49,7 @@ def snapshot(step: int = 0, running: tuple[int, ...] = (), **changes: Any) -> Sn
         "host_size": 0,
         "preemptions": 0,
         "prefix_hit_rate": 0.0,
-        "rates": Rates(decode=40.0 * len(running)),
+        "rates": Throughput(decode=40.0 * len(running)),
         "step_times": StepTimes(),
         "ttft": Quantiles(),
         "itl": Quantiles(),

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.api.layout import Place
+from engine.api.layout import TokenSpan
 from engine.api.snapshot import BlockView
 from minichat.clients.fake import FakeBackend
 from minichat.session.shared_blocks import blocks_of, same, texts_of
@@ -19,7 +19,7 @@ SIZE = 4
 
 def known(tokens: list[int], message: int) -> Known:
     """A token a character of one message."""
-    return Known(np.array(tokens), tuple(Place(message, at, at + 1) for at in range(len(tokens))))
+    return Known(np.array(tokens), tuple(TokenSpan(message, at, at + 1) for at in range(len(tokens))))
 
 
 def view(held: dict[int, tuple[int, int, int]], size: int = 16) -> BlockView:
@@ -81,7 +81,8 @@ async def test_a_trace_knows_whose_text_its_tokens_are() -> None:
     trace.tokens, trace.begins, trace.shown = [9, 9, 9, 9], 2, 1  # two of reasoning, one that a stop cut off
     learned = await trace.learn(backend)
     assert learned.places == (
-        *[Place(-1)] * 4, Place(17, 0, 1), Place(17, 1, 2), Place(-1), Place(-1), Place(18, 0, 1), Place(-1)
+        *[TokenSpan(-1)] * 4, TokenSpan(17, 0, 1), TokenSpan(17, 1, 2),
+        TokenSpan(-1), TokenSpan(-1), TokenSpan(18, 0, 1), TokenSpan(-1),
     )  # fmt: skip
     assert len(learned.ids) == 10
     assert await trace.learn(backend) is learned
@@ -95,7 +96,8 @@ async def test_a_prompt_of_plain_text_is_cut_at_its_messages() -> None:
     trace = Trace(3, "abcde", ((1, 2), (2, 0), (3, 3)), 6, 4)
     learned = await trace.learn(FakeBackend([snapshot()]))
     assert learned.places == (
-        Place(-1), Place(1, 0, 1), Place(1, 1, 2), Place(3, 0, 1), Place(3, 1, 2), Place(3, 2, 3)
+        TokenSpan(-1), TokenSpan(1, 0, 1), TokenSpan(1, 1, 2),
+        TokenSpan(3, 0, 1), TokenSpan(3, 1, 2), TokenSpan(3, 2, 3),
     )  # fmt: skip
 
 
@@ -112,5 +114,5 @@ async def test_a_chat_keeps_what_it_asked(bench: Callable[..., Any]) -> None:
         assert (trace.request, len(trace.tokens), trace.begins, trace.shown) == (reply.id, 4, 16, 2)
         learned = await trace.learn(it.backend)
         question, answer = it.app.chats.active.chat.messages
-        assert learned.places[1:6] == tuple(Place(question.id, at, at + 1) for at in range(5))
+        assert learned.places[1:6] == tuple(TokenSpan(question.id, at, at + 1) for at in range(5))
         assert trace.reply == answer.id

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.api.events import Switched
-from engine.api.snapshot import Rates as Figures
 from engine.api.snapshot import Switch
+from engine.api.snapshot import Throughput as Figures
 from minichat.clients.fake import FakeBackend
 from minichat.features import switches
 from minichat.ui.monitor import EngineLine, MonitorPanel

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine.api.snapshot import Rates, Reads, Snapshot, Speeds, StepTimes
+from engine.api.snapshot import Reads, Snapshot, Speeds, StepTimes, Throughput
 from minichat.clients.fake import FakeBackend
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
@@ -21,7 +21,7 @@ def shot(
 ) -> Snapshot:
     """One GB/100 of float32 weights: 10 ms to read, 0.05 ms to multiply with one row."""
     running = tuple(range(int(rows)))
-    rates = Rates(decode=100.0, prefill=prefill, steps=100.0, batch=rows, step_tokens=tokens or rows)
+    rates = Throughput(decode=100.0, prefill=prefill, steps=100.0, batch=rows, step_tokens=tokens or rows)
     kind = {"reads": Reads(100_000_000, ((0, 1000),)), "rates": rates, "step_times": times, **changes}
     return snapshot(1000, running, **kind)
 

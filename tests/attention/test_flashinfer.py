@@ -18,7 +18,7 @@ from engine.api.errors import EngineError
 from engine.attention import registry
 from engine.attention.base import KVLayer
 from engine.attention.registry import why_not
-from engine.attention.torch_backend import Cells, TorchAttention
+from engine.attention.torch_backend import CacheCells, TorchAttention
 from tests.attention.cases import make_case
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -122,10 +122,10 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop(MODULE, None)
 
 
-def write_like_torch(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, early: bool) -> None:
-    assert not early
-    Cells.of_layer(layer.keys, None).write(places, k)
-    Cells.of_layer(layer.values, None).write(places, v)
+def write_like_torch(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, pdl: bool) -> None:
+    assert not pdl
+    CacheCells.of_layer(layer.keys, None).write(places, k)
+    CacheCells.of_layer(layer.values, None).write(places, v)
 
 
 def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

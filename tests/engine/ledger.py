@@ -19,12 +19,12 @@ from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables, TableMirror
 from engine.kv.window import Window
 from engine.scheduling.policy import choose
-from engine.scheduling.rules import Rules
 from engine.scheduling.scheduler import Scheduler
-from engine.scheduling.step import LAST, Masks, Row, SlotSampling, Step
+from engine.scheduling.settings import SchedulerSettings
+from engine.scheduling.step import LAST, Masks, SlotSampling, Step, StepRow
 from engine.serving.engine import Engine
 from engine.serving.limits import Limits
-from engine.serving.machine import Facts
+from engine.serving.machine import EngineInfo
 from engine.speculation.verify import run_of
 
 VOCAB = 1000
@@ -138,7 +138,7 @@ class LedgerRunner:
             sampled, runs=runs, seconds=0.001, swap_seconds=0.0001, likeliest=self._likeliest(step)
         )
 
-    def _check(self, row: Row, tokens: list[int], request: Request) -> None:
+    def _check(self, row: StepRow, tokens: list[int], request: Request) -> None:
         assert row.start + row.length < request.max_len, f"a token is computed that nobody needs: {row}"
         known = request.tokens[row.start : row.start + row.length - row.drafted]
         assert tokens[: len(known)] == known, f"{row} has tokens of another request"
@@ -187,7 +187,7 @@ class LedgerRunner:
             ids[at, :count], values[at, :count] = rivals(seen, seed, count)
         return Likeliest({row.request: at for at, row in enumerate(rows)}, ids, values)
 
-    def _drafts(self, step: Step, row: Row) -> list[int]:
+    def _drafts(self, step: Step, row: StepRow) -> list[int]:
         """Those of the step; or as a small model's would be, which is right two times in three."""
         drafts = step.drafts[row.request]
         assert row.length == 1 + row.drafted == 1 + drafts.length, f"a row and its drafts disagree: {row}"
@@ -201,7 +201,7 @@ class LedgerRunner:
         assert len(made) == drafts.length
         return made
 
-    def _verify(self, row: Row) -> list[int]:
+    def _verify(self, row: StepRow) -> list[int]:
         seed, ends = self.sampling[row.slot].seed, range(row.start + 1, row.start + row.length + 1)
         table = self.tables.grid[row.slot]
         drafts = [int(self.cells[table[at // self.size], at % self.size]) for at in ends[:-1]]
@@ -281,7 +281,7 @@ def ledger_engine(
         host=BlockPool(host, block_size),
         tables=tables,
         policy=choose(policy),
-        rules=Rules(step_tokens=step_tokens, **rules),
+        rules=SchedulerSettings(step_tokens=step_tokens, **rules),
         emit=bus.emit,
         clock=clock,
         window=window,
@@ -298,7 +298,7 @@ def ledger_engine(
             waiting=100_000,
             speculation=SPECULATION,
         ),
-        facts=Facts("ledger", "int", "none", "none", policy),
+        info=EngineInfo("ledger", "int", "none", "none", policy),
         bus=bus,
         depth=depth,
         seed=0,

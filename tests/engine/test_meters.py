@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from engine.api.snapshot import Rates
-from engine.scheduling.step import Row, Rows, Step
+from engine.api.snapshot import Throughput
+from engine.scheduling.step import Rows, Step, StepRow
 from engine.serving.meters import Meters
 
 
@@ -12,7 +12,7 @@ def fed(*ends: float, takes: float, rows: int = 2) -> Meters:
     """Steps of so many decodes."""
     meters = Meters()
     for step, at in enumerate(ends):
-        row_of = [Row(each, each, 10, 1, True) for each in range(rows)]
+        row_of = [StepRow(each, each, 10, 1, True) for each in range(rows)]
         one = Step(step, Rows.of(row_of), np.zeros(rows, np.int64), rows)
         meters.step(at, one, 0, (0.0, takes / 2, takes / 2, 0.0))
     return meters
@@ -39,4 +39,4 @@ def test_a_single_short_step_does_not_promise_too_much() -> None:
 def test_they_sink_when_it_is_over_and_end() -> None:
     meters = fed(10.1, 10.2, takes=0.1)
     assert meters.rates(10.4).steps == pytest.approx(5)
-    assert meters.rates(11.3) == Rates()
+    assert meters.rates(11.3) == Throughput()

@@ -11,7 +11,7 @@ from engine.api.errors import BadWire
 from engine.api.params import Grammar, SamplingParams
 from engine.execution.protocol import StepResult
 from engine.kv.tables import BlockTables, TableDelta, TableMirror
-from engine.scheduling.step import LAST, Drafts, Row, Rows, SlotSampling, SlotTokens, Step
+from engine.scheduling.step import LAST, Drafts, Rows, SlotSampling, SlotTokens, Step, StepRow
 from engine.scheduling.step_bytes import Bounds, decode, encode
 from engine.serving.engine import Engine
 from tests.engine.ledger import LedgerRunner
@@ -22,7 +22,12 @@ BOUNDS = Bounds(slots=4, width=8, block_size=16, blocks=20, host_blocks=6, vocab
 STEP = Step(
     number=7,
     rows=Rows.of(
-        [Row(1, 0, 30, 1, True), Row(2, 3, 15, 1, True), Row(5, 1, 20, 3, True, 2), Row(9, 2, 0, 4, False)]
+        [
+            StepRow(1, 0, 30, 1, True),
+            StepRow(2, 3, 15, 1, True),
+            StepRow(5, 1, 20, 3, True, 2),
+            StepRow(9, 2, 0, 4, False),
+        ]
     ),
     ids=np.array([LAST, 17, 20, 21, 22, 4, 5, 6, 7]),
     single=2,
@@ -62,7 +67,7 @@ def row(
     slot: int = 1, start: int = 0, length: int = 1, ids: tuple[int, ...] = (1,), **rest: Any
 ) -> dict[str, Any]:
     """The fields of a step with one row."""
-    rows = Rows.of([Row(1, slot, start, length, True)])
+    rows = Rows.of([StepRow(1, slot, start, length, True)])
     return {"rows": rows, "ids": np.array(ids), "single": int(length == 1), **rest}
 
 
@@ -74,7 +79,7 @@ def cells(cell: int, block: int) -> dict[str, Any]:
     return {"tables": TableDelta(np.array([cell]), np.array([block], np.int32))}
 
 
-TWICE = Rows.of([Row(1, 1, 0, 1, True), Row(2, 1, 0, 1, True)])
+TWICE = Rows.of([StepRow(1, 1, 0, 1, True), StepRow(2, 1, 0, 1, True)])
 WRONG: dict[str, dict[str, Any]] = {
     "slot of 4": row(slot=4),
     "two rows in one slot": {"rows": TWICE, "ids": np.array([1, 2]), "single": 2},

@@ -37,7 +37,7 @@ def finished(model: str, **config: Any) -> dict[str, Any]:
     while engine.busy:
         engine.step()
         engine.scheduler.check()
-    facts = engine.facts
+    facts = engine.info
     return {"facts": [facts.attention, facts.policy], "replies": sorted(replies.items()), "ended": ended}
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.api.request import Finish
-from engine.sampling.allowed import forbid
+from engine.sampling.mask import mask_logits
 from tests.grammar.test_replies import JSON, LETTERS, OTHER, PLAIN, PROMPT, SCHEMA, WARM
 from tests.runner.small import ask, drain, engine_on
 
@@ -38,6 +38,6 @@ def test_what_is_forbidden_is_the_same() -> None:
         torch.randint(0, 256, (2, -(-vocab // 8)), dtype=torch.uint8).numpy(),
     )
     there = logits.cuda()
-    forbid(logits, [1, 4], bits)
-    forbid(there, [1, 4], bits)
+    mask_logits(logits, [1, 4], bits)
+    mask_logits(there, [1, 4], bits)
     assert torch.equal(logits, there.cpu()) and logits.isinf().any() and not logits[[0, 2, 3]].isinf().any()

@@ -178,9 +178,9 @@ class TestChanges:
 
     def test_said_tokens_count_as_its_beginning(self, llama: Path) -> None:
         engine, heard = engine_on(llama), Heard()
-        engine.submit(PROMPT, replace(WARM, grammar=Grammar("regex", "[ab]{4}")), heard, said=[A, B])
+        engine.submit(PROMPT, replace(WARM, grammar=Grammar("regex", "[ab]{4}")), heard, reply_prefix=[A, B])
         with pytest.raises(BadParams, match="said: does not keep to the grammar"):
-            engine.submit(PROMPT, replace(WARM, grammar=LETTERS), Heard(), said=[SPACE])
+            engine.submit(PROMPT, replace(WARM, grammar=LETTERS), Heard(), reply_prefix=[SPACE])
         drain(engine)
         assert re.fullmatch("[ab]{2}", heard.text)
 
@@ -230,7 +230,7 @@ class TestRefusals:
         with pytest.raises(BadParams, match=r"^stop_ids: no token is left"):
             engine.submit(PROMPT, replace(WARM, grammar=word, stop_ids=(A,)), Heard())
         with pytest.raises(BadParams, match=r"^stop_ids: no token is left"):
-            engine.submit(PROMPT, replace(WARM, grammar=word, stop_ids=(B,)), Heard(), said=[A])
+            engine.submit(PROMPT, replace(WARM, grammar=word, stop_ids=(B,)), Heard(), reply_prefix=[A])
         assert said(engine, replace(WARM, grammar=ends, stop_ids=(A,))).text == "b"
         assert not engine.busy
 

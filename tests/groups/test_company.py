@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.serving.groups.samples import seed_of
-from engine.serving.groups.search import BeamSearch, Rules, tokens_of
+from engine.serving.groups.search import BeamSearch, SearchRules, tokens_of
 from tests.engine.ledger import alone, drain, ledger_engine, rivals
 from tests.engine.workloads import AFTER, Place, Workload, prompts, run, workloads
 from tests.heard import Told
@@ -24,7 +24,7 @@ STOPS = tuple(range(0, 1000, 100))  # of ten tokens in a thousand, some come up 
 
 def searched(prompt: Sequence[int], params: SamplingParams) -> list[list[int]]:
     """The oracle: the same search over whole texts, without any engine."""
-    seed, rules = params.seed or 0, Rules.of(params, frozenset())
+    seed, rules = params.seed or 0, SearchRules.of(params, frozenset())
     search = BeamSearch(rules, params.max_tokens or 1)
     enders = set(params.stop_ids)
     while not search.over:

@@ -30,7 +30,7 @@ def test_beams_samples_and_a_picked_token(llama: Path, tmp_path: Path, kind: str
         assert len({each.tokens for each in drawn}) == 3
         greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
         whole = host.submit([1, 50, 60], greedy).result()
-        rest = host.submit([1, 50, 60], greedy, said=whole.tokens[:5]).result()
+        rest = host.submit([1, 50, 60], greedy, reply_prefix=whole.tokens[:5]).result()
         assert whole.tokens[:5] + rest.tokens == whole.tokens
     finally:
         host.close()

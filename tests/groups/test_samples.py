@@ -108,7 +108,9 @@ def test_all_end_together_when_aborted(steps: int) -> None:
 def test_each_is_told_of_its_end_where_the_first_ends_before_the_others_begin(best_of: int | None) -> None:
     for end in ("abort", "length", "death"):
         engine, told = ledger_engine(), Told()
-        id = engine.submit([1, 2], SamplingParams(max_tokens=20, n=2, best_of=best_of), told, said=[3, 4])
+        id = engine.submit(
+            [1, 2], SamplingParams(max_tokens=20, n=2, best_of=best_of), told, reply_prefix=[3, 4]
+        )
         if end == "abort":
             engine.abort(id)
         elif end == "length":
@@ -234,7 +236,7 @@ def test_a_continued_reply_shares_the_blocks_before_it() -> None:
     engine.submit(prompt, SamplingParams(max_tokens=40, seed=1), first)
     drain_ledger(engine)
     said = [*first.first.tokens[:30], 5]
-    id = engine.submit(prompt, SamplingParams(max_tokens=40, seed=2), other, said=said)
+    id = engine.submit(prompt, SamplingParams(max_tokens=40, seed=2), other, reply_prefix=said)
     engine.step()
     assert engine.scheduler.requests[id].cached_tokens == (20 + 30) // 16 * 16
     drain_ledger(engine)
@@ -247,7 +249,7 @@ def test_a_running_reply_is_continued_elsewhere_over_the_same_blocks() -> None:
     for _ in range(40):
         engine.step()
     said = first.first.tokens[:29]
-    branch = engine.submit(list(range(20)), SamplingParams(max_tokens=60, seed=1), other, said=said)
+    branch = engine.submit(list(range(20)), SamplingParams(max_tokens=60, seed=1), other, reply_prefix=said)
     engine.step()
     running, shared = (engine.scheduler.requests[each].blocks for each in (id, branch))
     assert running[:3] == shared[:3] and running[3] != shared[3]
@@ -262,7 +264,7 @@ def test_a_stop_that_begins_in_what_was_said_ends_a_continued_reply(llama: Path)
         whole = one_alone(llama, PROMPT, stopping)
         for at in range(1, len(whole.tokens)):
             rest = Heard()
-            engine.submit(PROMPT, stopping, rest, said=whole.tokens[:at])
+            engine.submit(PROMPT, stopping, rest, reply_prefix=whole.tokens[:at])
             drain(engine)
             assert (rest.tokens, rest.finish) == (whole.tokens[at:], whole.finish)
             assert whole.text.endswith(rest.text)
@@ -276,7 +278,7 @@ def test_a_continued_reply_has_the_text_behind_it(llama: Path, continues: bool) 
     drain(engine)
     for at in (1, 7, 19):
         rest = Heard()
-        engine.submit(PROMPT, params, rest, continues=continues, said=whole.tokens[:at])
+        engine.submit(PROMPT, params, rest, continues=continues, reply_prefix=whole.tokens[:at])
         drain(engine)
         assert whole.tokens[:at] + rest.tokens == whole.tokens
         assert whole.text.endswith(rest.text)

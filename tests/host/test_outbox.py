@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.api import wire
 from engine.api.events import Delta, Queued, TokenLogprob
 from engine.api.request import Finish
-from engine.host.frames import Frames
+from engine.host.frames import FrameSocket
 from engine.host.outbox import YOUNG, Outbox, merged
 
 
@@ -23,7 +23,7 @@ class Pair:
         ours, theirs = socket.socketpair()
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         self.lost = threading.Event()
-        self.frames, self.reader = Frames(ours), Frames(theirs)
+        self.frames, self.reader = FrameSocket(ours), FrameSocket(theirs)
         self.outbox = Outbox(self.frames, self.lost.set)
         self.coming = iter(self.reader)
 
@@ -143,6 +143,6 @@ def test_a_frame_that_breaks_off_is_the_end(cut: int) -> None:
         frame = (12).to_bytes(4, "little") + b'{"a": 12345}'
         ours.sendall(frame + frame[:cut])
         ours.shutdown(socket.SHUT_WR)
-        reader = Frames(theirs)
+        reader = FrameSocket(theirs)
         assert list(reader) == [{"a": 12345}]
         reader.close()

@@ -29,7 +29,7 @@ from engine.api.errors import (
 from engine.api.events import Died, Event, Finished, Quantized, Quantizing, Queued, Recached, Switched
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Finish
-from engine.api.snapshot import Rates
+from engine.api.snapshot import Throughput
 from engine.host.process import EngineProcess, _ending
 from engine.host.protocol import EngineHost
 from engine.host.stream import ReplyFailed, Stream
@@ -315,7 +315,7 @@ class TestWhenTheChildDies:
         snapshot = host.snapshot()
         assert (snapshot.state, snapshot.error, snapshot.requests) == ("dead", reason, ())
         assert snapshot.blocks.in_use == 0 and not snapshot.blocks.refs.any()
-        assert snapshot.rates == Rates()
+        assert snapshot.rates == Throughput()
         for ask in (
             lambda: host.submit([70], GREEDY),
             lambda: host.send(Abort((0,))),

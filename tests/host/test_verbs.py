@@ -15,8 +15,8 @@ import pytest
 from engine.api import wire
 from engine.api.commands import Abort, Command, Sender, decode_result, encode_command
 from engine.api.errors import BadInput, EngineDead, EngineError, UnknownCommand
-from engine.host.child import Desk
-from engine.host.frames import Frames
+from engine.host.child import CommandServer
+from engine.host.frames import FrameSocket
 from engine.host.outbox import Outbox
 from engine.host.thread import EngineThread
 from engine.serving.engine import Engine
@@ -117,9 +117,9 @@ class Parent:
 
     def __init__(self, host: EngineThread) -> None:
         ours, theirs = socket.socketpair()
-        self._frames, self._theirs = Frames(ours), Frames(theirs)
+        self._frames, self._theirs = FrameSocket(ours), FrameSocket(theirs)
         self._outbox = Outbox(self._theirs, lost=lambda: None)
-        self._desk = Desk(host, ledger_engine().tokenizer, self._outbox)
+        self._desk = CommandServer(host, ledger_engine().tokenizer, self._outbox)
 
     def answer(self, question: Any) -> dict[str, Any]:
         self._desk.take(json.loads(json.dumps({"ask": 7, "command": question})))

@@ -150,7 +150,7 @@ def _attend(sent: bytes) -> bytes:
 
 
 def _standing(sent: bytes) -> bytes:
-    from engine.attention.triton_backend import StandingWork, TritonAttention
+    from engine.attention.triton_backend import GraphWork, TritonAttention
     from engine.kernels.triton.attention import tiles
     from engine.kernels.triton.attention.write import write
 
@@ -165,15 +165,15 @@ def _standing(sent: bytes) -> bytes:
         return replace(for_tokens(*given, **named), programs=8)
 
     with patch.object(tiles, "for_tokens", cut_in_eight):
-        work = StandingWork(
+        work = GraphWork(
             [layer.spec, replace(layer.spec, window=7)], rows, case.q.dtype, case.q.device,
             packed=layer.key_scales is not None,
         )  # fmt: skip
     numbers = np.full(work.numbers, 99, np.int32)
     cut = work.fill(numbers, slots, batch.host_contexts)
-    prepared = work.prepared(torch.from_numpy(numbers), tables, cut=cut)
+    prepared = work.metadata(torch.from_numpy(numbers), tables, cut=cut)
     q = torch.full((rows, *case.q.shape[1:]), torch.nan, dtype=case.q.dtype)
     q[:count] = case.q
     with torch.inference_mode():
-        write(layer, case.k, case.v, batch.places, early=False)
+        write(layer, case.k, case.v, batch.places, pdl=False)
         return pickled((backend.mix(q, layer, prepared)[:count], cut))

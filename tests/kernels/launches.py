@@ -88,12 +88,12 @@ def recorded() -> Iterator[Record]:
     from triton.runtime.jit import JITFunction
 
     from engine.attention.triton_backend import TritonAttention
-    from engine.kernels.triton.room import with_room
+    from engine.kernels.triton.padding import padded_rows
 
     record = Record()
 
-    def mix(self: Any, q: Tensor, layer: KVLayer, prepared: Any) -> Tensor:
-        out = with_room(len(q), layer.spec.heads, layer.spec.value_dim, like=q)
+    def mix(self: Any, q: Tensor, layer: KVLayer, metadata: Any) -> Tensor:
+        out = padded_rows(len(q), layer.spec.heads, layer.spec.value_dim, like=q)
         record.computed("attention", (q, *layer.tensors(), layer.spec.window), out)
         return out
 

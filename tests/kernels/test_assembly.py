@@ -26,7 +26,7 @@ def twice(values: torch.Tensor) -> np.ndarray:
 
 @SHORT
 def test_bytes_become_short_floats(dtype: torch.dtype) -> None:
-    from engine.kernels.triton.gemm.products import SHORT
+    from engine.kernels.triton.gemm.skinny_gemm import SHORT
 
     numbers = np.arange(256, dtype=np.uint8)
     found = halves(*ptx.run(SHORT[dtype], [numbers.view(np.uint32)], 2), dtype=dtype)
@@ -34,7 +34,7 @@ def test_bytes_become_short_floats(dtype: torch.dtype) -> None:
 
 
 def test_bytes_become_floats() -> None:
-    from engine.kernels.triton.gemm.products import WIDE
+    from engine.kernels.triton.gemm.skinny_gemm import WIDE
 
     found = ptx.run(WIDE.value, [np.arange(256, dtype=np.uint8).view(np.uint32)], 4)
     assert np.array_equal(np.stack(found, 1).view(np.float32).ravel(), np.arange(256) - 128.0)
@@ -94,22 +94,21 @@ def test_nibbles_become_weights(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("kind", ["nibbles", "bytes"])
 def test_a_hopper_takes_it(kind: str, dtype: torch.dtype) -> None:
     """The compiler needs no GPU. Weights go to the tensor cores' registers, and to no others between."""
-    from engine.kernels.triton.gemm import int4_gemm as nibbles
-    from engine.kernels.triton.gemm import products
+    from engine.kernels.triton.gemm import int4_gemm, skinny_gemm
 
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     of: dict[str, Any] = {"out": f"*{short}", "x": f"*{short}", "rows": "i32"}
-    shape: dict[str, Any] = {"OUTPUTS": 128, "INPUTS": 512, "ROWS": 8, "STAGES": 3, "EARLY": True, "TILES": 1}
+    shape: dict[str, Any] = {"OUTPUTS": 128, "INPUTS": 512, "ROWS": 8, "STAGES": 3, "PDL": True, "TILES": 1}
     if kind == "nibbles":
-        function = nibbles._narrow
+        function = int4_gemm._int4_gemm
         of |= {"words": "*i16", "grid": "*i32"}
         shape |= {"ALL": 128, "UNITS": 4, "GROUP": 64, "COLUMNS": 32, "TURN": 2, "PARTS": 1}
-        shape |= {"FLOATS": nibbles.FLOATS[dtype]}
+        shape |= {"FLOATS": int4_gemm.FLOATS[dtype]}
     else:
-        function = products._narrow
-        of |= {"weight": "*u8", "by": "*fp32", "by_row": "*fp32"}
+        function = skinny_gemm._skinny_gemm
+        of |= {"weight": "*u8", "weight_scale": "*fp32", "x_scale": "*fp32"}
         shape |= {"COLUMNS": 64, "TURN": 128, "SCALED": True, "ROUNDED": False, "PARTS": 1}
-        shape |= {"SHORT": products.SHORT[dtype]}
+        shape |= {"SHORT": skinny_gemm.SHORT[dtype]}
     made = for_a_hopper(function, of, shape, warps=1 + (kind == "bytes"))
     text = made.asm["ttgir"]
     loop = text[text.index("scf.for") : text.index("scf.yield")]
@@ -122,12 +121,12 @@ def test_a_hopper_takes_it(kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("inputs", [4096, 14336])
 def test_words_of_a_row_come_as_they_are_multiplied(inputs: int, dtype: torch.dtype) -> None:
     """In one turn and in several. They would be 32 KB a turn if they went through shared memory."""
-    from engine.kernels.triton.gemm import int4_gemv as nibble_row
+    from engine.kernels.triton.gemm import int4_gemv
 
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
-    whole, more, _, kept = nibble_row.KINDS[dtype]
-    function = nibble_row._row
-    of: dict[str, Any] = dict.fromkeys(("out", "x", "stream", "scaled", "norm"), f"*{short}")
+    whole, more, _, kept = int4_gemv.KINDS[dtype]
+    function = int4_gemv._int4_gemv
+    of: dict[str, Any] = dict.fromkeys(("out", "x", "stream", "scaled", "norm_weight"), f"*{short}")
     of |= {
         "words": "*i16",
         "grid": "*i32",
@@ -139,7 +138,7 @@ def test_words_of_a_row_come_as_they_are_multiplied(inputs: int, dtype: torch.dt
     shape: dict[str, Any] = {
         "WIDTH": 512, "ALL": 512, "INPUTS": inputs, "UNITS": inputs // 128, "GROUP": 64, "OUTPUTS": 16,
         "WARPS": 8, "PER": 2, "TURNS": -(-inputs // 4096), "WHOLE": whole, "MORE": more, "KEPT": kept,
-        "GATED": False, "JOINED": True, "PIECES": 0, "PADDED": 1, "EARLY": True,
+        "GATED": False, "RESIDUAL_NORM": True, "PIECES": 0, "PADDED": 1, "PDL": True,
     }  # fmt: skip
     made = for_a_hopper(function, of, shape, warps=8)
     text = made.asm["ttgir"]
@@ -171,7 +170,7 @@ def test_a_compressed_cache_goes_to_the_tensor_cores(
     shape: dict[str, Any] = {
         "sinks": None, "KV_HEADS": 8, "GROUP": 2, "KEY_DIM": 128, "VALUE_DIM": 128, "BLOCK": 16,
         "PACKED": True, "WINDOW": 0, "KEPT": 0, "SOFTCAP": 0.0, "SINKS": False, "QUERIES": 1, "PADDED": 8,
-        "KEYS": keys, "KEY_PAD": 128, "VALUE_PAD": 128, "STAGES": stages, "EARLY": False, "AHEAD": False,
+        "KEYS": keys, "KEY_PAD": 128, "VALUE_PAD": 128, "STAGES": stages, "PDL": False, "AHEAD": False,
         "GATHERED": False, "EVEN": EVEN[kind], "ODD": ODD[kind],
     }  # fmt: skip
     made = for_a_hopper(_attend, of, shape, warps=warps)

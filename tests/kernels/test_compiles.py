@@ -14,7 +14,7 @@ import torch
 from engine.api.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
 from engine.kv.store import KVLayer, KVStore
 from engine.models.decoder import Decoder
-from engine.models.source import settle
+from engine.models.source import finalize
 from engine.quant.registry import named, of_head
 from engine.sampling.rows import COLUMNS
 from tests.attention.cases import make_batch
@@ -37,9 +37,10 @@ BETWEEN = replace(LARGE, hidden=2048, layers=LARGE.layers * 2)
 # What kernels that start early read while the one before them, or the one before that, still runs: weights,
 # and what a step's form has brought. Others read nothing.
 BEFORE = {
-    "_vector": {"weight", "by", "scale"}, "_row": {"words", "grid", "eye", "norm"}, "_norm": {"weight"},
-    "_joined": {"scale"}, "_attend": {"items"},
-    "_turn": {"weight", "rope", "positions", "places"}, "_turned": {"rope", "positions", "places"},
+    "_gemv": {"weight", "weight_scale", "norm_weight"}, "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
+    "_norm": {"weight"}, "_linear_residual_norm": {"norm_weight"}, "_attend": {"items"},
+    "_rope_and_cache": {"weight", "rope", "positions", "places"},
+    "_qkv_rope": {"rope", "positions", "places"},
     "_merge": {"merges"}, "_scan": {"columns"}, "_bound": {"columns"}, "_spread": {"columns"},
     "_gather": {"columns"}, "_find": {"columns"}, "_weigh": {"columns"}, "_pick": {"columns", "slots"},
 }  # fmt: skip
@@ -82,7 +83,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     from engine.attention import triton_backend
     from engine.kernels.triton import precompile as rehearsal  # noqa: F401  it replaces `run` itself, for good
-    from engine.kernels.triton.attention.tiles import Gpu
+    from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
 
     found: dict[str, int] = {}
@@ -100,7 +101,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(driver, "_active", Absent(capability))
     monkeypatch.setattr(JITFunction, "run", compile_only)
     for module in (triton_backend, fused):
-        monkeypatch.setattr(module, "gpu", lambda device: Gpu(room, overlaps=capability >= 90))
+        monkeypatch.setattr(module, "gpu", lambda device: GpuLimits(room, overlaps=capability >= 90))
     yield found
     assert found
     assert max(found.values()) <= room, found
@@ -124,7 +125,7 @@ def stage_of(config: DecoderConfig, scheme: str, kv: KvSchemeName) -> Any:
     model = Decoder(config, torch.bfloat16).eval()
     for layer in model.layers:
         if scheme != "none":
-            settle(layer, named(scheme))
+            finalize(layer, named(scheme))
     if not config.tied:
         model.head = of_head(named(scheme)).make(model.head.weight, None)  # type: ignore[arg-type]
     room: dict[str, Any] = {"blocks": 64, "block_size": 16, "host_blocks": 0, "dtype": torch.bfloat16}
@@ -173,7 +174,7 @@ def decode(config: DecoderConfig, rows: int, scheme: str, kv: KvSchemeName) -> N
         fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
         fields["columns"] = torch.empty(len(COLUMNS), rows, dtype=torch.float64)
         tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
-        prepared = work.prepared(torch.empty(work.numbers, dtype=torch.int32), tables, cut=rows < 32)
+        prepared = work.metadata(torch.empty(work.numbers, dtype=torch.int32), tables, cut=rows < 32)
         logits = stage.logits(fields, last_ids, prepared)
         stage.draw(logits, fields, last_ids, Draws(rows == 8, False, False, False), None)
 

@@ -21,7 +21,7 @@ def drawn(
     filtered = any("top_k" in row or "top_p" in row for row in rows)
     slots = torch.arange(len(rows)).flip(0) + 1
     found = []
-    for call in (lambda *a, **k: kernels.call("sampling.draw", "draw", *a, **k, **room)[1], in_place):
+    for call in (lambda *a, **k: kernels.call("sampling.draw", "draw", *a, **k, **room)[1], restore_order):
         empty = torch.full((len(rows),), -7), torch.full((len(rows) + 2,), -7)
         out, last_ids, *_ = call(*empty, logits, columns, slots, filtered=filtered)
         assert last_ids[slots].tolist() == [max(0, token) for token in out.tolist()]
@@ -30,7 +30,7 @@ def drawn(
     return found[0], found[1]
 
 
-def in_place(*given: Tensor, **named: bool) -> tuple[Tensor, ...]:
+def restore_order(*given: Tensor, **named: bool) -> tuple[Tensor, ...]:
     oracles.draw(*given, **named)
     return given
 

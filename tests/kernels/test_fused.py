@@ -68,7 +68,7 @@ def test_turn(
     given = numbers(parts, 5, (heads[0] + 2 * heads[1]) * dim).to(torch.float32 if parts > 1 else dtype)
     places, positions = torch.tensor([3, -1, 40, 0, -1]), torch.tensor([17, 0, 49, 3, 0])
     arguments: tuple[Any, ...] = (given, layer, weight, 1e-5, rope, positions, places)
-    found, (_, written, *_) = kernels.call("kv.rotary", "turn", *arguments, dtype=dtype)
+    found, (_, written, *_) = kernels.call("kv.rope_and_cache", "rope_and_cache", *arguments, dtype=dtype)
     close(found, oracles.turn(*arguments, dtype=dtype))
     close(written.keys.nan_to_num(7.0), layer.keys.nan_to_num(7.0))
     assert torch.equal(written.values.nan_to_num(7.0), layer.values.nan_to_num(7.0))

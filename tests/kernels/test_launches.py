@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from engine.api.config import DecoderConfig, KvSchemeName, LayerSpec, RopeSpec
 from engine.kv.store import KVStore
 from engine.models.decoder import Decoder
-from engine.models.source import settle
+from engine.models.source import finalize
 from engine.quant.registry import named, of_head
 from tests.attention.cases import make_batch
 from tests.kernels.launches import Record, recorded
@@ -91,16 +91,16 @@ def record_of(case: Case) -> Record:
     from engine.attention import triton_backend
     from engine.attention.triton_backend import TritonAttention
     from engine.execution.cuda.stage import GpuStage
-    from engine.kernels.triton.attention.tiles import Gpu
+    from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
 
     config, dtype = MODELS[case.model], TYPES[case.dtype]
-    facts = Gpu(GPUS[case.gpu] * 2**10, overlaps=case.gpu >= 90)
+    facts = GpuLimits(GPUS[case.gpu] * 2**10, overlaps=case.gpu >= 90)
     patched = [patch.object(each, "gpu", lambda device: facts) for each in (triton_backend, fused)]
     with META, patched[0], patched[1], torch.inference_mode():
         model = Decoder(config, dtype).eval()
         for layer in list(model.layers)[: 1 if case.layers == "first" else None]:
-            settle(layer, named(case.scheme))
+            finalize(layer, named(case.scheme))
         if not config.tied:
             model.head = head(model.head, case.scheme)
         room: dict[str, Any] = {"blocks": 64, "block_size": 16, "host_blocks": 0, "dtype": dtype}
@@ -121,7 +121,7 @@ def decodes(stage: Any, rows: int) -> Record:
     names = ("ids", "positions", "places", "slots")
     fields = {name: torch.empty(rows, dtype=torch.int64) for name in names}
     tables, last_ids = torch.empty(rows, 64, dtype=torch.int32), torch.empty(rows + 1, dtype=torch.int64)
-    prepared = work.prepared(torch.empty(work.numbers, dtype=torch.int32), tables, cut=rows < 32)
+    prepared = work.metadata(torch.empty(work.numbers, dtype=torch.int32), tables, cut=rows < 32)
     with recorded() as record:
         stage.logits(fields, last_ids, prepared)
     return record

@@ -147,7 +147,7 @@ def test_turning_packs(kernels: Interpreted, scheme: KvSchemeName, dtype: torch.
     empty = KVLayer(spec, *(torch.zeros(3, 16, 2, 24, dtype=dtype) for _ in range(2)))
     mine = packed(Case(None, empty, *[None] * 3), scheme).layer  # type: ignore[arg-type]
     found, (_, mine, *_) = kernels.call(
-        "kv.rotary", "turn", parts, mine, None, 0.0, rope, positions, places, dtype=dtype
+        "kv.rope_and_cache", "rope_and_cache", parts, mine, None, 0.0, rope, positions, places, dtype=dtype
     )
     torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-3)
     keys, values = (pack(each.flatten(0, 1), mine.keys.dtype) for each in (plain.keys, plain.values))

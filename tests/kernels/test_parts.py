@@ -61,10 +61,10 @@ def ran(rows: int, change: Any, config: DecoderConfig = QWEN) -> Ran:
     """A step of a decoder whose second block is changed first."""
     from engine.attention import triton_backend
     from engine.attention.triton_backend import TritonAttention
-    from engine.kernels.triton.attention.tiles import Gpu
+    from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
 
-    facts = Gpu(227 * 2**10, overlaps=True)
+    facts = GpuLimits(227 * 2**10, overlaps=True)
     with (
         META,
         patch.object(triton_backend, "gpu", lambda _: facts),
@@ -122,7 +122,7 @@ def test_a_part_that_declares_no_early_starts_waits_in_full(rows: int) -> None:
     ]
     assert changed and all(starts_early(theirs) and not starts_early(mine) for mine, theirs in changed)
     assert all(
-        mine.replace("EARLY=False", "EARLY=True") == theirs.replace(" launch_pdl=True", "")
+        mine.replace("PDL=False", "PDL=True") == theirs.replace(" launch_pdl=True", "")
         for mine, theirs in changed
     )
     assert len(changed) == {1: 2, 8: 2, 64: 3}[rows], "the products, and the norm before where it is a kernel"
@@ -134,20 +134,20 @@ def test_a_norm_that_is_not_ours_is_called(rows: int) -> None:
     assert found.fused.plain == {} and found.names.count("layer_norm") == 1
     at = found.names.index("layer_norm")
     assert found.names[at - 1] == "add_", "the whole sum is there before it"
-    assert found.names[at + 1 :].count("_joined" if rows == 8 else "_norm") >= 1
+    assert found.names[at + 1 :].count("_linear_residual_norm" if rows == 8 else "_norm") >= 1
 
 
 def test_a_product_is_added_once_and_none_is_lost() -> None:
     from engine.models.layers.gpu import GpuStep, Residual
-    from engine.quant.launched import Called
+    from engine.quant.product import ModuleProduct
 
     def step() -> GpuStep:
         none: Any = None
         return GpuStep(none, none, none, none, (), none, single=False, pdl=False)
 
     x, given = torch.ones(2, 4), torch.full((2, 4), 3.0)
-    residual = Residual(x).plus(Called(nn.Identity()), given, step())
+    residual = Residual(x).plus(ModuleProduct(nn.Identity()), given, step())
     with pytest.raises(AssertionError, match="would be lost"):
-        residual.plus(Called(nn.Identity()), given, step())
-    assert torch.equal(residual.summed(), torch.full((2, 4), 4.0))
-    assert torch.equal(residual.summed(), torch.full((2, 4), 4.0))
+        residual.plus(ModuleProduct(nn.Identity()), given, step())
+    assert torch.equal(residual.total(), torch.full((2, 4), 4.0))
+    assert torch.equal(residual.total(), torch.full((2, 4), 4.0))

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.quant import fp8, int4, int8
+from engine.quant import fp8_linear, int4, int8
+from engine.quant.grouped import GroupedWeight
 from tests.kernels import oracles
 from tests.kernels.interpreted import Interpreted
 
@@ -38,31 +39,33 @@ class Kept:
     def rounded(self, x: Tensor) -> Tensor:
         if not self.rounds:
             return x.float()
-        eight, step = fp8.quantized(x)
+        eight, step = fp8_linear.quantized(x)
         return eight.float() * step
 
 
 def kept(kind: str, outputs: int, inputs: int) -> Kept:
-    from engine.kernels.triton.gemm import int4_gemm as nibbles
+    from engine.kernels.triton.gemm import int4_gemm
 
     weight = numbers(outputs, inputs, seed=1)
     match kind:
         case "int8":
             whole, scale = int8.quantized(weight)
             bits = whole.view(torch.uint8) ^ 128
-            return Kept("gemm.products", (bits, scale), whole.float() * scale[:, None])
+            return Kept("gemm.skinny_gemm", (bits, scale), whole.float() * scale[:, None])
         case "fp8":
-            eight, step = fp8.quantized(weight)
-            return Kept("gemm.products", (eight, step[:, 0].contiguous()), eight.float() * step, rounds=True)
+            eight, step = fp8_linear.quantized(weight)
+            return Kept(
+                "gemm.skinny_gemm", (eight, step[:, 0].contiguous()), eight.float() * step, rounds=True
+            )
         case _:
             group = int(kind.removeprefix("int4-"))
             by = int4.grouped(weight, group)
-            more = -by.numbers.shape[1] % nibbles.UNIT
+            more = -by.numbers.shape[1] % int4_gemm.UNIT
             scale, zero = (F.pad(each, (0, more // group)) for each in (by.scale, by.zero))
-            words = nibbles.packed(F.pad(by.numbers, (0, more)))
+            words = int4_gemm.pack_int4(F.pad(by.numbers, (0, more)))
             scales, offsets = (each.half().float() for each in (scale, (8 - zero) * scale))
-            exact = int4.Grouped(F.pad(by.numbers, (0, more)), scales, 8 - offsets / scales.clamp(min=1e-20))
-            grid = nibbles.grid(scale, zero, torch.float16)
+            exact = GroupedWeight(F.pad(by.numbers, (0, more)), scales, 8 - offsets / scales.clamp(min=1e-20))
+            grid = int4_gemm.scale_grid(scale, zero, torch.float16)
             return Kept("gemm.int4_gemm", (words, grid), exact.dequantized()[:, :inputs])
 
 
@@ -84,7 +87,7 @@ KINDS = [*EIGHT, "int4-32", "int4-64", "int4-96", "int4-128"]
 def test_one_row(
     kernels: Interpreted, ends: str, inputs: int, turns: int, kind: str, dtype: torch.dtype
 ) -> None:
-    from engine.kernels.triton.gemm.products import Cut
+    from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
 
     outputs, gated = 13, ends == "gated"
     of = kept(kind, outputs * (1 + gated), inputs)
@@ -92,8 +95,10 @@ def test_one_row(
     scale = numbers(inputs, seed=2, dtype=dtype) + 1 if ends in ("norm", "gated") else None
     residual = numbers(1, outputs, seed=3, dtype=dtype) if ends == "sum" else None
     turn = 256 // turns
-    around: dict[str, Any] = {"scale": scale, "eps": 1e-5, "gated": gated, "residual": residual}
-    found, _ = kernels.call(of.module, "vector", x, *of.given, cut=Cut(4, turn, warps=4, parts=2), **around)
+    around: dict[str, Any] = {"norm_weight": scale, "eps": 1e-5, "gated": gated, "residual": residual}
+    found, _ = kernels.call(
+        of.module, "gemv", x, *of.given, cut=ProductTiling(4, turn, warps=4, parts=2), **around
+    )
     h = x if scale is None else oracles.norm(x, None, scale, 1e-5)
     wanted = F.linear(of.rounded(h), of.weight).to(dtype)
     if gated:
@@ -107,22 +112,22 @@ def test_one_row(
 @pytest.mark.parametrize(("rows", "parts", "tall"), [(2, 1, 0), (2, 3, 8), (19, 1, 16), (19, 3, 0)])
 def test_few_rows(kernels: Interpreted, rows: int, parts: int, tall: int, kind: str) -> None:
     """`tall`: rows of a program, of two warps then; 0: all of them, and four."""
-    from engine.kernels.triton.gemm.products import Cut
+    from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
 
     of, dtype = kept(kind, 70, 384), torch.float16
     x = numbers(rows, 384, seed=0, dtype=dtype)
-    cut = Cut(64, 128, warps=2 if tall else 4, stages=2, parts=parts, rows=tall)
+    cut = ProductTiling(64, 128, warps=2 if tall else 4, stages=2, parts=parts, rows=tall)
     if of.rounds:
-        (eight, steps), _ = kernels.call("gemm.quantize_fp8", "rounded", x, 384)
-        wide, step = fp8.quantized(x)
+        (eight, steps), _ = kernels.call("gemm.quantize_fp8", "quantize_fp8", x, 384)
+        wide, step = fp8_linear.quantized(x)
         assert torch.equal(steps, step[:, 0]) and torch.equal(eight.float(), wide.float())
         weight, by = of.given
-        found, _ = kernels.call("gemm.products", "narrow", eight, weight, cut, by, steps, dtype=dtype)
+        found, _ = kernels.call("gemm.skinny_gemm", "skinny_gemm", eight, weight, cut, by, steps, dtype=dtype)
     elif of.in_nibbles:
         found = multiplied(kernels, x, of, 70, parts, tall or 16)
     else:
         weight, by = of.given
-        found, _ = kernels.call("gemm.products", "narrow", x, weight, cut, by)
+        found, _ = kernels.call("gemm.skinny_gemm", "skinny_gemm", x, weight, cut, by)
     assert found.shape == (parts, rows, 70)
     assert found.dtype == (torch.float32 if parts > 1 else dtype)
     wanted = F.linear(of.rounded(x), of.weight)
@@ -133,11 +138,11 @@ def multiplied(
     kernels: Interpreted, x: Tensor, of: Kept, outputs: int, parts: int = 1, tall: int = 16
 ) -> Tensor:
     """Two units a turn where a part is of so many."""
-    from engine.kernels.triton.gemm.tiled import Tiling
+    from engine.kernels.triton.gemm.tma_gemm import Tiling
 
     units = of.given[0].shape[1] // parts
     how = Tiling(tall, 32, 128 * (2 - units % 2), warps=1, stages=2, parts=parts)
-    return kernels.call("gemm.int4_gemm", "narrow", x, *of.given, outputs, how)[0]
+    return kernels.call("gemm.int4_gemm", "int4_gemm", x, *of.given, outputs, how)[0]
 
 
 def test_company_in_a_tile_changes_no_bit(kernels: Interpreted) -> None:
@@ -157,8 +162,8 @@ def test_rows_are_filled_up_with_zeros(kernels: Interpreted) -> None:
     """What a scaled product of torch wants: widths that are multiples of 16."""
     x = numbers(3, 100, seed=0)
     x[1] = 0
-    (eight, steps), _ = kernels.call("gemm.quantize_fp8", "rounded", x, 112)
-    wide, step = fp8.quantized(F.pad(x, (0, 12)))
+    (eight, steps), _ = kernels.call("gemm.quantize_fp8", "quantize_fp8", x, 112)
+    wide, step = fp8_linear.quantized(F.pad(x, (0, 12)))
     assert torch.equal(eight.float(), wide.float()) and torch.equal(steps, step[:, 0])
 
 
@@ -169,32 +174,32 @@ def test_spread_out(kernels: Interpreted, kind: str, inputs: int, dtype: torch.d
     of = kept(kind, 9, inputs)
     if of.in_nibbles:
         found, _ = kernels.call(
-            "gemm.dequantize", "spread_nibbles", *of.given, torch.float16, 9, inputs, dtype
+            "gemm.dequantize", "dequantize_int4", *of.given, torch.float16, 9, inputs, dtype
         )
     else:
-        found, _ = kernels.call("gemm.dequantize", "spread_bytes", *of.given, dtype)
+        found, _ = kernels.call("gemm.dequantize", "dequantize_int8", *of.given, dtype)
     torch.testing.assert_close(found, of.weight.to(dtype), rtol=1e-3, atol=1e-6)
 
 
 def test_numbers_come_back_from_their_words() -> None:
-    from engine.kernels.triton.gemm import int4_gemm as nibbles
+    from engine.kernels.triton.gemm import int4_gemm
 
     whole = torch.randint(0, 16, (70, 256), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    words = nibbles.packed(whole)
+    words = int4_gemm.pack_int4(whole)
     assert words.shape == (2, 2, 64, 32)
-    assert torch.equal(nibbles.unpacked(words)[:70], whole)
+    assert torch.equal(int4_gemm.unpack_int4(words)[:70], whole)
 
 
 @pytest.mark.parametrize(("width", "group"), [(480, 96), (96, 96), (160, 32), (256, 64), (2880, 2880)])
 def test_any_group_is_kept(width: int, group: int) -> None:
     """A checkpoint's may not go into the turns that inputs are filled up to."""
-    from engine.quant.on_gpu import NibbleProduct
+    from engine.quant.gpu_products import Int4Product
 
     draw = torch.Generator().manual_seed(0)
     scale, zero = (torch.rand(5, width // group, generator=draw).half().float() for _ in range(2))
     whole = torch.randint(0, 16, (5, width), generator=draw, dtype=torch.uint8)
-    weight = int4.Grouped(whole, scale, zero)
-    made = NibbleProduct(weight, None, width, torch.float16)
+    weight = GroupedWeight(whole, scale, zero)
+    made = Int4Product(weight, None, width, torch.float16)
     padded = made.words.shape[1] * 128
     assert padded >= width and padded % len(made.grid) == 0
     torch.testing.assert_close(made.dequantized(), weight.dequantized(), rtol=0, atol=6e-3)
@@ -203,15 +208,14 @@ def test_any_group_is_kept(width: int, group: int) -> None:
 @pytest.mark.parametrize("inputs", [128, 1024, 4096, 14336])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 28672])
 def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:
-    from engine.kernels.triton.gemm import int4_gemm as nibbles
-    from engine.kernels.triton.gemm import products
+    from engine.kernels.triton.gemm import int4_gemm, skinny_gemm
 
     eight = torch.empty(outputs, inputs, dtype=torch.uint8, device="meta")
     words = torch.empty(outputs // 64, inputs // 128, 64, 32, dtype=torch.int16, device="meta")
     for rows in (1, 2, 16, 17, 33, 64, 65, 128, 256):
         for weight in (eight, eight.view(torch.float8_e4m3fn)):
-            cut = products.for_bytes(rows, weight)
+            cut = skinny_gemm.int8_gemm_tiling(rows, weight)
             assert cut is not None and inputs % (cut.parts * cut.inputs) == 0
-        four = nibbles.for_narrow(rows, words)
+        four = int4_gemm.int4_gemm_tiling(rows, words)
         assert inputs % (four.parts * four.inputs) == 0 == outputs % four.outputs
-    assert products.for_bytes(2, eight[:, :100]) is None
+    assert skinny_gemm.int8_gemm_tiling(2, eight[:, :100]) is None

@@ -55,14 +55,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Noted:
     from triton.runtime.driver import driver
 
     from engine.attention import triton_backend
-    from engine.kernels.triton.attention.tiles import Gpu
+    from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
 
     gpu = Noted()
     monkeypatch.setattr(driver, "_active", gpu)
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", gpu.miss)
     for module in (triton_backend, fused):
-        monkeypatch.setattr(module, "gpu", lambda device: Gpu(227 * 2**10, overlaps=True))
+        monkeypatch.setattr(module, "gpu", lambda device: GpuLimits(227 * 2**10, overlaps=True))
     return gpu
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.api.config import DecoderConfig, EngineConfig, LayerSpec, RopeSpec
 from engine.api.params import SamplingParams
 from engine.attention.triton_backend import TritonAttention
-from engine.execution.cuda.staging import Form
+from engine.execution.cuda.staging import StagingBuffers
 from engine.kv.store import KVLayer
 from engine.models.decoder import Decoder
 from engine.models.loader import random_weights
@@ -190,11 +190,11 @@ def test_no_memory_for_a_graph_is_no_trouble(
 
 def test_pinned_memory_is_nobody_elses_while_a_step_may_read_it() -> None:
     """A form can be dropped while its step is on the way: when an engine is closed."""
-    form = Form({}, 4, torch.zeros(4, 4, dtype=torch.int32, device=GPU))
+    form = StagingBuffers({}, 4, torch.zeros(4, 4, dtype=torch.int32, device=GPU))
     pieces, shape = form._pieces.data_ptr(), form._pieces.shape
-    form.fetch()  # compiled
+    form.copy_in()  # compiled
     torch.cuda._sleep(10**9)
-    form.fetch()
+    form.copy_in()
     del form
     assert torch.empty(shape, dtype=torch.uint8, pin_memory=True).data_ptr() != pieces
     torch.cuda.synchronize()

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from engine.api.config import DecoderConfig, ModelPlace
 from engine.api.errors import BadInput
 from engine.models.config_json import read_config
-from engine.models.decoder import Decoder, Linear, block
+from engine.models.decoder import Decoder, Linear, block, build_of
 from engine.models.families import FAMILIES
 from engine.models.layers.block import Block
 from engine.models.layers.build import Build
-from engine.models.layers.cut import ROWS, by_head
-from engine.models.layers.part import Part, Piece, StepContext
+from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.sharding import ROWS, by_head
+from engine.models.layers.step import StepContext
 from engine.models.registry import load_model
-from engine.models.source import settle
+from engine.models.source import finalize
 from engine.quant.registry import named as scheme_named
 from tests.models.test_families import SHAPE, reference
 from tests.models.tiny import plain_attend, write_config
@@ -142,19 +143,21 @@ class Experts(Part):
         self.width = build.share(config.mlp, "rows of an expert")
         self.ups = nn.ModuleList(build.linear(config.hidden, self.width) for _ in range(3))
 
-    def pieces(self) -> dict[str, tuple[Piece, ...]]:
-        return {f"ups.{at}": (Piece(f"mlp.experts.{at}.up_proj", self.width, ROWS),) for at in range(3)}
+    def pieces(self) -> dict[str, tuple[SourceTensor, ...]]:
+        return {
+            f"ups.{at}": (SourceTensor(f"mlp.experts.{at}.up_proj", self.width, ROWS),) for at in range(3)
+        }
 
 
 def test_a_part_may_hold_many_of_a_kind(tmp_path: Path) -> None:
     config = read_config(write_config(tmp_path))
-    part = Experts(config, 0, Build.of(FAMILIES["llama"], config, torch.float32))
+    part = Experts(config, 0, build_of(config, torch.float32))
     names = [f"mlp.experts.{at}.up_proj.weight" for at in range(3)]
     slots = dict(part.slots())
     assert list(slots) == names and part.shards(2) == dict.fromkeys(names, ROWS)
     slots[names[1]].view.fill_(7)
     assert torch.equal(part.ups[1].weight, torch.full((48, 32), 7.0))  # type: ignore[arg-type]
-    settle(part, scheme_named("int8"))
+    finalize(part, scheme_named("int8"))
     assert not any(isinstance(each, Linear) for each in part.modules())
 
 

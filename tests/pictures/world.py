@@ -16,7 +16,6 @@ from engine.api.params import SamplingParams
 from engine.api.snapshot import (
     BlockView,
     Load,
-    Rates,
     Reads,
     RequestView,
     SchemeView,
@@ -24,6 +23,7 @@ from engine.api.snapshot import (
     Speeds,
     StepTimes,
     Switch,
+    Throughput,
 )
 from minichat.chats.model import ReplyStats
 from minichat.chats.store import Store
@@ -111,7 +111,7 @@ def rest() -> Snapshot:
     blocks = np.arange(BLOCKS)
     owner = np.where((blocks >= 200) & (blocks < 240), 9, -1)
     view = BlockView(BLOCKS, 0 * blocks, owner, np.where(owner < 0, 0, 16), 0 * blocks, 0, 40, 7)
-    return replace(_moment(1), blocks=view, requests=(), waiting=0, running=0, rates=Rates())
+    return replace(_moment(1), blocks=view, requests=(), waiting=0, running=0, rates=Throughput())
 
 
 def _moment(step: int) -> Snapshot:

@@ -10,7 +10,7 @@ import torch
 from engine.api.config import EngineConfig
 from engine.api.errors import BadInput
 from engine.quality.measure import compare, own_text
-from engine.quality.schemes import REFERENCE, Choice, choices
+from engine.quality.schemes import REFERENCE, SchemePair, choices
 from engine.quality.score import Score, read
 from tests.runner.small import engine_on
 
@@ -90,10 +90,10 @@ def test_the_cache_keeps_the_quality_that_is_promised(
 def test_names_of_schemes() -> None:
     assert choices("none, int8,kv-fp8,int4+kv-int8,kv-int8+int8,int8") == [
         REFERENCE,
-        Choice("int8", "int8", "none"),
-        Choice("kv-fp8", "none", "fp8"),
-        Choice("int4+kv-int8", "int4", "int8"),
-        Choice("kv-int8+int8", "int8", "int8"),
+        SchemePair("int8", "int8", "none"),
+        SchemePair("kv-fp8", "none", "fp8"),
+        SchemePair("int4+kv-int8", "int4", "int8"),
+        SchemePair("kv-int8+int8", "int8", "int8"),
     ]
     for bad, problem in {
         " ,": "no scheme is given",

@@ -329,7 +329,7 @@ def test_perplexity_stays_within_the_bounds(untied: Path, scheme: str, whole: bo
 def test_on_a_gpu_many_rows_have_it_spread_out_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """What spreads it is a kernel of its own; here a plain one stands for it."""
     pytest.importorskip("triton", reason="no Triton here")
-    from engine.quant import on_gpu
+    from engine.quant import gpu_products
 
     sizes = []
 
@@ -337,9 +337,9 @@ def test_on_a_gpu_many_rows_have_it_spread_out_piece_by_piece(monkeypatch: pytes
         sizes.append(len(numbers))
         return ((numbers.float() - 128) * scale[:, None]).to(dtype)
 
-    monkeypatch.setattr(on_gpu, "spread_bytes", spread)
-    monkeypatch.setattr(on_gpu, "SPREAD", 100 * 128 + 5)
-    made = on_gpu.ByteProduct(*int8.quantized(weight_of((250, 128), torch.float32)), None)
+    monkeypatch.setattr(gpu_products, "dequantize_int8", spread)
+    monkeypatch.setattr(gpu_products, "SPREAD", 100 * 128 + 5)
+    made = gpu_products.Int8Product(*int8.quantized(weight_of((250, 128), torch.float32)), None)
     x = rows_of(200, 128, torch.float32)
     assert off(made(x), x.double() @ made.dequantized().double().T) < CLOSE[torch.float32]
     assert sizes == [100, 100, 50]

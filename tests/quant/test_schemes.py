@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.api.errors import BadInput
-from engine.kernels.cpu.rungs import on_a_rung
+from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant import bnb, int4
-from engine.quant.fp8 import ScaledFp8
-from engine.quant.fp8 import quantized as to_fp8
+from engine.quant.fp8_linear import ScaledFp8
+from engine.quant.fp8_linear import quantized as to_fp8
+from engine.quant.grouped import GroupedWeight
 from engine.quant.int4 import PackedInt4, grouped
 from engine.quant.int4_table import Int4Table
 from engine.quant.registry import BUILT_IN, choose, named, names, why_not
@@ -88,10 +89,10 @@ class Multiplied(TorchDispatchMode):
 
 
 def test_rungs_are_few_and_near() -> None:
-    found = {rows: len(on_a_rung(torch.empty(rows, 1, dtype=torch.bfloat16))) for rows in range(1, 2049)}
+    found = {rows: len(pad_to_bucket(torch.empty(rows, 1, dtype=torch.bfloat16))) for rows in range(1, 2049)}
     assert all(rows <= rung <= rows + rows // 8 for rows, rung in found.items())
     assert len(set(found.values())) == 16 + 7 * 8
-    assert len(on_a_rung(torch.empty(1001, 1))) == 1001, "float32 has no need"
+    assert len(pad_to_bucket(torch.empty(1001, 1))) == 1001, "float32 has no need"
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "int4-32", "bnb-nf4"])
@@ -204,7 +205,7 @@ def test_int4_columns_in_another_order() -> None:
     order = torch.randperm(128, generator=torch.Generator().manual_seed(0))
     kept = grouped(weight[:, order], 32)
     for dtype, kind in ((torch.float32, Int4Table), (torch.bfloat16, PackedInt4)):
-        made = int4.held(int4.Grouped(kept.numbers, kept.scale, kept.zero, order), None, 128, dtype)
+        made = int4.held(GroupedWeight(kept.numbers, kept.scale, kept.zero, order), None, 128, dtype)
         assert isinstance(made, kind)
         for rows in (3, 80):
             x = rows_of(rows, 128, dtype)

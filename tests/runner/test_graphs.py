@@ -15,12 +15,12 @@ from torch import Tensor
 from engine.api.params import SamplingParams
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
-from engine.execution.cuda.graphs import BIASES, DecodeSteps, Draws, describe
+from engine.execution.cuda.graphs import BIASES, DecodeSteps, Draws, write_sampling
 from engine.execution.cuda.recording import Recording
 from engine.execution.runner import ModelRunner
 from engine.sampling.logprobs import read_logprobs
 from engine.sampling.penalties import SeenTokens
-from engine.sampling.rows import COLUMNS, Edits, RowsView, Wanted
+from engine.sampling.rows import COLUMNS, Edits, RowsView, SamplingInputs
 from engine.sampling.sampler import sample
 from engine.serving.engine import Engine
 from tests.runner.small import alone, ask, close_to, drain, engine_on, turn
@@ -41,7 +41,7 @@ class Lists:
         self.cut = not self.cut  # either kind of recording must do
         return self.cut
 
-    def prepared(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> tuple[Tensor, Tensor]:
+    def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> tuple[Tensor, Tensor]:
         return numbers, tables
 
 
@@ -57,8 +57,8 @@ class PlainStage:
     def precompile(self, launches: Callable[[], object]) -> None:
         raise AssertionError("on a CPU nothing is compiled")
 
-    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
-        contexts, mirror = prepared
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
+        contexts, mirror = metadata
         rows = int((contexts > 0).sum())
         assert (fields["places"][rows:] == -1).all()
         ids, slots = fields["ids"], fields["slots"]
@@ -200,10 +200,10 @@ def test_a_form_keeps_nothing_of_the_step_before() -> None:
     numbers = np.arange(3.0 * len(COLUMNS)).reshape(3, -1) + 2
     three = np.array([0, 2, 2]), np.array([7, 7, 9]), np.array([1.0, -2.0, 4.0], np.float32)
     one = tuple(each[1:2] for each in three)
-    describe(fields, Wanted(numbers, 50, None, three, ((0, 3), (2, 5))))
+    write_sampling(fields, SamplingInputs(numbers, 50, None, three, ((0, 3), (2, 5))))
     assert fields["bias_at"][:4].tolist() == [7, 107, 109, -1]
     assert fields["asked"].tolist() == [3, -1, 5, -1]
-    describe(fields, Wanted(numbers[:1], 50, None, one, ()))
+    write_sampling(fields, SamplingInputs(numbers[:1], 50, None, one, ()))
     assert fields["bias_at"][0] == 107
     assert fields["biases"][0] == -2.0
     assert (fields["bias_at"][1:] == -1).all()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.attention.base import Batch
 from engine.attention.torch_backend import TorchAttention
-from engine.execution.results import Drawn
+from engine.execution.results import SampledTokens
 from engine.execution.runner import ModelRunner
 from engine.execution.sampling_state import SamplingState
 from engine.serving.engine import Engine
@@ -99,7 +99,7 @@ def test_what_kernels_cannot_draw_is_drawn_once(llama: Path, monkeypatch: pytest
     told: list[Told] = []
     rows: list[list[int]] = []  # that each call of the sampler has drawn
 
-    def counted(drawing: SamplingState, logits: Tensor, *given: Any, **named: Any) -> Drawn:
+    def counted(drawing: SamplingState, logits: Tensor, *given: Any, **named: Any) -> SampledTokens:
         rows[-1].append(len(logits))
         return drawn(drawing, logits, *given, **named)
 
@@ -171,7 +171,7 @@ def test_a_rehearsal_leaves_all_as_it_was(llama: Path, monkeypatch: pytest.Monke
     _, heard = ask(engine, PROMPT, replace(GREEDY, **WAYS[kernel]))
     drain(engine)
     assert "nothing has changed" in heard.error
-    assert {"_turn", "_attend", "_pick", kernel} <= set(asked)
+    assert {"_rope_and_cache", "_attend", "_pick", kernel} <= set(asked)
 
 
 def state(runner: ModelRunner) -> list[Tensor]:

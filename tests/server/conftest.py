@@ -23,9 +23,9 @@ from engine.host.thread import EngineThread
 from engine.server.config import ServerConfig
 from engine.server.dry import DryRunner, Script, babble, dry_engine
 from engine.server.http.listen import Server, server, tcp_socket
-from engine.server.state import State
+from engine.server.state import ServerState
 from engine.serving.engine import Engine
-from engine.text.chat import Chat
+from engine.text.chat import ChatFormat
 from engine.text.tokenizer import Tokenizer
 from tests.cli.conftest import run
 from tests.runner.letters import byte_tokenizer
@@ -52,8 +52,8 @@ class Served:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def state(self) -> State:
-        state: State = self.server.config.app.state.server  # type: ignore[union-attr]
+    def state(self) -> ServerState:
+        state: ServerState = self.server.config.app.state.server  # type: ignore[union-attr]
         return state
 
     @property
@@ -157,7 +157,7 @@ def expected() -> Iterator[Callable[..., str]]:
     tokenizer = Tokenizer.load(folder)
     script = babble(tokenizer)
 
-    with Chat(tokenizer) as chat:
+    with ChatFormat(tokenizer) as chat:
 
         def reply(message: str, seed: int | None = None) -> str:
             prompt = chat.prompt([{"role": "user", "content": message}])

@@ -80,7 +80,7 @@ class TestTroubleInTheEngine:
         def breaks() -> None:
             raise ZeroDivisionError("secret insides")
 
-        monkeypatch.setattr(served.state.desk, "snapshot", breaks)
+        monkeypatch.setattr(served.state.engine, "snapshot", breaks)
         answer = client.get("/engine")
         assert answer.status_code == 500
         assert "secret" not in answer.text

@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from engine.api.events import Died, Finished, FirstToken, Queued
 from engine.api.wire import decode_event, decode_snapshot
-from engine.server.native import events as module
+from engine.server.native import event_history
 from tests.server.conftest import KEY, Served, becomes, dry, serving
 
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -73,7 +73,7 @@ def test_a_reader_who_comes_back_misses_nothing(served: Served, client: httpx.Cl
 
 
 def test_a_gap_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT", 6)
+    monkeypatch.setattr(event_history, "KEPT", 6)
     with serving(dry()) as served, served.client() as client:
         with client.stream("GET", "/events") as response:
             say(client)
@@ -91,7 +91,7 @@ def test_a_gap_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_reader_is_told_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "KEPT", 8)
+    monkeypatch.setattr(event_history, "KEPT", 8)
     with serving(dry()) as served, served.client() as client:
         start = f"{served.state.boot}-0"
         for _ in range(4):

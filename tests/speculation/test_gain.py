@@ -5,8 +5,8 @@ import pytest
 
 from engine.api.params import SamplingParams
 from engine.api.request import Request
-from engine.scheduling.step import Drafts, Row, Rows, Step
-from engine.speculation.gain import HOPELESS, INHERITED, REST, TRIES, Judge, Prices, Record
+from engine.scheduling.step import Drafts, Rows, Step, StepRow
+from engine.speculation.gain import HOPELESS, INHERITED, REST, TRIES, AcceptanceRecord, Judge, Prices
 from engine.speculation.speculator import Speculator
 
 
@@ -34,7 +34,7 @@ def spent(
             count = drafts.length if drafts else 0
             step = Step(
                 0,
-                Rows.of([Row(each, each, 0, 1 + count, True, count) for each in range(rows)]),
+                Rows.of([StepRow(each, each, 0, 1 + count, True, count) for each in range(rows)]),
                 np.zeros(rows * (1 + count), np.int64),
                 drafts=dict.fromkeys(range(rows), drafts) if drafts else {},
             )
@@ -151,7 +151,7 @@ def test_a_busy_moment_counts_for_little() -> None:
 
 
 def test_a_record_forgets() -> None:
-    record = Record()
+    record = AcceptanceRecord()
     for accepted in [4] * 50 + [0] * 50:
         record.saw(4, accepted)
     assert record.drafted == pytest.approx(4) and record.accepted < 0.05

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.speculation.ngram import LONGEST, SHORTEST, NgramIndex, copied
-from engine.speculation.suffix import Automaton, Match, Replies, SuffixIndex
+from engine.speculation.suffix import Automaton, Match, ReplyIndex, SuffixIndex
 from engine.speculation.verify import run_of
 
 TEXTS = st.lists(st.integers(0, 2), max_size=60)
@@ -66,7 +66,7 @@ def test_a_match_is_the_longest_though_the_text_grows(
 
 @given(TEXTS, TEXTS, st.integers(1, 9))
 def test_suffixes_find_replies_and_their_own_text(reply: list[int], tokens: list[int], most: int) -> None:
-    replies = Replies()
+    replies = ReplyIndex()
     replies.add(b"", reply)
     index = SuffixIndex(replies.of(b""))
     while not index.read(tokens, 5):
@@ -91,7 +91,7 @@ def test_suffixes_find_replies_and_their_own_text(reply: list[int], tokens: list
 
 
 def test_owners_do_not_hear_of_each_other() -> None:
-    replies = Replies()
+    replies = ReplyIndex()
     replies.add(b"mine", [1, 2, 3, 4])
     for owner, expected in ((b"mine", (3, 4)), (b"other", ())):
         index = SuffixIndex(replies.of(owner))
@@ -100,7 +100,7 @@ def test_owners_do_not_hear_of_each_other() -> None:
 
 
 def test_the_oldest_replies_are_forgotten() -> None:
-    replies = Replies(remembered=20)
+    replies = ReplyIndex(remembered=20)
     for first in range(0, 50, 5):
         replies.add(b"", range(first, first + 5))
     known = {token for half in replies.of(b"") for token in half.text}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.host.prompts import prompt_ids, prompt_layout, texts
-from engine.text import Chat, TemplateRenderer, Tokenizer
+from engine.text import ChatFormat, TemplateRenderer, Tokenizer
 
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|turn|>{% endfor %}[assistant]"
 TRIMS = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}<|turn|>{% endfor %}"
@@ -28,14 +28,14 @@ TALK = [
 
 
 @pytest.fixture
-def chat(checkpoint: Callable[..., Path], renderer: TemplateRenderer) -> Callable[[str], Chat]:
-    def make(template: str) -> Chat:
-        return Chat(Tokenizer.load(checkpoint(tokenizer_config={"chat_template": template})), renderer)
+def chat(checkpoint: Callable[..., Path], renderer: TemplateRenderer) -> Callable[[str], ChatFormat]:
+    def make(template: str) -> ChatFormat:
+        return ChatFormat(Tokenizer.load(checkpoint(tokenizer_config={"chat_template": template})), renderer)
 
     return make
 
 
-def shown(chat: Chat, messages: list[dict[str, Any]]) -> list[str]:
+def shown(chat: ChatFormat, messages: list[dict[str, Any]]) -> list[str]:
     """Each message's characters that some token stands for; a dot for those that none does."""
     layout = chat.layout(messages)
     assert list(layout.ids) == chat.prompt(messages)
@@ -62,21 +62,21 @@ WHOLE = ["..Be brief..", "What is 2 + 2? 日本 😀", "Four. Four.", "", "Four.
     ],
     ids=["plain", "trims", "backwards", "only the last", "changes letters", "looks at the text"],
 )
-def test_what_is_known(chat: Callable[[str], Chat], template: str, known: list[str]) -> None:
+def test_what_is_known(chat: Callable[[str], ChatFormat], template: str, known: list[str]) -> None:
     assert shown(chat(template), TALK) == known
 
 
-def test_control_tokens_in_a_message_stay_text(chat: Callable[[str], Chat]) -> None:
+def test_control_tokens_in_a_message_stay_text(chat: Callable[[str], ChatFormat]) -> None:
     said = "a <|turn|> b </s>"
     assert shown(chat(PLAIN), [{"role": "user", "content": said}]) == [said]
 
 
-def test_tags_in_a_message_are_nobodys(chat: Callable[[str], Chat]) -> None:
+def test_tags_in_a_message_are_nobodys(chat: Callable[[str], ChatFormat]) -> None:
     said = "a \ufdd1\ufdd4\ufdd2b\ufdd3"
     assert shown(chat(PLAIN), [{"role": "user", "content": said}]) == ["." * len(said)]
 
 
-def test_a_token_stands_for_its_own_text(chat: Callable[[str], Chat]) -> None:
+def test_a_token_stands_for_its_own_text(chat: Callable[[str], ChatFormat]) -> None:
     talk = chat(PLAIN)
     layout = talk.layout(TALK)
     for token, (message, start, end) in zip(layout.ids, layout.places, strict=True):
@@ -93,7 +93,7 @@ def test_any_text_of_any_message(
     for tokenizer in small.values():
         tokenizer = copy.copy(tokenizer)  # others have it too
         tokenizer.templates = {"default": PLAIN}
-        talk = Chat(tokenizer, renderer)
+        talk = ChatFormat(tokenizer, renderer)
         messages = [{"role": "user", "content": text} for text in texts]
         layout = talk.layout(messages)
         assert list(layout.ids) == talk.prompt(messages)
@@ -103,7 +103,7 @@ def test_any_text_of_any_message(
 
 def test_plain_text_is_one_message(small: dict[str, Tokenizer], renderer: TemplateRenderer) -> None:
     for tokenizer in small.values():
-        talk, text = Chat(tokenizer, renderer), "The quick brown fox."
+        talk, text = ChatFormat(tokenizer, renderer), "The quick brown fox."
         layout = prompt_layout(text, talk)
         assert list(layout.ids) == prompt_ids(text, talk)[0]
         known = {at for message, *span in layout.places if message == 0 for at in range(*span)}
@@ -112,7 +112,7 @@ def test_plain_text_is_one_message(small: dict[str, Tokenizer], renderer: Templa
 
 def test_what_each_token_adds_to_a_reply(small: dict[str, Tokenizer], renderer: TemplateRenderer) -> None:
     for tokenizer in small.values():
-        talk, text = Chat(tokenizer, renderer), "Größe 日本 and the fox"
+        talk, text = ChatFormat(tokenizer, renderer), "Größe 日本 and the fox"
         tokens = tokenizer.encode(text)
         said = texts(tokens, (), talk)
         for count in range(1, len(said) + 1):

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from engine.execution.cuda.recording import Recorder, Recording
-from engine.execution.cuda.staging import Fields, Form, upload
+from engine.execution.cuda.staging import Fields, StagingBuffers, upload
 from engine.kv.tables import TableMirror
 from engine.sampling.penalties import SeenTokens
-from engine.sampling.rows import COLUMNS, Wanted
+from engine.sampling.rows import COLUMNS, SamplingInputs
 from engine.scheduling.step import Rows
 
 SIZES = (1, 2, 4, *range(8, 513, 8))  # rows of a graph
@@ -38,29 +38,29 @@ class Draws(NamedTuple):
     logprobs: bool
 
     @classmethod
-    def of(cls, wanted: Wanted) -> "Draws":
+    def of(cls, wanted: SamplingInputs) -> "Draws":
         return cls(wanted.filtered, wanted.seen is not None, wanted.edits is not None, bool(wanted.logprobs))
 
 
-class Work(Protocol):
+class MetadataBuilder(Protocol):
     """The part of attention: lists that it reads in a step, in a place of fixed size."""
 
     numbers: int  # how many, int32
 
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool: ...
 
-    def prepared(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> Any: ...
+    def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> Any: ...
 
 
 class Stage(Protocol):
     """What is recorded: the device's work of such a step."""
 
-    def work(self, rows: int) -> Work: ...
+    def work(self, rows: int) -> MetadataBuilder: ...
 
     def precompile(self, launches: Callable[[], object]) -> None:
         """Calls them, so that the kernels they launch are compiled and none is launched."""
 
-    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         """[rows, vocab] for the tokens of `ids`, or of `last_ids` at a row's slot where those are -1."""
 
     def draw(
@@ -95,32 +95,32 @@ class DecodeSteps:
         self._sizes = [*(size for size in SIZES if size < rows), rows]
         self._mirror = torch.zeros(rows, width, dtype=torch.int32, device=self._device)
         self._padding = np.array(list((PADDING | {"slots": rows}).values()))[:, None]
-        self._forms: dict[tuple[int, bool], tuple[Form, Work]] = {}
+        self._forms: dict[tuple[int, bool], tuple[StagingBuffers, MetadataBuilder]] = {}
         self._recordings: dict[tuple[int, Draws | None, bool], Recording] = {}
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
-    def draw(self, rows: Rows, ids: np.ndarray, wanted: Wanted) -> tuple[Tensor, ...]:
+    def draw(self, rows: Rows, ids: np.ndarray, wanted: SamplingInputs) -> tuple[Tensor, ...]:
         """The tokens of the rows, -1 where one had no number to draw from; and what `Stage.draw` returns."""
         return self._run(rows, ids, wanted)
 
     def logits(self, rows: Rows, ids: np.ndarray) -> Tensor:
         return self._run(rows, ids, None)[0]
 
-    def may_draw(self, wanted: Wanted) -> bool:
+    def may_draw(self, wanted: SamplingInputs) -> bool:
         return wanted.edits is None or len(wanted.edits[0]) <= BIASES
 
-    def _run(self, rows: Rows, ids: np.ndarray, wanted: Wanted | None) -> tuple[Tensor, ...]:
+    def _run(self, rows: Rows, ids: np.ndarray, wanted: SamplingInputs | None) -> tuple[Tensor, ...]:
         count, draws = len(rows), None if wanted is None else Draws.of(wanted)
         size = self._sizes[bisect_left(self._sizes, count)]
         biased = draws is not None and draws.biased
         if (size, biased) not in self._forms:
             self._forms[size, biased] = self._form(size, biased)
         form, work = self._forms[size, biased]
-        fields = form.blank()
+        fields = form.next_fields()
         cut = self._fill(fields, rows, ids, work)
         if wanted is not None:
-            describe(fields, wanted)
-        self._tell_of_blocks(fields["news"])
+            write_sampling(fields, wanted)
+        self._send_table_changes(fields["news"])
         key = (size, draws, cut)
         if key not in self._recordings:
             seen = None if wanted is None else wanted.seen
@@ -128,7 +128,7 @@ class DecodeSteps:
             self._recordings[key] = Recording(self._recorder, launches, self._stage.precompile)
         found = self._recordings[key].run()
         self._tables.sent()  # not before: a step without memory is launched again
-        tokens = form.launched()
+        tokens = form.advance()
         if wanted is not None:
             found = (tokens, *found)
         return tuple(each[:count] for each in found)
@@ -138,7 +138,7 @@ class DecodeSteps:
         self._recordings.clear()
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
-    def _form(self, size: int, biased: bool) -> tuple[Form, Work]:
+    def _form(self, size: int, biased: bool) -> tuple[StagingBuffers, MetadataBuilder]:
         work = self._stage.work(size)
         fields: Fields = {"rows": ((len(PADDING), size), np.dtype(np.int64))}
         fields["columns"] = ((len(COLUMNS), size), np.dtype(np.float64))
@@ -147,11 +147,13 @@ class DecodeSteps:
         if biased:
             fields["bias_at"] = ((BIASES,), np.dtype(np.int64))
             fields["biases"] = ((BIASES,), np.dtype(np.float32))
-        form = Form(fields, size, self._mirror)
+        form = StagingBuffers(fields, size, self._mirror)
         form.on_device |= dict(zip(PADDING, form.on_device["rows"], strict=True))
         return form, work
 
-    def _fill(self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray, work: Work) -> bool:
+    def _fill(
+        self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray, work: MetadataBuilder
+    ) -> bool:
         """Writes a step into a form; says whether attention cuts any context."""
         count, slots, starts = len(rows), rows.slots, rows.starts
         blocks, offsets = np.divmod(starts, self._block_size)
@@ -163,21 +165,26 @@ class DecodeSteps:
         return work.fill(fields["work"], slots, starts.astype(np.int32) + 1)
 
     def _launches(
-        self, form: Form, work: Work, draws: Draws | None, seen: SeenTokens | None, cut: bool
+        self,
+        form: StagingBuffers,
+        work: MetadataBuilder,
+        draws: Draws | None,
+        seen: SeenTokens | None,
+        cut: bool,
     ) -> Callable[[], tuple[Tensor, ...]]:
         fields, stage, last_ids = form.on_device, self._stage, self._last_ids
-        prepared = work.prepared(fields["work"], self._mirror, cut=cut)
+        metadata = work.metadata(fields["work"], self._mirror, cut=cut)
 
         def launches() -> tuple[Tensor, ...]:
-            form.fetch()
-            logits = stage.logits(fields, last_ids, prepared)
+            form.copy_in()
+            logits = stage.logits(fields, last_ids, metadata)
             found = (logits,) if draws is None else stage.draw(logits, fields, last_ids, draws, seen)
-            form.answer()
+            form.copy_out()
             return found
 
         return launches
 
-    def _tell_of_blocks(self, news: np.ndarray) -> None:
+    def _send_table_changes(self, news: np.ndarray) -> None:
         """What was written into the tables since the last step: in the form, or ahead of it if it is much."""
         news[0] = -1
         cells, blocks = self._tables.unsent()
@@ -188,27 +195,27 @@ class DecodeSteps:
             self._mirror.view(-1)[at] = values
 
 
-def describe(fields: Mapping[str, np.ndarray], wanted: Wanted) -> None:
+def write_sampling(fields: Mapping[str, np.ndarray], wanted: SamplingInputs) -> None:
     """Writes into a form how its rows draw."""
     columns, count = fields["columns"], len(wanted.numbers)
     columns[:, :count] = wanted.numbers.T
     columns[:, count:] = wanted.numbers[:1].T  # padding samples like the first row, but without penalties
     columns[PENALTIES, count:] = UNPENALISED
-    ask(fields["asked"], wanted)
+    write_logprob_counts(fields["asked"], wanted)
     if wanted.edits is not None:
-        at, values = biases_of(wanted)
+        at, values = logit_biases(wanted)
         fields["bias_at"][:] = -1
         fields["bias_at"][: len(at)], fields["biases"][: len(at)] = at, values
 
 
-def ask(asked: np.ndarray, wanted: Wanted) -> None:
+def write_logprob_counts(asked: np.ndarray, wanted: SamplingInputs) -> None:
     """Writes how many of the likeliest tokens each row wants to know, -1 for one that does not ask."""
     asked.fill(-1)
     for row, count in wanted.logprobs:
         asked[row] = count
 
 
-def biases_of(wanted: Wanted) -> tuple[np.ndarray, np.ndarray]:
+def logit_biases(wanted: SamplingInputs) -> tuple[np.ndarray, np.ndarray]:
     """Places in [rows, vocab], and what is added there."""
     assert wanted.edits is not None
     rows, ids, values = wanted.edits

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.base import AttentionBackend, Batch
-from engine.attention.triton_backend import StandingWork, TritonAttention
+from engine.attention.triton_backend import GraphWork, TritonAttention
 from engine.execution.cuda.graphs import Draws
 from engine.kernels.triton.precompile import precompile
 from engine.kernels.triton.sampling.draw import draw
 from engine.kernels.triton.sampling.edits import edit, note
-from engine.kernels.triton.sampling.likeliest import likeliest
+from engine.kernels.triton.sampling.top_logprobs import likeliest
 from engine.kv.store import KVStore
 from engine.models.decoder import Decoder
 from engine.models.fused import FusedDecoder
@@ -27,16 +27,16 @@ class GpuStage:
         self._attention, self._store = attention, store
         self._dtype, self._device = model.embed.dtype, model.embed.device
 
-    def work(self, rows: int) -> StandingWork:
+    def work(self, rows: int) -> GraphWork:
         specs, packed = [each.spec for each in self._store.layers], self._store.scheme != "none"
-        return StandingWork(specs, rows, self._dtype, self._device, packed=packed)
+        return GraphWork(specs, rows, self._dtype, self._device, packed=packed)
 
     def precompile(self, launches: Callable[[], object]) -> None:
         precompile(launches)
 
-    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, prepared: Any) -> Tensor:
+    def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         x = self._decoder.embed(fields["ids"], fields["slots"], last_ids)
-        hidden = self._decoder.forward(x, fields["positions"], fields["places"], prepared)
+        hidden = self._decoder.forward(x, fields["positions"], fields["places"], metadata)
         return self._decoder.logits(hidden)
 
     def draw(
@@ -52,8 +52,8 @@ class GpuStage:
             counts = None if seen is None else (seen.prompt, seen.reply)
             biases = (fields["bias_at"], fields["biases"]) if draws.biased else None
             scores = edit(logits, columns, slots, counts, biases)
-        early = self._decoder.early(len(logits))
-        draw(tokens, last_ids, scores, columns, slots, filtered=draws.filtered, early=early)
+        pdl = self._decoder.pdl(len(logits))
+        draw(tokens, last_ids, scores, columns, slots, filtered=draws.filtered, pdl=pdl)
         if seen is not None:
             note(seen.reply, tokens, columns, slots)
         return likeliest(logits, tokens, fields["asked"]) if draws.logprobs else ()

@@ -30,7 +30,7 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     ]
 
 
-class Form:
+class StagingBuffers:
     """Fields of fixed shapes on the device, fetched from the host step after step, and tokens brought back.
 
     Both are launches like others, and may be recorded with the rest of a step. Every form has the fields
@@ -66,40 +66,40 @@ class Form:
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         self._over = [torch.cuda.Event() for _ in self._hosts] if self._on_gpu else []
 
-    def blank(self) -> dict[str, np.ndarray]:
+    def next_fields(self) -> dict[str, np.ndarray]:
         """The fields to fill for the next step; they hold those of an earlier one."""
         if self._over:
             self._over[self._at].synchronize()  # long since, but for steps that failed
         return self._blanks[self._at]
 
-    def launched(self) -> Tensor:
-        """Said behind the launches of a step, `fetch` and `answer` among them: where its tokens will be."""
+    def advance(self) -> Tensor:
+        """Called after all launches of a step, `copy_in` and `copy_out` too: where its tokens will be."""
         tokens = self._hosts[self._at]["tokens"]
         if self._over:
             self._over[self._at].record()
         self._at = (self._at + 1) % BEHIND
         return tokens
 
-    def fetch(self) -> None:
-        """What `blank` gave, to the device."""
+    def copy_in(self) -> None:
+        """What `next_fields` gave, to the device."""
         if self._on_gpu:
             # Brings Triton, which is there where a GPU is.
-            from engine.kernels.triton.kv.forms import fetch
+            from engine.kernels.triton.kv.staging import copy_in
 
             pieces, there = self._words()
-            fetch(there, self._tables, pieces, self._turn, self._rows)
+            copy_in(there, self._tables, pieces, self._turn, self._rows)
         else:
             self._there.copy_(self._pieces[self._turn[0]])
             cells, blocks = self.on_device["news"]
             self._tables.view(-1)[cells[cells >= 0]] = blocks[cells >= 0].int()
 
-    def answer(self) -> None:
+    def copy_out(self) -> None:
         """The tokens, to the host. The last launch of a step, so that a failing one leaves the turn alone."""
         if self._on_gpu:
-            from engine.kernels.triton.kv.forms import answer
+            from engine.kernels.triton.kv.staging import copy_out
 
             pieces, there = self._words()
-            answer(pieces, there, self._turn, self._told, self._rows)
+            copy_out(pieces, there, self._turn, self._told, self._rows)
         else:
             self._hosts[self._turn[0]]["tokens"].copy_(self.on_device["tokens"])
             self._turn.add_(1).remainder_(BEHIND)

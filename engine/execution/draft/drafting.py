@@ -18,14 +18,14 @@ from engine.execution.sampling_state import SamplingState
 from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
-from engine.scheduling.step import LAST, Drafts, Row, Rows, SlotTokens, Step
+from engine.scheduling.step import LAST, Drafts, Rows, SlotTokens, Step, StepRow
 
 PIECE = 512  # tokens that a draft model takes in at a time, where it has a prompt to catch up on
 
 # (logits, slots, rows) -> tokens, kept as each slot's last
 Draw = Callable[[Tensor, Tensor, Rows], Tensor]
 
-Turn = tuple[Row, Sequence[int]]  # a row of the drafter's, and its tokens
+Turn = tuple[StepRow, Sequence[int]]  # a row of the drafter's, and its tokens
 
 
 class EarlyExit:
@@ -40,10 +40,10 @@ class EarlyExit:
     def read(self, tokens: SlotTokens) -> None:
         """The model's own cache holds them."""
 
-    def begin(self, row: Row, token: int) -> Turn:
-        return Row(row.request, row.slot, row.start, 1, True), [token]
+    def begin(self, row: StepRow, token: int) -> Turn:
+        return StepRow(row.request, row.slot, row.start, 1, True), [token]
 
-    def saw(self, row: Row, drafts: tuple[int, ...]) -> None:
+    def saw(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         """Its cache is written again by the step itself."""
 
     def hidden(self, batch: Batch) -> Tensor:
@@ -108,7 +108,7 @@ class SmallModel:
             )
         held.tokens[tokens.at :] = tokens.tokens
 
-    def begin(self, row: Row, token: int) -> Turn:
+    def begin(self, row: StepRow, token: int) -> Turn:
         """From where its cache ends up to the row's token."""
         held = self._held.get(row.slot)
         if held is None or len(held.tokens) != row.start + 1:
@@ -116,11 +116,11 @@ class SmallModel:
                 f"the step drafts in slot {row.slot} from {row.start} on, without the tokens before"
             )
         start = min(held.right, row.start)
-        return Row(row.request, row.slot, start, row.start + 1 - start, True), held.tokens[
+        return StepRow(row.request, row.slot, start, row.start + 1 - start, True), held.tokens[
             start : row.start + 1
         ]
 
-    def saw(self, row: Row, drafts: tuple[int, ...]) -> None:
+    def saw(self, row: StepRow, drafts: tuple[int, ...]) -> None:
         held = self._held[row.slot]
         held.known, held.drafts = row.start + 1, drafts[:-1]
 
@@ -136,7 +136,7 @@ Drafter = EarlyExit | SmallModel
 
 
 def with_drafts(
-    step: Step, drafters: Mapping[str, Drafter], batches: BatchBuilder, drawing: SamplingState
+    step: Step, drafters: Mapping[str, Drafter], batches: BatchBuilder, sampling_state: SamplingState
 ) -> tuple[Mapping[int, Drafts], np.ndarray]:
     """The step's drafts and its ids, with those that models make here."""
     made, ids = dict(step.drafts), step.ids
@@ -150,8 +150,8 @@ def with_drafts(
             if made[row.request].kind == kind
         ]
         if rows:
-            found = drafts_of(drafter, rows, batches, drawing.last_ids, drawing.guess)
-            drawing.apply(step.sampling)  # what was drawn for the drafts was counted as text
+            found = drafts_of(drafter, rows, batches, sampling_state.last_ids, sampling_state.guess)
+            sampling_state.apply(step.sampling)  # what was drawn for the drafts was counted as text
             ids = ids.copy()
             for request, tokens in found.items():
                 made[request] = made[request]._replace(tokens=tokens)
@@ -161,7 +161,7 @@ def with_drafts(
 
 def drafts_of(
     drafter: Drafter,
-    rows: Sequence[tuple[Row, int]],
+    rows: Sequence[tuple[StepRow, int]],
     batches: BatchBuilder,
     last_ids: Tensor,
     draw: Draw,
@@ -169,17 +169,17 @@ def drafts_of(
     """By request, as many drafts as its row has room for. `rows`: each with its token."""
     wanted = {row.request: row.drafted for row, _ in rows}
     turns = [_caught_up(drafter, drafter.begin(row, token), batches, last_ids) for row, token in rows]
-    drawn: list[tuple[list[Row], Tensor]] = []
+    drawn: list[tuple[list[StepRow], Tensor]] = []
     while turns:
         turns.sort(key=lambda turn: turn[0].length > 1)
         of = Rows.of([row for row, _ in turns])
-        batch, ends, slots = _laid(of, turns, batches, last_ids)
+        batch, ends, slots = _pack_rows(of, turns, batches, last_ids)
         hidden = drafter.hidden(batch)
         if ends is not None:
             hidden = hidden[ends]
         drawn.append((list(of), draw(drafter.logits(hidden), slots, of)))
         turns = [
-            (Row(row.request, row.slot, row.start + row.length, 1, True), [LAST])
+            (StepRow(row.request, row.slot, row.start + row.length, 1, True), [LAST])
             for row, _ in turns
             if wanted[row.request] > len(drawn)
         ]
@@ -197,14 +197,14 @@ def _caught_up(drafter: Drafter, turn: Turn, batches: BatchBuilder, last_ids: Te
     """The last piece of what the drafter has to take in; those before it are done."""
     row, tokens = turn
     while row.length > PIECE:
-        piece = (Row(row.request, row.slot, row.start, PIECE, False), tokens[:PIECE])
-        drafter.hidden(_laid(Rows.of([piece[0]]), [piece], batches, last_ids)[0])
-        row = Row(row.request, row.slot, row.start + PIECE, row.length - PIECE, True)
+        piece = (StepRow(row.request, row.slot, row.start, PIECE, False), tokens[:PIECE])
+        drafter.hidden(_pack_rows(Rows.of([piece[0]]), [piece], batches, last_ids)[0])
+        row = StepRow(row.request, row.slot, row.start + PIECE, row.length - PIECE, True)
         tokens = tokens[PIECE:]
     return row, tokens
 
 
-def _laid(
+def _pack_rows(
     rows: Rows, turns: Sequence[Turn], batches: BatchBuilder, last_ids: Tensor
 ) -> tuple[Batch, Tensor | None, Tensor]:
     ids = np.concatenate([np.asarray(tokens, np.int64) for _, tokens in turns])

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from engine.scheduling.step import Drafts, Row, Rows
+from engine.scheduling.step import Drafts, Rows, StepRow
 from engine.speculation.verify import run_of
 
 
-def unrolled(rows: Rows, single: int) -> tuple[Rows, int]:
+def unroll_drafts(rows: Rows, single: int) -> tuple[Rows, int]:
     """Every draft as a row of its own, and how many rows have one token then. The ids stay as they are."""
     numbers, counts = rows.numbers, np.where(rows.drafted > 0, rows.lengths, 1)
     starts = np.cumsum(counts) - counts
@@ -23,8 +23,8 @@ def unrolled(rows: Rows, single: int) -> tuple[Rows, int]:
     return Rows(wide), single + int(drafted.sum())
 
 
-def rolled(
-    tokens: list[int], rows: Sequence[Row], drafts: Mapping[int, Drafts]
+def group_runs(
+    tokens: list[int], rows: Sequence[StepRow], drafts: Mapping[int, Drafts]
 ) -> tuple[list[int], dict[int, list[int]]]:
     """Of what the unrolled rows have drawn, a token for each row of the step; and the runs."""
     if not drafts:
@@ -40,7 +40,7 @@ def rolled(
     return firsts, runs
 
 
-def ahead(rows: Sequence[Row], drafts: Mapping[int, Drafts]) -> list[tuple[int, int]]:
+def tokens_ahead(rows: Sequence[StepRow], drafts: Mapping[int, Drafts]) -> list[tuple[int, int]]:
     """Which drafts come before each unrolled row, as (row, token): penalties count them as text."""
     requests = [row.request for row in rows]
     found, before = [], 0

@@ -4,7 +4,7 @@ Two things are won, both measured in docs/cpu-products.md. The product is up to 
 `F.linear` at the few rows of a decode step. And a row's result is the same to the last bit whatever rows
 stand beside it, as long as they are neither too few nor, in bfloat16 with AMX, too many: a single row is
 given company, many go in blocks, and so no request's tokens depend on its batch. The numbers of rows are few
-(`rung`), since for each of them the library keeps a kernel.
+(`row_bucket`), since for each of them the library keeps a kernel.
 """
 
 import sys
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.cpu.rungs import rung
+from engine.kernels.cpu.row_buckets import row_bucket
 
 FEWEST = 4  # rows below which oneDNN takes a slower path, and for one row another order of adding
 # With AMX it also adds in another order beyond so many rows, unless there are few inputs.
@@ -53,7 +53,7 @@ class PackedLinear(nn.Module):
         rows = len(x)
         if rows > self._most:
             return torch.cat([self.forward(block) for block in x.split(self._most)])
-        wanted = max(FEWEST, rung(rows))
+        wanted = max(FEWEST, row_bucket(rows))
         if wanted == rows:
             return _product(x, *self._rest)
         # To repeat a lone row is cheaper than padding, which every step of a lone request would pay.

@@ -22,11 +22,11 @@ _visit: ContextVar[Visit] = ContextVar("visit")
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **said: Any
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """What every attention layer calls, with [1, heads, T, dim] each."""
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    return _visit.get()(module, q, k, v, said).unsqueeze(0), None
+    return _visit.get()(module, q, k, v, kwargs).unsqueeze(0), None
 
 
 transformers.AttentionInterface.register(NAME, _attention)
@@ -56,7 +56,7 @@ class BridgedModel(nn.Module):
         self.output_type: type = BaseModelOutputWithPast
         for part in model.modules():
             if isinstance(part, transformers.PreTrainedModel):  # the check reads ids back from the device
-                part.warn_if_padding_and_no_attention_mask = lambda *args, **said: None
+                part.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
 
     def learn(self, layers: tuple[LayerSpec, ...], sinks: Mapping[int, Tensor], *, hidden: int) -> None:
         """What only a rehearsal can tell of it."""
@@ -65,7 +65,7 @@ class BridgedModel(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """[T] -> [T, hidden] after the last norm."""
-        return self.walk(ids, positions, lambda module, q, k, v, said: attend(module.layer_idx, q, k, v))
+        return self.walk(ids, positions, lambda module, q, k, v, kwargs: attend(module.layer_idx, q, k, v))
 
     def walk(self, ids: Tensor, positions: Tensor, visit: Visit) -> Tensor:
         with visited_by(visit):
@@ -77,7 +77,7 @@ class BridgedModel(nn.Module):
         """Runs what follows the trunk: the head, and the scaling or capping that some models do after it."""
         output = self.output_type(last_hidden_state=hidden[None])
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
-        self.trunk.forward = lambda *args, **said: output
+        self.trunk.forward = lambda *args, **kwargs: output
         try:
             return self.model(input_ids=ids, use_cache=False).logits[0].float()
         finally:

@@ -10,28 +10,28 @@ from safetensors import SafetensorError
 from engine.api.config import ModelConfig
 from engine.api.errors import BadCheckpoint
 from engine.models.bridge.interface import NAME, BridgedModel
-from engine.models.bridge.rehearsal import rehearse, sketch
+from engine.models.bridge.probe import probe, probe_without_weights
 from engine.models.checkpoint import shards
 from engine.models.config_json import checkpoint_dtype, read_generation, refuse_quantized, start_id, stop_ids
 from engine.models.fields import MOST_TOKENS, MOST_WIDTH, Fields
-from engine.models.registry import Order
+from engine.models.load_request import LoadRequest
 
 
-def load_bridged(order: Order) -> BridgedModel:
+def load_bridged(order: LoadRequest) -> BridgedModel:
     fields = Fields.read(order.place.folder / "config.json")
     refuse_quantized(fields)
     theirs = _their_config(order, fields)
     config = _described(theirs, fields)
     config = replace(config, max_context=order.context_of(config))
-    sketch(theirs, config, fields)
+    probe_without_weights(theirs, config, fields)
 
     model = _dummy(order, theirs, config) if order.dummy else _filled(order, theirs, config)
     bridged = BridgedModel(model.requires_grad_(False).eval(), config)
-    rehearse(bridged, fields)
+    probe(bridged, fields)
     return bridged
 
 
-def _their_config(order: Order, fields: Fields) -> Any:
+def _their_config(order: LoadRequest, fields: Fields) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(order.place.folder, trust_remote_code=False)
     except Exception as error:  # each of its many configs is strict in its own way
@@ -42,31 +42,31 @@ def _their_config(order: Order, fields: Fields) -> Any:
 def _described(theirs: Any, fields: Fields) -> ModelConfig:
     text = theirs.get_text_config(decoder=True)
     keys = ("vocab_size", "hidden_size", "max_position_embeddings", "bos_token_id", "eos_token_id")
-    said = Fields(fields.file, {key: getattr(text, key, None) for key in keys})
+    text_fields = Fields(fields.file, {key: getattr(text, key, None) for key in keys})
     generation = read_generation(fields.file.parent)
-    vocab = said.whole("vocab_size", high=MOST_TOKENS)
+    vocab = text_fields.whole("vocab_size", high=MOST_TOKENS)
     return ModelConfig(
         family=fields.text("model_type"),
         dtype=checkpoint_dtype(fields),
-        hidden=said.whole("hidden_size", high=MOST_WIDTH),
+        hidden=text_fields.whole("hidden_size", high=MOST_WIDTH),
         layers=(),  # the rehearsal tells
         vocab=vocab,
-        max_context=_steady_context(text, said.whole("max_position_embeddings", high=MOST_TOKENS)),
-        start_id=start_id(said, generation, vocab, None),
-        stop_ids=stop_ids(said, generation, vocab, None),
+        max_context=_steady_context(text, text_fields.whole("max_position_embeddings", high=MOST_TOKENS)),
+        start_id=start_id(text_fields, generation, vocab, None),
+        stop_ids=stop_ids(text_fields, generation, vocab, None),
     )
 
 
 def _steady_context(text: Any, context: int) -> int:
     """Longrope turns all tokens of a step differently once one of them, whosever it is, lies beyond this."""
     rope = getattr(text, "rope_parameters", None) or {}
-    for said in (rope, *rope.values()):
-        if isinstance(said, dict) and said.get("rope_type") == "longrope":
-            context = min(context, said.get("original_max_position_embeddings") or context)
+    for each in (rope, *rope.values()):
+        if isinstance(each, dict) and each.get("rope_type") == "longrope":
+            context = min(context, each.get("original_max_position_embeddings") or context)
     return context
 
 
-def _dummy(order: Order, theirs: Any, config: ModelConfig) -> Any:
+def _dummy(order: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
     with order.device, torch.random.fork_rng():
         torch.manual_seed(order.seed)
         return transformers.AutoModelForCausalLM.from_config(
@@ -74,7 +74,7 @@ def _dummy(order: Order, theirs: Any, config: ModelConfig) -> Any:
         )
 
 
-def _filled(order: Order, theirs: Any, config: ModelConfig) -> Any:
+def _filled(order: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
     folder = order.place.folder
     total = sum(file.stat().st_size for file in shards(folder))
     if order.progress:

@@ -11,13 +11,14 @@ from torch import Tensor
 from engine.api.config import CacheSpec, DecoderConfig
 from engine.api.errors import BadInput
 from engine.models.layers.build import Build
-from engine.models.layers.cut import COLUMNS, WHOLE, by_head
 from engine.models.layers.norm import Norm
-from engine.models.layers.part import Part, Piece, StepContext
+from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.sharding import COLUMNS, WHOLE, by_head
+from engine.models.layers.step import StepContext
 from engine.models.rope import rotate
 
 if TYPE_CHECKING:
-    from engine.models.layers.gpu import Gpu, GpuStep, Residual
+    from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
 
 
 class GroupedAttention(Part):
@@ -41,22 +42,22 @@ class GroupedAttention(Part):
         )
         self.out = build.linear(spec.heads * dim, width, bias=config.out_bias)
 
-    def pieces(self) -> Mapping[str, tuple[Piece, ...]]:
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         dim, width = self.shape[-1], self.hidden
         (queries, keys), (heads, kv_heads), names = self.heads, self.whole, self.names
         found = {
-            "norm": (Piece(names["attention.norm"], width, WHOLE),),
+            "norm": (SourceTensor(names["attention.norm"], width, WHOLE),),
             "qkv": (
-                Piece(names["attention.q"], queries * dim, by_head(heads)),
-                Piece(names["attention.k"], keys * dim, by_head(kv_heads)),
-                Piece(names["attention.v"], keys * dim, by_head(kv_heads)),
+                SourceTensor(names["attention.q"], queries * dim, by_head(heads)),
+                SourceTensor(names["attention.k"], keys * dim, by_head(kv_heads)),
+                SourceTensor(names["attention.v"], keys * dim, by_head(kv_heads)),
             ),
-            "out": (Piece(names["attention.out"], width, COLUMNS),),
+            "out": (SourceTensor(names["attention.out"], width, COLUMNS),),
         }
         if self.qk_norm is not None:  # one scale for all queries, another for all keys
             found["qk_norm"] = (
-                Piece(names["attention.q_norm"], queries, WHOLE, (dim,)),
-                Piece(names["attention.k_norm"], keys, WHOLE, (dim,)),
+                SourceTensor(names["attention.q_norm"], queries, WHOLE, (dim,)),
+                SourceTensor(names["attention.k_norm"], keys, WHOLE, (dim,)),
             )
         return found
 
@@ -70,20 +71,20 @@ class GroupedAttention(Part):
         out: Tensor = self.out(step.attend(self.index, q, k, v).flatten(1))
         return out
 
-    def fused(self, x: "Residual", step: "GpuStep", gpu: "Gpu") -> "Residual":
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
         layer, qkv = step.layers[self.index], gpu.product(self.qkv)
         weight, eps = (None, 0.0) if self.qk_norm is None else (self.qk_norm.weight, self.qk_norm.eps)
         rope = step.rope if self.has_rope else None
         around = (layer, weight, eps, rope, step.positions, step.places)
         if step.single:
-            made = x.multiplied(qkv, self.norm, gpu, early=step.pdl)
-            q = gpu.turn(made.unsqueeze(0), *around, dtype=x.stream.dtype, early=step.pdl)
+            made = x.norm_gemv(qkv, self.norm, gpu, pdl=step.pdl)
+            q = gpu.rope_and_cache(made.unsqueeze(0), *around, dtype=x.stream.dtype, pdl=step.pdl)
         else:
-            half = qkv.rotates(len(x.stream), layer)
-            q = qkv.rotated(x.normed(self.norm, gpu, half=half, early=step.pdl), around, early=step.pdl)
+            half = qkv.fuses_qkv_rope(len(x.stream), layer)
+            q = qkv.qkv_rope(x.normed(self.norm, gpu, half=half, pdl=step.pdl), around, pdl=step.pdl)
         return x.plus(gpu.product(self.out), step.mix(q, layer).flatten(1), step)
 
-    def takes_single(self, gpu: "Gpu") -> bool:
+    def takes_single(self, gpu: "GpuKernels") -> bool:
         return (
             gpu.product(self.qkv).single
             and gpu.product(self.out).single

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from engine.models.layers.cut import Cut
-from engine.models.layers.part import Part, Slot, StepContext
+from engine.models.layers.part import Part, Slot
+from engine.models.layers.sharding import Sharding
+from engine.models.layers.step import StepContext
 
 
 class Block(nn.Module):
@@ -29,7 +30,7 @@ class Block(nn.Module):
             for name, slot in part.slots():
                 yield self.named(name), slot
 
-    def shards(self, ranks: int) -> dict[str, Cut]:
+    def shards(self, ranks: int) -> dict[str, Sharding]:
         cuts = (part.shards(ranks).items() for part in self.parts)
         return {self.named(name): cut for each in cuts for name, cut in each}
 

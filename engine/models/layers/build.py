@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from engine.api.config import DecoderConfig
 from engine.api.errors import BadInput
-from engine.models.families import Family
 from engine.models.layers import operators
 from engine.models.layers.norm import Norm
 from engine.models.layers.operators import OperatorLinear, OperatorNorm
@@ -24,17 +22,6 @@ class Build:
     norm_operator: str = ""  # ours where none is named
     product_operator: str = ""
     ranks: int = 1
-
-    @classmethod
-    def of(cls, family: Family, config: DecoderConfig, dtype: torch.dtype, ranks: int = 1) -> "Build":
-        return cls(
-            dtype=dtype,
-            eps=config.norm_eps,
-            names=family.names,
-            norm_operator=family.norm,
-            product_operator=family.product,
-            ranks=ranks,
-        )
 
     def linear(self, inputs: int, outputs: int, *, bias: bool = False) -> Linear:
         made = Linear.empty(inputs, outputs, bias=bias, dtype=self.dtype)

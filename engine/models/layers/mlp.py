@@ -8,11 +8,12 @@ from torch import Tensor
 
 from engine.api.config import DecoderConfig
 from engine.models.layers.build import Build
-from engine.models.layers.cut import COLUMNS, ROWS, WHOLE
-from engine.models.layers.part import PDL_ROWS, Part, Piece, StepContext
+from engine.models.layers.part import PDL_ROWS, Part, SourceTensor
+from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE
+from engine.models.layers.step import StepContext
 
 if TYPE_CHECKING:
-    from engine.models.layers.gpu import Gpu, GpuStep, Residual
+    from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
 
 
 class DenseMLP(Part):
@@ -25,15 +26,15 @@ class DenseMLP(Part):
         self.gate_up = build.linear(config.hidden, 2 * self.width, bias=config.mlp_bias)
         self.down = build.linear(self.width, config.hidden, bias=config.mlp_bias)
 
-    def pieces(self) -> Mapping[str, tuple[Piece, ...]]:
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         hidden, names = self.hidden, self.names
         return {
-            "norm": (Piece(names["feed_forward.norm"], hidden, WHOLE),),
+            "norm": (SourceTensor(names["feed_forward.norm"], hidden, WHOLE),),
             "gate_up": (
-                Piece(names["feed_forward.gate"], self.width, ROWS),
-                Piece(names["feed_forward.up"], self.width, ROWS),
+                SourceTensor(names["feed_forward.gate"], self.width, ROWS),
+                SourceTensor(names["feed_forward.up"], self.width, ROWS),
             ),
-            "down": (Piece(names["feed_forward.down"], hidden, COLUMNS),),
+            "down": (SourceTensor(names["feed_forward.down"], hidden, COLUMNS),),
         }
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
@@ -41,22 +42,22 @@ class DenseMLP(Part):
         out: Tensor = self.down(F.silu(gate).mul_(up))
         return out
 
-    def fused(self, x: "Residual", step: "GpuStep", gpu: "Gpu") -> "Residual":
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual":
         gate_up = gpu.product(self.gate_up)
         if step.single:
-            act = x.multiplied(gate_up, self.norm, gpu, gated=True, early=step.pdl)
+            act = x.norm_gemv(gate_up, self.norm, gpu, gated=True, pdl=step.pdl)
         else:
-            half = gate_up.gates(len(x.stream))
-            act = gate_up.gated(x.normed(self.norm, gpu, half=half, early=step.pdl), early=step.pdl)
+            half = gate_up.fuses_swiglu(len(x.stream))
+            act = gate_up.swiglu(x.normed(self.norm, gpu, half=half, pdl=step.pdl), pdl=step.pdl)
         return x.plus(gpu.product(self.down), act, step)
 
-    def takes_single(self, gpu: "Gpu") -> bool:
+    def takes_single(self, gpu: "GpuKernels") -> bool:
         return (
             gpu.product(self.gate_up).single
             and gpu.product(self.down).single
             and gpu.norm_of(self.norm) is not None
         )
 
-    def gains_by_pdl(self, rows: int, gpu: "Gpu") -> bool:
+    def gains_by_pdl(self, rows: int, gpu: "GpuKernels") -> bool:
         """Where the products are ours: a kernel of others lets none begin before its end."""
-        return rows <= PDL_ROWS or gpu.product(self.down).in_tiles(rows)
+        return rows <= PDL_ROWS or gpu.product(self.down).uses_tma(rows)

@@ -1,16 +1,13 @@
 """The norm of the Llama family."""
 
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from engine.kernels.cpu.mirrored import MirroredNorm
+from engine.kernels.cpu.rms_norm import CpuRmsNorm
 from engine.quant.linear import parameter
 
-if TYPE_CHECKING:
-    from engine.models.layers.gpu import RmsNorm
+RmsNorm = tuple[Tensor, float]  # weight and epsilon
 
 
 class Norm(nn.Module):
@@ -25,10 +22,10 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.axis, None, self.eps).mul_(self.weight)
 
-    def settled(self) -> nn.Module:
+    def finalized(self) -> nn.Module:
         """What norms in its place once the weight is there: on a CPU, one kernel."""
-        return MirroredNorm(self.weight, self.eps) if self.weight.device.type == "cpu" else self
+        return CpuRmsNorm(self.weight, self.eps) if self.weight.device.type == "cpu" else self
 
-    def launched(self) -> "RmsNorm | None":
+    def rms_norm(self) -> RmsNorm | None:
         """What kernels that norm on the way have to know. None: it is called as it is."""
         return self.weight, self.eps

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from engine.api.errors import BadInput
-from engine.api.outside import lacking
-from engine.models.layers.norm import Norm
+from engine.api.plugins import missing_members
+from engine.models.layers.norm import Norm, RmsNorm
 from engine.quant.base import Scheme
 from engine.quant.linear import Launcher, Linear
 
 if TYPE_CHECKING:
-    from engine.models.layers.gpu import RmsNorm
-    from engine.quant.launched import Product
+    from engine.quant.product import Product
 
 GROUP = "minichat.operators"  # entry points of packages that bring operators of their own
 ROWS, SHAPES = (1, 5, 33), ((64, 32), (96, 160))  # of what is compared: rows; inputs and outputs
@@ -79,7 +78,7 @@ def _load(name: str) -> None:
             found = point.load()()
         except (ImportError, AttributeError) as error:
             raise BadInput(f"operator {name!r}: it cannot be imported ({error})") from error
-        if (problem := lacking(found, "name", "kind", "oracle", "make")) is not None:
+        if (problem := missing_members(found, "name", "kind", "oracle", "make")) is not None:
             raise BadInput(f"operator {name!r}: {problem}")
         register(found)
     if name not in OPERATORS:
@@ -153,10 +152,10 @@ class OperatorLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         return self.operator.oracle(x, self.weight, self.bias)
 
-    def settled(self, scheme: Scheme) -> nn.Module:
+    def finalized(self, scheme: Scheme) -> nn.Module:
         return self.operator.make(self.weight, self.bias)
 
-    def launched(self, gpu: Launcher) -> "Product":
+    def gpu_product(self, gpu: Launcher) -> "Product":
         return gpu.called(self)
 
 
@@ -170,8 +169,8 @@ class OperatorNorm(Norm):
     def forward(self, x: Tensor) -> Tensor:
         return self.operator.oracle(x, self.weight, self.eps)
 
-    def settled(self) -> nn.Module:
+    def finalized(self) -> nn.Module:
         return self.operator.make(self.weight, self.eps)
 
-    def launched(self) -> "RmsNorm | None":
+    def rms_norm(self) -> RmsNorm | None:
         return None

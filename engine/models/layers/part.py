@@ -2,18 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from engine.api.config import CacheSpec, DecoderConfig
-from engine.attention.base import Attend
-from engine.models.layers.cut import Cut
+from engine.models.layers.sharding import Sharding
+from engine.models.layers.step import StepContext
 
 if TYPE_CHECKING:  # of which the second brings Triton, which is there where a GPU is
     from engine.models.layers.build import Build
-    from engine.models.layers.gpu import Gpu, GpuStep, Residual
+    from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
 
 PDL_ROWS = 32  # rows up to which kernels start early, whatever does the products
 
@@ -26,28 +25,13 @@ class Slot(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class SourceTensor:
     """Rows of a parameter that a checkpoint has under a name of their own."""
 
     name: str
     rows: int
-    cut: Cut
+    cut: Sharding
     shape: tuple[int, ...] | None = None  # that the file has, where one tensor is for all these rows
-
-
-@dataclass
-class StepContext:
-    """What all parts of a step read."""
-
-    positions: Tensor  # [tokens]
-    rope: Tensor  # the table of rope.py
-    attend: Attend
-
-    @cached_property
-    def angles(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the positions, as rope.rotate takes them."""
-        cos, sin = nn.functional.embedding(self.positions, self.rope).unsqueeze(1).chunk(2, dim=-1)
-        return cos, sin
 
 
 class Part(nn.Module):
@@ -60,7 +44,7 @@ class Part(nn.Module):
         super().__init__()
         self.index, self.hidden, self.names = index, config.hidden, build.names
 
-    def pieces(self) -> Mapping[str, tuple[Piece, ...]]:
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         """By its name in the part, what each product and norm is made of: rows one behind another."""
         raise NotImplementedError
 
@@ -68,7 +52,7 @@ class Part(nn.Module):
         """The term that it adds to the stream [tokens, hidden]; a rank's is a part of the sum. The oracle."""
         raise NotImplementedError
 
-    def fused(self, x: "Residual", step: "GpuStep", gpu: "Gpu") -> "Residual | None":
+    def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
         """The same by its own launches. None: `forward` runs, which is counted and named by `doctor`."""
         return None
 
@@ -77,11 +61,11 @@ class Part(nn.Module):
         """Whether it has launches of its own."""
         return cls.fused is not Part.fused
 
-    def takes_single(self, gpu: "Gpu") -> bool:
+    def takes_single(self, gpu: "GpuKernels") -> bool:
         """Whether `fused` has a shorter way for a step of one row; taken if all parts have one."""
         return False
 
-    def gains_by_pdl(self, rows: int, gpu: "Gpu") -> bool:
+    def gains_by_pdl(self, rows: int, gpu: "GpuKernels") -> bool:
         """Of a feed-forward: whether a step of so many rows is faster if kernels start early."""
         return rows <= PDL_ROWS
 
@@ -90,7 +74,7 @@ class Part(nn.Module):
         for name, parameter, piece in self._named():
             yield name, Slot(parameter, piece.shape or tuple(parameter.shape))
 
-    def shards(self, ranks: int) -> dict[str, Cut]:
+    def shards(self, ranks: int) -> dict[str, Sharding]:
         """By its name in the block, how each tensor is cut over ranks. Of a part made for one rank.
 
         Raises where it cannot be cut so.
@@ -102,7 +86,7 @@ class Part(nn.Module):
             found[name] = cut
         return found
 
-    def _named(self) -> Iterator[tuple[str, Tensor, Piece]]:
+    def _named(self) -> Iterator[tuple[str, Tensor, SourceTensor]]:
         for attribute, pieces in self.pieces().items():
             rows = [piece.rows for piece in pieces]
             for kind, whole in self.get_submodule(attribute).named_parameters():

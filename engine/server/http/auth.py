@@ -16,7 +16,7 @@ NOBODY = b""
 _OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
 
 
-class Door:
+class AuthMiddleware:
     """The outermost layer: a request that does not pass never reaches a route."""
 
     def __init__(self, app: App, config: ServerConfig, closing: Callable[[], bool]) -> None:

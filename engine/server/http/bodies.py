@@ -47,7 +47,7 @@ async def beside(client: HTTPConnection, work: Callable[[], T], size: int | None
     """Work on what a client has sent, off the loop if that is long. `size`: of what has just come."""
     if size is not None:
         client.state.sends_long = size > _LONG
-    return await state_of(client).desk.read(work) if getattr(client.state, "sends_long", False) else work()
+    return await state_of(client).engine.read(work) if getattr(client.state, "sends_long", False) else work()
 
 
 def parse_json(text: str) -> Any:

@@ -7,11 +7,11 @@ from starlette.requests import HTTPConnection
 from engine.server.http.auth import KEY
 
 if TYPE_CHECKING:
-    from engine.server.state import State
+    from engine.server.state import ServerState
 
 
-def state_of(connection: HTTPConnection) -> "State":
-    state: State = connection.app.state.server
+def state_of(connection: HTTPConnection) -> "ServerState":
+    state: ServerState = connection.app.state.server
     return state
 
 

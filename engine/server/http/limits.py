@@ -8,7 +8,7 @@ from engine.server.http.errors import ApiError
 _RETRY_AFTER = 1  # seconds
 
 
-class Gate:
+class ConcurrencyLimiter:
     """Counts the choices in flight, over all clients and of each key."""
 
     def __init__(self, most: int, most_of_a_key: int) -> None:
@@ -46,7 +46,7 @@ class Gate:
 class Ticket:
     """A place for some choices; given back once."""
 
-    def __init__(self, gate: Gate, key: bytes, choices: int) -> None:
+    def __init__(self, gate: ConcurrencyLimiter, key: bytes, choices: int) -> None:
         self._gate, self._key, self._choices = gate, key, choices
 
     def give_back(self) -> None:

@@ -26,7 +26,7 @@ from engine.server.schema import (
     openapi_answers,
     openapi_body,
 )
-from engine.server.state import State
+from engine.server.state import ServerState
 
 router = APIRouter()
 _PULSE = 15.0  # seconds
@@ -54,7 +54,7 @@ async def begin(request: Request) -> Response:
     """Hands a prompt in; the reply runs whether it is read or not, for as long as `grace` or `keep` say."""
     asked = await read_as(request, ReplyRequest)
     params = await beside(request, lambda: params_from_json(asked.params))
-    return await _begun(request, asked, asked.prompt, params, said=asked.said)
+    return await _begun(request, asked, asked.prompt, params, reply_prefix=asked.said)
 
 
 @router.post("/engine/replies/{id}/fork", status_code=201, openapi_extra=openapi_body(ForkRequest))
@@ -72,7 +72,7 @@ async def _begun(
     prompt: Prompt,
     params: SamplingParams,
     *,
-    said: Sequence[int] = (),
+    reply_prefix: Sequence[int] = (),
     parent: KeptReply | None = None,
 ) -> Response:
     reply = await state_of(request).replies.begin(
@@ -83,7 +83,7 @@ async def _begun(
         grace=asked.grace,
         keep=asked.keep,
         tag=asked.tag,
-        said=said,
+        reply_prefix=reply_prefix,
         parent=parent,
     )
     return JSONResponse(_record(reply), 201)
@@ -149,7 +149,7 @@ def _words(deltas: Sequence[Delta], pieces: Any) -> dict[str, str]:
     return {str(id): piece.decode(errors="replace") for id, piece in zip(order, pieces(order), strict=True)}
 
 
-async def _before(state: State, reply: KeptReply) -> dict[str, Any]:
+async def _before(state: ServerState, reply: KeptReply) -> dict[str, Any]:
     """What of the reply stands before its deltas."""
     host, prompt, tokens = state.host, reply.prompt, list(reply.look_back())
 
@@ -158,7 +158,7 @@ async def _before(state: State, reply: KeptReply) -> dict[str, Any]:
         after = host.layout(prompt).ids if isinstance(prompt, str) else prompt
         return "".join(host.texts(tokens, after))
 
-    told = await state.desk.work(text) if tokens else ""
+    told = await state.engine.work(text) if tokens else ""
     return {"prompt_tokens": reply.prompt_tokens, "tokens": tokens, "text": told}
 
 

@@ -52,7 +52,7 @@ async def command(request: Request, verb: str) -> JSONResponse:
 
 async def _send(request: Request, kind: type[Command[Any]], fields: Any) -> Any:
     asked = await beside(request, lambda: command_of(kind.verb, fields, Sender.KEY))
-    return encode_result(kind, await state_of(request).desk.send(asked))
+    return encode_result(kind, await state_of(request).engine.send(asked))
 
 
 def _endpoint(route: Route) -> Callable[[Request], Awaitable[Response]]:

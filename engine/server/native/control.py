@@ -29,7 +29,7 @@ async def health(request: Request) -> Response:
     state = state_of(request)
     try:
         async with asyncio.timeout(_PATIENCE):
-            shot = await state.desk.snapshot()
+            shot = await state.engine.snapshot()
     except TimeoutError:
         return JSONResponse({"status": "no answer"}, 503)
     status = "draining" if state.drain.begun else shot.state
@@ -40,14 +40,14 @@ async def health(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """For Prometheus."""
     state = state_of(request)
-    return Response(state.metrics.text(await state.desk.snapshot()), media_type=MEDIA_TYPE)
+    return Response(state.metrics.text(await state.engine.snapshot()), media_type=MEDIA_TYPE)
 
 
 @router.get("/engine")
 async def engine(request: Request) -> dict[str, Any]:
     """What this server is, in short; the whole picture is in /engine/snapshot."""
     state = state_of(request)
-    shot = await state.desk.snapshot()
+    shot = await state.engine.snapshot()
     return {
         "v": VERSION,
         "version": state.config.version,
@@ -71,7 +71,7 @@ async def engine(request: Request) -> dict[str, Any]:
 @router.get("/engine/snapshot")
 async def snapshot(request: Request) -> Response:
     """The engine between two steps (docs/wire.md)."""
-    return Response(await state_of(request).desk.picture(), media_type="application/json")
+    return Response(await state_of(request).engine.snapshot_json(), media_type="application/json")
 
 
 @router.post("/engine/words", openapi_extra=openapi_body(Tokens))

@@ -10,14 +10,14 @@ from engine.api.errors import UnknownRequest
 from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.host.prompts import Prompt
-from engine.server.run import Run
+from engine.server.generation import Generation
 from engine.server.waiters import Waiters
 
 _KEPT = 256  # replies that have ended
 _KEPT_DELTAS = 500_000  # of all of them: about 150 MB
 _KEPT_SECONDS = 600.0  # after the end, and without a reader; one with `keep` has to be read first
 
-NewRun = Callable[..., Run]
+NewRun = Callable[..., Generation]
 
 
 @dataclass(eq=False)
@@ -26,13 +26,13 @@ class KeptReply:
 
     id: str
     owner: bytes
-    run: Run
+    run: Generation
     prompt: str | list[int]  # the text or tokens from which its text goes on; of messages nothing
     params: SamplingParams
     grace: float | None  # seconds without a reader until it is aborted; None: it is kept until it is done
     tag: str = ""  # the client's own name for it
-    said: Sequence[int] = ()  # tokens of the reply that stand before its deltas
-    parent: "KeptReply | None" = None  # it goes on from this one; nothing once `said` is known
+    reply_prefix: Sequence[int] = ()  # tokens of the reply that stand before its deltas
+    parent: "KeptReply | None" = None  # it goes on from this one; nothing once `reply_prefix` is known
     begun_at: float = field(default_factory=monotonic)
     first_at: float | None = None
     ended_at: float | None = None
@@ -56,20 +56,24 @@ class KeptReply:
         """Without what was said of the reply."""
         if self.run.parent is None:
             return self.run.usage.prompt
-        return self.run.usage.prompt - len(self.said) if self.parent is None else self.parent.prompt_tokens
+        return (
+            self.run.usage.prompt - len(self.reply_prefix)
+            if self.parent is None
+            else self.parent.prompt_tokens
+        )
 
     def look_back(self) -> Sequence[int]:
-        """`said`. Of a fork it is what the parent has told up to there, which may be a moment later."""
+        """`reply_prefix`. Of a fork it is what its parent has told by then, maybe a moment later."""
         if self.parent is not None:
             count = self.run.usage.prompt - self.parent.prompt_tokens
             told = [
                 *self.parent.look_back(),
                 *(token for each in self.parent.deltas if not each.choice for token in each.tokens),
             ]
-            self.said = told[:count]
+            self.reply_prefix = told[:count]
             if len(told) >= count or self.parent.finished:
                 self.parent = None
-        return self.said
+        return self.reply_prefix
 
     def add(self, deltas: list[Delta]) -> None:
         *older, newest = *self.deltas[-1:], *deltas
@@ -88,7 +92,7 @@ class KeptReply:
         return self.deltas[count:]
 
 
-class Replies:
+class ReplyStore:
     """Keeps them by their ids. Each belongs to the key that asked for it."""
 
     def __init__(self, new_run: NewRun, grace: float) -> None:
@@ -106,7 +110,7 @@ class Replies:
         grace: float | None,
         keep: bool,
         tag: str = "",
-        said: Sequence[int] = (),
+        reply_prefix: Sequence[int] = (),
         parent: KeptReply | None = None,
     ) -> KeptReply:
         """A new reply, or the one that this key has begun under the tag: who lost the answer asks again."""
@@ -114,13 +118,15 @@ class Replies:
         async def start() -> KeptReply:
             begun_at = monotonic()
             source = None if parent is None else parent.request
-            run = self._new_run(key, [prompt], params, priority=priority, said=said, parent=source)
+            run = self._new_run(
+                key, [prompt], params, priority=priority, reply_prefix=reply_prefix, parent=source
+            )
             await run.start()
             patience = None if keep else self._grace if grace is None else grace
             id = secrets.token_hex(8)
             run.prompts = ()  # messages may be megabytes, of which the template used a line
             reply = KeptReply(
-                id, key, run, _plain(prompt), params, patience, tag, said, parent, begun_at=begun_at
+                id, key, run, _plain(prompt), params, patience, tag, reply_prefix, parent, begun_at=begun_at
             )
             reply.pump = asyncio.get_running_loop().create_task(self._pump(reply))
             self._kept[reply.id] = reply
@@ -176,7 +182,7 @@ class Replies:
         self._kept.pop(reply.id, None)
         self._untag((reply.owner, reply.tag))
         if not reply.finished:
-            reply.run.desk.abort([reply.request])
+            reply.run.engine.abort([reply.request])
 
     async def ended(self, within: float) -> None:
         """Returns when none runs any more, or after so many seconds."""
@@ -220,7 +226,7 @@ class Replies:
         if reply.finished and (reply.told or reply.grace is not None):
             reply.timer = loop.call_later(_KEPT_SECONDS, self.forget, reply)
         elif reply.grace is not None:
-            reply.timer = loop.call_later(reply.grace, reply.run.desk.abort, [reply.request])
+            reply.timer = loop.call_later(reply.grace, reply.run.engine.abort, [reply.request])
 
 
 def _plain(prompt: Prompt) -> str | list[int]:

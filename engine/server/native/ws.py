@@ -11,12 +11,12 @@ from engine.api import commands
 from engine.api.errors import EngineError
 from engine.api.wire import VERSION, changes_from_json, encode_delta, params_from_json
 from engine.server.config import MAX_CHOICES
+from engine.server.generation import Generation
 from engine.server.http.bodies import beside, parse_json
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError, from_engine
 from engine.server.http.sockets import first_of
 from engine.server.http.sse import encoded
-from engine.server.run import Run
 from engine.server.schema import MAX_SAID, AnyPrompt, Strict, TokenIds, parsed
 
 router = APIRouter()
@@ -24,7 +24,7 @@ router = APIRouter()
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class Generate(Strict):
+class GenerateMessage(Strict):
     type: Literal["generate"]
     id: Name
     prompt: AnyPrompt
@@ -33,36 +33,40 @@ class Generate(Strict):
     priority: int = 0
 
 
-class Update(Strict):
+class UpdateMessage(Strict):
     type: Literal["update"]
     id: Name
     changes: dict[str, Any] = Field(min_length=1)
 
 
-class Cancel(Strict):
+class CancelMessage(Strict):
     type: Literal["cancel"]
     id: Name
 
 
-_KINDS: dict[str, type[Strict]] = {"generate": Generate, "update": Update, "cancel": Cancel}
+_KINDS: dict[str, type[Strict]] = {
+    "generate": GenerateMessage,
+    "update": UpdateMessage,
+    "cancel": CancelMessage,
+}
 
 
 @router.websocket("/ws")
 async def generation(socket: WebSocket) -> None:
     await socket.accept()
-    talk = Talk(socket)
+    talk = GenerationSocket(socket)
     try:
         await first_of(talk.listen(), talk.stop_when_draining())
     finally:
         await talk.close()
 
 
-class Talk:
+class GenerationSocket:
     """One client: several replies may run at once, each under a name that the client gave it."""
 
     def __init__(self, socket: WebSocket) -> None:
         self._socket, self._state = socket, state_of(socket)
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, Generation] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def listen(self) -> None:
@@ -98,17 +102,17 @@ class Talk:
         asked = await beside(self._socket, lambda: parsed(_KINDS[kind], value))
         state = self._state
         match asked:
-            case Generate():
+            case GenerateMessage():
                 await self._generate(asked)
-            case Update():
+            case UpdateMessage():
                 changes = await beside(self._socket, lambda: changes_from_json(asked.changes))
                 request = self._running(asked.id)
-                await state.desk.send(commands.Update(request, changes))
+                await state.engine.send(commands.Update(request, changes))
                 await self._send("updated", asked.id, changes=sorted(changes))
-            case Cancel():
-                state.desk.abort([self._running(asked.id)])
+            case CancelMessage():
+                state.engine.abort([self._running(asked.id)])
 
-    async def _generate(self, asked: Generate) -> None:
+    async def _generate(self, asked: GenerateMessage) -> None:
         if asked.id in self._runs:
             raise ApiError(409, f"a reply named {asked.id!r} runs already", param="id")
         if len(self._runs) >= MAX_CHOICES:
@@ -117,7 +121,7 @@ class Talk:
             )
         params = await beside(self._socket, lambda: params_from_json(asked.params))
         run = self._state.run(
-            key_of(self._socket), [asked.prompt], params, priority=asked.priority, said=asked.said
+            key_of(self._socket), [asked.prompt], params, priority=asked.priority, reply_prefix=asked.said
         )
         await run.start()
         self._runs[asked.id] = run
@@ -126,7 +130,7 @@ class Talk:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, name: str, run: Run) -> None:
+    async def _tell(self, name: str, run: Generation) -> None:
         try:
             async for batch in run:
                 for _, deltas in batch:

@@ -9,20 +9,20 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from engine.api.events import Delta, TokenLogprob
-from engine.host.prompts import Conversation
+from engine.host.prompts import ChatPrompt
 from engine.server.http.bodies import beside
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import encoded, quoted
-from engine.server.openai.answer import answer, asked_of, finish_of
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import Pieces, chat_logprobs
 from engine.server.openai.messages import shaped, template_options
+from engine.server.openai.responses import answer, asked_of, finish_of
 from engine.server.openai.schema import ChatRequest
-from engine.server.openai.structured import Wanted
+from engine.server.openai.structured import RequestedGrammar
 from engine.server.openai.tooling import calls_of, definitions
+from engine.server.reply_grammar import ToolCallRules, reply_grammar
 from engine.server.schema import STREAM, openapi_answers, openapi_body
-from engine.server.shape import Calls, shape
-from engine.server.state import State, mode_of
+from engine.server.state import ServerState, mode_of
 from engine.server.tools import READERS, Call, CallReader
 from engine.text.reasoning import Thoughts
 
@@ -55,24 +55,24 @@ async def chat(request: Request) -> Response:
     )
 
 
-def _conversation(state: State, asked: ChatRequest) -> tuple[Conversation, bytes]:
+def _conversation(state: ServerState, asked: ChatRequest) -> tuple[ChatPrompt, bytes]:
     """What the template is told, and the way in which it is called."""
     tools, options = definitions(asked, state.tool_style), template_options(asked.chat_template_kwargs)
-    conversation = Conversation(shaped(asked.messages, state.host.templates), tools, options)
+    conversation = ChatPrompt(shaped(asked.messages, state.host.templates), tools, options)
     if not state.host.has_template:
         raise ApiError(400, "this model has no chat template; use /v1/completions", param="messages")
     return conversation, mode_of(options)
 
 
 def _form(
-    state: State, asked: ChatRequest, conversation: Conversation, opened: bool
-) -> tuple["_ChatForm", Wanted | None]:
+    state: ServerState, asked: ChatRequest, conversation: ChatPrompt, opened: bool
+) -> tuple["_ChatForm", RequestedGrammar | None]:
     """How the reply is told, and what it must keep to."""
     calls = calls_of(asked, conversation.tools, state.tool_style)
-    said = b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
+    prefix = b"".join(state.host.pieces(asked.said or ())).decode(errors="replace")
 
     def voice() -> _Voice:
-        return _Voice(Thoughts(opened=opened), READERS[calls.style]() if calls else None, said)
+        return _Voice(Thoughts(opened=opened), READERS[calls.style]() if calls else None, prefix)
 
     form = _ChatForm(voice, state.host.pieces if asked.logprobs else None)
     return form, _wanted(asked, calls, opened)
@@ -84,11 +84,11 @@ def _logprobs(asked: ChatRequest) -> int | None:
     return (asked.top_logprobs or 0) if asked.logprobs else None
 
 
-def _wanted(asked: ChatRequest, calls: Calls | None, opened: bool) -> Wanted | None:
+def _wanted(asked: ChatRequest, calls: ToolCallRules | None, opened: bool) -> RequestedGrammar | None:
     """The form of the whole reply, with a thought that the template opens, and with calls in their place."""
     text = asked.grammar()
     place = text.place if text else "tool_choice" if calls and calls.must else "tools"
-    return Wanted.of(place, lambda: shape(text and text.grammar, calls, thinking=opened))
+    return RequestedGrammar.of(place, lambda: reply_grammar(text and text.grammar, calls, thinking=opened))
 
 
 @dataclass(slots=True)
@@ -104,14 +104,14 @@ class _Part:
 
 
 class _Voice:
-    """One choice's message as it grows. `said`: how it begins, which is not told."""
+    """One choice's message as it grows. `prefix`: how it begins, which is not told."""
 
-    def __init__(self, thoughts: Thoughts, reader: CallReader | None, said: str) -> None:
+    def __init__(self, thoughts: Thoughts, reader: CallReader | None, prefix: str) -> None:
         self._thoughts, self._reader = thoughts, reader
         self.begun = False
         self.calls = 0
         self.whole = _Part()
-        _, content = thoughts.push(said)
+        _, content = thoughts.push(prefix)
         if reader:
             reader.push(content)
 

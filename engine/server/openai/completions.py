@@ -12,9 +12,9 @@ from engine.api.events import Delta, TokenLogprob
 from engine.host.prompts import Prompt
 from engine.server.http.bodies import beside
 from engine.server.http.sse import encoded, quoted
-from engine.server.openai.answer import answer, asked_of, finish_of
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import CompletionLogprobs, Pieces
+from engine.server.openai.responses import answer, asked_of, finish_of
 from engine.server.openai.schema import CompletionRequest
 from engine.server.schema import STREAM, openapi_answers, openapi_body
 

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 
 from engine.server.http.connection import state_of
 from engine.server.http.errors import ApiError
-from engine.server.state import State
+from engine.server.state import ServerState
 
 router = APIRouter()
 
@@ -26,11 +26,11 @@ async def model(request: Request, name: str) -> dict[str, Any]:
     return await _model(state)
 
 
-async def _model(state: State) -> dict[str, Any]:
+async def _model(state: ServerState) -> dict[str, Any]:
     return {
         "id": state.config.name,
         "object": "model",
         "created": int(state.started),
         "owned_by": "minichat",
-        "max_model_len": (await state.desk.snapshot()).max_context,
+        "max_model_len": (await state.engine.snapshot()).max_context,
     }

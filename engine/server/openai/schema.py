@@ -11,10 +11,10 @@ from engine.server.openai.structured import (
     GUIDED,
     Choices,
     Expression,
+    RequestedGrammar,
     ResponseFormat,
     Schema,
     StructuredOutputs,
-    Wanted,
     wanted,
 )
 from engine.server.schema import MAX_SAID, Messages, Strict, TokenIds
@@ -109,7 +109,7 @@ class Asked(Strict):
             raise BadParams("use_beam_search", "wants a width above 1: n, or num_beams")
         return width
 
-    def grammar(self) -> Wanted | None:
+    def grammar(self) -> RequestedGrammar | None:
         """What the reply's text must keep to."""
         guided = {name: getattr(self, name) for name in GUIDED}
         return wanted(self.response_format, self.structured_outputs, guided)

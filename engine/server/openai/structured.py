@@ -43,14 +43,14 @@ class StructuredOutputs(_Strict):
     json_object: Literal[True] | None = None
 
 
-class Wanted(NamedTuple):
+class RequestedGrammar(NamedTuple):
     """A grammar, and the field that asked for it."""
 
     place: str
     grammar: Grammar
 
     @classmethod
-    def of(cls, place: str, make: Callable[[], Grammar | None]) -> "Wanted | None":
+    def of(cls, place: str, make: Callable[[], Grammar | None]) -> "RequestedGrammar | None":
         """What `make` gives, if anything; where it cannot be made, the place is named."""
         try:
             grammar = make()
@@ -72,7 +72,7 @@ def wanted(
     form: ResponseFormat | None,
     outputs: StructuredOutputs | None,
     guided: Mapping[str, Any],
-) -> Wanted | None:
+) -> RequestedGrammar | None:
     """The one grammar that these fields ask for; `guided` are vLLM's older ones, by name."""
     found = [*_of_format(form), *_of_outputs(outputs)]
     found += [(name, GUIDED[name], value) for name, value in guided.items() if value is not None]
@@ -82,7 +82,7 @@ def wanted(
         places = [place for place, _, _ in found]
         raise ApiError(400, f"{places[0]} and {places[1]} cannot both be kept to; give one", param=places[1])
     [(place, kind, value)] = found
-    return Wanted.of(place, lambda: _grammar(kind, value))
+    return RequestedGrammar.of(place, lambda: _grammar(kind, value))
 
 
 def refusal(error: BadParams, place: str) -> ApiError:

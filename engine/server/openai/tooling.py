@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.server.http.errors import ApiError
 from engine.server.openai.schema import ChatRequest, NamedTool
-from engine.server.shape import Calls, Function
+from engine.server.reply_grammar import Function, ToolCallRules
 from engine.server.tools import Style
 
 _NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
@@ -23,7 +23,9 @@ def definitions(asked: ChatRequest, style: Style | None) -> Sequence[dict[str, A
     return () if asked.tool_choice == "none" else asked.tools or ()
 
 
-def calls_of(asked: ChatRequest, tools: Sequence[Mapping[str, Any]], style: Style | None) -> Calls | None:
+def calls_of(
+    asked: ChatRequest, tools: Sequence[Mapping[str, Any]], style: Style | None
+) -> ToolCallRules | None:
     """What the reply may, or must, call."""
     choice = asked.tool_choice
     must = choice == "required" or isinstance(choice, NamedTool)
@@ -37,7 +39,7 @@ def calls_of(asked: ChatRequest, tools: Sequence[Mapping[str, Any]], style: Styl
         if not functions:
             name = choice.function.name
             raise ApiError(400, f"tool_choice: no tool is called {name[:80]!r}", param="tool_choice")
-    return Calls(style, functions, must=must, many=asked.parallel_tool_calls is not False)
+    return ToolCallRules(style, functions, must=must, many=asked.parallel_tool_calls is not False)
 
 
 def _function(given: dict[str, Any]) -> Function:

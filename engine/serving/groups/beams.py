@@ -10,8 +10,8 @@ from engine.api.request import Finish, Request
 from engine.api.snapshot import BeamsView, HypothesisView
 from engine.kv.window import held
 from engine.scheduling.scheduler import Scheduler
-from engine.serving.groups.search import BeamSearch, Kept, Rules, tokens_of
-from engine.serving.reply import Reply, Sink, TextStream
+from engine.serving.groups.search import BeamSearch, Continuation, SearchRules, tokens_of
+from engine.serving.reply import ReplyOutput, Sink, TextStream
 
 
 class BeamGroup:
@@ -38,7 +38,7 @@ class BeamGroup:
         self.members = [root]
         self._base = len(root.tokens)  # the search began behind so many
         self._said = root.generated  # tokens of the reply before that
-        self._search = BeamSearch(Rules.of(root.params, stop_ids), root.max_len - self._base)
+        self._search = BeamSearch(SearchRules.of(root.params, stop_ids), root.max_len - self._base)
         self._enders = root.params.enders(stop_ids)
         self._start, self._written = written, written.copy()  # the text there, and up to what is certain
         self._certain = 0  # tokens behind the base that all hypotheses share
@@ -107,7 +107,7 @@ class BeamGroup:
         """For the time when no hypothesis is under way."""
         self._later = params, max_len
 
-    def turn(self) -> tuple[Request, Reply] | None:
+    def turn(self) -> tuple[Request, ReplyOutput] | None:
         """Goes on by the parameters that have waited, if it can now: as one request with its reply, or still
         as a search."""
         if self._later is None or any(each.pending for each in self.members):
@@ -123,14 +123,14 @@ class BeamGroup:
         self.params = params
         if params.beams == 1:
             return self._narrow()
-        self._search.rules, self._search.most = Rules.of(params, self._stop_ids), max_len - self._base
+        self._search.rules, self._search.most = SearchRules.of(params, self._stop_ids), max_len - self._base
         self._enders = params.enders(self._stop_ids)
         for written in (self._start, self._written):
             written.retune(params)
         self._voices = [self._voice(each) for each in self.members]
         return None
 
-    def _narrow(self) -> tuple[Request, Reply]:
+    def _narrow(self) -> tuple[Request, ReplyOutput]:
         """The best live hypothesis is all that is left."""
         best = self.members[0]
         rest = tuple(best.tokens[self._base + self._certain :])
@@ -147,7 +147,7 @@ class BeamGroup:
         best.group, best.awaits, best.guided_from = -1, False, best.known
         best.first_token_at, best.last_token_at = self.first_token_at, self.last_token_at
         self._written.retune(self.params)
-        return best, Reply(self._written, self._sink)
+        return best, ReplyOutput(self._written, self._sink)
 
     # Steps
 
@@ -157,7 +157,7 @@ class BeamGroup:
         _, finish = self._voices[parent].copy().take(token, self.generated, full=False)
         return finish is not None
 
-    def _reorder(self, kept: Sequence[Kept], scores: Sequence[float]) -> None:
+    def _reorder(self, kept: Sequence[Continuation], scores: Sequence[float]) -> None:
         """A parent goes on in place with its first token, and is forked for each other one."""
         before, first = self.members, dict[int, int]()
         for rank, each in enumerate(kept):

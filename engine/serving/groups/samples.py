@@ -8,7 +8,7 @@ from hashlib import sha256
 from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Request
-from engine.serving.reply import Reply, Sink, TextStream
+from engine.serving.reply import ReplyOutput, Sink, TextStream
 
 
 def seed_of(seed: int, choice: int) -> int:
@@ -19,7 +19,7 @@ def seed_of(seed: int, choice: int) -> int:
 
 
 @dataclass(slots=True)
-class Kept:
+class FinishedSample:
     """A reply that is not given before it is known to be among the best."""
 
     tokens: list[int] = field(default_factory=list)
@@ -59,7 +59,7 @@ class SampleGroup:
         self._running = len(self._ids)
         self._base = len(root.tokens)
         self._seed = root.seed
-        self._best = [Kept() for _ in self._ids] if root.params.best_of else []
+        self._best = [FinishedSample() for _ in self._ids] if root.params.best_of else []
         root.group = root.id
         root.params = self.of_member(root.params)
 
@@ -77,10 +77,10 @@ class SampleGroup:
         """To rank a reply, its tokens' log-probabilities are needed."""
         return replace(params, logprobs=params.logprobs or 0) if self._best else params
 
-    def reply(self, written: TextStream, choice: int = 0) -> Reply:
-        return Reply(written, partial(self._hear, choice))
+    def reply(self, written: TextStream, choice: int = 0) -> ReplyOutput:
+        return ReplyOutput(written, partial(self._hear, choice))
 
-    def spread(self) -> Iterable[tuple[Request, Reply]]:
+    def spread(self) -> Iterable[tuple[Request, ReplyOutput]]:
         """The other replies, from where the first one began; it has drawn, so its prompt is computed."""
         root, self.whole = self.members[0], True
         for choice, id in enumerate(self._ids[1:], 1):

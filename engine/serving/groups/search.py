@@ -14,7 +14,7 @@ from engine.api.params import EarlyStopping, SamplingParams
 Path = tuple["Path", int] | None  # a hypothesis' tokens behind the prompt, from the last to the first
 
 
-class Kept(NamedTuple):
+class Continuation(NamedTuple):
     """A hypothesis of the next step: one of the present ones, and a token behind it."""
 
     parent: int
@@ -29,7 +29,7 @@ class Done(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SearchRules:
     """How a search goes; may be replaced between two steps."""
 
     width: int
@@ -38,7 +38,7 @@ class Rules:
     early_stopping: EarlyStopping = False
 
     @classmethod
-    def of(cls, params: SamplingParams, stop_ids: frozenset[int]) -> "Rules":
+    def of(cls, params: SamplingParams, stop_ids: frozenset[int]) -> "SearchRules":
         count = params.candidates(len(params.enders(stop_ids)))
         return cls(params.beams, count, params.length_penalty, params.early_stopping)
 
@@ -47,7 +47,7 @@ class Rules:
 class BeamSearch:
     """`live` and `done` are ordered, the best first."""
 
-    rules: Rules
+    rules: SearchRules
     most: int  # tokens behind the prompt at which every hypothesis ends
     length: int = 0  # tokens behind the prompt, of each live hypothesis
     live: list[Path] = field(default_factory=lambda: [None])
@@ -55,7 +55,9 @@ class BeamSearch:
     done: list[Done] = field(default_factory=list)
     over: bool = False
 
-    def advance(self, ids: np.ndarray, values: np.ndarray, stops: Callable[[int, int], bool]) -> list[Kept]:
+    def advance(
+        self, ids: np.ndarray, values: np.ndarray, stops: Callable[[int, int], bool]
+    ) -> list[Continuation]:
         """One token further. `ids` and `values` [live, columns]: the likeliest tokens of each, best first.
 
         `stops` says whether a hypothesis, by its place, ends with a token.
@@ -66,7 +68,7 @@ class BeamSearch:
         parents, columns = np.divmod(best, values.shape[1])
         self.length += 1
         full = self.length >= self.most
-        kept: list[Kept] = []
+        kept: list[Continuation] = []
         totals: list[np.float32] = []
         for rank, (parent, token, total) in enumerate(
             zip(parents.tolist(), ids[parents, columns].tolist(), sums[best], strict=True)
@@ -76,7 +78,7 @@ class BeamSearch:
                     score = float(total / self._divisor(self.length))
                     self.done.append(Done(score, tokens_of((self.live[parent], token))))
             elif len(kept) < rules.width:
-                kept.append(Kept(parent, token))
+                kept.append(Continuation(parent, token))
                 totals.append(total)
         self.done.sort(key=lambda each: -each.score)
         del self.done[rules.width :]

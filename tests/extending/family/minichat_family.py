@@ -11,8 +11,9 @@ from engine.models.families import NAMES, Family
 from engine.models.fields import MOST_WIDTH, Fields
 from engine.models.kinds import Grouped
 from engine.models.layers.build import Build
-from engine.models.layers.cut import COLUMNS, ROWS, WHOLE
-from engine.models.layers.part import Part, Piece, StepContext
+from engine.models.layers.part import Part, SourceTensor
+from engine.models.layers.sharding import COLUMNS, ROWS, WHOLE
+from engine.models.layers.step import StepContext
 
 
 class SquaredMLP(Part):
@@ -26,11 +27,11 @@ class SquaredMLP(Part):
         self.up = build.linear(config.hidden, self.width)
         self.down = build.linear(self.width, config.hidden)
 
-    def pieces(self) -> Mapping[str, tuple[Piece, ...]]:
+    def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
         return {
-            "norm": (Piece(self.names["feed_forward.norm"], self.hidden, WHOLE),),
-            "up": (Piece(self.names["feed_forward.up"], self.width, ROWS),),
-            "down": (Piece(self.names["feed_forward.down"], self.hidden, COLUMNS),),
+            "norm": (SourceTensor(self.names["feed_forward.norm"], self.hidden, WHOLE),),
+            "up": (SourceTensor(self.names["feed_forward.up"], self.width, ROWS),),
+            "down": (SourceTensor(self.names["feed_forward.down"], self.hidden, COLUMNS),),
         }
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:

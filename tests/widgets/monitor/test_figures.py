@@ -3,7 +3,7 @@
 from textual.content import Content
 
 from engine.api.snapshot import Load, Quantiles, Snapshot, Speculation, StepTimes
-from engine.api.snapshot import Rates as Speeds
+from engine.api.snapshot import Throughput as Speeds
 from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, Rates
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import lines, staged, until

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from engine.kernels.triton.attention.work import Spans
+from engine.kernels.triton.attention.work_plan import Spans
 from engine.kernels.triton.launch import power
 from engine.kv.store import KVLayer
 

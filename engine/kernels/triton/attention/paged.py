@@ -1,6 +1,6 @@
 """Attention of a tile of queries over a span of a row's context, and the merge where a context was cut.
 
-One program is one item of the work (work.py) for one key head. The heads that share it stand beside each
+One program is one item of the work (work_plan.py) for one key head. The heads that share it stand beside each
 other in one product: `QUERIES` tokens x `PADDED` heads, `GROUP` of them real. Scores are in base 2.
 """
 # mypy: disable-error-code=no-untyped-def
@@ -13,12 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.attention.ahead import fold_ahead
 from engine.kernels.triton.attention.gather import gather
+from engine.kernels.triton.attention.online_softmax import fold
 from engine.kernels.triton.attention.pairs import EVEN, ODD, fold_packed, words
+from engine.kernels.triton.attention.pipelined import fold_pipelined
 from engine.kernels.triton.attention.tiles import dim_padded
-from engine.kernels.triton.attention.turns import fold
-from engine.kernels.triton.attention.work import Work
+from engine.kernels.triton.attention.work_plan import AttentionWork
 from engine.kernels.triton.launch import launch
 from engine.kv.store import KVLayer
 
@@ -35,10 +35,10 @@ def _attend(
     BLOCK: tl.constexpr, PACKED: tl.constexpr, WINDOW: tl.constexpr, KEPT: tl.constexpr,
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     QUERIES: tl.constexpr, PADDED: tl.constexpr, KEYS: tl.constexpr,
-    KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
     AHEAD: tl.constexpr, GATHERED: tl.constexpr, EVEN: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     kv_head = tl.program_id(0)
     item = items + tl.program_id(1) * 8
@@ -50,7 +50,7 @@ def _attend(
     end = tl.load(item + 5)
     slot = tl.load(item + 6).to(tl.int64)
 
-    if EARLY:  # what comes before the wait reads only what the host has uploaded
+    if PDL:  # what comes before the wait reads only what the host has uploaded
         tl.extra.cuda.gdc_wait()
 
     line = tl.arange(0, QUERIES * PADDED)
@@ -85,7 +85,7 @@ def _attend(
             KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
         )  # fmt: skip
     elif AHEAD:
-        best, total, mixed = fold_ahead(
+        best, total, mixed = fold_pipelined(
             best, total, mixed, query, keys, values, table, tl.load(item + 7), kv_head, begin, end, first,
             position, scale, KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, SOFTCAP, GATHERED,
             KEYS, KEY_PAD, VALUE_PAD, STAGES,
@@ -131,9 +131,9 @@ def _attend(
 def _merge(
     out, mixes, sums, merges,
     HEADS: tl.constexpr, VALUE_DIM: tl.constexpr, VALUE_PAD: tl.constexpr,
-    QUERIES: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    QUERIES: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0)
     nth = tl.program_id(1)
@@ -142,7 +142,7 @@ def _merge(
     queries = tl.load(merge + 1)
     slot = tl.load(merge + 2).to(tl.int64)
     count = tl.load(merge + 3)
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     if nth < queries:
         value_at = tl.arange(0, VALUE_PAD)
@@ -171,7 +171,7 @@ def _merge(
         tl.store(out + at * VALUE_DIM + value_at, result, mask=value_at < VALUE_DIM)
 
 
-def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Work) -> None:
+def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: AttentionWork) -> None:
     """Fills those rows of `out` [tokens, heads, value_dim] that the work is about; `q` may be strided."""
     spec, tile = layer.spec, work.tile
     group, value_pad = spec.heads // spec.kv_heads, dim_padded(spec.value_dim)
@@ -195,14 +195,14 @@ def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: Work) -
         BLOCK=layer.block_size, PACKED=key_scales is not None, WINDOW=spec.window or 0,
         KEPT=spec.kept if spec.window else 0, SOFTCAP=cap * LOG2_E, SINKS=layer.sinks is not None,
         QUERIES=tile.queries, PADDED=tile.padded, KEYS=tile.keys,
-        KEY_PAD=dim_padded(spec.key_dim), VALUE_PAD=value_pad, STAGES=tile.stages, EARLY=tile.early,
+        KEY_PAD=dim_padded(spec.key_dim), VALUE_PAD=value_pad, STAGES=tile.stages, PDL=tile.pdl,
         AHEAD=tile.ahead, GATHERED=work.spans is not None, EVEN=even, ODD=odd,
-        num_warps=tile.warps, **launch(tile.early, tile.registers),
+        num_warps=tile.warps, **launch(tile.pdl, tile.registers),
     )  # fmt: skip
     if work.partials:
         _merge[(spec.heads, tile.queries, len(work.merges))](
             out, mixes, sums, work.merges,
             HEADS=spec.heads, VALUE_DIM=spec.value_dim, VALUE_PAD=value_pad, QUERIES=tile.queries,
-            PARTS=min(FEW if work.most <= FEW else MERGED, MERGED // value_pad), EARLY=tile.early,
-            num_warps=2, **launch(tile.early),
+            PARTS=min(FEW if work.most <= FEW else MERGED, MERGED // value_pad), PDL=tile.pdl,
+            num_warps=2, **launch(tile.pdl),
         )  # fmt: skip

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.attention.turns import capped, hidden, weighed
+from engine.kernels.triton.attention.online_softmax import capped, hidden, weighed
 from engine.kv.store import KVLayer
 
 # A register holds two words: its even bytes as two float16, or its odd ones. The bits of an integer and those

@@ -19,7 +19,7 @@ GATHERED_PACKED = 160  # what is gathered is unpacked once, too
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuLimits:
     room: int  # bytes of shared memory that one program may take
     overlaps: bool  # whether a kernel can be set up while the one before it ends
 
@@ -34,8 +34,10 @@ class Tile:
     warps: int
     stages: int  # turns whose keys and values are on their way at once
     programs: int  # so many keep the GPU busy: where there are fewer tiles, contexts are cut
-    early: bool  # starts while the kernel before it ends: wins where there is little to do, loses elsewhere
-    ahead: bool = False  # asks for the scores of a turn before it folds those of the one before (ahead.py)
+    pdl: bool  # starts while the kernel before it ends: wins where there is little to do, loses elsewhere
+    ahead: bool = (
+        False  # asks for the scores of a turn before it folds those of the one before (pipelined.py)
+    )
     registers: int | None = None  # the most that a thread may have: of 168, three programs of 4 warps fit
     pairs: bool = False  # reads a compressed cache two bytes at a time (pairs.py)
 
@@ -68,19 +70,19 @@ PACKED_TOKENS = (
 MANY_PACKED_TOKENS = (32, 1, 8, 264, False)
 
 
-def for_tokens(spec: LayerSpec, rows: int, gpu: Gpu, itemsize: int, *, packed: bool = False) -> Tile:
+def for_tokens(spec: LayerSpec, rows: int, gpu: GpuLimits, itemsize: int, *, packed: bool = False) -> Tile:
     """For rows of one token each, which wait for memory: much of it has to be under way at any time."""
     whole, pairs = rows * spec.kv_heads, packed and by_pairs(spec, itemsize)
     table, many = (PACKED_TOKENS, MANY_PACKED_TOKENS) if pairs else (TOKENS, MANY_TOKENS)
-    keys, warps, stages, programs, early = next((how for most, how in table if whole <= most), many)
+    keys, warps, stages, programs, pdl = next((how for most, how in table if whole <= most), many)
     padded = max(NARROW_PAIRS if pairs else NARROW, power(spec.heads // spec.kv_heads))
     key_bytes = row_bytes(spec, 1 if pairs else itemsize)
     keys, stages = _within(gpu.room, key_bytes, NARROW if itemsize > 2 else keys, stages)
-    return Tile(1, padded, keys, warps, stages, programs, early and gpu.overlaps, pairs=pairs)
+    return Tile(1, padded, keys, warps, stages, programs, pdl and gpu.overlaps, pairs=pairs)
 
 
 def for_chunks(
-    spec: LayerSpec, longest: int, mean: float, gpu: Gpu, itemsize: int, *, packed: bool = False
+    spec: LayerSpec, longest: int, mean: float, gpu: GpuLimits, itemsize: int, *, packed: bool = False
 ) -> Tile:
     """For rows of several tokens: tall tiles, so that each key is read for many queries."""
     padded = power(spec.heads // spec.kv_heads)
@@ -108,7 +110,7 @@ def for_chunks(
     return Tile(height // padded, padded, keys, warps, stages, programs, False, ahead, registers)
 
 
-def _for_packed_chunks(spec: LayerSpec, padded: int, longest: int, gpu: Gpu) -> Tile:
+def _for_packed_chunks(spec: LayerSpec, padded: int, longest: int, gpu: GpuLimits) -> Tile:
     """Tiles of few rows: a program makes floats of what it reads in registers, where rows want room, too."""
     key_bytes = row_bytes(spec, 1)
     most = max(padded, NARROW if key_bytes > 256 else 2 * NARROW)  # heads beyond 128: half the rows
@@ -116,14 +118,14 @@ def _for_packed_chunks(spec: LayerSpec, padded: int, longest: int, gpu: Gpu) -> 
     keys, warps, stages = (32, 1, 6) if height <= NARROW else (64, 2, 5)
     room = gpu.room - height * dim_padded(spec.key_dim) * 2
     keys, stages = _within(room, key_bytes, keys, stages)
-    return Tile(height // padded, padded, keys, warps, stages, 528, early=False, pairs=True)
+    return Tile(height // padded, padded, keys, warps, stages, 528, pdl=False, pairs=True)
 
 
 def for_gathered(
     spec: LayerSpec,
     counts: np.ndarray,
     contexts: np.ndarray,
-    gpu: Gpu,
+    gpu: GpuLimits,
     itemsize: int,
     *,
     packed: bool = False,
@@ -140,7 +142,7 @@ def for_gathered(
     padded, keys, stages = power(group), 64, 3
     room = gpu.room - keys * dim_padded(spec.value_dim) * itemsize
     keys, stages = _within(room, key_bytes, keys, stages)
-    return Tile(64 // padded, padded, keys, 4, stages, 264, early=False, ahead=True)
+    return Tile(64 // padded, padded, keys, 4, stages, 264, pdl=False, ahead=True)
 
 
 def by_pairs(spec: LayerSpec, itemsize: int) -> bool:

@@ -32,22 +32,22 @@ def _put(
 def _write(
     keys, values, key_scales, value_scales, k, v, places, k_token, k_head, v_token, v_head,
     HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, LINES: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, MOST: tl.constexpr, EARLY: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(places + token)
-    if EARLY:  # what comes before the wait reads only what the host has uploaded
+    if PDL:  # what comes before the wait reads only what the host has uploaded
         tl.extra.cuda.gdc_wait()
     _put(keys, key_scales, k + token * k_token, place, k_head, HEADS, KEY_DIM, LINES, KEYS, MOST)
     _put(values, value_scales, v + token * v_token, place, v_head, HEADS, VALUE_DIM, LINES, VALUES, MOST)
 
 
-def write(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, early: bool) -> None:
+def write(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, pdl: bool) -> None:
     """`k` and `v` [tokens, kv_heads, dim], maybe strided, into the layer's cells; packed, where those are.
 
-    The oracle is `Cells.write` of the torch back end. `early` as in Tile.
+    The oracle is `Cells.write` of the torch back end. `pdl` as in Tile.
     """
     tokens, heads, key_dim = k.shape
     value_dim = v.shape[2]
@@ -55,6 +55,6 @@ def write(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, early: bool) 
         layer.keys, layer.values, layer.key_scales, layer.value_scales, k, v, places,
         k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         HEADS=heads, KEY_DIM=key_dim, VALUE_DIM=value_dim, LINES=power(heads),
-        KEYS=power(key_dim), VALUES=power(value_dim), MOST=most(layer.keys.dtype), EARLY=early,
-        num_warps=4, **launch(early),
+        KEYS=power(key_dim), VALUES=power(value_dim), MOST=most(layer.keys.dtype), PDL=pdl,
+        num_warps=4, **launch(pdl),
     )  # fmt: skip

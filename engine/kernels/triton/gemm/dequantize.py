@@ -9,30 +9,32 @@ from torch import Tensor
 
 from engine.kernels.triton.gemm.int4_gemm import TILE as TOGETHER
 from engine.kernels.triton.gemm.int4_gemm import UNIT
-from engine.kernels.triton.gemm.products import as_float
+from engine.kernels.triton.gemm.skinny_gemm import as_float
 from engine.kernels.triton.launch import power
 
 TILE = 1024
 
 
 @triton.jit
-def _bytes(out, numbers, scale, INPUTS: tl.constexpr, TILE: tl.constexpr):
+def _dequantize_int8(out, numbers, scale, INPUTS: tl.constexpr, TILE: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * TILE + tl.arange(0, TILE)
     value = as_float(tl.load(numbers + row * INPUTS + at, mask=at < INPUTS, other=0)) * tl.load(scale + row)
     tl.store(out + row * INPUTS + at, value.to(out.dtype.element_ty), mask=at < INPUTS)
 
 
-def spread_bytes(numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def dequantize_int8(numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """Whole numbers, 128 more than they mean, and a scale for each output -> [outputs, inputs]."""
     outputs, inputs = numbers.shape
     out = torch.empty(outputs, inputs, dtype=dtype, device=numbers.device)
-    _bytes[(outputs, triton.cdiv(inputs, TILE))](out, numbers, scale, INPUTS=inputs, TILE=TILE, num_warps=4)
+    _dequantize_int8[(outputs, triton.cdiv(inputs, TILE))](
+        out, numbers, scale, INPUTS=inputs, TILE=TILE, num_warps=4
+    )
     return out
 
 
 @triton.jit
-def _nibbles(
+def _dequantize_int4(
     out, words, grid,
     INPUTS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr, ALL: tl.constexpr,
     KIND: tl.constexpr, TURN: tl.constexpr,
@@ -54,14 +56,14 @@ def _nibbles(
         tl.store(out + row * INPUTS + inputs, value.to(out.dtype.element_ty), mask=inputs < INPUTS)
 
 
-def spread_nibbles(
+def dequantize_int4(
     words: Tensor, grid: Tensor, kind: torch.dtype, outputs: int, inputs: int, dtype: torch.dtype
 ) -> Tensor:
-    """As nibbles.py has them, with a grid of `kind` -> [outputs, inputs]."""
+    """As int4_gemm.py has them, with a grid of `kind` -> [outputs, inputs]."""
     tiles, units = words.shape[:2]
     out = torch.empty(outputs, inputs, dtype=dtype, device=words.device)
     turn = min(32, power(units))
-    _nibbles[(outputs, triton.cdiv(units, turn))](
+    _dequantize_int4[(outputs, triton.cdiv(units, turn))](
         out, words, grid,
         INPUTS=inputs, UNITS=units, GROUP=units * UNIT // len(grid), ALL=tiles * TOGETHER,
         KIND=tl.bfloat16 if kind is torch.bfloat16 else tl.float16, TURN=turn, num_warps=4,

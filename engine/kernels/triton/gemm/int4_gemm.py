@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.gemm.tiled import Tiling
+from engine.kernels.triton.gemm.tma_gemm import Tiling
 from engine.kernels.triton.launch import launch, power
 
 UNIT = 128  # inputs
@@ -27,7 +27,7 @@ TALL = 64  # rows of a program at most
 BROAD = 2**26  # numbers of a weight from which it has programs enough that each does more
 
 
-def packed(numbers: Tensor) -> Tensor:
+def pack_int4(numbers: Tensor) -> Tensor:
     """[outputs, width] of 0 to 15 -> words [tiles, units, TILE, 32] int16; outputs are filled up."""
     numbers = F.pad(numbers, (0, 0, 0, -len(numbers) % TILE))
     four = numbers.view(-1, TILE, numbers.shape[1] // UNIT, 4, UNIT // 4).to(torch.int16).unbind(3)
@@ -35,13 +35,13 @@ def packed(numbers: Tensor) -> Tensor:
     return words.transpose(1, 2).contiguous()
 
 
-def unpacked(words: Tensor) -> Tensor:
+def unpack_int4(words: Tensor) -> Tensor:
     """The way back, uint8, with what fills up."""
     by_four = words.transpose(1, 2).unsqueeze(3) >> 4 * torch.arange(4, device=words.device)[:, None]
     return (by_four & 15).to(torch.uint8).flatten(2).flatten(0, 1)
 
 
-def grid(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
+def scale_grid(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
     """[outputs, groups] each -> scale and offset in one number, two of `dtype`: [groups, outputs] int32."""
     both = torch.stack((scale, (8 - zero) * scale), 2).to(dtype)
     return F.pad(both.view(torch.int32).squeeze(2).T, (0, -len(scale) % TILE)).contiguous()
@@ -84,13 +84,13 @@ def _of_group(grid):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _narrow(
+def _int4_gemm(
     out, x, words, grid, rows,
     OUTPUTS: tl.constexpr, ALL: tl.constexpr, INPUTS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, PARTS: tl.constexpr, TILES: tl.constexpr,
-    STAGES: tl.constexpr, FLOATS: tl.constexpr, EARLY: tl.constexpr,
+    STAGES: tl.constexpr, FLOATS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     # Programs that read the same weights with other rows are beside each other.
     output = tl.program_id(0) // TILES * COLUMNS + tl.arange(0, COLUMNS)
@@ -103,7 +103,7 @@ def _narrow(
     of_x = x + row.to(tl.int64)[None, :] * INPUTS + n[:, None]
     dtype = x.dtype.element_ty
     there = (row < rows)[None, :]
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
     for begin in tl.range(part * SHARE, (part + 1) * SHARE, TURN, num_stages=STAGES):
@@ -145,10 +145,10 @@ def _fits(there, at, INPUTS: tl.constexpr, UNITS: tl.constexpr):
     return there
 
 
-def narrow(
-    x: Tensor, words: Tensor, grid: Tensor, outputs: int, how: Tiling, *, early: bool = False
+def int4_gemm(
+    x: Tensor, words: Tensor, grid: Tensor, outputs: int, how: Tiling, *, pdl: bool = False
 ) -> Tensor:
-    """[rows, inputs] -> [parts, rows, outputs], in float32 if parts are several. `early` as in Tile.
+    """[rows, inputs] -> [parts, rows, outputs], in float32 if parts are several. `pdl` as in Tile.
 
     x is of the type that the grid holds two of.
     """
@@ -156,16 +156,16 @@ def narrow(
     kind = torch.float32 if how.parts > 1 else x.dtype
     out = torch.empty(how.parts, rows, outputs, dtype=kind, device=x.device)
     high = triton.cdiv(rows, how.rows)
-    _narrow[(tiles * TILE // how.outputs * high, how.parts)](
+    _int4_gemm[(tiles * TILE // how.outputs * high, how.parts)](
         out, x, words, grid, rows,
         OUTPUTS=outputs, ALL=tiles * TILE, INPUTS=inputs, UNITS=units, GROUP=units * UNIT // len(grid),
         ROWS=how.rows, COLUMNS=how.outputs, TURN=how.inputs // UNIT, PARTS=how.parts, TILES=high,
-        STAGES=how.stages, FLOATS=FLOATS[x.dtype], EARLY=early, num_warps=how.warps, **launch(early),
+        STAGES=how.stages, FLOATS=FLOATS[x.dtype], PDL=pdl, num_warps=how.warps, **launch(pdl),
     )  # fmt: skip
     return out
 
 
-def for_narrow(rows: int, words: Tensor) -> Tiling:
+def int4_gemm_tiling(rows: int, words: Tensor) -> Tiling:
     """Of one or two warps: with four the compiler takes other products, whose operands come by another way.
 
     Parts are few enough that who reads them next is not kept longer than they save.

@@ -1,15 +1,15 @@
 """One row times a weight in four bits, with what stands before and behind the product.
 
 A step of one row waits for its weights, so they are asked for before the kernel waits for the one before it.
-Words (nibbles.py) come as they lie into the registers that the tensor cores multiply from: a thread reads at
-once what its place in a product is for, as inputs are counted in the order that makes it so. No weight goes
-through shared memory. The warps of a program share the inputs, and add up there what each has found.
+Words (int4_gemm.py) come as they lie into the registers that the tensor cores multiply from: a thread reads
+at once what its place in a product is for, as inputs are counted in the order that makes it so. No weight
+goes through shared memory. The warps of a program share the inputs, and add up there what each has found.
 
 Such a product has eight columns, and there is one row. So a column is for inputs for which an output has one
 scale: x stands in its own column and is zero in the others. Numbers are multiplied as they are, 128 more than
 they mean (1024 in float16), which is exact. Scales come last, in float32.
 
-A norm is taken in two steps, as in joined.py.
+A norm is taken in two steps, as in linear_residual_norm.py.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.gemm.int4_gemm import TILE, UNIT
-from engine.kernels.triton.gemm.products import Cut, opened
+from engine.kernels.triton.gemm.skinny_gemm import ProductTiling, silu_mul
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import Normed, length_of
 
@@ -140,15 +140,15 @@ def _scaled(words, pairs, x0, x1, x2, x3, sums, WHOLE: tl.constexpr, MORE: tl.co
 
 
 @triton.jit
-def _row(
-    out, x, words, grid, squares, stream, scaled, pieces, norm, eye, eps,
+def _int4_gemv(
+    out, x, words, grid, squares, stream, scaled, pieces, norm_weight, eye, eps,
     WIDTH: tl.constexpr, ALL: tl.constexpr, INPUTS: tl.constexpr, UNITS: tl.constexpr, GROUP: tl.constexpr,
     OUTPUTS: tl.constexpr, WARPS: tl.constexpr, PER: tl.constexpr, TURNS: tl.constexpr,
     WHOLE: tl.constexpr, MORE: tl.constexpr, KEPT: tl.constexpr,
-    GATED: tl.constexpr, JOINED: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr,
-    EARLY: tl.constexpr,
+    GATED: tl.constexpr, RESIDUAL_NORM: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0) * OUTPUTS
     output = first + tl.arange(0, OUTPUTS)
@@ -163,9 +163,9 @@ def _row(
     own1 = _owned(eye, 1, WARPS * 32, PER)
     own2 = _owned(eye, 2, WARPS * 32, PER)
     own3 = _owned(eye, 3, WARPS * 32, PER)
-    if JOINED:
-        by = tl.load(norm + output, mask=there, other=0.0).to(tl.float32)
-    if EARLY:
+    if RESIDUAL_NORM:
+        norm_scale = tl.load(norm_weight + output, mask=there, other=0.0).to(tl.float32)
+    if PDL:
         tl.extra.cuda.gdc_wait()
 
     total = tl.zeros([WARPS, OUTPUTS, 8], tl.float32)
@@ -207,20 +207,20 @@ def _row(
         result_up *= length
     result = result.to(x.dtype.element_ty)
     if GATED:
-        result = opened(result, result_up.to(result.dtype))
-    if JOINED:
+        result = silu_mul(result, result_up.to(result.dtype))
+    if RESIDUAL_NORM:
         before = tl.load(stream + output, mask=there, other=0.0)
         tl.debug_barrier()  # all threads have read it, some of them the same as others, before any writes
         value = (before.to(tl.float32) + result.to(tl.float32)).to(before.dtype)
         wide = value.to(tl.float32)
         tl.store(stream + output, value, mask=there)
-        tl.store(scaled + output, (wide * by).to(before.dtype), mask=there)
+        tl.store(scaled + output, (wide * norm_scale).to(before.dtype), mask=there)
         tl.store(pieces + tl.program_id(0), tl.sum(wide * wide))
     else:
         tl.store(out + output, result, mask=there)
 
 
-def row(
+def int4_gemv(
     x: Normed,
     words: Tensor,
     grid: Tensor,
@@ -228,37 +228,37 @@ def row(
     outputs: int,
     *,
     gated: bool = False,
-    early: bool = False,
-    cut: Cut | None = None,
+    pdl: bool = False,
+    cut: ProductTiling | None = None,
 ) -> Tensor:
-    """[1, inputs] -> [1, outputs]; of a norm, the last step is done here. `early` as in Tile.
+    """[1, inputs] -> [1, outputs]; of a norm, the last step is done here. `pdl` as in Tile.
 
     `gated`: silu of the first half of the weight's outputs, times the second.
     """
-    cut = cut or for_row(words, grid, gated=gated)
+    cut = cut or int4_gemv_tiling(words, grid, gated=gated)
     out = torch.empty(1, outputs, dtype=x.values.dtype, device=words.device)
-    _launch(out, x, (words, grid), (None, None, None, None, eye), cut, gated=gated, early=early)
+    _launch(out, x, (words, grid), (None, None, None, None, eye), cut, gated=gated, pdl=pdl)
     return out
 
 
-def joined_row(
+def int4_gemv_residual_norm(
     stream: Tensor,
     x: Tensor,
     words: Tensor,
     grid: Tensor,
     eye: Tensor,
-    scale: Tensor,
+    norm_weight: Tensor,
     eps: float,
     *,
-    early: bool = False,
-    cut: Cut | None = None,
+    pdl: bool = False,
+    cut: ProductTiling | None = None,
 ) -> Normed:
     """Adds the product to the stream, in place, and gives the norm of that, but for its last step."""
-    cut = cut or for_row(words, grid)
+    cut = cut or int4_gemv_tiling(words, grid)
     scaled = torch.empty_like(stream)
     pieces = triton.cdiv(stream.shape[1], cut.outputs)
     squares = torch.empty(pieces, 1, dtype=torch.float32, device=stream.device)
-    _launch(scaled, Normed(x), (words, grid), (stream, scaled, squares, scale, eye), cut, early=early)
+    _launch(scaled, Normed(x), (words, grid), (stream, scaled, squares, norm_weight, eye), cut, pdl=pdl)
     return Normed(scaled, squares, eps)
 
 
@@ -267,32 +267,32 @@ def _launch(
     x: Normed,
     weight: tuple[Tensor, Tensor],
     around: tuple[Tensor | None, ...],
-    cut: Cut,
+    cut: ProductTiling,
     *,
     gated: bool = False,
-    early: bool,
+    pdl: bool,
 ) -> None:
     (words, grid), outputs = weight, out.shape[1]
     tiles, units = words.shape[:2]
     per, group = _per(units, grid), units * UNIT // len(grid)
     pieces = 0 if x.squares is None else len(x.squares)
     whole, more, _, kept = KINDS[x.values.dtype]
-    _row[(triton.cdiv(outputs, cut.outputs),)](
+    _int4_gemv[(triton.cdiv(outputs, cut.outputs),)](
         out, x.values, words, grid, x.squares, *around, x.eps,
         WIDTH=outputs, ALL=tiles * TILE, INPUTS=x.values.shape[1], UNITS=units, GROUP=group,
         OUTPUTS=cut.outputs, WARPS=cut.warps, PER=per, TURNS=triton.cdiv(units * per, cut.warps * COLUMNS),
-        WHOLE=whole, MORE=more, KEPT=kept, GATED=gated, JOINED=around[0] is not None,
-        PIECES=pieces, PADDED=power(max(1, pieces)), EARLY=early, num_warps=cut.warps, **launch(early),
+        WHOLE=whole, MORE=more, KEPT=kept, GATED=gated, RESIDUAL_NORM=around[0] is not None,
+        PIECES=pieces, PADDED=power(max(1, pieces)), PDL=pdl, num_warps=cut.warps, **launch(pdl),
     )  # fmt: skip
 
 
-def for_row(words: Tensor, grid: Tensor, *, gated: bool = False) -> Cut:
+def int4_gemv_tiling(words: Tensor, grid: Tensor, *, gated: bool = False) -> ProductTiling:
     """All inputs at once where warps suffice, and so few outputs that two programs fit beside each other."""
     units = words.shape[1]
     columns = units * _per(units, grid)
     warps = min(WARPS, power(triton.cdiv(columns, COLUMNS)))
     several = columns > warps * COLUMNS
-    return Cut(16 if gated or several else 32, UNIT * units, warps)
+    return ProductTiling(16 if gated or several else 32, UNIT * units, warps)
 
 
 def ones_of(dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -12,29 +12,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.gemm.tiled import MOST, SMALL, Tiling, descriptors, multiplied
+from engine.kernels.triton.gemm.tma_gemm import MOST, SMALL, Tiling, descriptors, multiplied
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.norm.norm import Normed
-from engine.kernels.triton.room import with_room
+from engine.kernels.triton.padding import padded_rows
 
 FEW, MANY = 16, 65  # rows up to which and from which it is ahead
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _joined(
-    scaled, squares, stream, tiles_of_x, tiles_of_weight, scale, rows, inputs,
+def _linear_residual_norm(
+    scaled, squares, stream, tiles_of_x, tiles_of_weight, norm_weight, rows, inputs,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr,
-    STAGES: tl.constexpr, EARLY: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     piece = tl.program_id(0)
     top = tl.program_id(1) * ROWS
     output = piece * COLUMNS + tl.arange(0, COLUMNS)
     row = top + tl.arange(0, ROWS)
     there = (output < WIDTH)[:, None] & (row < rows)[None, :]
-    by = tl.load(scale + output, mask=output < WIDTH, other=0.0).to(tl.float32)
-    if EARLY:
+    norm_scale = tl.load(norm_weight + output, mask=output < WIDTH, other=0.0).to(tl.float32)
+    if PDL:
         tl.extra.cuda.gdc_wait()
     at = row.to(tl.int64)[None, :] * WIDTH + output[:, None]
     before = tl.load(stream + at, mask=there, other=0.0)
@@ -44,30 +44,37 @@ def _joined(
     value = (before.to(tl.float32) + total.to(before.dtype).to(tl.float32)).to(before.dtype)
     wide = value.to(tl.float32)
     tl.store(stream + at, value, mask=there)
-    tl.store(scaled + at, (wide * by[:, None]).to(before.dtype), mask=there)
+    tl.store(scaled + at, (wide * norm_scale[:, None]).to(before.dtype), mask=there)
     tl.store(squares + piece * rows + row, tl.sum(wide * wide, 0), mask=row < rows)
 
 
-def joined(
-    stream: Tensor, x: Tensor, weight: Tensor, scale: Tensor, eps: float, how: Tiling, *, early: bool = False
+def linear_residual_norm(
+    stream: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    how: Tiling,
+    *,
+    pdl: bool = False,
 ) -> Normed:
     """Adds the product of [rows, inputs] with a weight to the stream, in place, and gives the norm of that.
 
-    `scale` and `eps` are the norm's. `early` as in Tile.
+    `norm_weight` and `eps` are the norm's. `pdl` as in Tile.
     """
     rows, width = stream.shape
     pieces = triton.cdiv(width, how.outputs)
-    scaled = with_room(rows, width, like=stream)
+    scaled = padded_rows(rows, width, like=stream)
     squares = torch.empty(pieces, rows, dtype=torch.float32, device=stream.device)
-    _joined[(pieces, triton.cdiv(rows, how.rows))](
-        scaled, squares, stream, *descriptors(x, weight, how), scale, rows, x.shape[1],
-        WIDTH=width, ROWS=how.rows, COLUMNS=how.outputs, TURN=how.inputs, STAGES=how.stages, EARLY=early,
-        num_warps=how.warps, **launch(early),
+    _linear_residual_norm[(pieces, triton.cdiv(rows, how.rows))](
+        scaled, squares, stream, *descriptors(x, weight, how), norm_weight, rows, x.shape[1],
+        WIDTH=width, ROWS=how.rows, COLUMNS=how.outputs, TURN=how.inputs, STAGES=how.stages, PDL=pdl,
+        num_warps=how.warps, **launch(pdl),
     )  # fmt: skip
     return Normed(scaled, squares, eps)
 
 
-def for_joined(rows: int, weight: Tensor) -> Tiling | None:
+def linear_residual_norm_tiling(rows: int, weight: Tensor) -> Tiling | None:
     """None: inputs that are cut, with a norm that adds up the parts, are ahead, or numbers are too narrow."""
     inputs = weight.shape[1]
     if weight.numel() > SMALL or weight.dtype is not torch.bfloat16 or inputs % 256:

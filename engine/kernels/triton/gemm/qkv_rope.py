@@ -1,7 +1,8 @@
-"""The product that makes queries, keys and values, up to what attention reads: rotary.py's work in its end.
+"""The product that makes queries, keys and values, up to what attention reads.
 
+It does the work of rope_and_cache.py in its end.
 A program has one head of some tokens, in two halves: what stands across from each other turns together.
-The oracle is a product, and `rotary.turn` of what it gives.
+The oracle is a product, and `rope_and_cache` of what it gives.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
@@ -11,7 +12,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.gemm.tiled import FEWEST, MOST, SMALL, Tiling, constants, descriptors, multiplied
+from engine.kernels.triton.gemm.tma_gemm import (
+    FEWEST,
+    MOST,
+    SMALL,
+    Tiling,
+    constants,
+    descriptors,
+    multiplied,
+)
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.norm.norm import Normed, length_of
 from engine.kv.store import KVLayer
@@ -26,14 +35,14 @@ def _lay_down(to, line, kept, low, high, HALF: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _turned(
-    q, keys, values, tiles_of_x, tiles_of_weight, squares, scale, rope, positions, places,
+def _qkv_rope(
+    q, keys, values, tiles_of_x, tiles_of_weight, squares, norm_weight, rope, positions, places,
     rows, row_eps, eps,
     QUERIES: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, NORM: tl.constexpr,
     ROPE: tl.constexpr, ROWS: tl.constexpr, TURN: tl.constexpr, WIDTH: tl.constexpr,
-    PIECES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    PIECES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     head = tl.program_id(0)
     top = tl.program_id(1) * ROWS
@@ -46,7 +55,7 @@ def _turned(
         angles = rope + position[None, :] * (4 * HALF) + at[:, None]
         cos = tl.load(angles, mask=there[None, :], other=0.0)
         sin = tl.load(angles + 3 * HALF, mask=there[None, :], other=0.0)
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
 
     if PIECES > 0:
@@ -67,10 +76,10 @@ def _turned(
             wide_high = high.to(tl.float32)
             total = tl.sum(wide * wide, 0) + tl.sum(wide_high * wide_high, 0)
             shrink = tl.rsqrt(total / (2 * HALF) + eps)[None, :]
-            by = tl.load(scale + first + at).to(tl.float32)[:, None]
-            by_high = tl.load(scale + first + HALF + at).to(tl.float32)[:, None]
-            low = ((wide * shrink).to(dtype).to(tl.float32) * by).to(dtype)
-            high = ((wide_high * shrink).to(dtype).to(tl.float32) * by_high).to(dtype)
+            norm_scale = tl.load(norm_weight + first + at).to(tl.float32)[:, None]
+            norm_scale_high = tl.load(norm_weight + first + HALF + at).to(tl.float32)[:, None]
+            low = ((wide * shrink).to(dtype).to(tl.float32) * norm_scale).to(dtype)
+            high = ((wide_high * shrink).to(dtype).to(tl.float32) * norm_scale_high).to(dtype)
         if ROPE:
             wide = low.to(tl.float32)
             wide_high = high.to(tl.float32)
@@ -87,35 +96,36 @@ def _turned(
         _lay_down(values, place * KV_HEADS + head - QUERIES - KV_HEADS, place >= 0, low, high, HALF)
 
 
-def turned(
+def qkv_rope(
     x: Normed,
     weight: Tensor,
     layer: KVLayer,
-    scale: Tensor | None,
+    norm_weight: Tensor | None,
     eps: float,
     rope: Tensor | None,
     positions: Tensor,
     places: Tensor,
     how: Tiling,
     *,
-    early: bool = False,
+    pdl: bool = False,
 ) -> Tensor:
     """[tokens, inputs] -> queries [tokens, heads, dim]; keys and values go to their cells.
 
-    `scale` [heads + kv_heads, dim] is of the norm of queries and keys; `rope` and places as in rotary.turn.
+    `norm_weight` [heads + kv_heads, dim] is of the norm of queries and keys; `rope` and `places` as in
+    rope_and_cache.
     """
     spec, tokens = layer.spec, len(x.values)
     q = torch.empty(tokens, spec.heads, spec.key_dim, dtype=x.values.dtype, device=weight.device)
-    _turned[(spec.heads + 2 * spec.kv_heads, triton.cdiv(tokens, how.rows))](
-        q, layer.keys, layer.values, *descriptors(x.values, weight, how), x.squares, scale, rope,
+    _qkv_rope[(spec.heads + 2 * spec.kv_heads, triton.cdiv(tokens, how.rows))](
+        q, layer.keys, layer.values, *descriptors(x.values, weight, how), x.squares, norm_weight, rope,
         positions, places, tokens, x.eps, eps,
-        QUERIES=spec.heads, KV_HEADS=spec.kv_heads, HALF=how.outputs, NORM=scale is not None,
-        ROPE=rope is not None, EARLY=early, num_warps=how.warps, **constants(x, how), **launch(early),
+        QUERIES=spec.heads, KV_HEADS=spec.kv_heads, HALF=how.outputs, NORM=norm_weight is not None,
+        ROPE=rope is not None, PDL=pdl, num_warps=how.warps, **constants(x, how), **launch(pdl),
     )  # fmt: skip
     return q
 
 
-def for_turned(rows: int, weight: Tensor, layer: KVLayer) -> Tiling | None:
+def qkv_rope_tiling(rows: int, weight: Tensor, layer: KVLayer) -> Tiling | None:
     """None: product and turn one after another are ahead, or heads or cache are of another form."""
     dim, inputs = layer.spec.key_dim, weight.shape[1]
     fits = dim == layer.spec.value_dim and dim in (32, 64, 128)

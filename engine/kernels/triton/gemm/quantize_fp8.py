@@ -7,37 +7,37 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.triton.gemm.products import step_of
+from engine.kernels.triton.gemm.skinny_gemm import fp8_scale
 from engine.kernels.triton.launch import launch, power
 
 KIND = torch.float8_e4m3fn
 
 
 @triton.jit
-def _rounded(
+def _quantize_fp8(
     out, steps, x,
-    INPUTS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, EARLY: tl.constexpr,
+    INPUTS: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PADDED)
     value = tl.load(x + row * INPUTS + at, mask=at < INPUTS, other=0.0).to(tl.float32)
-    step = step_of(value, 0)
+    step = fp8_scale(value, 0)
     tl.store(steps + row, step)
     tl.store(out + row * WIDTH + at, (value * tl.div_rn(1.0, step)).to(tl.float8e4nv), mask=at < WIDTH)
 
 
-def rounded(x: Tensor, width: int, *, early: bool = False) -> tuple[Tensor, Tensor]:
+def quantize_fp8(x: Tensor, width: int, *, pdl: bool = False) -> tuple[Tensor, Tensor]:
     """[rows, inputs] -> [rows, width] of KIND, zeros behind the inputs, and the steps [rows] in float32."""
     rows, inputs = x.shape
     out = torch.empty(rows, width, dtype=KIND, device=x.device)
     steps = torch.empty(rows, dtype=torch.float32, device=x.device)
     padded = power(width)
-    _rounded[(rows,)](
+    _quantize_fp8[(rows,)](
         out, steps, x,
-        INPUTS=inputs, WIDTH=width, PADDED=padded, EARLY=early,
-        num_warps=min(8, max(1, padded // 512)), **launch(early),
+        INPUTS=inputs, WIDTH=width, PADDED=padded, PDL=pdl,
+        num_warps=min(8, max(1, padded // 512)), **launch(pdl),
     )  # fmt: skip
     return out, steps

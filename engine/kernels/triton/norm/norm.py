@@ -1,8 +1,8 @@
 """A norm, with the sum before it: x += what a product has added, then the root mean square of x.
 
 A product may come in parts, [parts, tokens, width] in float32, where its sums were split among programs
-(products.py); whoever reads it adds them up. A norm may come in two steps: all but the length of a row first
-(joined.py), and by that its product is divided.
+(skinny_gemm.py); the kernel that reads it adds them up. A norm may come in two steps: all but the length of a
+row first (linear_residual_norm.py), and by that its product is divided.
 """
 # mypy: disable-error-code=no-untyped-def
 # Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.launch import launch, power
-from engine.kernels.triton.room import with_room
+from engine.kernels.triton.padding import padded_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ def length_of(squares, row, rows, eps, WIDTH: tl.constexpr, PIECES: tl.constexpr
 @triton.jit
 def _norm(
     out, x, parts, weight, eps, part_stride,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    WIDTH: tl.constexpr, PADDED: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, PADDED)
     there = at < WIDTH
     scale = tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     value = tl.load(x + token * WIDTH + at, mask=there, other=0.0)
     if PARTS > 0:
@@ -67,14 +67,14 @@ def _norm(
     tl.store(out + token * WIDTH + at, (even.to(tl.float32) * scale).to(value.dtype), mask=there)
 
 
-def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, early: bool = False) -> Tensor:
-    """[tokens, width]. `parts` are added to x first, in place. `early` as in Tile."""
+def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
+    """[tokens, width]. `parts` are added to x first, in place. `pdl` as in Tile."""
     tokens, width = x.shape
-    out = with_room(tokens, width, like=x)
+    out = padded_rows(tokens, width, like=x)
     padded = power(width)
     _norm[(tokens,)](
         out, x, x if parts is None else parts, weight, eps, 0 if parts is None else parts.stride(0),
-        WIDTH=width, PADDED=padded, PARTS=0 if parts is None else len(parts), EARLY=early,
-        num_warps=min(8, max(1, padded // 512)), **launch(early),
+        WIDTH=width, PADDED=padded, PARTS=0 if parts is None else len(parts), PDL=pdl,
+        num_warps=min(8, max(1, padded // 512)), **launch(pdl),
     )  # fmt: skip
     return out

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.kernels.triton.launch import launch
 from engine.kernels.triton.norm.norm import add_up
-from engine.kernels.triton.room import with_room
+from engine.kernels.triton.padding import padded_rows
 
 TILE = 1024
 
@@ -17,9 +17,9 @@ TILE = 1024
 @triton.jit
 def _swiglu(
     out, parts, part_stride,
-    WIDTH: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
+    WIDTH: tl.constexpr, TILE: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
@@ -32,12 +32,12 @@ def _swiglu(
     tl.store(out + token * WIDTH + at, (opened.to(tl.float32) * up.to(tl.float32)).to(dtype), mask=there)
 
 
-def swiglu(parts: Tensor, dtype: torch.dtype, *, early: bool = False) -> Tensor:
+def swiglu(parts: Tensor, dtype: torch.dtype, *, pdl: bool = False) -> Tensor:
     """[parts, tokens, 2 * width], gates first -> [tokens, width]."""
     count, tokens, both = parts.shape
-    out = with_room(tokens, both // 2, like=parts, dtype=dtype)
+    out = padded_rows(tokens, both // 2, like=parts, dtype=dtype)
     _swiglu[(tokens, triton.cdiv(both // 2, TILE))](
         out, parts, parts.stride(0),
-        WIDTH=both // 2, TILE=TILE, PARTS=count, EARLY=early, num_warps=4, **launch(early),
+        WIDTH=both // 2, TILE=TILE, PARTS=count, PDL=pdl, num_warps=4, **launch(pdl),
     )  # fmt: skip
     return out

@@ -13,7 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.launch import launch, power
-from engine.kernels.triton.sampling.chances import (
+from engine.kernels.triton.sampling.filters import GROUP, ROOM, limits_of
+from engine.kernels.triton.sampling.softmax import (
     EVERY,
     MIN_P,
     TEMPERATURE,
@@ -25,7 +26,6 @@ from engine.kernels.triton.sampling.chances import (
     setting,
     whole,
 )
-from engine.kernels.triton.sampling.filters import GROUP, ROOM, limits_of
 
 FEW = 16  # rows up to which chunks are small, so that there are enough of them
 TURN = 1024  # tokens that a program looks at together
@@ -35,18 +35,18 @@ TURN = 1024  # tokens that a program looks at together
 def _scan(
     tops, places, sums, highs, logits, columns, vocab,
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, TURN: tl.constexpr, FILTERED: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Of each chunk: the highest score, where it is first, and the sum of exponentials relative to it.
 
     For filters the highest score of each group, too.
     """
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     heat = heat_of(columns, row, tl.num_programs(0))
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     cool = 1.0 / heat
     best = float("-inf")
@@ -98,17 +98,17 @@ def _left(logits, row, at, vocab, top, total, heat, top_k, top_p, share):
 def _weigh(
     masses, limits, totals, tops, sums, logits, columns, vocab,
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PADDED: tl.constexpr, TURN: tl.constexpr,
-    FILTERED: tl.constexpr, EARLY: tl.constexpr,
+    FILTERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """How much mass each chunk has after all filters."""
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
     chunk = tl.program_id(1)
     heat = heat_of(columns, row, rows)
     share = setting(columns, row, rows, MIN_P).to(tl.float32)
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     top, total, top_k, top_p = _known(limits, totals, tops, sums, row, heat, CHUNKS, PADDED, FILTERED)
     mass = tl.zeros([TURN], tl.int64)
@@ -122,17 +122,17 @@ def _weigh(
 def _pick(
     out, last_ids, slots, masses, places, limits, totals, tops, sums, logits, columns, vocab,
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PADDED: tl.constexpr,
-    FILTERED: tl.constexpr, EARLY: tl.constexpr,
+    FILTERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The first token, in the vocabulary's order, up to which there is more mass than the uniform's share."""
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
     heat = heat_of(columns, row, rows)
     share = setting(columns, row, rows, MIN_P).to(tl.float32)
     slot = tl.load(slots + row)
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     top, total, top_k, top_p = _known(limits, totals, tops, sums, row, heat, CHUNKS, PADDED, FILTERED)
     sound = (tl.abs(top) < float("inf")) & (total == total)
@@ -167,7 +167,7 @@ def draw(
     slots: Tensor,
     *,
     filtered: bool,
-    early: bool = False,
+    pdl: bool = False,
     room: int = ROOM,
 ) -> None:
     """A token for each row of [rows, vocab] logits goes to `out`, and to `last_ids` at the row's slot.
@@ -180,7 +180,7 @@ def draw(
     chunk = 2 * TURN if rows <= FEW else 8 * TURN
     chunks = triton.cdiv(vocab, chunk)
     grid = (rows, chunks)
-    cut = {"CHUNKS": chunks, "CHUNK": chunk, "FILTERED": filtered, "EARLY": early, **launch(early)}
+    cut = {"CHUNKS": chunks, "CHUNK": chunk, "FILTERED": filtered, "EARLY": pdl, **launch(pdl)}
     padded = power(chunks)
 
     def made(dtype: torch.dtype, count: int) -> Tensor:
@@ -192,7 +192,7 @@ def draw(
     _scan[grid](tops, places, sums, highs, logits, columns, vocab, TURN=TURN, num_warps=4, **cut)
     limits, totals = masses, sums  # not read without filters
     if filtered:
-        limits, totals = limits_of(logits, columns, (tops, sums), highs, chunk, room, early=early)
+        limits, totals = limits_of(logits, columns, (tops, sums), highs, chunk, room, pdl=pdl)
     _weigh[grid](
         masses, limits, totals, tops, sums, logits, columns, vocab,
         PADDED=padded, TURN=TURN, num_warps=4, **cut,

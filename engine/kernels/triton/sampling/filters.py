@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.triton.launch import launch, power
-from engine.kernels.triton.sampling.chances import (
+from engine.kernels.triton.sampling.softmax import (
     EVERY,
     TOP_K,
     TOP_P,
@@ -92,16 +92,16 @@ def _share(mass, top_p):
 @triton.jit
 def _bound(
     bounds, found, counts, highs, tops, sums, columns, vocab,
-    CHUNKS: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr,
+    CHUNKS: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """The k-th of the groups' least keys. Nothing is found up to it yet, and nothing counted."""
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
     heat = heat_of(columns, row, rows)
     top_k, _top_p, _counted, _weighed, grouped = _filters(columns, row, rows, vocab, GROUPS)
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     tl.store(found + row, 0)
     each = tl.arange(0, 2 * WAYS)
@@ -122,17 +122,17 @@ def _bound(
 def _spread(
     counts, tops, sums, logits, columns, vocab,
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
-    PASS: tl.constexpr, EARLY: tl.constexpr,
+    PASS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """How much there is in each of the sixteen ways in which a code may go on."""
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
     chunk = tl.program_id(1)
     heat = heat_of(columns, row, rows)
     top_k, top_p, counted, weighed, grouped = _filters(columns, row, rows, vocab, GROUPS)
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     if (counted | weighed) & (not grouped):
         top, total, apart = _known(tops, sums, row, heat, CHUNKS, PADDED)
@@ -180,17 +180,17 @@ def _sought(counts, row, top_k, top_p, counted, grouped, ROOM: tl.constexpr):
 def _gather(
     keys, found, bounds, counts, tops, sums, logits, columns, vocab,
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, ROOM: tl.constexpr,
-    TURN: tl.constexpr, EARLY: tl.constexpr,
+    TURN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Puts the keys together, in any order, and counts them, also those for which there is no room."""
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
     chunk = tl.program_id(1)
     heat = heat_of(columns, row, rows)
     top_k, top_p, counted, weighed, grouped = _filters(columns, row, rows, vocab, GROUPS)
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     if counted | weighed:
         top, _total, apart = _known(tops, sums, row, heat, CHUNKS, PADDED)
@@ -253,16 +253,16 @@ def _search(
 def _find(
     limits, totals, keys, found, counts, tops, sums, logits, columns, vocab,
     CHUNKS: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, ROOM: tl.constexpr, TURN: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """The row's limits, and the sum of exponentials of what top-k has kept."""
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     rows = tl.num_programs(0)
     heat = heat_of(columns, row, rows)
     top_k, top_p, counted, weighed, grouped = _filters(columns, row, rows, vocab, GROUPS)
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
     top, total, apart = _known(tops, sums, row, heat, CHUNKS, PADDED)
     by_count = tl.full([], EVERY, tl.int32)
@@ -317,7 +317,7 @@ def limits_of(
     chunk: int,
     room: int,
     *,
-    early: bool,
+    pdl: bool,
 ) -> tuple[Tensor, Tensor]:
     """[rows, 2] keys up to which top-k and top-p keep tokens, and [rows] sums of what top-k keeps.
 
@@ -331,8 +331,8 @@ def limits_of(
 
     keys, found, bounds = made(torch.int32, room), made(torch.int32), made(torch.int32)
     counts, limits, totals = made(torch.int64, 2, WAYS.value), made(torch.int32, 2), made(torch.float32)
-    cut = {"CHUNKS": chunks, "PADDED": power(chunks), "GROUPS": groups, "EARLY": early, "num_warps": 4}
-    cut |= launch(early)
+    cut = {"CHUNKS": chunks, "PADDED": power(chunks), "GROUPS": groups, "EARLY": pdl, "num_warps": 4}
+    cut |= launch(pdl)
     of_row = (*scanned, logits, columns, vocab)
     _bound[(rows,)](bounds, found, counts, highs, *scanned, columns, vocab, WIDE=power(groups), **cut)
     for turn in range(2):

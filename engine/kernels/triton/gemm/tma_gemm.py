@@ -1,0 +1,154 @@
+"""Products of 2 to 256 rows with a weight in 16 bits, by the units that copy whole tiles (TMA).
+
+A tile of the weight is one side of a tensor core's product, a tile of x the other. Where outputs are few the
+inputs are cut too, which leaves a sum in parts for whoever reads it next; where the MLP's activation follows,
+gate and up are computed side by side. qkv_rope.py and linear_residual_norm.py do other things with the same
+tiles. docs/gpu-steps.md has the figures beside cuBLAS'.
+"""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from engine.kernels.triton.gemm.skinny_gemm import silu_mul
+from engine.kernels.triton.launch import launch, power
+from engine.kernels.triton.norm.norm import Normed, length_of
+from engine.kernels.triton.padding import padded_rows, readable_rows
+
+FEWEST, TALLEST = 33, 128  # rows with which it is ahead of skinny_gemm.skinny_gemm and of cuBLAS
+SMALL, SMALL_FEWEST = 2**23, 17  # with weights of so few numbers it is ahead from fewer rows on
+MOST = 256  # rows up to which a product of such weights is ahead together with what stands behind it
+WIDE = 16384  # outputs from which a program takes more of them
+ROOM = 200 * 2**10  # bytes of shared memory that a program takes at most
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a product is shared out among programs, rows and all."""
+
+    rows: int  # of a program
+    outputs: int
+    inputs: int  # of a turn
+    warps: int
+    stages: int  # turns whose tiles are on their way
+    parts: int = 1  # programs that share the inputs of the same outputs
+
+
+@triton.jit
+def multiplied(
+    tiles_of_x, tiles_of_weight, top, first, second, begin, end,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, TWO: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """[COLUMNS, ROWS] in float32: the outputs from `first` on, and beside them from `second` on where TWO."""
+    total = tl.zeros([COLUMNS, ROWS], tl.float32)
+    beside = tl.zeros([COLUMNS, ROWS], tl.float32)
+    for at in tl.range(begin, end, TURN, num_stages=STAGES):
+        x = tiles_of_x.load([top, at]).T
+        total = tl.dot(tiles_of_weight.load([first, at]), x, total)
+        if TWO:
+            beside = tl.dot(tiles_of_weight.load([second, at]), x, beside)
+    return total, beside
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _tma_gemm(
+    out, tiles_of_x, tiles_of_weight, squares, rows, outputs, share, eps,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, GATED: tl.constexpr,
+    WIDTH: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    first = tl.program_id(0) * COLUMNS
+    part = tl.program_id(1)
+    top = tl.program_id(2) * ROWS
+    output = first + tl.arange(0, COLUMNS)
+    row = top + tl.arange(0, ROWS)
+    if PIECES > 0:
+        length = length_of(squares, row, rows, eps, WIDTH, PIECES, PADDED)
+    total, total_up = multiplied(
+        tiles_of_x, tiles_of_weight, top, first, outputs + first, part * share, part * share + share,
+        ROWS, COLUMNS, TURN, GATED, STAGES,
+    )  # fmt: skip
+    if PIECES > 0:
+        total *= length[None, :]
+        total_up *= length[None, :]
+    result = total.to(out.dtype.element_ty)
+    if GATED:
+        result = silu_mul(result, total_up.to(result.dtype))
+    to = (part * rows + row).to(tl.int64)[None, :] * outputs + output[:, None]
+    tl.store(out + to, result, mask=(output < outputs)[:, None] & (row < rows)[None, :])
+
+
+def tma_gemm(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, pdl: bool = False) -> Tensor:
+    """[rows, inputs] -> [parts, rows, outputs], in float32 where parts are several. `pdl` as in Tile.
+
+    `gated`: silu of the first half of the outputs, times the second; in one part.
+    """
+    rows, inputs = x.values.shape
+    outputs = len(weight) // 2 if gated else len(weight)
+    if how.parts > 1:
+        out = torch.empty(how.parts, rows, outputs, dtype=torch.float32, device=weight.device)
+    else:
+        out = padded_rows(rows, outputs, like=x.values).unsqueeze(0)
+    _tma_gemm[(triton.cdiv(outputs, how.outputs), how.parts, triton.cdiv(rows, how.rows))](
+        out, *descriptors(x.values, weight, how), x.squares, rows, outputs, inputs // how.parts, x.eps,
+        COLUMNS=how.outputs, GATED=gated, PDL=pdl, **constants(x, how),
+        num_warps=how.warps, **launch(pdl),
+    )  # fmt: skip
+    return out
+
+
+def descriptors(x: Tensor, weight: Tensor, how: Tiling) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """What the units that copy tiles know of both: of x whole tiles, where memory behind it has room."""
+    rows, width = readable_rows(x, how.rows), x.shape[1]
+    return (
+        TensorDescriptor(x, [rows, width], list(x.stride()), [how.rows, how.inputs]),
+        TensorDescriptor.from_tensor(weight, [how.outputs, how.inputs]),
+    )
+
+
+def constants(x: Normed, how: Tiling) -> dict[str, int]:
+    pieces = 0 if x.squares is None else len(x.squares)
+    return {
+        "ROWS": how.rows, "TURN": how.inputs, "STAGES": how.stages,
+        "WIDTH": x.values.shape[1], "PIECES": pieces, "PADDED": power(max(1, pieces)),
+    }  # fmt: skip
+
+
+def tma_gemm_tiling(rows: int, weight: Tensor) -> Tiling | None:
+    """None: another kernel is ahead, or the weight's form does not lend itself to it."""
+    outputs, inputs = weight.shape
+    fewest = SMALL_FEWEST if weight.numel() <= SMALL else FEWEST
+    if not fewest <= rows <= TALLEST or weight.itemsize != 2 or inputs % 128:
+        return None
+    tall = power(rows)
+    if outputs >= WIDE:
+        return Tiling(tall, 128, 64, warps=4 if tall <= 64 else 8, stages=4 if tall <= 64 else 3)
+    programs, parts = -(-outputs // 64), 1
+    while programs * parts < (128 if tall <= 64 else 96) and inputs % (parts * 256) == 0 and parts < 4:
+        parts *= 2
+    return Tiling(tall, 64, 128, warps=4, stages=4, parts=parts)
+
+
+def tma_swiglu_tiling(rows: int, weight: Tensor) -> Tiling | None:
+    """The same where the activation follows."""
+    small = weight.numel() <= SMALL
+    fewest, most = (2, MOST) if small else (SMALL_FEWEST, TALLEST)
+    if 128 < rows <= 160:  # most of a third tile of 64 would be empty
+        return None
+    if not fewest <= rows <= most or weight.itemsize != 2 or weight.shape[1] % 128:
+        return None
+    if rows > 64 and not small:
+        return Tiling(128, 128, 64, warps=8, stages=4)
+    if rows > 128:
+        return Tiling(64 if rows <= 192 else 128, 64, 64, warps=4, stages=4)
+    tall = max(16, power(rows) // 2 if small and rows > 32 else power(rows))
+    return Tiling(min(64, tall), 64, 128, warps=4, stages=4)

@@ -1,0 +1,109 @@
+"""From queries, keys and values to what attention reads: norms, rotation, the cache's cells."""
+# mypy: disable-error-code=no-untyped-def
+# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from engine.kernels.triton.attention.pack import most, packed
+from engine.kernels.triton.launch import launch, power
+from engine.kernels.triton.norm.norm import add_up
+from engine.kv.store import KVLayer
+
+HEADS = 4  # of a program
+
+
+@triton.jit
+def _rope_and_cache(
+    q, keys, values, key_scales, value_scales, parts, weight, rope, positions, places, eps, part_stride,
+    QUERIES: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PADDED: tl.constexpr,
+    HEADS: tl.constexpr, NORM: tl.constexpr, ROPE: tl.constexpr, PARTS: tl.constexpr, MOST: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    at = tl.arange(0, PADDED)
+    other = (at + DIM // 2) % DIM  # the one it is turned with
+    ALL: tl.constexpr = QUERIES + 2 * KV_HEADS
+    turned = head < QUERIES + KV_HEADS
+    there = (head < ALL)[:, None] & (at < DIM)[None, :]
+    place = tl.load(places + token)
+    dtype = q.dtype.element_ty
+    line = head[:, None] * DIM
+    if NORM:
+        scale = tl.load(weight + line + at[None, :], mask=there & turned[:, None], other=0.0).to(tl.float32)
+        if ROPE:
+            scale_other = tl.load(weight + line + other[None, :], mask=there & turned[:, None], other=0.0)
+            scale_other = scale_other.to(tl.float32)
+    if ROPE:
+        angles = rope + tl.load(positions + token) * (2 * DIM) + at
+        cos = tl.load(angles, mask=at < DIM, other=0.0).to(tl.float32)[None, :]
+        sin = tl.load(angles + DIM, mask=at < DIM, other=0.0).to(tl.float32)[None, :]
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+    row = token * (ALL * DIM) + line
+    value = add_up(parts, row + at[None, :], there, part_stride, PARTS).to(dtype)
+    kept = value
+    if NORM:
+        wide = value.to(tl.float32)
+        shrink = tl.rsqrt(tl.sum(wide * wide, 1) / DIM + eps)[:, None]
+        value = ((wide * shrink).to(dtype).to(tl.float32) * scale).to(dtype)
+    if ROPE:
+        pair = add_up(parts, row + other[None, :], there, part_stride, PARTS).to(dtype)
+        if NORM:
+            pair = ((pair.to(tl.float32) * shrink).to(dtype).to(tl.float32) * scale_other).to(dtype)
+        value = (value.to(tl.float32) * cos).to(dtype)
+        value = (value.to(tl.float32) + pair.to(tl.float32) * sin).to(dtype)
+
+    tl.store(
+        q + (token * QUERIES + head)[:, None] * DIM + at[None, :], value,
+        mask=there & (head < QUERIES)[:, None],
+    )  # fmt: skip
+    written = tl.where(turned[:, None], value, kept)
+    is_key = turned & (head >= QUERIES) & (place >= 0)
+    is_value = (head >= QUERIES + KV_HEADS) & (head < ALL) & (place >= 0)
+    cell = place * KV_HEADS + head - QUERIES
+    if MOST > 0:
+        written, scale = packed(written, keys.dtype.element_ty, MOST)
+        tl.store(key_scales + cell, scale, mask=is_key)
+        tl.store(value_scales + cell - KV_HEADS, scale, mask=is_value)
+    tl.store(keys + cell[:, None] * DIM + at[None, :], written, mask=there & is_key[:, None])
+    tl.store(values + (cell - KV_HEADS)[:, None] * DIM + at[None, :], written, mask=there & is_value[:, None])
+
+
+def rope_and_cache(
+    parts: Tensor,
+    layer: KVLayer,
+    weight: Tensor | None,
+    eps: float,
+    rope: Tensor | None,
+    positions: Tensor,
+    places: Tensor,
+    *,
+    dtype: torch.dtype,
+    pdl: bool = False,
+) -> Tensor:
+    """[parts, tokens, heads of all three] -> queries [tokens, heads, dim]; keys and values go to their cells.
+
+    All are of `dtype`, and the cache may pack what it gets. `weight` [heads + kv_heads, dim] of the norm of
+    queries and keys, where the model has one; `rope` as models/rope.py makes it, None in layers that are not
+    turned. A token whose place is -1 is not written.
+    """
+    spec = layer.spec
+    tokens, dim = parts.shape[1], spec.key_dim
+    q = torch.empty(tokens, spec.heads, dim, dtype=dtype, device=parts.device)
+    heads = spec.heads + 2 * spec.kv_heads
+    _rope_and_cache[(tokens, triton.cdiv(heads, HEADS))](
+        q, layer.keys, layer.values, layer.key_scales, layer.value_scales, parts,
+        q if weight is None else weight, q if rope is None else rope, positions, places, eps, parts.stride(0),
+        QUERIES=spec.heads, KV_HEADS=spec.kv_heads, DIM=dim, PADDED=power(dim), HEADS=HEADS,
+        NORM=weight is not None, ROPE=rope is not None, PARTS=len(parts),
+        MOST=most(layer.keys.dtype), PDL=pdl,
+        num_warps=max(1, min(4, power(dim) * HEADS // 256)), **launch(pdl),
+    )  # fmt: skip
+    return q

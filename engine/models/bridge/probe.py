@@ -1,0 +1,163 @@
+"""What a model of transformers must show before it may run over the engine's cache.
+
+`probe_without_weights` walks through it without weights, and refuses early. `probe` has it read one passage
+twice, whole by its own attention and in two parts by ours: where both agree, keys and values are all that
+connects tokens.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from engine.api.config import LayerSpec, ModelConfig
+from engine.api.errors import UnsupportedModel
+from engine.models.bridge.interface import NAME, BridgedModel
+from engine.models.fields import Fields
+
+PASSAGE, CUT = 12, 7  # tokens read, and where the second part begins
+UNREACHED = "not every layer calls transformers' attention interface, so the paged cache cannot serve it"
+
+
+class ProbeRecorder:
+    """Attends plainly, remembers keys and values, and writes down what each layer is."""
+
+    def __init__(self, theirs: Any, fields: Fields) -> None:
+        text = theirs.get_text_config(decoder=True)
+        self.fields = fields
+        self.count: int = text.num_hidden_layers
+        self.kinds: list[str] | None = getattr(text, "layer_types", None)
+        self.window: int | None = getattr(text, "sliding_window", None)
+        self.layers: dict[int, LayerSpec] = {}
+        self.sinks: dict[int, Tensor] = {}
+        self.calls: list[int] = []
+        self.memory: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        if strange := set(self.kinds or ()) - {"full_attention", "sliding_attention"}:
+            raise self.refusal(
+                f"its layers of the kind {', '.join(sorted(strange))} cannot be run here, "
+                "only those of full_attention and sliding_attention"
+            )
+
+    def refusal(self, why: str) -> UnsupportedModel:
+        return self.fields.unsupported("model_type", why)
+
+    def visit(self, module: Any, q: Tensor, k: Tensor, v: Tensor, kwargs: dict[str, Any]) -> Tensor:
+        index = getattr(module, "layer_idx", None)
+        if not isinstance(index, int) or not getattr(module, "is_causal", True):
+            raise self.refusal("its attention is not the causal one of a numbered layer")
+        spec = self._spec(index, q, k, v, kwargs)
+        if self.layers.setdefault(index, spec) != spec:
+            raise self.refusal(f"layer {index} is not the same at every call")
+        if (sinks := kwargs.get("s_aux")) is not None:
+            self.sinks[index] = sinks
+        self.calls.append(index)
+        self.memory[index].append((k, v))
+        keys, values = (torch.cat(parts) for parts in zip(*self.memory[index], strict=True))
+        return attention(q, keys, values, spec, self.sinks.get(index))
+
+    def _spec(self, index: int, q: Tensor, k: Tensor, v: Tensor, kwargs: dict[str, Any]) -> LayerSpec:
+        window = kwargs.get("sliding_window")
+        if self.kinds is not None and index < len(self.kinds):  # the masks of transformers follow these
+            window = self.window if self.kinds[index] == "sliding_attention" else None
+        scale = kwargs.get("scaling")
+        return LayerSpec(
+            heads=q.shape[1],
+            kv_heads=k.shape[1],
+            key_dim=q.shape[2],
+            value_dim=v.shape[2],
+            scale=q.shape[2] ** -0.5 if scale is None else float(scale),
+            window=window,
+            softcap=kwargs.get("softcap"),
+            sinks=kwargs.get("s_aux") is not None,
+        )
+
+    def end_pass(self) -> None:
+        if self.calls != list(range(self.count)):
+            raise self.refusal(UNREACHED)
+        self.calls.clear()
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, spec: LayerSpec, sinks: Tensor | None) -> Tensor:
+    """The last tokens of a single row over all of it, every score written out."""
+    group = spec.heads // spec.kv_heads
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k.float().repeat_interleave(group, 1)) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    at = torch.arange(len(k), device=k.device)
+    distance = at[len(k) - len(q) :, None] - at
+    hidden = (distance < 0) | (distance >= (spec.window or len(k)))
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float()[:, None, None].expand(-1, len(q), 1)), dim=-1)
+    weights = scores.softmax(-1)[..., : len(k)]
+    return torch.einsum("hqk,khd->qhd", weights, v.float().repeat_interleave(group, 1)).to(q.dtype)
+
+
+@torch.inference_mode()
+def probe_without_weights(theirs: Any, config: ModelConfig, fields: Fields) -> None:
+    """Refuses a model whose layers do not call ours, before any weight is read."""
+    notes = ProbeRecorder(theirs, fields)
+    ids = torch.zeros(2, dtype=torch.int64, device="meta")
+    model = None
+    try:
+        with _explained(notes), torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(theirs, attn_implementation=NAME)
+            BridgedModel(model.eval(), config).walk(ids, ids, notes.visit)
+    except (RuntimeError, NotImplementedError) as error:  # its way depends on values, and there are none here
+        says_so = getattr(model, "_supports_attention_backend", True)  # no model: it could not even be built
+        if not notes.calls and not says_so:
+            raise notes.refusal(f"{UNREACHED} ({error})") from error
+    else:
+        notes.end_pass()
+
+
+@torch.inference_mode()
+def probe(bridged: BridgedModel, fields: Fields) -> None:
+    """Proves the model on its own weights, and completes what is known of it."""
+    notes = ProbeRecorder(bridged.model.config, fields)
+    length = min(PASSAGE, bridged.config.max_context)
+    positions = torch.arange(length, device=bridged.model.device)
+    ids = (positions * 37 + 5) % bridged.config.vocab
+    with _explained(notes):
+        reached, logits = _by_their_attention(bridged, ids, positions)
+        parts = []
+        for part in (slice(0, CUT), slice(CUT, length)):
+            if len(ids[part]):
+                parts.append(bridged.walk(ids[part], positions[part], notes.visit))
+                notes.end_pass()
+        ours = torch.cat(parts)
+        exact = ours.dtype == torch.float32
+        if not (_agree(ours, reached, exact) and _agree(bridged.logits(ours), logits, exact)):
+            raise notes.refusal("over the paged cache it does not come to what transformers comes to")
+    layers = tuple(notes.layers[index] for index in range(notes.count))
+    bridged.learn(layers, notes.sinks, hidden=ours.shape[1])
+
+
+def _by_their_attention(bridged: BridgedModel, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """What leaves the trunk, and the logits."""
+    reached: list[Tensor] = []
+    hook = bridged.trunk.register_forward_hook(lambda *call: reached.append(call[-1].last_hidden_state[0]))
+    bridged.model.set_attn_implementation("eager")
+    output = bridged.model(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+    bridged.model.set_attn_implementation(NAME)
+    hook.remove()
+    return reached[0], output.logits[0].float()
+
+
+@contextmanager
+def _explained(notes: ProbeRecorder) -> Iterator[None]:
+    """A model that is no plain decoder stumbles somewhere inside transformers; that is a refusal too."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        reason = str(error).partition("\n")[0]  # all that could be run instead may follow
+        raise notes.refusal(f"transformers does not run it as a plain decoder ({reason})") from error
+
+
+def _agree(ours: Tensor, theirs: Tensor, exact: bool) -> bool:
+    allowed = 1e-3 if exact else 0.1  # half precision drifts some percent over many layers
+    return ours.shape == theirs.shape and bool((ours - theirs).norm() <= allowed * theirs.norm())

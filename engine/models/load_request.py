@@ -1,0 +1,33 @@
+"""Which model to load, and how: what every way of loading one reads."""
+
+from dataclasses import dataclass
+
+import torch
+
+from engine.api.config import DTypeName, ModelConfig, ModelPlace
+from engine.api.errors import BadInput
+from engine.models.find import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRequest:
+    """How a model is wanted."""
+
+    place: ModelPlace
+    device: torch.device
+    dtype: DTypeName = "auto"  # auto: the checkpoint's
+    max_context: int | None = None  # None: the model's
+    quantization: str = "none"
+    dummy: bool = False  # random weights; none are read
+    seed: int = 0  # of the random weights
+    progress: Progress | None = None
+
+    def dtype_of(self, config: ModelConfig) -> torch.dtype:
+        dtype = getattr(torch, config.dtype if self.dtype == "auto" else self.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+
+    def context_of(self, config: ModelConfig) -> int:
+        if self.max_context is not None and self.max_context > config.max_context:
+            raise BadInput(f"max_context is {self.max_context}; {self.place.name} holds {config.max_context}")
+        return self.max_context or config.max_context

@@ -1,0 +1,93 @@
+"""Products with weights in eight bit floats."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.quant.shapes import rounded_up, trimmed
+
+KIND = torch.float8_e4m3fn
+MOST = torch.finfo(KIND).max
+_ALIGNED = 16  # both sides of a scaled product
+
+
+def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row by its own greatest, and the scales [rows, 1] in float32."""
+    rows = rows.float()
+    scale = rows.abs().amax(1, keepdim=True).div_(MOST).clamp_(min=1e-20)
+    return (rows * scale.reciprocal()).to(KIND), scale
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledWeight:
+    """A weight in floats of eight bits: numbers * scale, each scale for `group` inputs of one output."""
+
+    numbers: Tensor  # [outputs, inputs] of KIND
+    scale: Tensor  # [outputs, groups] float32
+    group: int
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32."""
+        inputs = self.numbers.shape[1]
+        return self.numbers.float() * self.scale.repeat_interleave(self.group, 1)[:, :inputs]
+
+
+class BlockFp8(nn.Module):
+    """Scales of blocks of inputs: the weight is dequantized on the way, which saves room and no time.
+
+    Activations are rounded as for other weights of this scheme.
+    """
+
+    numbers: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: ScaledWeight, bias: Tensor | None) -> None:
+        super().__init__()
+        self.group = weight.group
+        self.register_buffer("numbers", weight.numbers, persistent=False)
+        self.register_buffer("scale", weight.scale, persistent=False)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers, scale = quantized(x)
+        rounded = (numbers.float() * scale).to(x.dtype)
+        return F.linear(rounded, self.dequantized().to(x.dtype), self.bias)
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32: what the product is with."""
+        return ScaledWeight(self.numbers, self.scale, self.group).dequantized()
+
+
+class ScaledFp8(nn.Module):
+    """A row of activations is rounded by its own greatest, so it never depends on the rows beside it."""
+
+    weight: Tensor
+    scale: Tensor
+
+    def __init__(self, weight: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        """`weight` [outputs, inputs] of KIND, `scale` [outputs, 1]."""
+        super().__init__()
+        self.outputs, self.inputs = weight.shape
+        below, right = (rounded_up(each, _ALIGNED) - each for each in weight.shape)
+        as_bytes = F.pad(weight.view(torch.uint8), (0, right, 0, below))  # a byte of zeros is a zero
+        self.register_buffer("weight", as_bytes.view(KIND), persistent=False)
+        self.register_buffer("scale", F.pad(scale, (0, 0, 0, below)).T.contiguous(), persistent=False)
+        self.bias = bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        numbers, scale = quantized(F.pad(x, (0, self.weight.shape[1] - x.shape[1])))
+        out = self.multiplied(numbers, scale, x.dtype)
+        return out if self.bias is None else out + self.bias
+
+    def multiplied(self, numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rounded rows of the padded width, and their scales [rows, 1] -> [rows, outputs]."""
+        out = torch._scaled_mm(
+            numbers, self.weight.T, scale_a=scale, scale_b=self.scale, out_dtype=torch.bfloat16
+        )
+        return trimmed(out, self.outputs).to(dtype)
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32: what the product is with."""
+        return (self.weight.float() * self.scale.T)[: self.outputs, : self.inputs]

@@ -1,0 +1,214 @@
+"""Products with quantized weights on CUDA.
+
+Few rows have kernels that read the numbers as they lie, and a single one may have another; many rows are
+multiplied with a weight that is spread out on the way. The first two can be parts of the fused decoder
+(product.py), `gemv` with what stands before and behind a product.
+"""
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from engine.kernels.triton.gemm import int4_gemm, int4_gemv, skinny_gemm
+from engine.kernels.triton.gemm.dequantize import dequantize_int4, dequantize_int8
+from engine.kernels.triton.gemm.quantize_fp8 import quantize_fp8
+from engine.kernels.triton.kv.rope_and_cache import rope_and_cache
+from engine.kernels.triton.norm.norm import Normed
+from engine.kv.store import KVLayer
+from engine.quant.fp8_linear import ScaledFp8
+from engine.quant.grouped import GroupedWeight, restore_order
+from engine.quant.linear import Launcher
+from engine.quant.product import ModuleProduct, Product, Rotation
+from engine.quant.shapes import rounded_up, side_by_side
+
+SPREAD = 2**27  # numbers of a weight that are spread out at a time: more than a layer's, less than a head's
+
+
+class GpuProduct(nn.Module, Product):
+    """What the products here have in common: [parts, rows, outputs] of few rows, and biases."""
+
+    bias: Tensor | None
+
+    @property
+    def fused(self) -> bool:
+        """Whether `parts` says all of it."""
+        return self.bias is None
+
+    def gpu_product(self, gpu: Launcher) -> Product:
+        return self if self.fused else ModuleProduct(self)
+
+    @abstractmethod
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+        """[parts, rows, outputs], without the bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.parts(x.contiguous())
+        out = parts[0] if len(parts) == 1 else parts.sum(0).to(x.dtype)
+        return out if self.bias is None else out + self.bias
+
+
+class GemvProduct(GpuProduct):
+    """A single row has a kernel of its own, which does what stands around the product too."""
+
+    single = True
+
+    @abstractmethod
+    def gemv(self, x: Tensor, **around: Any) -> Tensor: ...
+
+
+class Int8Product(GemvProduct):
+    """int8, a scale for each output."""
+
+    FEW = 128  # rows
+
+    numbers: Tensor
+    scale: Tensor
+
+    def __init__(self, numbers: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        """`numbers` [outputs, inputs], `scale` [outputs]."""
+        super().__init__()
+        self.register_buffer("numbers", numbers.view(torch.uint8) ^ 128, persistent=False)  # 128 more
+        self.register_buffer("scale", scale, persistent=False)
+        self.rows = max(1, SPREAD // numbers.shape[1])
+        self.bias = bias
+
+    def gemv(self, x: Tensor, **around: Any) -> Tensor:
+        return skinny_gemm.gemv(x, self.numbers, self.scale, **around)
+
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+        if len(x) == 1:
+            return self.gemv(x, pdl=pdl).unsqueeze(0)
+        if len(x) <= self.FEW and (cut := skinny_gemm.int8_gemm_tiling(len(x), self.numbers)):
+            return skinny_gemm.skinny_gemm(x, self.numbers, cut, self.scale, pdl=pdl)
+        pieces = zip(self.numbers.split(self.rows), self.scale.split(self.rows), strict=True)
+        return side_by_side([F.linear(x, dequantize_int8(*piece, x.dtype)) for piece in pieces]).unsqueeze(0)
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32: what the product is with."""
+        return (self.numbers.float() - 128) * self.scale[:, None]
+
+
+class Int4Product(GpuProduct):
+    """int4 in groups. A single row takes along what stands before and behind it."""
+
+    FEW = 256  # rows
+
+    words: Tensor
+    grid: Tensor
+    eye: Tensor
+    order: Tensor | None
+
+    def __init__(self, weight: GroupedWeight, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> None:
+        """`dtype`: of what it is multiplied with."""
+        super().__init__()
+        self.outputs, width = weight.numbers.shape
+        self.inputs = inputs
+        self.kind = torch.bfloat16 if dtype is torch.bfloat16 else torch.float16
+        more = rounded_up(width, int4_gemm.UNIT) - width
+        numbers = F.pad(weight.numbers, (0, more))
+        # What fills up is whole groups, of the largest size that goes into a unit where theirs does not.
+        group = weight.group if more % weight.group == 0 else math.gcd(weight.group, int4_gemm.UNIT)
+        scale, zero = (
+            F.pad(each.repeat_interleave(weight.group // group, 1), (0, more // group))
+            for each in (weight.scale, weight.zero)
+        )
+        self.register_buffer("words", int4_gemm.pack_int4(numbers), persistent=False)
+        self.register_buffer("grid", int4_gemm.scale_grid(scale, zero, self.kind), persistent=False)
+        eye = int4_gemv.ones_of(self.kind, self.words.device)  # not made while a graph is recorded
+        self.register_buffer("eye", eye, persistent=False)
+        self.register_buffer("order", weight.order, persistent=False)
+        self.bias = bias
+
+    @property
+    def fused(self) -> bool:
+        return self.bias is None and self.order is None
+
+    def finishes(self, rows: int) -> bool:
+        """Whether it takes a norm in two steps, which wants the range of bfloat16."""
+        return self.fused and rows == 1 and self.kind is torch.bfloat16 and int4_gemv.KNOWN
+
+    def _gemv(self, x: Normed, *, gated: bool = False, pdl: bool = False) -> Tensor:
+        outputs = self.outputs // 2 if gated else self.outputs
+        return int4_gemv.int4_gemv(x, self.words, self.grid, self.eye, outputs, gated=gated, pdl=pdl)
+
+    def _gemv_residual_norm(
+        self, stream: Tensor, x: Tensor, norm_weight: Tensor, eps: float, *, pdl: bool = False
+    ) -> Normed:
+        return int4_gemv.int4_gemv_residual_norm(
+            stream, x, self.words, self.grid, self.eye, norm_weight, eps, pdl=pdl
+        )
+
+    def fuses_swiglu(self, rows: int) -> bool:
+        return self.finishes(rows)
+
+    def swiglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
+        if self.finishes(len(x.values)):
+            return self._gemv(x, gated=True, pdl=pdl)
+        return super().swiglu(x, pdl=pdl)
+
+    def fuses_qkv_rope(self, rows: int, layer: KVLayer) -> bool:
+        return self.finishes(rows)
+
+    def qkv_rope(self, x: Normed, around: Rotation, *, pdl: bool = False) -> Tensor:
+        if self.finishes(len(x.values)):
+            parts = self._gemv(x, pdl=pdl).unsqueeze(0)
+            return rope_and_cache(parts, *around, dtype=x.values.dtype, pdl=pdl)
+        return super().qkv_rope(x, around, pdl=pdl)
+
+    def residual_norm(
+        self, stream: Tensor, x: Tensor, norm_weight: Tensor, eps: float, *, pdl: bool = False
+    ) -> Normed | None:
+        return (
+            self._gemv_residual_norm(stream, x, norm_weight, eps, pdl=pdl)
+            if self.finishes(len(stream))
+            else None
+        )
+
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+        if self.order is not None:
+            x = x[:, self.order]
+        if len(x) == 1 and x.dtype is self.kind and int4_gemv.KNOWN:
+            return self._gemv(Normed(x), pdl=pdl).unsqueeze(0)
+        if len(x) <= self.FEW and x.dtype is self.kind:
+            how = int4_gemm.int4_gemm_tiling(len(x), self.words)
+            return int4_gemm.int4_gemm(x, self.words, self.grid, self.outputs, how, pdl=pdl)
+        spread = dequantize_int4(self.words, self.grid, self.kind, self.outputs, self.inputs, x.dtype)
+        return F.linear(x, spread).unsqueeze(0)
+
+    def dequantized(self) -> Tensor:
+        """[outputs, inputs] in float32: what the product is with."""
+        scale, offset = self.grid.view(self.kind).unflatten(1, (-1, 2)).float().permute(2, 1, 0)
+        numbers = int4_gemm.unpack_int4(self.words).unflatten(1, (scale.shape[1], -1)).float()
+        weight = ((numbers - 8) * scale[..., None] + offset[..., None]).flatten(1)[: self.outputs]
+        return restore_order(weight, self.order)[:, : self.inputs]
+
+
+class Fp8Product(ScaledFp8, GemvProduct):
+    """fp8: rows are rounded in the kernel of one row, and by a kernel before those of more."""
+
+    FEW = 64  # rows up to which our product is ahead of torch's
+
+    @property
+    def fused(self) -> bool:
+        return self.bias is None and self.weight.shape == (self.outputs, self.inputs)
+
+    def gemv(self, x: Tensor, **around: Any) -> Tensor:
+        return skinny_gemm.gemv(x, self.weight, self.scale[0], **around)
+
+    def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
+        even = self.weight.shape == (self.outputs, self.inputs)
+        if even and len(x) == 1:
+            return self.gemv(x, pdl=pdl).unsqueeze(0)
+        numbers, steps = quantize_fp8(x, self.weight.shape[1], pdl=pdl)
+        if even and len(x) <= self.FEW and (cut := skinny_gemm.int8_gemm_tiling(len(x), self.weight)):
+            return skinny_gemm.skinny_gemm(
+                numbers, self.weight, cut, self.scale[0], steps, dtype=x.dtype, pdl=pdl
+            )
+        return self.multiplied(numbers, steps[:, None], x.dtype).unsqueeze(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return GpuProduct.forward(self, x)

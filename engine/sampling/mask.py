@@ -1,0 +1,19 @@
+"""Tokens that a grammar forbids, taken out where the logits are."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def mask_logits(logits: Tensor, rows: Sequence[int], bits: np.ndarray) -> None:
+    """Sets what these rows may not say to -inf. `bits` [rows, bytes]: one a token, the lowest first."""
+    sent = torch.from_numpy(bits).to(logits.device, non_blocking=True)
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    may = (sent[:, :, None] >> shifts & 1).bool().flatten(1)[:, : logits.shape[1]]
+    if len(rows) == len(logits):
+        logits.masked_fill_(~may, -torch.inf)
+    else:
+        at = torch.tensor(rows, device=logits.device)
+        logits[at] = logits[at].masked_fill(~may, -torch.inf)

@@ -1,0 +1,162 @@
+"""The prompts of one answer: their requests, and what they say, as it comes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Any, Self
+
+from engine.api.events import Delta
+from engine.api.params import SamplingParams
+from engine.host.prompts import Prompt
+from engine.host.stream import Stream
+from engine.server.async_engine import AsyncEngine
+from engine.server.http.limits import Ticket
+from engine.server.native.metrics import Metrics
+from engine.server.waiters import Waiters
+
+Batch = list[tuple[int, list[Delta]]]  # prompts that have news, and what they reply_prefix, in order
+
+
+@dataclass(slots=True)
+class _Place:
+    """One prompt: its stream, once it is handed in."""
+
+    stream: Stream | None = None
+    heard: bool = False
+    done: bool = False
+    said_at: dict[int, float] = field(default_factory=dict)  # by choice
+
+
+@dataclass(slots=True)
+class Usage:
+    prompt: int = 0
+    completion: int = 0
+    cached: int = 0
+
+    def record(self) -> dict[str, Any]:
+        """As OpenAI's clients read it."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
+
+
+@dataclass(eq=False)
+class Generation:
+    """A request for each prompt, with as many choices as its parameters say. Iterated once; closed always."""
+
+    engine: AsyncEngine
+    prompts: Sequence[Prompt]
+    params: SamplingParams
+    ticket: Ticket
+    metrics: Metrics
+    priority: int = 0
+    salt: bytes = b""
+    reply_prefix: Sequence[int] = ()  # tokens with which each reply begins already
+    parent: int | None = None  # a running request that this one goes on from, instead of its prompt
+    usage: Usage = field(default_factory=Usage)
+
+    def __post_init__(self) -> None:
+        self._places = [_Place() for _ in self.prompts]
+        # Ranked replies come whole: what lies between two of their tokens says nothing.
+        self._timed = self.params.beams == 1 and self.params.best_of is None
+        self._news: dict[int, None] = {}
+        self._reader = Waiters()
+        self._closed = False
+
+    @property
+    def requests(self) -> list[int]:
+        """The engine's numbers of what has been handed in."""
+        return [place.stream.id for place in self._places if place.stream]
+
+    async def start(self) -> Self:
+        """Hands all of them in; raises what was wrong with any."""
+        try:
+            results = await asyncio.gather(
+                *map(self._hand_in, range(len(self._places))), return_exceptions=True
+            )
+            for result in results:
+                if result is not None:
+                    raise result
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    async def __aiter__(self) -> AsyncIterator[Batch]:
+        left = len(self._places)
+        while left:
+            if not self._news:
+                await self._reader.wait()
+            batch: Batch = []
+            for place in self._taken_news():
+                if deltas := self._take(place):
+                    batch.append((place, deltas))
+                    left -= self._places[place].done
+            if batch:
+                yield batch
+
+    def close(self) -> None:
+        """What still runs is aborted."""
+        if self._closed:
+            return
+        self._closed = True
+        self.ticket.give_back()
+        if running := [place.stream.id for place in self._places if place.stream and not place.done]:
+            self.engine.abort(running)
+        for request in self.requests:
+            self.engine.cached_tokens(request)
+
+    async def _hand_in(self, number: int) -> None:
+        if self.parent is None:
+            stream = await self.engine.submit(
+                self.prompts[number],
+                self.params,
+                priority=self.priority,
+                salt=self.salt,
+                reply_prefix=self.reply_prefix,
+            )
+        else:
+            stream = await self.engine.fork(self.parent, self.params)
+        self._places[number].stream = stream
+        self.usage.prompt += stream.prompt_tokens
+        stream.listen(partial(self._heard, number))
+        self._notice(number)  # for what came before anybody listened
+
+    def _heard(self, number: int, delta: Delta) -> None:
+        """On the engine's thread."""
+        if delta.tokens and self._timed:
+            now, said_at = perf_counter(), self._places[number].said_at
+            if (before := said_at.get(delta.choice)) is not None:
+                count = len(delta.tokens)
+                self.metrics.itl.observe((now - before) / count, count)
+            said_at[delta.choice] = now
+        self.engine.notifier.notify(self._notice, number)
+
+    def _notice(self, place: int) -> None:
+        self._news[place] = None
+        self._reader.wake()
+
+    def _taken_news(self) -> list[int]:
+        news = list(self._news)
+        self._news.clear()
+        return news
+
+    def _take(self, number: int) -> list[Delta]:
+        place = self._places[number]
+        assert place.stream is not None
+        deltas = place.stream.take()
+        if not deltas:
+            return deltas
+        if not place.heard:
+            place.heard = True
+            self.usage.cached += self.engine.cached_tokens(place.stream.id)
+        tokens = sum(len(delta.tokens) for delta in deltas)
+        self.usage.completion += tokens
+        self.metrics.generated += tokens
+        place.done = deltas[-1].last
+        return deltas

@@ -1,0 +1,98 @@
+"""The engine's events for monitors elsewhere: numbered, kept for a while, so that a cut link loses none."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from itertools import islice
+from time import monotonic
+
+from engine.api.events import Event
+from engine.api.wire import encode_event
+from engine.host.protocol import EngineHost
+from engine.server.async_engine import AsyncEngine
+from engine.server.drain import Drain
+from engine.server.http import sse
+from engine.server.waiters import Waiters
+
+KEPT = 4096
+_PULSE = 15.0  # seconds without news, after which a sign of life is sent
+
+
+@dataclass(slots=True)
+class Note:
+    """One thing to tell: an event, a snapshot, a gap. Only events have an id."""
+
+    kind: str
+    data: bytes
+    id: str = ""
+
+
+_STILL_HERE = Note("", b"")
+
+
+class EventHistory:
+    """Hears the engine on its thread; readers follow on the loop, each at its own pace."""
+
+    def __init__(self, host: EngineHost, engine: AsyncEngine, drain: Drain, boot: str) -> None:
+        self._engine, self._drain, self._boot = engine, drain, boot
+        self._new: deque[Event] = deque()
+        self._ring: deque[Event] = deque(maxlen=KEPT)
+        self.count = 0  # of all that ever came; an event's number is its place among them
+        self._readers = Waiters()
+        self._unsubscribe = host.subscribe(self._hear)
+        self._ending = asyncio.get_running_loop().create_task(self._end())
+
+    def close(self) -> None:
+        self._unsubscribe()
+        self._ending.cancel()
+
+    async def _end(self) -> None:
+        """Readers who wait are told that nothing more comes."""
+        await self._drain.wait()
+        self._readers.wake()
+
+    def _hear(self, event: Event) -> None:
+        """On the engine's thread."""
+        self._new.append(event)
+        self._engine.notifier.notify(self._gather, 0)
+
+    def _gather(self, _: int) -> None:
+        while self._new:
+            self._ring.append(self._new.popleft())
+            self.count += 1
+        self._readers.wake()
+
+    async def follow(self, last: str | None, every: float | None) -> AsyncIterator[Note]:
+        """Events after the one of id `last`, or from now on; and a snapshot so often. Ends when all ends."""
+        at, missed = self._place(last)
+        if missed != 0:
+            yield self._gap(missed)
+        shot_at = monotonic()
+        while not self._drain.begun:
+            if (lost := self.count - len(self._ring) - at) > 0:  # a slow reader, and the ring has moved on
+                at += lost
+                yield self._gap(lost)
+            for event in list(islice(self._ring, at - self.count + len(self._ring), None)):
+                at += 1
+                yield Note("event", sse.encoded(encode_event(event)), f"{self._boot}-{at}")
+            if every is not None and monotonic() >= shot_at:
+                yield Note("snapshot", await self._engine.snapshot_json())
+                shot_at = max(shot_at + every, monotonic())
+            if at == self.count and not self._drain.begun:
+                patience = _PULSE if every is None else max(0.0, shot_at - monotonic())
+                if not await self._readers.wait(patience) and every is None:
+                    yield _STILL_HERE
+
+    def _place(self, last: str | None) -> tuple[int, int | None]:
+        """Where to go on, and how many events are lost; None: nobody knows, it was another run."""
+        if not last:
+            return self.count, 0
+        boot, _, number = last.rpartition("-")
+        oldest = self.count - len(self._ring)
+        if boot != self._boot or not number.isdecimal() or len(number) > 18 or int(number) > self.count:
+            return oldest, None
+        return max(int(number), oldest), max(0, oldest - int(number))
+
+    def _gap(self, missed: int | None) -> Note:
+        return Note("gap", sse.encoded({"missed": missed}))

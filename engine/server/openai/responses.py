@@ -1,0 +1,183 @@
+"""What both routes do: read what is asked, hand it in, and answer whole or as it comes."""
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from engine.api.errors import BadParams
+from engine.api.events import Delta
+from engine.api.request import Finish
+from engine.host.prompts import Prompt
+from engine.server.generation import Batch, Generation, Usage
+from engine.server.http.bodies import GONE, read_as
+from engine.server.http.connection import key_of, state_of
+from engine.server.http.errors import ApiError
+from engine.server.http.sse import DONE, EventStream, encoded, event, unless_gone
+from engine.server.openai.schema import Asked
+from engine.server.openai.structured import RequestedGrammar, refusal
+from engine.server.state import ServerState, log
+
+A = TypeVar("A", bound=Asked)
+
+FINISH = {Finish.STOP: "stop", Finish.LENGTH: "length", Finish.ABORTED: "abort"}
+
+
+class ChoiceWriter(Protocol):
+    """How one route says things. One object an answer."""
+
+    prefix: ClassVar[str]  # of an answer's id
+    whole: ClassVar[str]  # what an answer calls itself, whole
+    part: ClassVar[str]  # and in parts
+
+    def chunk(self, choice: int, deltas: Sequence[Delta]) -> bytes:
+        """What a choice has said, as an entry of `choices`; nothing where there is nothing to tell."""
+        ...
+
+    def take(self, choice: int, deltas: Sequence[Delta]) -> None:
+        """The same for a whole answer."""
+        ...
+
+    def choices(self) -> list[dict[str, Any]]:
+        """After all was taken."""
+        ...
+
+
+class ResponseEnvelope:
+    """What stands around the choices in every part of an answer."""
+
+    def __init__(self, form: ChoiceWriter, model: str, asked: Asked) -> None:
+        self._form, self._model = form, model
+        self._id, self._created = f"{form.prefix}-{secrets.token_hex(12)}", int(time.time())
+        self.with_usage = bool(asked.stream_options and asked.stream_options.include_usage)
+        self._start = b"data: " + encoded(self._head(form.part))[:-1] + b',"choices":['
+        self._end = b'],"usage":null}\n\n' if self.with_usage else b"]}\n\n"
+
+    def chunk(self, entry: bytes) -> bytes:
+        return self._start + entry + self._end
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        return self._start + b'],"usage":' + encoded(usage.record()) + b"}\n\n"
+
+    def record(self, usage: Usage) -> dict[str, Any]:
+        """The whole answer."""
+        choices = self._form.choices()
+        return {**self._head(self._form.whole), "choices": choices, "usage": usage.record()}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
+
+
+async def asked_of(request: Request, kind: type[A]) -> tuple[ServerState, A]:
+    """What the client wants, of the model that is here."""
+    state, asked = state_of(request), await read_as(request, kind)
+    if asked.model is not None and asked.model != state.config.name:
+        raise ApiError(
+            404,
+            f"there is no model {asked.model[:80]!r} here, but {state.config.name!r}",
+            param="model",
+            code="model_not_found",
+        )
+    if asked.stream_options is not None and not asked.stream:
+        raise ApiError(
+            400, "stream_options is for streams: it needs stream to be true", param="stream_options"
+        )
+    return state, asked
+
+
+async def answer(
+    request: Request,
+    asked: Asked,
+    prompts: Sequence[Prompt],
+    form: ChoiceWriter,
+    wanted: RequestedGrammar | None,
+    **more: Any,
+) -> Response:
+    """`wanted`: the form of each reply; `more`: sampling parameters that the routes name differently."""
+    state, place = state_of(request), wanted.place if wanted else ""
+    begun = _begun(state, key_of(request), asked, prompts, wanted, more)
+    if (run := await unless_gone(request.receive, begun)) is None:
+        return Response(status_code=GONE)
+    frame = ResponseEnvelope(form, state.config.name, asked)
+    if asked.stream:
+        return EventStream(_events(run, form, frame, place), run.close)
+    try:
+        whole = await unless_gone(request.receive, _gathered(run, form, frame))
+    except BadParams as error:
+        raise refusal(error, place) from None
+    finally:
+        run.close()
+    if whole is None:
+        return Response(status_code=GONE)
+    return Response(encoded(whole), media_type="application/json")
+
+
+async def _begun(
+    state: ServerState,
+    key: bytes,
+    asked: Asked,
+    prompts: Sequence[Prompt],
+    wanted: RequestedGrammar | None,
+    more: dict[str, Any],
+) -> Generation:
+    if state.config.log_prompts:
+        log.info("prompts: %r", prompts)
+    try:
+        params = asked.sampling(grammar=wanted and wanted.grammar, **more)
+        run = state.run(key, prompts, params, priority=asked.priority or 0, reply_prefix=asked.said or ())
+        return await run.start()
+    except BadParams as error:
+        raise refusal(error, wanted.place if wanted else "") from None
+
+
+async def _events(
+    run: Generation, form: ChoiceWriter, frame: ResponseEnvelope, place: str
+) -> AsyncIterator[bytes]:
+    try:
+        async for batch in run:
+            entries = [form.chunk(choice, deltas) for choice, deltas in _spoken(run, batch)]
+            if chunk := b"".join([frame.chunk(entry) for entry in entries if entry]):
+                yield chunk
+            _raise_failed(batch)
+        if frame.with_usage:
+            yield frame.usage_chunk(run.usage)
+    except BadParams as error:
+        yield event(refusal(error, place).record())
+    except ApiError as error:
+        yield event(error.record())
+    yield DONE
+
+
+async def _gathered(run: Generation, form: ChoiceWriter, frame: ResponseEnvelope) -> dict[str, Any]:
+    async for batch in run:
+        for choice, deltas in _spoken(run, batch):
+            form.take(choice, deltas)
+        _raise_failed(batch)
+    return frame.record(run.usage)
+
+
+def _spoken(run: Generation, batch: Batch) -> Iterator[tuple[int, list[Delta]]]:
+    """By choices, which are numbered one prompt after the other."""
+    for prompt, deltas in batch:
+        first = prompt * run.params.n
+        if run.params.n == 1:
+            yield first, deltas
+            continue
+        for choice in sorted({delta.choice for delta in deltas}):
+            yield first + choice, [delta for delta in deltas if delta.choice == choice]
+
+
+def finish_of(delta: Delta) -> str | None:
+    """The reason in OpenAI's words; of a reply that failed there is none, since that is an error."""
+    return FINISH.get(delta.finish) if delta.finish else None
+
+
+def _raise_failed(batch: Batch) -> None:
+    """A reply that could not go on is an error: the client's, where what it asked for leaves no way."""
+    for delta in (delta for _, deltas in batch for delta in deltas if delta.finish is Finish.FAILED):
+        if delta.fault:
+            raise BadParams(delta.fault, delta.error)
+        raise ApiError(500, delta.error or "the reply failed", code="reply_failed")

@@ -1,0 +1,70 @@
+"""Products of few rows under Triton's interpreter, against plain torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.kernels import oracles
+from tests.kernels.interpreted import Interpreted
+
+pytest.importorskip("triton", reason="no Triton here")
+
+
+def numbers(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).mul(0.3).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("turn", [64, 256])  # in several turns, and in one
+@pytest.mark.parametrize("inputs", [200, 256])
+@pytest.mark.parametrize("ends", ["plain", "norm", "sum", "gated"])
+def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: torch.dtype) -> None:
+    from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
+
+    outputs, gated = 21, ends == "gated"
+    x = numbers(1, inputs, seed=0, dtype=dtype)
+    weight = numbers(outputs * (1 + gated), inputs, seed=1, dtype=dtype)
+    scale = numbers(inputs, seed=2, dtype=dtype) + 1 if ends in ("norm", "gated") else None
+    residual = numbers(1, outputs, seed=3, dtype=dtype) if ends == "sum" else None
+    found, _ = kernels.call(
+        "gemm.skinny_gemm", "gemv", x, weight, norm_weight=scale, eps=1e-5, gated=gated, residual=residual,
+        cut=ProductTiling(4, turn, warps=4),
+    )  # fmt: skip
+    h = x if scale is None else oracles.norm(x, None, scale, 1e-5)
+    wanted = F.linear(h, weight)
+    if gated:
+        wanted = oracles.swiglu(wanted.unsqueeze(0), dtype)
+    if residual is not None:
+        wanted = wanted + residual
+    tolerance = 1e-5 if dtype is torch.float32 else 4e-3
+    torch.testing.assert_close(found, wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(2, 1), (7, 3), (32, 2)])
+def test_narrow(kernels: Interpreted, rows: int, parts: int) -> None:
+    from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
+
+    x = numbers(rows, 384, seed=0, dtype=torch.float16)
+    weight = numbers(70, 384, seed=1, dtype=torch.float16)
+    found, _ = kernels.call(
+        "gemm.skinny_gemm", "skinny_gemm", x, weight, ProductTiling(64, 64, warps=4, stages=2, parts=parts)
+    )
+    assert found.shape == (parts, rows, 70)
+    assert found.dtype == (torch.float32 if parts > 1 else torch.float16)
+    wanted = F.linear(x.float(), weight.float())
+    torch.testing.assert_close(found.float().sum(0), wanted, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
+@pytest.mark.parametrize("outputs", [64, 1024, 4096, 151936])
+def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:
+    from engine.kernels.triton.gemm.skinny_gemm import skinny_gemm_tiling
+
+    weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")
+    for rows in range(2, 129):
+        cut = skinny_gemm_tiling(rows, weight)
+        assert cut is not None or rows > 32
+        assert cut is None or inputs % (cut.parts * cut.inputs) == 0
+    assert skinny_gemm_tiling(129, weight) is None
+    assert skinny_gemm_tiling(2, weight.float()) is None
