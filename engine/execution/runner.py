@@ -1,7 +1,7 @@
 """Runs steps on a real model."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +16,7 @@ from engine.attention.base import AttentionBackend, Batch, attending
 from engine.devices import give_back
 from engine.execution.batch import BatchBuilder
 from engine.execution.budget import CacheBudget
+from engine.execution.cache_blocks import blocks_of
 from engine.execution.changes import Change, Recache, ReplaceLayer, Resize, UseGraphs, UseScheme
 from engine.execution.cuda.graphs import DecodeSteps, Draws
 from engine.execution.cuda.staging import upload
@@ -24,14 +25,16 @@ from engine.execution.draft.verification import ahead, rolled, unrolled
 from engine.execution.launched import Launched, ModelInput, Sampled
 from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
-from engine.execution.moves import Seconds, mover_on, timed
+from engine.execution.moves import mover_on
 from engine.execution.protocol import Fit, StepResult
 from engine.execution.results import Drawn, likeliest_of, logprobs_of
 from engine.execution.sampling_state import SamplingState, by_row
 from engine.execution.traffic import measure, weights_read
+from engine.execution.transfers import TransferRunner
 from engine.execution.weights import Weights
 from engine.kv.store import KVStore
 from engine.kv.tables import TableMirror
+from engine.kv.tiers.tier import Tier, TransferEnd, TransferOrder
 from engine.models.base import LanguageModel
 from engine.sampling.rows import Wanted
 from engine.scheduling.step import Masks, Step
@@ -61,6 +64,7 @@ class ModelRunner:
         drafters: Mapping[str, Drafter] = MappingProxyType({}),
         room: CacheBudget | None = None,
         weights: Weights | None = None,
+        tiers: Sequence[Tier] = (),
     ) -> None:
         """`slots` rows of at most `width` blocks."""
         self._drafters = drafters
@@ -76,6 +80,7 @@ class ModelRunner:
         self.weights = weights
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph may hold the products
         self.store = store
+        self._transfers = TransferRunner(tiers, blocks_of(store, device))
         self._on_store()
 
     def _on_store(self) -> None:
@@ -155,6 +160,7 @@ class ModelRunner:
             self.store.become(self._room.store(before))
             raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
         finally:
+            self._transfers.reset()
             self._on_store()
 
     def kv_schemes(self) -> tuple[SchemeView, ...]:
@@ -184,10 +190,10 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, step: Step) -> Launched:
         began = time.monotonic()
-        swap_seconds = self._begin(step)
+        self._begin(step)
 
         def compute() -> Launched:
-            launched = self._compute(step, began, swap_seconds)
+            launched = self._compute(step, began)
             if not step.guided:
                 self._sample(launched, None)
             return launched
@@ -198,14 +204,21 @@ class ModelRunner:
     def skip(self, step: Step) -> None:
         self._begin(step)
 
-    def _begin(self, step: Step) -> Seconds:
-        """Changes and block moves; what the swaps took is known when the step is over."""
+    def transfer(self, order: TransferOrder) -> None:
+        self._transfers.begin(order)
+
+    def transferred(self, *, wait: bool = False) -> list[TransferEnd]:
+        return self._transfers.ended(wait=wait)
+
+    def _begin(self, step: Step) -> None:
+        """Changes, and copies of blocks."""
         self._tables.apply(step.tables)
         self._sampling_state.apply(step.sampling)
         for tokens in step.history:
             for drafter in self._drafters.values():
                 drafter.read(tokens)
-        return self._move_blocks(step)
+        for each in (self.store, *self._beside()):
+            each.copy(step.copies)
 
     @torch.inference_mode()
     def supply(self, handle: Launched, masks: Masks) -> None:
@@ -224,7 +237,7 @@ class ModelRunner:
             self._give_back_reserve()
         raise NoMemory(problem)
 
-    def _compute(self, step: Step, began: float, swap_seconds: Seconds) -> Launched:
+    def _compute(self, step: Step, began: float) -> Launched:
         """The model's part of a step. What draws from it may have to wait for masks."""
         rows, ids, single, drafts = step.rows, step.ids, step.single, step.drafts
         if drafts:
@@ -232,8 +245,8 @@ class ModelRunner:
             rows, single = unrolled(rows, single)
         every = single == len(rows) and bool(rows.samples.all())
         drawing = rows if every else rows.where(rows.samples)
-        launched = Launched(drawing, began, swap_seconds, drafts)
-        if len(rows):  # a step may only move blocks
+        launched = Launched(drawing, began, drafts)
+        if len(rows):  # a step may only copy blocks
             launched.sample = self._run(ModelInput(rows, ids, single, drawing, drafts))
         return launched
 
@@ -266,7 +279,6 @@ class ModelRunner:
             logprobs,
             runs=runs,
             seconds=seconds,
-            swap_seconds=handle.swap_seconds(),
             likeliest=likeliest,
         )
 
@@ -361,18 +373,6 @@ class ModelRunner:
             return self._stage.forward(batch)
         attend = attending(self.attention, self.store.layers, batch)
         return self.model.forward(batch.ids, batch.positions, attend)
-
-    def _move_blocks(self, step: Step) -> Seconds:
-        """Swaps and copies; what the swaps took is known when the step is over."""
-
-        def swap() -> None:
-            self.store.swap_out(step.swaps_out)
-            self.store.swap_in(step.swaps_in)
-
-        took = timed(self.device, swap) if step.swaps_out or step.swaps_in else lambda: 0.0
-        for each in (self.store, *self._beside()):
-            each.copy(step.copies)
-        return took
 
     def _beside(self) -> list[KVStore]:
         """The caches of draft models, in the same blocks."""
