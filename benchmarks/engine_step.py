@@ -113,7 +113,7 @@ class Mute(ModelRunner):
             self._batches.build(step.rows, step.ids, step.single, self._sampling_state.last_ids)
             self._sampling_state.view(rows)
             drawn = SampledTokens(torch.ones(len(rows), dtype=torch.int64))
-            return InFlightStep(rows, began, lambda: 0.0, {}, sampled=drawn)
+            return InFlightStep(rows, began, {}, sampled=drawn)
 
 
 class Graphed(ModelRunner):
@@ -139,11 +139,9 @@ def empty_engine(
     grammars: Grammars | None = None,
 ) -> Engine:
     bus, tables = Bus(), BlockTables(rows, 256)
-    pool, host = BlockPool(blocks, 16), BlockPool(0, 16)
+    pool = BlockPool(blocks, 16)
     rules = SchedulerSettings(step_tokens=8192)
-    scheduler = Scheduler(
-        pool=pool, host=host, tables=tables, policy=choose("fcfs"), rules=rules, emit=bus.emit
-    )
+    scheduler = Scheduler(pool=pool, tables=tables, policy=choose("fcfs"), rules=rules, emit=bus.emit)
     device = torch.device("cpu")
     store = KVStore([SPEC], blocks=1, block_size=16, host_blocks=0, dtype=torch.float32, device=device)
     runner = kind(

@@ -252,7 +252,8 @@ def preemption(bench: Bench) -> None:
     bench.note("preemptions in one run", engines["auto"].scheduler.preemptions / runs, "times")
     costs = engines["auto"].scheduler.costs
     bench.note("measured: to compute a token of a prompt", costs.prefill_token or 0.0, "s")
-    bench.note("measured: to move a block", costs.swapped_block or 0.0, "s")
+    moved = engines["auto"].scheduler.transfers.tiers["host"].cost.there_and_back(1) / 2
+    bench.note("measured: to move a block", moved, "s")
 
 
 class Device(Mute):

@@ -1,6 +1,7 @@
 """From a configuration, and a model's files, to an engine that is ready."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,8 @@ from engine.grammar.grammars import Grammars
 from engine.kv.pool import BlockPool
 from engine.kv.store import KVStore
 from engine.kv.tables import BlockTables
+from engine.kv.tiers.host import HostTier
+from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
 from engine.models.base import LanguageModel
 from engine.models.checkpoint import shards
@@ -47,8 +50,13 @@ _ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
 _FULL_CONTEXTS = 32  # on a CPU, blocks for more requests of full length than that would never be used
 
 
-def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None) -> Engine:
-    """Loads the model, sizes the cache by the memory that is left, and puts the parts together."""
+def assemble(
+    config: EngineConfig, place: ModelPlace, progress: Progress | None, below: Sequence[Tier] = ()
+) -> Engine:
+    """Loads the model, sizes the cache by the memory that is left, and puts the parts together.
+
+    `below`: more tiers of the cache, under the host's.
+    """
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
     device = pick(config.device)
     policy = choose_policy(config.policy)
@@ -65,9 +73,10 @@ def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None)
 
     bus = Bus()
     step_tokens = config.max_step_tokens or _STEP_TOKENS[device.type]
-    scheduler = _scheduler(config, room, policy, step_tokens, bus)
-    grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
     store = room.store(scheme)
+    tiers = (HostTier(store), *below)
+    scheduler = _scheduler(config, room, policy, step_tokens, bus, tiers)
+    grammars = None if bare else Grammars(tokenizer, vocab, stop_ids)
     drafters = found.drafters(model, store, attention, config)
     weights = Weights(model, scheme_of(model, config.quantization), share=_share(device))
     runner = ModelRunner(
@@ -82,6 +91,7 @@ def assemble(config: EngineConfig, place: ModelPlace, progress: Progress | None)
         stop_ids=stop_ids,
         device=device,
         weights=weights,
+        tiers=tiers,
     )
     return Engine(
         scheduler=scheduler,
@@ -138,12 +148,16 @@ def _stand_in(model: LanguageModel) -> Tokenizer:
 
 
 def _scheduler(
-    config: EngineConfig, room: CacheBudget, policy: Policy, step_tokens: int, bus: Bus
+    config: EngineConfig,
+    room: CacheBudget,
+    policy: Policy,
+    step_tokens: int,
+    bus: Bus,
+    tiers: Sequence[Tier],
 ) -> Scheduler:
     fit, rows = room.fit(config.kv_scheme), min(config.max_running, step_tokens)
     return Scheduler(
         pool=BlockPool(fit.blocks, config.block_size),
-        host=BlockPool(fit.host_blocks, config.block_size),
         tables=BlockTables(rows, room.widest(KV_SCHEMES)),
         policy=policy,
         rules=SchedulerSettings(
@@ -155,6 +169,7 @@ def _scheduler(
         emit=bus.emit,
         kv_scheme=config.kv_scheme,
         window=room.window,
+        tiers=tiers,
     )
 
 

@@ -1,10 +1,11 @@
-"""What a sink hears of one reply, or of all replies to a request."""
+"""What a sink hears of one reply, or of all replies to a request, and whether an engine rests after it."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 from engine.api.events import Delta, TokenLogprob
 from engine.api.request import Finish
+from engine.serving.engine import Engine
 
 
 @dataclass
@@ -68,3 +69,9 @@ class Told:
     @property
     def replies(self) -> list[list[int]]:
         return [one.tokens for _, one in sorted(self.choices.items())]
+
+
+def at_rest(engine: Engine) -> bool:
+    """Whether nothing moves, and no request counts on any block below the device."""
+    transfers = engine.scheduler.transfers
+    return not transfers.pending and all(tier.room() == tier.size for tier in transfers.tiers.values())

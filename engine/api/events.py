@@ -89,6 +89,18 @@ class Resumed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Transferred(Event):
+    """Blocks of a request are in a tier below the device, or back from there. `error`: why they are not."""
+
+    request: int
+    tier: str
+    load: bool
+    blocks: int
+    seconds: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Copied(Event):
     request: int
     block: int

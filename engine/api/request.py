@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,7 +15,7 @@ class Phase(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
     PREEMPTED = "preempted"  # its blocks were taken; it will be computed again
-    SWAPPED = "swapped"  # its blocks lie in host memory
+    SWAPPED = "swapped"  # its blocks lie in a tier below the device, or are on their way from there
     DONE = "done"
 
 
@@ -41,6 +41,13 @@ class GrammarState(Protocol):
 
     def allowed(self, enders: Iterable[int], *, early: bool) -> np.ndarray:
         """What may come next, a bit for each token."""
+
+
+class Stored(NamedTuple):
+    """Blocks of a request that gave way."""
+
+    tier: str
+    names: tuple[bytes, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +79,7 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     gone: int = 0  # how many of its blocks have left the window
     shares_tail: bool = False  # its last block may be held by another request too
-    host_blocks: list[int] = field(default_factory=list)
+    stored: Stored | None = None  # its blocks below the device, while it does not run
     chain: list[bytes] = field(default_factory=list)  # the prefix key of each full block, as far as known
     epoch: int = -1  # of the weights that have written all of its cache
     published: int = 0  # how many of its blocks the prefix cache has been told of

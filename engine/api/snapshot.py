@@ -40,7 +40,7 @@ class RequestView(NamedTuple):
     priority: int
     preemptions: int
     blocks: tuple[int, ...]
-    host_blocks: tuple[int, ...]
+    host_blocks: tuple[int, ...]  # those that lie in a tier below the device, by their place in the request
     group: int = -1  # the request that it helps to answer, where several do
     speculation: Speculation | None = None  # None: it never drafted
     gone: int = 0  # blocks of it that have left its window

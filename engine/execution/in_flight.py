@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from engine.execution.moves import Seconds
 from engine.execution.results import SampledTokens
 from engine.scheduling.step import Drafts, Masks, Rows
 
@@ -22,7 +21,6 @@ class InFlightStep:
 
     rows: Rows  # those that sample
     began: float
-    swap_seconds: Seconds
     drafts: Mapping[int, Drafts]  # each of which was a row
     sample: Sampled | None = None  # None: no row draws, or all have
     sampled: SampledTokens = field(default_factory=lambda: NOTHING)  # on the host once `arrived`

@@ -1,6 +1,6 @@
 """What the engine asks of the part that runs the model. No tensors: tests put other runners behind it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -9,6 +9,7 @@ import numpy as np
 from engine.api.events import TokenLogprob
 from engine.api.snapshot import Load, Reads, SchemeView, Speeds
 from engine.execution.changes import Change
+from engine.kv.tiers.tier import TransferEnd, TransferOrder
 from engine.scheduling.step import Masks, Step
 
 
@@ -43,7 +44,6 @@ class StepResult:
     tokens: list[int]
     logprobs: Mapping[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # by request
     seconds: float = 0.0  # from launch to the tokens' arrival
-    swap_seconds: float = 0.0
     likeliest: Likeliest | None = None  # of requests whose parameters ask for beams
     runs: Mapping[int, list[int]] = field(default_factory=dict)  # by request: what rows with drafts brought
 
@@ -65,6 +65,15 @@ class Runner(Protocol):
 
     def apply(self, change: Change) -> None:
         """Between two steps, when none is under way. Raises BadInput where it cannot be."""
+
+    def transfer(self, order: TransferOrder) -> None:
+        """A store or a load goes on beside the steps, behind those launched so far.
+
+        It never raises: what fails is told at its end.
+        """
+
+    def transferred(self, *, wait: bool = False) -> Sequence[TransferEnd]:
+        """Stores and loads that are over since this was last asked. `wait`: all, once they are."""
 
     def fit(self) -> Fit:
         """What the cache holds in its present form."""

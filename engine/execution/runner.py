@@ -1,7 +1,7 @@
 """Runs steps on a real model."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +16,7 @@ from engine.attention.base import AttentionBackend, Batch, attending
 from engine.devices import give_back
 from engine.execution.batch import BatchBuilder
 from engine.execution.budget import CacheBudget
+from engine.execution.cache_blocks import blocks_of
 from engine.execution.changes import Change, Recache, ReplaceLayer, Resize, UseGraphs, UseScheme
 from engine.execution.cuda.graphs import DecodeSteps, Draws
 from engine.execution.cuda.staging import upload
@@ -24,14 +25,16 @@ from engine.execution.draft.verification import group_runs, tokens_ahead, unroll
 from engine.execution.in_flight import InFlightStep, ModelInput, Sampled
 from engine.execution.load import LoadMeter
 from engine.execution.memory import MemoryMeter
-from engine.execution.moves import Seconds, mover_on, timed
+from engine.execution.moves import mover_on
 from engine.execution.protocol import Fit, StepResult
 from engine.execution.results import SampledTokens, likeliest_of, logprobs_of
 from engine.execution.sampling_state import SamplingState, by_row
 from engine.execution.traffic import measure, weights_read
+from engine.execution.transfers import TransferRunner
 from engine.execution.weights import Weights
 from engine.kv.store import KVStore
 from engine.kv.tables import TableMirror
+from engine.kv.tiers.tier import Tier, TransferEnd, TransferOrder
 from engine.models.base import LanguageModel
 from engine.sampling.rows import SamplingInputs
 from engine.scheduling.step import Masks, Step
@@ -61,6 +64,7 @@ class ModelRunner:
         drafters: Mapping[str, Drafter] = MappingProxyType({}),
         room: CacheBudget | None = None,
         weights: Weights | None = None,
+        tiers: Sequence[Tier] = (),
     ) -> None:
         """`slots` rows of at most `width` blocks."""
         self._drafters = drafters
@@ -77,6 +81,7 @@ class ModelRunner:
         self.weights = weights
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph may hold the products
         self.store = store
+        self._transfers = TransferRunner(tiers, blocks_of(store, device))
         self._on_store()
 
     def _on_store(self) -> None:
@@ -156,6 +161,7 @@ class ModelRunner:
             self.store.become(self._room.store(before))
             raise BadInput(f"no room for a cache of {scheme}: {error}; it stays {before}") from None
         finally:
+            self._transfers.reset()
             self._on_store()
 
     def kv_schemes(self) -> tuple[SchemeView, ...]:
@@ -185,10 +191,10 @@ class ModelRunner:
     def launch(self, step: Step) -> InFlightStep:
         with self._inference:
             began = time.monotonic()
-            swap_seconds = self._begin(step)
+            self._begin(step)
 
             def compute() -> InFlightStep:
-                launched = self._compute(step, began, swap_seconds)
+                launched = self._compute(step, began)
                 if not step.guided:
                     self._sample(launched, None)
                 return launched
@@ -199,14 +205,21 @@ class ModelRunner:
     def skip(self, step: Step) -> None:
         self._begin(step)
 
-    def _begin(self, step: Step) -> Seconds:
-        """Changes and block moves; what the swaps took is known when the step is over."""
+    def transfer(self, order: TransferOrder) -> None:
+        self._transfers.begin(order)
+
+    def transferred(self, *, wait: bool = False) -> list[TransferEnd]:
+        return self._transfers.ended(wait=wait)
+
+    def _begin(self, step: Step) -> None:
+        """Changes, and copies of blocks."""
         self._tables.apply(step.tables)
         self._sampling_state.apply(step.sampling)
         for tokens in step.history:
             for drafter in self._drafters.values():
                 drafter.read(tokens)
-        return self._move_blocks(step)
+        for each in (self.store, *self._beside()):
+            each.copy(step.copies)
 
     @torch.inference_mode()
     def supply(self, handle: InFlightStep, masks: Masks) -> None:
@@ -225,15 +238,15 @@ class ModelRunner:
             self._give_back_reserve()
         raise NoMemory(problem)
 
-    def _compute(self, step: Step, began: float, swap_seconds: Seconds) -> InFlightStep:
+    def _compute(self, step: Step, began: float) -> InFlightStep:
         """The model's part of a step. What draws from it may have to wait for masks."""
         rows, ids, single, drafts = step.rows, step.ids, step.single, step.drafts
         if drafts:
             drafts, ids = with_drafts(step, self._drafters, self._batches, self._sampling_state)
             rows, single = unroll_drafts(rows, single)
         sampling_rows = rows.sampling
-        launched = InFlightStep(sampling_rows, began, swap_seconds, drafts)
-        if len(rows):  # a step may only move blocks
+        launched = InFlightStep(sampling_rows, began, drafts)
+        if len(rows):  # a step may only copy blocks
             launched.sample = self._run(ModelInput(rows, ids, single, sampling_rows, drafts))
         return launched
 
@@ -266,7 +279,6 @@ class ModelRunner:
             logprobs,
             runs=runs,
             seconds=seconds,
-            swap_seconds=handle.swap_seconds(),
             likeliest=likeliest,
         )
 
@@ -366,18 +378,6 @@ class ModelRunner:
             return self._stage.forward(batch)
         attend = attending(self.attention, self.store.layers, batch)
         return self.model.forward(batch.ids, batch.positions, attend)
-
-    def _move_blocks(self, step: Step) -> Seconds:
-        """Swaps and copies; what the swaps took is known when the step is over."""
-
-        def swap() -> None:
-            self.store.swap_out(step.swaps_out)
-            self.store.swap_in(step.swaps_in)
-
-        took = timed(self.device, swap) if step.swaps_out or step.swaps_in else lambda: 0.0
-        for each in (self.store, *self._beside()):
-            each.copy(step.copies)
-        return took
 
     def _beside(self) -> list[KVStore]:
         """The caches of draft models, in the same blocks."""

@@ -1,6 +1,6 @@
-"""Which blocks each request holds: in the table of its row, or in host memory while it is swapped out."""
+"""Which blocks each request holds, and the names of what is in them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.api.config import KvSchemeName
 from engine.api.request import Request
@@ -9,8 +9,6 @@ from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
 from engine.kv.window import GONE, Window, held
 
-Moves = list[tuple[int, int]]  # from, to
-
 
 class KVManager:
     """Takes, shares and gives back blocks for requests, and names those whose tokens others may find."""
@@ -18,12 +16,11 @@ class KVManager:
     def __init__(
         self,
         pool: BlockPool,
-        host: BlockPool,
         tables: BlockTables,
         kv_scheme: KvSchemeName,
         window: Window | None,
     ) -> None:
-        self.pool, self.host, self.tables, self.window = pool, host, tables, window
+        self.pool, self.tables, self.window = pool, tables, window
         self.kv_scheme = kv_scheme  # of the cache: another one rounds otherwise, and makes another prefix
         self.epoch = 0  # of the weights: a prefix computed with others is another prefix
 
@@ -53,10 +50,6 @@ class KVManager:
             keep = self.blocks_for(request.known)
             self.pool.give_back(request.blocks[keep:])
             del request.blocks[keep:]
-        else:
-            keep = self.blocks_for(request.launched)
-            self.host.give_back(request.host_blocks[keep:])
-            del request.host_blocks[keep:]
 
     def moved(self, request: Request, moves: dict[int, int]) -> None:
         """Some of its blocks may lie elsewhere now."""
@@ -66,22 +59,19 @@ class KVManager:
 
     def release(self, request: Request) -> None:
         self.pool.give_back(held(request.blocks))
-        self.host.give_back(request.host_blocks)
-        request.blocks, request.host_blocks, request.published, request.shares_tail = [], [], 0, False
+        request.blocks, request.published, request.shares_tail = [], 0, False
         request.gone = 0
 
-    def recache(self, scheme: KvSchemeName, blocks: int, host_blocks: int) -> None:
+    def recache(self, scheme: KvSchemeName, blocks: int) -> None:
         """Begins with an empty cache of another form; no request may hold any of the old one."""
-        assert not self.pool.in_use and not self.host.in_use, "a request holds blocks of the cache that goes"
+        assert not self.pool.in_use, "a request holds blocks of the cache that goes"
         self.kv_scheme = scheme
         self.pool.reset(blocks)
-        self.host.reset(host_blocks)
 
     def clear(self) -> None:
         """As if nobody had ever held any."""
         self.tables.clear()
         self.pool.reset(self.pool.size)
-        self.host.reset(self.host.size)
 
     # What it needs
 
@@ -175,6 +165,11 @@ class KVManager:
             for at, block in enumerate(found[:count])
         ]
 
+    def begin_anew(self, request: Request) -> None:
+        """It holds nothing: all that it will hold is of the present weights."""
+        if request.epoch != self.epoch:
+            request.epoch, request.chain = self.epoch, []
+
     def adopt(self, request: Request, hits: list[int]) -> None:
         """It begins with what was found."""
         self.pool.share(held(hits))
@@ -196,9 +191,26 @@ class KVManager:
         self.epoch += 1
         self.pool.forget_all()
 
+    def names(self, request: Request) -> tuple[bytes, ...]:
+        """Of all blocks that it has written, the last one by what is in it so far.
+
+        Empty where tokens do not say what is in them: older weights wrote some, or others write to one.
+        """
+        size, tokens = self.pool.block_size, request.tokens[: request.launched]
+        if not tokens or request.gone or request.shares_tail or request.epoch != self.epoch:
+            return ()
+        full = len(tokens) // size
+        self._name(request, full)
+        names = request.chain[:full]
+        if rest := tokens[full * size :]:
+            names.append(prefix.extend(names[-1] if names else self._root(request), rest))
+        return tuple(names)
+
     def _name(self, request: Request, count: int) -> None:
-        start = prefix.root(self.epoch, self.kv_scheme, request.salt)
-        prefix.lengthen(request.chain, start, request.tokens, self.pool.block_size, count)
+        prefix.lengthen(request.chain, self._root(request), request.tokens, self.pool.block_size, count)
+
+    def _root(self, request: Request) -> bytes:
+        return prefix.root(self.epoch, self.kv_scheme, request.salt)
 
     # What it gives up
 
@@ -214,39 +226,18 @@ class KVManager:
         """Where drafts are taken back, or its last token is computed again, it goes on from there."""
         return window.start(min(request.launched, len(request.tokens) - 1))
 
-    def fits_host(self, request: Request) -> bool:
-        """Whether all that it has written, and nothing that others write to, could lie in host memory."""
-        written = self.blocks_for(request.launched)
-        whole = written and not request.gone and not request.shares_tail
-        return bool(whole and self.host.can_take(written))
-
-    def swap_out(self, request: Request) -> Moves:
-        written = self.blocks_for(request.launched)
-        request.host_blocks = self.host.take(written, request.id)
-        moves = list(zip(request.blocks[:written], request.host_blocks, strict=True))
-        self.pool.give_back(request.blocks)
-        request.blocks = []
-        return moves
-
-    def swap_in(self, request: Request) -> Moves:
-        request.blocks = self.pool.take(len(request.host_blocks), request.id)
-        moves = list(zip(request.host_blocks, request.blocks, strict=True))
-        self.host.give_back(request.host_blocks)
-        request.host_blocks = []
-        return moves
-
     # The proof
 
-    def check(self, requests: Iterable[Request]) -> None:
-        """Raises AssertionError where blocks and tables disagree, or a request lacks a block that it sees."""
+    def check(self, requests: Iterable[Request], moving: Iterable[Sequence[int]]) -> None:
+        """Raises AssertionError where blocks and tables disagree, or a request lacks a block that it sees.
+
+        `moving`: the blocks of each transfer.
+        """
         alive = list(requests)
-        self.pool.check({each.id: each.blocks for each in alive})
-        self.host.check({each.id: each.host_blocks for each in alive})
+        self.pool.check({each.id: each.blocks for each in alive}, moving)
         running = [each for each in alive if each.slot >= 0]
         slots = {each.slot for each in running}
         assert len(slots) == len(running) == len(self.tables.grid) - self.tables.free, "a row is lost"
-        for each in alive:
-            assert each.slot >= 0 or not each.blocks, f"request {each.id} waits and holds blocks"
         for each in running:
             self._check_row(each)
 

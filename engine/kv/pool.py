@@ -1,4 +1,4 @@
-"""The block pool. Each block is exactly one of free, cached (findable, held by nobody) and in use."""
+"""The block pool. Each block is exactly one of free, cached (findable, not held), in use, in transfer."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -156,8 +156,11 @@ class BlockPool:
         self.evictions += 1
         return block
 
-    def check(self, tables: Mapping[int, Sequence[int]]) -> None:
-        """Proves the invariants against the tables of all requests; raises AssertionError with the block."""
+    def check(self, tables: Mapping[int, Sequence[int]], moving: Iterable[Sequence[int]] = ()) -> None:
+        """Proves the invariants against the tables of all requests, and the blocks that each transfer holds.
+
+        Raises AssertionError with the block.
+        """
         held = np.zeros(self.size, np.int32)
         for owner, blocks in tables.items():
             # Others have left its window.
@@ -167,15 +170,20 @@ class BlockPool:
             np.add.at(held, own, 1)
             places = self.place[own].tolist()
             assert places == list(there), f"request {owner}: blocks {blocks} say places {places}"
+        transfer: set[int] = set()
+        for blocks in moving:
+            np.add.at(held, list(blocks), 1)
+            transfer.update(blocks)
         wrong = np.flatnonzero(held != self.refs)
         assert not wrong.size, (
             f"block {wrong[0]}: {held[wrong[0]]} tables hold it, {self.refs[wrong[0]]} counted"
         )
         free, idle = set(self._free), set(self._idle)
-        used = set(np.flatnonzero(self.refs).tolist())
+        used = set(np.flatnonzero(self.refs).tolist()) - transfer
         assert len(free) == len(self._free), "a block is free twice"
-        assert not free & idle and not free & used and not idle & used, "a block is two things at once"
-        assert len(free) + len(idle) + len(used) == self.size, "a block is lost"
+        states = (free, idle, used, transfer)
+        assert len(set().union(*states)) == sum(map(len, states)), "a block is two things at once"
+        assert sum(map(len, states)) == self.size, "a block is lost"
         assert not used & set(np.flatnonzero(self.left).tolist()), "a block in use counts as out of a window"
         assert self._by_key == {key: block for block, key in self._key_of.items()}, "keys and blocks disagree"
         assert idle <= set(self._key_of), "a cached block cannot be found"

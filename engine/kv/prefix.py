@@ -11,7 +11,7 @@ def root(*parts: object) -> bytes:
 
 
 def extend(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The key of a full block of tokens that follows `parent`."""
+    """The key of a block of tokens that follows `parent`. One that is not full yet has another key then."""
     return sha256(parent + array("q", tokens).tobytes()).digest()
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.api.config import KvSchemeName, LayerSpec
+from engine.api.events import log
 
 # What a compressed cache keeps of a number: one byte, and beside a head's numbers of a token their scale.
 PACKED: Mapping[KvSchemeName, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -76,7 +77,11 @@ class KVStore:
         self.layers = [layer(spec, blocks, device) for spec in specs]
         for index, scores in sinks.items():
             self.layers[index].sinks = scores
-        self.host = [layer(spec, host_blocks, host, pinned) for spec in specs] if host_blocks else []
+        self.host: list[KVLayer] = []
+        try:
+            self.host += [layer(spec, host_blocks, host, pinned) for spec in specs] if host_blocks else []
+        except (RuntimeError, MemoryError) as error:  # pinned memory is scarcer than memory
+            log.warning("no host memory for %d blocks, so none are swapped: %s", host_blocks, error)
 
     @property
     def kind(self) -> str:
@@ -86,6 +91,10 @@ class KVStore:
     @property
     def nbytes(self) -> int:
         return sum(tensor.nbytes for each in self.layers for tensor in each.tensors())
+
+    @property
+    def host_blocks(self) -> int:
+        return len(self.host[0].keys) if self.host else 0
 
     @property
     def host_nbytes(self) -> int:

@@ -1,8 +1,10 @@
-"""What a step that failed leaves to the scheduler."""
+"""What a step, or a transfer, that failed leaves to the scheduler."""
 
-from engine.api.request import Finish, Request
+from engine.api.request import Finish, Phase, Request
+from engine.kv.tiers.tier import TransferEnd
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
+from engine.scheduling.transfers import Moving
 
 
 def take_back(scheduler: Scheduler, step: Step) -> Request | None:
@@ -29,19 +31,17 @@ def take_back(scheduler: Scheduler, step: Step) -> Request | None:
     return None
 
 
-def abandon(scheduler: Scheduler, step: Step) -> None:
-    """The step's block moves may not have happened: what was being swapped out is computed again."""
-    moved = {host for _, host in step.swaps_out}
-    why = "its swap failed; will be computed again"
-    waiting = scheduler.waiting
-    for request in waiting.parked.values():
-        if moved.intersection(request.host_blocks):
-            scheduler.start_over(request, why)
-    for request in [each for each in waiting if moved.intersection(each.host_blocks)]:
-        waiting.remove(request)
-        scheduler.start_over(request, why)
-        waiting.push(request)
-    resend(scheduler, step)
+def take_end(scheduler: Scheduler, end: TransferEnd) -> Moving:
+    """A store or a load is over. What did not arrive is computed again."""
+    moving = scheduler.transfers.end(end)
+    request, tier = moving.request, moving.order.tier
+    if moving.order.kind == "load" and request.phase is not Phase.DONE:
+        if end.error:
+            scheduler.start_over(request, f"its blocks did not come from {tier}; will be computed again")
+            scheduler.waiting.push(request)
+        else:
+            scheduler.report_start(request, swapped=True)
+    return moving
 
 
 def relying_on(scheduler: Scheduler, step: Step) -> list[Request]:
@@ -67,6 +67,7 @@ def fail_all(scheduler: Scheduler, error: str) -> None:
     scheduler.running.clear()
     scheduler.waiting.clear()
     scheduler.speculator.clear()
+    scheduler.transfers.clear()
     scheduler.kv.clear()
 
 

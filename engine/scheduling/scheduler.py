@@ -5,7 +5,7 @@ Decodes come first, pieces of prompts beside them, within one token budget a ste
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.api import events
 from engine.api.config import KvSchemeName
@@ -13,13 +13,16 @@ from engine.api.request import Finish, Phase, Request
 from engine.kv.manager import KVManager
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
+from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
 from engine.scheduling.changes import Changes
 from engine.scheduling.costs import Costs
 from engine.scheduling.policy import Outlook, Policy
+from engine.scheduling.proof import prove
 from engine.scheduling.queue import WaitingQueue
 from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.step import LAST, Drafts, Step, StepBuilder, StepRow
+from engine.scheduling.transfers import FoundBlocks, Transfers
 from engine.speculation.speculator import Speculator
 
 
@@ -30,7 +33,6 @@ class Scheduler:
         self,
         *,
         pool: BlockPool,
-        host: BlockPool,
         tables: BlockTables,
         policy: Policy,
         rules: SchedulerSettings,
@@ -38,10 +40,12 @@ class Scheduler:
         clock: Callable[[], float] = time.monotonic,
         kv_scheme: KvSchemeName = "none",
         window: Window | None = None,
+        tiers: Sequence[Tier] = (),
     ) -> None:
-        self.pool, self.host, self.tables = pool, host, tables
-        self.kv = KVManager(pool, host, tables, kv_scheme, window)
+        self.pool, self.tables = pool, tables
+        self.kv = KVManager(pool, tables, kv_scheme, window)
         self.policy, self.rules, self.costs = policy, rules, Costs()
+        self.transfers = Transfers(self.kv, tiers, rules, self.costs)
         self.speculator = Speculator()
         self.emit, self.clock = emit, clock
         self.requests: dict[int, Request] = {}
@@ -60,20 +64,22 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """Decides the next step and takes the blocks it needs. None when there is nothing to run."""
-        self.pool.clock = self.host.clock = self.step
+        self.pool.clock = self.step
         self.rules.ease(self.step)
         builder = StepBuilder(self.rules.step_tokens)
         victims, self._preempt_next = self._preempt_next, []
         for victim in victims:
             if victim.slot >= 0:
                 self._preempt(builder, victim)
+        while self.transfers.loaded and self.tables.free:
+            self._start_running(self.transfers.loaded.pop(0))
         self._schedule_running(builder)
-        if not builder.preempted:
+        if not builder.preempted and not builder.short:
             self._admit_waiting(builder)
             if builder.empty:
                 self._make_room(builder)
         self.gave_way = builder.preempted
-        if builder.empty and not builder.swaps_out:
+        if builder.empty:
             return None
         step = self.changes.build(builder, self.step)
         for request, _, _, length, samples, _ in step.rows.numbers.tolist():
@@ -117,11 +123,7 @@ class Scheduler:
         """How many of the tokens that a request has left go into this step."""
         if (window := self.kv.window) is not None:
             left = min(left, window.size)  # a longer piece may need more blocks than are promised
-        if left <= builder.budget:
-            return left
-        if self.rules.chunked_prefill:
-            return max(0, builder.budget)  # forks may be more than a step that was short of memory has
-        return 0 if builder.has_prompt else left  # whole, but one a step
+        return builder.chunk(left, cut=self.rules.chunked_prefill)
 
     def _speculate(self, builder: StepBuilder, rows: list[Request]) -> None:
         """Decodes that may have drafts behind them: only those wait for their tokens to be here."""
@@ -147,7 +149,10 @@ class Scheduler:
         count += drafted
         tail = holdings.shared_tail(request) if request.shares_tail else None
         missing = holdings.blocks_for(start + count) - len(request.blocks)
-        while not pool.can_take(missing + (tail is not None)):
+        while not pool.can_take(wanted := missing + (tail is not None)):
+            if wanted <= pool.available + self.transfers.leaving:
+                builder.short = True
+                return False
             if self.give_way(builder) is request:
                 return False
             if tail is not None and not pool.is_shared(tail):
@@ -176,51 +181,52 @@ class Scheduler:
         if not len(self.waiting):
             return
         holdings = self.kv
-        promised = sum(map(holdings.missing, self.running))
+        promised = sum(map(holdings.missing, (*self.running, *self.transfers.coming)))
         while builder.budget > 0 and self.tables.free and (request := self.waiting.head()):
             if hold := self._hold(request):
                 request.why = f"held {hold * 1000:.0f} ms for a fuller batch"
                 self.held_until = self.clock() + hold
                 return
-            swapped = request.phase is Phase.SWAPPED
-            if not swapped and request.epoch != holdings.epoch:
-                request.epoch, request.chain = holdings.epoch, []  # all of it will be of these weights
-            hits = holdings.find(request) if self.rules.prefix_cache and not swapped else []
-            need, spare = holdings.needs(request, hits), holdings.spare(hits) - promised
+            if request.stored is None:
+                self.kv.begin_anew(request)
+            found = self.transfers.find(request)
+            need, spare = holdings.needs(request, found.hits), holdings.spare(found.hits) - promised
             if need > spare:
                 request.why = f"waits for blocks: needs {need}, {max(spare, 0)} to spare"
                 return
-            start = request.launched if swapped else len(hits) * self.pool.block_size
-            if not (count := self._chunk(builder, request.known - start)):
+            if not (count := self._chunk(builder, request.known - found.tokens)):
                 request.why = "waits for a step of its own: prompts are not cut now"
                 return
-            self._admit(builder, request, hits)
-            self._schedule_row(builder, request, count)
+            if self._admit(request, found):
+                self._schedule_row(builder, request, count)
             promised += holdings.missing(request)
 
     def _hold(self, head: Request) -> float:
-        outlook = Outlook(
-            self.clock(), head, self.waiting.tokens, len(self.running), self.rules.step_tokens, self.costs
-        )
-        return self.policy.hold(outlook)
+        left, most = self.waiting.tokens, self.rules.step_tokens
+        return self.policy.hold(Outlook(self.clock(), head, left, len(self.running), most, self.costs))
 
-    def _admit(self, builder: StepBuilder, request: Request, hits: list[int]) -> None:
-        """The head of the line runs from here on, with the blocks that were found, or with its own again."""
-        resumed, swapped = request.preemptions > 0, request.phase is Phase.SWAPPED
+    def _admit(self, request: Request, found: FoundBlocks) -> bool:
+        """The head of the line begins with what was found. False: it has to wait until that is loaded."""
+        kept = request.stored is not None and found.tokens == request.launched
         self.waiting.remove(request)
-        if swapped:
-            builder.swaps_in += self.kv.swap_in(request)
-        else:
-            self.kv.adopt(request, hits)
+        if not found.tokens:
+            self.kv.begin_anew(request)
+        if not self.transfers.begin(request, found):
+            request.phase, request.why = Phase.SWAPPED, f"its blocks are on their way from {found.tier}"
+            return False
         self._start_running(request)
-        now = self.clock()
-        if resumed:
-            self.emit(events.Resumed(self.step, now, request.id, swapped, request.launched))
-        else:
-            request.cached_tokens = request.launched
-            self.prompt_tokens += request.prompt_len
-            self.cached_tokens += request.launched
-            self.emit(events.Admitted(self.step, now, request.id, request.launched))
+        self.report_start(request, swapped=kept)
+        return True
+
+    def report_start(self, request: Request, *, swapped: bool) -> None:
+        """It has all that could be found for it. `swapped`: because it had been kept in a tier."""
+        if request.preemptions:
+            self.emit(events.Resumed(self.step, self.clock(), request.id, swapped, request.launched))
+            return
+        request.cached_tokens = request.launched
+        self.prompt_tokens += request.prompt_len
+        self.cached_tokens += request.launched
+        self.emit(events.Admitted(self.step, self.clock(), request.id, request.launched))
 
     def preempt(self, request: Request) -> None:
         """Makes a running request give way by hand, in the next step."""
@@ -244,24 +250,24 @@ class Scheduler:
 
     def _preempt(self, builder: StepBuilder, victim: Request) -> None:
         """Takes all of a running request's blocks. It comes back by itself when there is room."""
-        builder.preempted, size = True, self.pool.block_size
+        builder.preempted = True
         copied = victim.id in builder.copies  # a copy that is never made then
-        swap = not copied and self.kv.fits_host(victim) and self.costs.swaps(victim, self.rules, size)
         builder.drop(victim.id)
         holds, idle = len(victim.blocks), victim.launched == victim.known and not victim.pending
         self._stop_running(victim)
         victim.preemptions += 1
         self.preemptions += 1
-        if swap:
-            builder.swaps_out += self.kv.swap_out(victim)
-            victim.phase, victim.why = Phase.SWAPPED, "gave way; its blocks lie in host memory"
+        tier = "" if copied else self.transfers.store(victim)
+        if tier:
+            victim.phase, victim.why = Phase.SWAPPED, f"gave way; its blocks are kept in the tier {tier}"
+            self.kv.release(victim)
         else:
             self.start_over(victim, "gave way; will be computed again")
         if idle:
             self.waiting.park(victim)
         else:
             self.waiting.push(victim)
-        self.emit(events.Preempted(self.step, self.clock(), victim.id, swap, holds))
+        self.emit(events.Preempted(self.step, self.clock(), victim.id, bool(tier), holds))
 
     # What a step has brought
 
@@ -308,7 +314,7 @@ class Scheduler:
     def finish(self, request: Request, finish: Finish, error: str = "") -> None:
         """Ends a request in whatever phase it is; all it holds is given back."""
         if error:
-            self.pool.forget(request.blocks)  # what a failed request computed is not to be trusted
+            self.transfers.forget(request)  # what a failed request computed is not to be trusted
         self.drop(request)
         self.report_finish(request, finish, error)
 
@@ -316,8 +322,9 @@ class Scheduler:
         """The same without an event, for one of several that answer a request."""
         if request.slot >= 0:
             self._stop_running(request)
-        else:
+        elif not self.transfers.leave(request):
             self.waiting.remove(request)
+        self.transfers.release(request)
         self.kv.release(request)
         self.speculator.forget(request)
         del self.requests[request.id]
@@ -360,6 +367,7 @@ class Scheduler:
 
     def start_over(self, request: Request, why: str) -> None:
         """What it has computed is gone."""
+        self.transfers.release(request)
         self.kv.release(request)
         request.launched = 0
         request.phase, request.why = Phase.PREEMPTED, why
@@ -388,10 +396,4 @@ class Scheduler:
 
     def check(self) -> None:
         """Proves that blocks, rows and lines agree; raises AssertionError where they do not."""
-        rowless = [*self.waiting, *self.waiting.parked.values()]
-        places = [each.id for each in (*self.running, *rowless)]
-        assert set(places) == set(self.requests)
-        assert len(places) == len(self.requests), "a request is in two places"
-        assert all(each.slot >= 0 for each in self.running), "a request runs without a row"
-        assert all(each.slot < 0 for each in rowless), "a request waits in a row"
-        self.kv.check(self.requests.values())
+        prove(self.requests, self.running, self.waiting, self.transfers, self.kv)

@@ -127,7 +127,7 @@ class SlotTokens(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Block moves first (out, in, copies, in that order), then rows: of one token, with drafts, the rest.
+    """Copies of blocks first, then rows: of one token, with drafts, the rest.
 
     Changes of tables, sampling and tokens hold from this step on, even if it fails. A runner applies them
     once; they are the only way its copies of that state change.
@@ -137,8 +137,6 @@ class Step(NamedTuple):
     rows: Rows
     ids: np.ndarray  # [tokens] int64, the rows' end to end; LAST only in rows of one token
     single: int = 0  # so many rows at the front have one token
-    swaps_out: Moves = ()  # device block, host block
-    swaps_in: Moves = ()  # host block, device block
     copies: Moves = ()  # copy on write: from, to
     tables: TableDelta = NO_CHANGES
     sampling: tuple[SlotSampling, ...] = ()
@@ -171,9 +169,8 @@ class StepBuilder:
     budget: int
     copies: dict[int, tuple[int, int]] = field(default_factory=dict)  # by request
     drafts: dict[int, Drafts] = field(default_factory=dict)  # by request
-    swaps_out: list[tuple[int, int]] = field(default_factory=list)
-    swaps_in: list[tuple[int, int]] = field(default_factory=list)
     preempted: bool = False
+    short: bool = False  # a row waits for blocks that are on their way to a tier
     # By request: a Row's fields and, of a row of one token, that token; the tokens of longer ones.
     _rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _longer: dict[int, Sequence[int]] = field(default_factory=dict)
@@ -191,6 +188,14 @@ class StepBuilder:
             self._rows[row.request] = (*row, 0)
             self._longer[row.request] = tokens
         self.budget -= row.length
+
+    def chunk(self, left: int, *, cut: bool) -> int:
+        """How many of a prompt's tokens that are left go into this step. `cut`: it may come in pieces."""
+        if left <= self.budget:
+            return left
+        if cut:
+            return max(0, self.budget)  # forks may be more than a step that was short of memory has
+        return 0 if self.has_prompt else left  # whole, but one a step
 
     def guide(self, request: int) -> None:
         """Its row, which samples, does so under a mask."""
@@ -242,8 +247,6 @@ class StepBuilder:
             rows=Rows(numbers[:, :6]),
             ids=ids,
             single=single,
-            swaps_out=tuple(self.swaps_out),
-            swaps_in=tuple(self.swaps_in),
             copies=tuple(self.copies.values()),
             tables=tables,
             sampling=sampling,

@@ -16,7 +16,7 @@ from engine.api.errors import BadInput, BadWire
 from engine.kv.tables import TableDelta
 from engine.scheduling.step import LAST, Drafts, Rows, SlotSampling, SlotTokens, Step
 
-_HEAD = struct.Struct("<10q")  # number, single, and the lengths of what follows
+_HEAD = struct.Struct("<8q")  # number, single, and the lengths of what follows
 _WIDE, _NARROW = np.dtype("<i8"), np.dtype("<i4")
 _ROW = 6  # numbers of a row
 
@@ -36,7 +36,6 @@ class Bounds:
     width: int  # blocks of a row, at most
     block_size: int
     blocks: int
-    host_blocks: int
     vocab: int
 
     @property
@@ -45,7 +44,6 @@ class Bounds:
 
 
 def encode(step: Step) -> bytes:
-    moves = (step.swaps_out, step.swaps_in, step.copies)
     rare: dict[str, Any] = {
         "sampling": step.sampling,
         "history": step.history,
@@ -53,12 +51,12 @@ def encode(step: Step) -> bytes:
     }
     told = {name: _RARE[name].write(value) for name, value in rare.items() if value}
     tail = json.dumps(told, separators=(",", ":")).encode() if told else b""
-    counts = (len(step.rows), len(step.ids), *map(len, moves), len(step.tables.cells), len(step.guided))
+    counts = (len(step.rows), len(step.ids), len(step.copies), len(step.tables.cells), len(step.guided))
     parts = [
         _HEAD.pack(step.number, step.single, *counts, len(tail)),
         step.rows.numbers.astype(_WIDE, copy=False).tobytes(),
         step.ids.astype(_WIDE, copy=False).tobytes(),
-        *(np.array(pairs, _WIDE).tobytes() for pairs in moves),
+        np.array(step.copies, _WIDE).tobytes(),
         step.tables.cells.astype(_WIDE, copy=False).tobytes(),
         step.tables.blocks.astype(_NARROW, copy=False).tobytes(),
         np.array(step.guided, _WIDE).tobytes(),
@@ -71,31 +69,29 @@ def decode(data: bytes, bounds: Bounds) -> Step:
     """Raises BadWire where these are not the bytes of a step within the bounds."""
     if len(data) < _HEAD.size:
         _refuse(f"has {len(data)} bytes, and its head alone takes {_HEAD.size}")
-    number, single, rows, ids, out, in_, copies, cells, guided, tail = _HEAD.unpack_from(data)
-    counts = (rows, ids, out, in_, copies, cells, guided, tail)
+    number, single, rows, ids, copies, cells, guided, tail = _HEAD.unpack_from(data)
+    counts = (rows, ids, copies, cells, guided, tail)
     if min(number, single, *counts) < 0:
         _refuse("has a negative number in its head")
-    sizes = (48 * rows, 8 * ids, 16 * out, 16 * in_, 16 * copies, 8 * cells, 4 * cells, 8 * guided, tail)
+    sizes = (48 * rows, 8 * ids, 16 * copies, 8 * cells, 4 * cells, 8 * guided, tail)
     if _HEAD.size + sum(sizes) != len(data):
         _refuse(f"has {len(data)} bytes, and its head speaks of {_HEAD.size + sum(sizes)}")
     at, views = _HEAD.size, []
     for size in sizes:
         views.append(data[at : at + size])
         at += size
-    wide = [np.frombuffer(view, _WIDE).astype(np.int64) for view in (*views[:6], views[7])]
-    told = _told(views[8])
+    wide = [np.frombuffer(view, _WIDE).astype(np.int64) for view in (*views[:4], views[5])]
+    told = _told(views[6])
     step = Step(
         number=number,
         rows=Rows(wide[0].reshape(-1, _ROW)),
         ids=wide[1],
         single=single,
-        swaps_out=_pairs(wide[2]),
-        swaps_in=_pairs(wide[3]),
-        copies=_pairs(wide[4]),
-        tables=TableDelta(wide[5], np.frombuffer(views[6], _NARROW).astype(np.int32)),
+        copies=_pairs(wide[2]),
+        tables=TableDelta(wide[3], np.frombuffer(views[4], _NARROW).astype(np.int32)),
         sampling=told["sampling"],
         history=told["history"],
-        guided=tuple(wide[6].tolist()),
+        guided=tuple(wide[4].tolist()),
         drafts=dict(told["drafts"]),
     )
     check(step, bounds)
@@ -121,14 +117,7 @@ def check(step: Step, bounds: Bounds) -> None:
         _refuse(f"has {len(step.ids)} tokens for rows of {int(rows.lengths.sum())}")
     _within("token", step.ids[:single], LAST, bounds.vocab)
     _within("token", step.ids[single:], 0, bounds.vocab)
-    for name, moves, froms, tos in (
-        ("swap out", step.swaps_out, bounds.blocks, bounds.host_blocks),
-        ("swap in", step.swaps_in, bounds.host_blocks, bounds.blocks),
-        ("copy", step.copies, bounds.blocks, bounds.blocks),
-    ):
-        sides = np.array(moves, np.int64).reshape(-1, 2)
-        _within(f"block of a {name}", sides[:, 0], 0, froms)
-        _within(f"block of a {name}", sides[:, 1], 0, tos)
+    _within("block of a copy", np.array(step.copies, np.int64), 0, bounds.blocks)
     _within("cell of the tables", step.tables.cells, 0, bounds.slots * bounds.width)
     _within("block of the tables", step.tables.blocks, 0, bounds.blocks)
     guided = np.array(step.guided, np.int64)

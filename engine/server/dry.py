@@ -23,6 +23,7 @@ from engine.execution.protocol import BAD, Fit, Likeliest, StepResult
 from engine.grammar.grammars import Grammars
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables
+from engine.kv.tiers.tier import TransferOrder
 from engine.models.find import find_model
 from engine.scheduling.policy import choose
 from engine.scheduling.scheduler import Scheduler
@@ -143,6 +144,12 @@ class DryRunner:
     def skip(self, step: Step) -> None:
         """There is nothing that it could change."""
 
+    def transfer(self, order: TransferOrder) -> None:
+        raise AssertionError("there is no tier")
+
+    def transferred(self, *, wait: bool = False) -> tuple[()]:
+        return ()
+
     def apply(self, change: Change) -> None:
         raise BadInput(f"made-up replies come from no model that could take {change}")
 
@@ -191,7 +198,6 @@ def dry_engine(
     policy = choose(config.policy)
     scheduler = Scheduler(
         pool=BlockPool(blocks, size),
-        host=BlockPool(0, size),
         tables=tables,
         policy=policy,
         rules=SchedulerSettings(step_tokens=config.max_step_tokens or 8192, prefix_cache=config.prefix_cache),

@@ -4,7 +4,6 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +19,8 @@ from engine.scheduling import recovery
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step
 from engine.scheduling.step_bytes import Bounds
+from engine.serving import transfers
+from engine.serving.flight import Flight
 from engine.serving.lifecycle import Lifecycle
 from engine.serving.limits import Limits, check_order
 from engine.serving.machine import EngineInfo
@@ -33,16 +34,6 @@ from engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from engine.execution.weights import Weights
-
-
-@dataclass(slots=True)
-class Flight:
-    """A step on its way: launched, not committed."""
-
-    step: Step
-    handle: object
-    scheduling: float  # seconds
-    launching: float  # seconds
 
 
 class Engine:
@@ -201,7 +192,7 @@ class Engine:
     def set_kv_scheme(self, scheme: str) -> None:
         """Another form of the cache, while no request is alive. What was cached is forgotten."""
         self._refuse_if_dead()
-        self._commit_what_is_ahead()  # of requests that have ended, there may be a step on its way
+        self._come_to_rest()  # of requests that have ended, there may be a step on its way
         self._lifecycle.set_kv_scheme(scheme, alive=self.outputs.alive)
 
     @property
@@ -223,10 +214,13 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return bool(self.scheduler.requests) or self._ahead is not None or self._lifecycle.changing
+        scheduler, ahead = self.scheduler, self._ahead is not None
+        return bool(scheduler.requests) or ahead or self._lifecycle.changing or scheduler.transfers.pending
 
     def pause(self) -> float:
         """After a turn with nothing to do, though requests wait: seconds until the next one makes sense."""
+        if self.scheduler.transfers.pending:
+            return transfers.POLL
         if self.scheduler.held_until is None:
             head = self.scheduler.waiting.head()
             raise EngineDead(
@@ -237,12 +231,17 @@ class Engine:
     def step(self) -> bool:
         """One turn. False when there was nothing to do."""
         if self._lifecycle.changing:
-            self._commit_what_is_ahead()
+            self._come_to_rest()
             self._lifecycle.turn()
             return True
+        moving = self.scheduler.transfers
+        if moving.under_way:
+            transfers.take_ends(self)
         began = self.clock()
         step = self.scheduler.schedule()
         scheduled = self.clock()
+        if sends := bool(moving.orders):
+            transfers.send_orders(self)
         flight = self._launch(step, scheduled - began) if step else None
         before, self._ahead = self._ahead, flight
         if before:
@@ -251,7 +250,12 @@ class Engine:
             self._supply(flight)
         if self.depth == 0:
             self._commit_what_is_ahead()
-        return step is not None or before is not None or self.scheduler.gave_way
+        return step is not None or before is not None or self.scheduler.gave_way or sends
+
+    def _come_to_rest(self) -> None:
+        """No step is under way, and no transfer."""
+        self._commit_what_is_ahead()
+        transfers.finish(self)
 
     def _commit_what_is_ahead(self) -> None:
         if before := self._ahead:
@@ -309,7 +313,6 @@ class Engine:
         self.scheduler.costs.saw_step(prefill, now - begun)
         if not prefill and len(step.rows):
             self.scheduler.speculator.saw_step(step, now - begun)
-        self.scheduler.costs.saw_swap(len(step.swaps_out) + len(step.swaps_in), result.swap_seconds)
         self._committed_at = now
 
     def record(self, path: Path) -> None:
@@ -321,7 +324,7 @@ class Engine:
         if self._logged is not None:
             raise BadInput("the engine is being recorded already: stop that first")
         self._lifecycle.refuse_while_changing()
-        self._commit_what_is_ahead()
+        self._come_to_rest()
         if alive := self.outputs.alive:
             raise BadInput(f"a recording begins with an engine at rest: wait for {alive}, or end them")
         self.scheduler.pool.forget_all()
@@ -331,7 +334,7 @@ class Engine:
     def stop_recording(self) -> None:
         """With a step that is under way. Does nothing where there is no recording."""
         if self._logged is not None:
-            self._commit_what_is_ahead()
+            self._come_to_rest()
             self._logged.close()
             self.runner, self._logged = self._logged.runner, None
 
@@ -340,9 +343,8 @@ class Engine:
         """What a recording that is begun now begins with."""
         scheduler, scheme = self.scheduler, self.weights.scheme.name if self.weights else "none"
         slots, width = scheduler.tables.grid.shape
-        pool, host = scheduler.pool, scheduler.host
-        bounds = Bounds(slots, width, pool.block_size, pool.size, host.size, self.limits.vocab)
-        return Origin(bounds, scheme, scheduler.kv.kv_scheme)
+        bounds = Bounds(slots, width, scheduler.pool.block_size, scheduler.pool.size, self.limits.vocab)
+        return Origin(bounds, scheme, scheduler.kv.kv_scheme, scheduler.transfers.sizes)
 
     # When it fails
 
@@ -352,7 +354,7 @@ class Engine:
         log.error("step %d failed", step.number, exc_info=error)
         rows = tuple(row.request for row in step.rows)
         self.bus.emit(events.StepBroke(step.number, self.clock(), reason, rows))
-        recovery.abandon(self.scheduler, step)
+        recovery.resend(self.scheduler, step)
         for request in recovery.relying_on(self.scheduler, step):
             self.outputs.end(request, Finish.FAILED, reason)
         if problem := self.runner.ailing():

@@ -15,8 +15,9 @@ from engine.api.errors import BadInput, EngineDead
 from engine.api.events import log
 from engine.api.snapshot import Change
 from engine.execution.changes import Recache, ReplaceLayer, Resize, UseScheme
-from engine.scheduling.recovery import abandon
-from engine.scheduling.resize import shrink
+from engine.scheduling.recovery import resend
+from engine.scheduling.resize import make_room, shrink
+from engine.serving import transfers
 from engine.serving.machine import Machine
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Lifecycle:
         scheduler.pool.forget_all()  # even where this fails, what the blocks hold is gone
         engine.runner.apply(Recache(form))
         fit = engine.runner.fit()
-        scheduler.kv.recache(form, fit.blocks, fit.host_blocks)
+        scheduler.kv.recache(form, fit.blocks)
         engine.limits = replace(engine.limits, context=fit.context)
         engine.info = replace(engine.info, kv_dtype=engine.info.dtype if form == "none" else form)
         engine.bus.emit(events.Recached(scheduler.step, engine.clock(), form, fit.blocks))
@@ -158,11 +159,13 @@ class WeightsChange:
 
     def _give_room(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
+        make_room(scheduler, self._after)
+        transfers.finish(engine)
         step = shrink(scheduler, self._after)
         try:
             engine.runner.collect(engine.runner.launch(step))
         except Exception as error:
-            abandon(scheduler, step)
+            resend(scheduler, step)
             raise EngineDead(
                 f"the cache's blocks cannot be moved: {type(error).__name__}: {error}"
             ) from error

@@ -38,9 +38,11 @@ class Observed(Machine, Protocol):
 
 def snapshot(engine: Observed) -> Snapshot:
     scheduler, info, meters = engine.scheduler, engine.info, engine.meters
+    tiers = scheduler.transfers.tiers.values()
     now = engine.clock()
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
-    shown = itertools.chain(scheduler.running, scheduler.waiting.parked.values(), line)
+    parked = scheduler.waiting.parked.values()
+    shown = itertools.chain(scheduler.running, scheduler.transfers.coming, parked, line)
     return Snapshot(
         at=now,
         step=scheduler.step,
@@ -56,8 +58,8 @@ def snapshot(engine: Observed) -> Snapshot:
         block_size=scheduler.pool.block_size,
         max_context=engine.limits.context,
         blocks=_blocks(scheduler),
-        host_in_use=scheduler.host.in_use,
-        host_size=scheduler.host.size,
+        host_in_use=sum(tier.size - tier.room() for tier in tiers),
+        host_size=sum(tier.size for tier in tiers),
         requests=tuple(_request(each, scheduler) for each in shown),
         waiting=len(scheduler.waiting),
         running=len(scheduler.running),
@@ -97,7 +99,7 @@ def _request(request: Request, scheduler: Scheduler) -> RequestView:
         preemptions=request.preemptions,
         blocks=tuple(held(request.blocks)),
         gone=request.gone,
-        host_blocks=tuple(request.host_blocks),
+        host_blocks=tuple(range(len(request.stored.names))) if request.stored else (),
         group=request.group,
         speculation=scheduler.speculator.view(request),
     )

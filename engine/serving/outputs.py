@@ -263,7 +263,7 @@ class OutputProcessor:
         del self._searches[group.id]
         for request in group.members:
             if error:
-                self._scheduler.pool.forget(request.blocks)
+                self._scheduler.transfers.forget(request)
             self._scheduler.drop(request)
         self._meters.finished += 1
         step, now = self._scheduler.step, self._clock()

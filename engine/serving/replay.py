@@ -7,7 +7,7 @@ configuration, gives the same tokens from the file alone: it never sees a reques
 import dataclasses
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -19,10 +19,12 @@ from engine.api.config import KvSchemeName
 from engine.api.errors import BadWire
 from engine.execution.changes import Change, Recache, ReplaceLayer, Resize, UseGraphs, UseScheme
 from engine.execution.protocol import Runner, StepResult
+from engine.kv.tiers.tier import TransferEnd, TransferOrder
 from engine.scheduling.step import Masks, Step
 from engine.scheduling.step_bytes import Bounds, decode, encode
+from engine.serving.replay_transfers import TransferReplay
 
-VERSION = 1
+VERSION = 2
 MOST = 2**28  # bytes of one frame
 _FRAME = struct.Struct("<cQ")  # its kind, and how many bytes follow
 _NUMBER = struct.Struct("<q")  # of the step that a frame is about
@@ -30,8 +32,9 @@ _CHANGES: dict[str, Any] = {
     each.__name__: each for each in (ReplaceLayer, UseScheme, Resize, Recache, UseGraphs)
 }
 
-_HEADER, _STEP, _FAILED, _MASKS, _TAKEN_BACK, _RESULT, _CHANGE = (bytes([each]) for each in b"HSFMBRC")
-_KINDS = (_HEADER, _STEP, _FAILED, _MASKS, _TAKEN_BACK, _RESULT, _CHANGE)
+_HEADER, _STEP, _FAILED, _MASKS, _TAKEN_BACK, _RESULT, _CHANGE, _TRANSFER, _END = _KINDS = tuple(
+    bytes([each]) for each in b"HSFMBRCTE"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Origin:
     bounds: Bounds
     scheme: str  # of the weights
     kv_scheme: KvSchemeName
+    tiers: tuple[tuple[str, int], ...] = ()  # name, and how many blocks it holds at most
     version: int = VERSION
 
 
@@ -59,6 +63,7 @@ class Recorded(NamedTuple):
 
 
 _RECORDED, _ORIGIN = codec(Recorded), codec(Origin)
+_ORDER, _TRANSFER_END = codec(TransferOrder), codec(TransferEnd)
 
 
 class StepLog:
@@ -88,6 +93,12 @@ class StepLog:
         name = type(change).__name__
         told = [name, codec(_CHANGES[name]).write(change)]
         self._write(_CHANGE, json.dumps(told, separators=(",", ":")).encode())
+
+    def transfer(self, order: TransferOrder) -> None:
+        self._write(_TRANSFER, json.dumps(_ORDER.write(order), separators=(",", ":")).encode())
+
+    def transferred(self, end: TransferEnd) -> None:
+        self._write(_END, json.dumps(_TRANSFER_END.write(end), separators=(",", ":")).encode())
 
     def close(self) -> None:
         self._file.close()
@@ -138,6 +149,16 @@ class LoggedRunner:
         self.runner.apply(change)
         self._recording.change(change)
 
+    def transfer(self, order: TransferOrder) -> None:
+        self._recording.transfer(order)
+        self.runner.transfer(order)
+
+    def transferred(self, *, wait: bool = False) -> Sequence[TransferEnd]:
+        ends = self.runner.transferred(wait=wait)
+        for end in ends:
+            self._recording.transferred(end)
+        return ends
+
     def close(self) -> None:
         self._recording.close()
 
@@ -156,7 +177,7 @@ def replay(path: Path, runner: Runner, origin: Origin) -> Iterator[Replayed]:
 
     Raises BadWire where the file is no recording for it.
     """
-    under_way = _UnderWay()
+    under_way, transfers = _UnderWay(), TransferReplay(runner, origin.tiers)
     with path.open("rb") as file:
         frames = _frames(file)
         _check_header(next(frames, None), origin)
@@ -174,10 +195,14 @@ def replay(path: Path, runner: Runner, origin: Origin) -> Iterator[Replayed]:
                     bounds = dataclasses.replace(bounds, blocks=change.blocks)
                 elif isinstance(change, Recache):
                     fit = runner.fit()
-                    bounds = dataclasses.replace(bounds, blocks=fit.blocks, host_blocks=fit.host_blocks)
+                    bounds = dataclasses.replace(bounds, blocks=fit.blocks)
             elif kind == _MASKS:
                 number, masks = _masks(payload)
                 runner.supply(under_way.guided(number, masks, bounds), masks)
+            elif kind == _TRANSFER:
+                transfers.begin(_read(_ORDER.read, _json(payload)), bounds)
+            elif kind == _END:
+                transfers.end(_read(_TRANSFER_END.read, _json(payload)))
             elif kind == _TAKEN_BACK:
                 under_way.drop(_number(payload))
             elif kind == _RESULT:

@@ -15,8 +15,11 @@ from engine.api.request import Request
 from engine.api.snapshot import Reads
 from engine.execution.changes import Change, UseGraphs
 from engine.execution.protocol import Likeliest, StepResult
+from engine.execution.transfers import TransferRunner
 from engine.kv.pool import BlockPool
 from engine.kv.tables import BlockTables, TableMirror
+from engine.kv.tiers.host import HostTier, Pairs
+from engine.kv.tiers.tier import CompletedTransfer, Tier, Transfer, TransferEnd, TransferOrder
 from engine.kv.window import Window
 from engine.scheduling.policy import choose
 from engine.scheduling.scheduler import Scheduler
@@ -77,6 +80,40 @@ def visible(length: int, window: Window | None) -> list[int]:
     return [*range(min(window.sinks, oldest) if window else 0), *range(oldest, length)]
 
 
+class LedgerBlocks:
+    """Blocks of a ledger, for a tier."""
+
+    def __init__(self, cells: np.ndarray, numbers: tuple[int, ...]) -> None:
+        self.numbers, self._cells = numbers, cells
+
+    def read(self) -> Callable[[], np.ndarray]:
+        data = self._cells[list(self.numbers)].view(np.uint8)
+        return lambda: data
+
+    def write(self, data: np.ndarray) -> None:
+        self._cells[list(self.numbers)] = np.ascontiguousarray(data).view(np.int64)
+
+    def move(self, work: Callable[[], None]) -> Transfer:
+        work()
+        return CompletedTransfer(0.0001 * len(self.numbers))
+
+
+class LedgerSpace:
+    """Cells of the device, and others in host memory."""
+
+    def __init__(self, blocks: int, host: int, size: int) -> None:
+        self.cells, self.host = (np.full((count, size), EMPTY, np.int64) for count in (blocks, host))
+        self.host_blocks = host
+
+    def swap_out(self, pairs: Pairs) -> None:
+        for block, host in pairs:
+            self.host[host] = self.cells[block]
+
+    def swap_in(self, pairs: Pairs) -> None:
+        for host, block in pairs:
+            self.cells[block] = self.host[host]
+
+
 class LedgerRunner:
     """Runs a step on cells of integers, with the device's order: moves, then writes, then reads.
 
@@ -86,13 +123,17 @@ class LedgerRunner:
     graphs: bool | None = None
 
     def __init__(
-        self, requests: dict[int, Request] | None, tables: BlockTables, blocks: int, host: int, size: int
+        self,
+        requests: dict[int, Request] | None,
+        tables: BlockTables,
+        cells: np.ndarray,
+        tiers: Sequence[Tier] = (),
     ) -> None:
-        """`requests` None: it believes what it is told."""
-        self.requests, self.truth, self.size = requests, tables, size
+        """`requests` None: it believes what it is told. `cells`: [blocks, block_size]."""
+        self.requests, self.truth, self.size = requests, tables, cells.shape[1]
         self.tables = TableMirror(*tables.grid.shape)
-        self.cells = np.full((blocks, size), EMPTY, np.int64)
-        self.host = np.full((max(host, 1), size), EMPTY, np.int64)
+        self.cells = cells
+        self.transfers = TransferRunner(tiers, lambda numbers: LedgerBlocks(cells, numbers))
         self.last = np.full(len(tables.grid), EMPTY, np.int64)
         self.sampling: dict[int, SlotSampling] = {}
         self.history: dict[int, list[int]] = {}
@@ -106,10 +147,6 @@ class LedgerRunner:
         self._apply(step)
         if self.fails(step):
             raise RuntimeError("told to fail")
-        for block, host in step.swaps_out:
-            self.host[host] = self.cells[block]
-        for host, block in step.swaps_in:
-            self.cells[block] = self.host[host]
         if step.copies:
             froms, tos = map(list, zip(*step.copies, strict=True))
             self.cells[tos] = self.cells[froms]
@@ -134,9 +171,13 @@ class LedgerRunner:
             for row in step.rows
             if row.samples
         ]
-        return StepResult(
-            sampled, runs=runs, seconds=0.001, swap_seconds=0.0001, likeliest=self._likeliest(step)
-        )
+        return StepResult(sampled, runs=runs, seconds=0.001, likeliest=self._likeliest(step))
+
+    def transfer(self, order: TransferOrder) -> None:
+        self.transfers.begin(order)
+
+    def transferred(self, *, wait: bool = False) -> list[TransferEnd]:
+        return self.transfers.ended(wait=wait)
 
     def _check(self, row: StepRow, tokens: list[int], request: Request) -> None:
         assert row.start + row.length < request.max_len, f"a token is computed that nobody needs: {row}"
@@ -272,21 +313,24 @@ def ledger_engine(
     clock: Clock | None = None,
     alphabet: int = VOCAB,
     window: Window | None = None,
+    below: Sequence[Tier] = (),
     **rules: object,
 ) -> Engine:
-    clock = clock or Clock()
+    """`below`: tiers under the host's."""
+    clock, space = clock or Clock(), LedgerSpace(blocks, host, block_size)
+    tiers = (HostTier(space), *below)
     bus, tables = Bus(), BlockTables(slots, blocks if window is None else -(-context // block_size))
     scheduler = Scheduler(
         pool=BlockPool(blocks, block_size),
-        host=BlockPool(host, block_size),
         tables=tables,
         policy=choose(policy),
         rules=SchedulerSettings(step_tokens=step_tokens, **rules),
         emit=bus.emit,
         clock=clock,
         window=window,
+        tiers=tiers,
     )
-    runner = LedgerRunner(scheduler.requests, tables, blocks, host, block_size)
+    runner = LedgerRunner(scheduler.requests, tables, space.cells, tiers)
     runner.alphabet, runner.window = alphabet, window
     return Engine(
         scheduler=scheduler,

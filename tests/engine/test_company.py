@@ -3,7 +3,7 @@
 Run on the ledger, whose every token depends on every cell that its row reads; models are tested beside it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hypothesis import given, settings
@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
+from engine.kv.tiers.tier import Tier
 from engine.kv.window import Window
 from engine.serving.engine import Engine
 from tests.engine.ledger import alone
@@ -65,10 +66,13 @@ def test_company_changes_nothing(work: Workload[Job]) -> None:
 
 
 def run_workload(
-    work: Workload[Job], meddle: Callable[[Engine, int], None] = nothing, window: Window | None = None
+    work: Workload[Job],
+    meddle: Callable[[Engine, int], None] = nothing,
+    window: Window | None = None,
+    below: Sequence[Tier] = (),
 ) -> None:
-    """`meddle` is called before each step with the engine."""
-    engine = work.place.engine(window=window)
+    """`meddle` is called before each step with the engine. `below`: tiers under the host's."""
+    engine = work.place.engine(window=window, below=below)
     replies: list[tuple[Job, Heard, list[int]]] = []  # with what the engine must say
     ids: dict[Job, int] = {}
 

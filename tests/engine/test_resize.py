@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.kv.window import GONE, Window
-from engine.scheduling.resize import shrink
+from engine.scheduling.resize import make_room, shrink
+from engine.serving import transfers
 from engine.serving.engine import Engine
 from tests.engine.ledger import EMPTY, LedgerRunner, alone, drain, ledger_engine
 from tests.engine.test_company import Job, any_workload, run_workload
@@ -22,8 +23,10 @@ def resize(engine: Engine, size: int) -> None:
     """As a change of the weights does it; what is lost is never read again."""
     runner, pool = engine.runner, engine.scheduler.pool
     assert isinstance(runner, LedgerRunner)
-    engine._commit_what_is_ahead()
+    engine._come_to_rest()
     if size < pool.size:
+        make_room(engine.scheduler, size)
+        transfers.finish(engine)
         runner.collect(runner.launch(shrink(engine.scheduler, size)))
         runner.cells[size:] = EMPTY
     elif size > pool.size:

@@ -8,8 +8,10 @@ from engine.api import events
 from engine.api.errors import BadInput
 from engine.api.params import SamplingParams
 from engine.api.request import Finish, Phase
+from engine.kv.tiers.cost import MeasuredCost
 from engine.scheduling.costs import Costs
 from engine.scheduling.queue import WaitingQueue
+from engine.scheduling.settings import SchedulerSettings
 from engine.scheduling.step import Step
 from engine.serving.engine import Engine
 from tests.engine.ledger import Clock, alone, drain, ledger_engine
@@ -124,15 +126,23 @@ def test_a_swapped_request_goes_on_where_it_was() -> None:
 
 
 def test_the_measured_cost_decides_how_somebody_gives_way() -> None:
-    costs = Costs()
-    assert not costs.swap_is_cheaper(tokens=100, blocks=7)  # nothing is known: nothing is promised
+    costs, tier, rules = Costs(), MeasuredCost(), SchedulerSettings(step_tokens=64)
+
+    def swaps() -> bool:
+        return costs.moving_pays(tier.there_and_back(7), 100, rules)
+
+    assert not swaps()  # nothing is known: nothing is promised
     costs.saw_step(prefill_tokens=100, seconds=0.1)
-    assert costs.swap_is_cheaper(tokens=100, blocks=7)  # a swap has never been timed: it is tried
-    costs.saw_swap(blocks=10, seconds=1.0)
-    assert not costs.swap_is_cheaper(tokens=100, blocks=7)
+    assert swaps()  # a swap has never been timed: it is tried
+    tier.saw(10, 1.0, load=False)
+    assert not swaps()  # to load has never been timed: it is taken for as slow
     for _ in range(50):
-        costs.saw_swap(blocks=10, seconds=0.001)
-    assert costs.swap_is_cheaper(tokens=100, blocks=7)
+        tier.saw(10, 0.001, load=False)
+    assert swaps()
+    tier.saw(10, 1.0, load=True)
+    assert not swaps()
+    assert costs.moving_pays(1e9, 1, SchedulerSettings(step_tokens=64, preemption="swap"))
+    assert not costs.moving_pays(0.0, 100, SchedulerSettings(step_tokens=64, preemption="recompute"))
 
 
 def test_preempted_by_hand() -> None:
@@ -282,23 +292,24 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(depth: int) ->
     assert engine.scheduler.pool.cached == 0  # what the failed ones computed is not trusted
 
 
-def test_a_step_that_fails_while_swapping_loses_nobody_else() -> None:
-    engine = ledger_engine(blocks=6, host=6, preemption="swap")
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_step_that_fails_while_swapping_loses_nobody_else(depth: int) -> None:
+    engine = ledger_engine(blocks=6, host=6, preemption="swap", depth=depth)
     failed: list[Step] = []
 
-    def first_swap(step: Step) -> bool:
-        if step.swaps_out and not failed:
+    def while_swapping(step: Step) -> bool:
+        if any(each.order.kind == "store" for each in engine.scheduler.transfers.under_way.values()):
             failed.append(step)
-            return True
-        return False
+        return len(failed) == 1 and failed[0] is step
 
-    engine.runner.fails = first_swap
-    stays, gives_way = (ask(engine, prompt=30, count=40, first=n)[1] for n in range(2))
+    engine.runner.fails = while_swapping
+    first, runs, gives_way = (ask(engine, prompt=30 - 4 * n, count=40, first=n)[1] for n in range(3))
     drain(engine)
-    assert [row.request for row in failed[0].rows] == [0]
-    assert stays.last is not None
-    assert stays.last.finish is Finish.FAILED
-    assert gives_way.tokens == alone([1, *range(1, 30)], 40)  # its swap never happened: it was computed again
+    assert [row.request for row in failed[0].rows] == [1]  # the first one waits for the blocks that leave
+    assert runs.last is not None
+    assert runs.last.finish is Finish.FAILED
+    assert first.tokens == alone([0, *range(1, 30)], 40)
+    assert gives_way.tokens == alone([2, *range(1, 22)], 40)
 
 
 def test_a_fork_fails_with_the_step_that_was_to_write_its_blocks() -> None:

@@ -11,14 +11,16 @@ from engine.api.errors import BadWire
 from engine.api.params import Grammar, SamplingParams
 from engine.execution.protocol import StepResult
 from engine.kv.tables import BlockTables, TableDelta, TableMirror
+from engine.kv.tiers.host import HostTier
+from engine.kv.tiers.tier import TransferOrder
 from engine.scheduling.step import LAST, Drafts, Rows, SlotSampling, SlotTokens, Step, StepRow
 from engine.scheduling.step_bytes import Bounds, decode, encode
 from engine.serving.engine import Engine
-from tests.engine.ledger import LedgerRunner
+from tests.engine.ledger import LedgerRunner, LedgerSpace
 from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.workloads import Workload
 
-BOUNDS = Bounds(slots=4, width=8, block_size=16, blocks=20, host_blocks=6, vocab=1000)
+BOUNDS = Bounds(slots=4, width=8, block_size=16, blocks=20, vocab=1000)
 STEP = Step(
     number=7,
     rows=Rows.of(
@@ -31,8 +33,6 @@ STEP = Step(
     ),
     ids=np.array([LAST, 17, 20, 21, 22, 4, 5, 6, 7]),
     single=2,
-    swaps_out=((3, 0), (4, 5)),
-    swaps_in=((1, 9),),
     copies=((2, 19),),
     tables=TableDelta(np.array([0, 8, 31]), np.array([19, 0, 3], np.int32)),
     sampling=(
@@ -90,9 +90,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "token of -1": row(length=2, ids=(1, LAST)),
     "2 tokens for rows of 3": row(length=3, ids=(1, 2)),
     "behind longer ones": row(single=0),
-    "block of a swap out of 20": {"swaps_out": ((20, 0),)},
-    "block of a swap out of 6": {"swaps_out": ((0, 6),)},
-    "block of a swap in of -1": {"swaps_in": ((-1, 0),)},
+    "block of a copy of -1": {"copies": ((-1, 0),)},
     "block of a copy of 20": {"copies": ((0, 20),)},
     "cell of the tables of 32": cells(32, 0),
     "block of the tables of 20": cells(0, 20),
@@ -129,7 +127,8 @@ def test_broken_bytes_are_refused_or_a_step_within_bounds(data: st.DataObject) -
         step = decode(broken, BOUNDS)
     except BadWire:
         return
-    fresh = LedgerRunner(None, BlockTables(BOUNDS.slots, BOUNDS.width), BOUNDS.blocks, BOUNDS.host_blocks, 16)
+    cells = LedgerSpace(BOUNDS.blocks, 0, BOUNDS.block_size).cells
+    fresh = LedgerRunner(None, BlockTables(BOUNDS.slots, BOUNDS.width), cells)
     fresh.tables.apply(step.tables)
     assert int(fresh.tables.grid.max()) < BOUNDS.blocks
 
@@ -137,7 +136,7 @@ def test_broken_bytes_are_refused_or_a_step_within_bounds(data: st.DataObject) -
 @settings(max_examples=60)
 @given(any_workload)
 def test_the_same_steps_give_the_same_tokens(work: Workload[Job]) -> None:
-    told: list[tuple[bytes, StepResult | None]] = []
+    told: list[tuple[bytes | TransferOrder, StepResult | None]] = []
 
     def listen(engine: Engine, at: int) -> None:
         if at == 0:
@@ -149,18 +148,28 @@ def test_the_same_steps_give_the_same_tokens(work: Workload[Job]) -> None:
                 told[-1] = told[-1][0], result
                 return result
 
-            runner.launch = kept  # type: ignore[method-assign]
+            def moved(order: TransferOrder) -> None:
+                told.append((order, None))
+                transfer(order)
+
+            transfer = runner.transfer
+            runner.launch, runner.transfer = kept, moved  # type: ignore[method-assign]
             ledgers.append(runner)  # type: ignore[arg-type]
 
     ledgers: list[LedgerRunner] = []
     run_workload(work, listen)
     [ledger] = ledgers
     slots, width = ledger.tables.grid.shape
-    blocks, host = len(ledger.cells), len(ledger.host)
-    bounds = Bounds(slots, width, ledger.size, blocks, host, ledger.alphabet)
-    fresh = LedgerRunner(None, BlockTables(slots, width), blocks, host, ledger.size)
+    blocks, host = len(ledger.cells), work.place.host
+    bounds = Bounds(slots, width, ledger.size, blocks, ledger.alphabet)
+    space = LedgerSpace(blocks, host, ledger.size)
+    fresh = LedgerRunner(None, BlockTables(slots, width), space.cells, [HostTier(space)])
     fresh.alphabet, fresh.window = ledger.alphabet, ledger.window
     for data, then in told:
+        if isinstance(data, TransferOrder):
+            fresh.transfer(data)
+            assert not any(end.error for end in fresh.transferred(wait=True))
+            continue
         step = decode(data, bounds)
         if then is None:
             fresh.skip(step)

@@ -50,22 +50,42 @@ def test_blocks_arrive_and_others_stay(kernels: Interpreted, scheme: KvSchemeNam
 @pytest.mark.cuda
 @pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
 def test_to_the_host_and_back(scheme: KvSchemeName) -> None:
-    from engine.execution.moves import mover_on, timed
+    from engine.execution.cache_blocks import blocks_of
+    from engine.execution.moves import mover_on
 
+    device = torch.device("cuda")
     ours, plain = store(scheme, "cuda"), store(scheme, "cuda")
-    ours.mover = mover_on(torch.device("cuda"))
+    ours.mover = mover_on(device)
+    blocks = blocks_of(ours, device)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        spent = timed(torch.device("cuda"), lambda: ours.swap_out([(1, 0), (7, 3)]))
+        out = blocks((1, 7)).move(lambda: ours.swap_out([(1, 0), (7, 3)]))
+        while not out.done():
+            pass
         ours.copy([(2, 1), (3, 7)])
-        ours.swap_in([(0, 5), (3, 8)])
+        back = blocks((5, 8)).move(lambda: ours.swap_in([(0, 5), (3, 8)]))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert out.result() > 0 and back.result() > 0
     torch.cuda.synchronize()
     plain.swap_out([(1, 0), (7, 3)])
     plain.copy([(2, 1), (3, 7)])
     plain.swap_in([(0, 5), (3, 8)])
     for mine, wanted in zip(tensors(ours), tensors(plain), strict=True):
         assert torch.equal(mine.view(torch.uint8).cpu(), wanted.view(torch.uint8).cpu())
-    assert spent() > 0
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
+def test_bytes_of_whole_blocks_go_out_and_come_back(scheme: KvSchemeName) -> None:
+    from engine.execution.cache_blocks import blocks_of
+
+    gpu, cpu = store(scheme, "cuda"), store(scheme)
+    for mine, theirs in zip(tensors(gpu), tensors(cpu), strict=True):
+        bits(mine).copy_(bits(theirs))
+    on_gpu, on_cpu = (blocks_of(each, torch.device(where)) for each, where in ((gpu, "cuda"), (cpu, "cpu")))
+    data = on_gpu((3, 1)).read()()
+    assert data.tobytes() == on_cpu((3, 1)).read()().tobytes()
+    on_gpu((8, 0)).write(data)
+    assert on_gpu((8, 0)).read()().tobytes() == data.tobytes()

@@ -10,7 +10,7 @@ from engine.api.events import TokenLogprob
 from engine.api.params import SamplingParams
 from engine.serving.engine import Engine
 from engine.start import start
-from tests.heard import Heard
+from tests.heard import Heard, at_rest
 from tests.models.test_families import reference
 from tests.runner.letters import VOCAB, byte_tokenizer
 
@@ -44,7 +44,7 @@ def turn(engine: Engine) -> None:
 def drain(engine: Engine, most: int = 5000) -> None:
     for _ in range(most):
         if not engine.busy:
-            assert engine.scheduler.pool.in_use == engine.scheduler.host.in_use == 0
+            assert engine.scheduler.pool.in_use == 0 and at_rest(engine)
             return
         turn(engine)
     raise AssertionError(f"not done after {most} steps")

@@ -14,7 +14,9 @@ from engine.api.events import Event, Recached
 from engine.api.params import SamplingParams
 from engine.attention import registry
 from engine.attention.torch_backend import TorchAttention
+from engine.execution.cache_blocks import blocks_of
 from engine.kv.store import KVStore, bits
+from engine.kv.tiers.host import HostTier
 from engine.serving.engine import Engine
 from engine.start import start
 from tests.heard import Heard, Told
@@ -64,6 +66,43 @@ def test_blocks_move_whole(scheme: KvSchemeName) -> None:
     for block in (2, 3):
         after = [bits(each)[block] for layer in store.layers for each in layer.tensors()]
         assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
+def test_a_block_is_bytes_of_all_layers(scheme: KvSchemeName) -> None:
+    store = KVStore(
+        [SPEC] * 2, blocks=4, block_size=16, host_blocks=0, dtype=torch.float32, device=torch.device("cpu"),
+        scheme=scheme,
+    )  # fmt: skip
+    tensors = [bits(each) for layer in store.layers for each in layer.tensors()]
+    for tensor in tensors:
+        tensor[:] = torch.arange(tensor.numel()).view(tensor.shape) % 100
+    before = [tensor.clone() for tensor in tensors]
+    blocks = blocks_of(store, torch.device("cpu"))
+    data = blocks((1, 2)).read()()
+    assert data.shape == (2, store.nbytes // 4)
+    blocks((3, 0)).write(data)
+    for tensor, old in zip(tensors, before, strict=True):
+        assert torch.equal(tensor, old[[2, 1, 2, 1]])
+
+
+def test_without_pinned_memory_there_is_no_room_for_swaps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request that gives way is computed again then."""
+
+    def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> torch.Tensor:
+        if shape[0] == 5:
+            raise RuntimeError("CUDA error: out of memory")
+        return torch.zeros(shape, dtype=dtype)
+
+    monkeypatch.setattr("engine.kv.store._zeros", zeros)
+    store = KVStore(
+        [SPEC] * 2, blocks=4, block_size=16, host_blocks=5, dtype=torch.float32, device=torch.device("cpu")
+    )
+    tier = HostTier(store)
+    assert tier.size == tier.room() == store.host_nbytes == 0
+    assert "no host memory for 5 blocks" in caplog.text
 
 
 @PACKED

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.api.errors import BadInput, BadWire, EngineError
-from engine.api.events import Delta
+from engine.api.events import Delta, Transferred
 from engine.api.params import SPECULATION, Grammar, SamplingParams
 from engine.execution.runner import ModelRunner
 from engine.serving.replay import Replayed, replay
@@ -50,7 +50,8 @@ def test_every_kind_of_row(drafted: Path, tmp_path: Path, depth: int) -> None:
     engine = eager(engine_on(drafted, depth=depth, **CONFIG))
     path = tmp_path / "recording"
     engine.record(path)
-    seen: list[Any] = []
+    seen, moved = list[Any](), list[Transferred]()
+    engine.bus.subscribe(lambda event: moved.append(event) if isinstance(event, Transferred) else None)
     launch = engine.runner.launch
     engine.runner.launch = lambda step: seen.append(step) or launch(step)  # type: ignore[method-assign]
 
@@ -77,7 +78,7 @@ def test_every_kind_of_row(drafted: Path, tmp_path: Path, depth: int) -> None:
     engine.stop_recording()
 
     assert forked.finish and not [each.error for each in (*heard, *several) if each.error]
-    assert any(step.swaps_out for step in seen) and any(step.swaps_in for step in seen)
+    assert {each.load for each in moved} == {False, True} and not [each.error for each in moved if each.error]
     assert any(step.copies for step in seen) and any(step.guided for step in seen)
     assert {each.kind for step in seen for each in step.drafts.values()} == set(SPECULATION)
     assert any(step.history for step in seen)

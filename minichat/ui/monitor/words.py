@@ -16,6 +16,7 @@ from engine.api.events import (
     Resumed,
     StepBroke,
     Switched,
+    Transferred,
     Updated,
 )
 from minichat.clients.protocol import LinkBack, LinkLost
@@ -54,6 +55,11 @@ def said(event: Event) -> tuple[str, str]:
             return "resumed", "its blocks came back from host memory"
         case Resumed(cached=cached):
             return "resumed", f"{plural(cached, 'token')} from the cache"
+        case Transferred(tier=tier, blocks=blocks, error=error) if error:
+            return "failed", f"{plural(blocks, 'block')} and the tier {tier}: {error}"
+        case Transferred(tier=tier, load=load, blocks=blocks, seconds=seconds):
+            kind, way = ("loaded", "from") if load else ("stored", "to")
+            return kind, f"{plural(blocks, 'block')} {way} {tier} in {duration(seconds)}"
         case Evicted(blocks=blocks):
             return "evicted", f"{plural(blocks, 'cached block')} made way"
         case Copied(block=block, to=to):

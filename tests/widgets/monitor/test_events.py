@@ -25,6 +25,12 @@ def log() -> EventLog:
         (events.Preempted(1, 0, 3, True, 1), ("swapped", "1 block to host memory")),
         (events.Resumed(1, 0, 3, True, 0), ("resumed", "its blocks came back from host memory")),
         (events.Resumed(1, 0, 3, False, 64), ("resumed", "64 tokens from the cache")),
+        (events.Transferred(1, 0, 3, "host", False, 4, 0.002, ""), ("stored", "4 blocks to host in 2.0 ms")),
+        (events.Transferred(1, 0, 3, "host", True, 1, 0.002, ""), ("loaded", "1 block from host in 2.0 ms")),
+        (
+            events.Transferred(1, 0, 3, "disk", True, 4, 0.0, "OSError: gone"),
+            ("failed", "4 blocks and the tier disk: OSError: gone"),
+        ),
         (events.Copied(1, 0, 3, 12, 31), ("copied", "block 12 to 31: it was shared")),
         (events.Forked(1, 0, 3, 2, 9), ("forked", "from 2, shares 9 blocks")),
         (events.FirstToken(1, 0, 3, 0.092), ("first", "token after 92 ms")),

@@ -1,0 +1,117 @@
+"""Blocks of the device's cache on their way to a tier, or from it."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kv.store import KVStore, bits
+from engine.kv.tiers.tier import CompletedTransfer, Transfer
+
+_PIECE = 2**26  # bytes that are gathered on a GPU at once
+
+
+def blocks_of(store: KVStore, device: torch.device) -> Callable[[tuple[int, ...]], "CacheBlocks"]:
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    return lambda numbers: CacheBlocks(store, numbers, device, stream)
+
+
+class OnStream:
+    """Work on a GPU, which has been launched."""
+
+    def __init__(self, start: torch.cuda.Event, end: torch.cuda.Event, work: Callable[[], None]) -> None:
+        self._start, self._end = start, end
+        self._work = work  # holds what the launches read
+
+    def done(self) -> bool:
+        return self._end.query()
+
+    def result(self) -> float:
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end) / 1e3
+
+
+class CacheBlocks:
+    """Blocks of the cache. On a CPU they are copied at once, on a GPU on a stream beside the steps'."""
+
+    def __init__(
+        self,
+        store: KVStore,
+        numbers: tuple[int, ...],
+        device: torch.device,
+        stream: torch.cuda.Stream | None,
+    ) -> None:
+        self.numbers = numbers
+        self._tensors = [bits(tensor) for layer in store.layers for tensor in layer.tensors()]
+        self._device, self._stream = device, stream
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream(device))
+
+    @torch.inference_mode()
+    def read(self) -> Callable[[], np.ndarray]:
+        sizes = [tensor[0].nbytes for tensor in self._tensors]
+        if self._stream is None:
+            data = self._gathered(slice(None), sizes).numpy()
+            return lambda: data
+        host = torch.empty(len(self.numbers), sum(sizes), dtype=torch.uint8, pin_memory=True)
+        with torch.cuda.stream(self._stream):
+            for piece in self._pieces(sum(sizes)):
+                host[piece].copy_(self._gathered(piece, sizes), non_blocking=True)
+            arrived = torch.cuda.Event()
+            arrived.record()
+
+        def wait() -> np.ndarray:
+            arrived.synchronize()
+            return host.numpy()
+
+        return wait
+
+    @torch.inference_mode()
+    def write(self, data: np.ndarray) -> None:
+        host = torch.from_numpy(data)
+        if self._stream is None:
+            self._spread(slice(None), host)
+            return
+        host = host.pin_memory()
+        with torch.cuda.stream(self._stream):
+            for piece in self._pieces(host.shape[1]):
+                self._spread(piece, host[piece].to(self._device, non_blocking=True))
+            arrived = torch.cuda.Event()
+            arrived.record()
+        arrived.synchronize()
+
+    @torch.inference_mode()
+    def move(self, work: Callable[[], None]) -> Transfer:
+        if self._stream is None:
+            began = time.monotonic()
+            work()
+            return CompletedTransfer(time.monotonic() - began)
+        with torch.cuda.stream(self._stream):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            work()
+            end.record()
+        return OnStream(start, end, work)
+
+    def _pieces(self, size: int) -> Iterator[slice]:
+        most = max(1, _PIECE // size)
+        return (slice(at, at + most) for at in range(0, len(self.numbers), most))
+
+    def _at(self, piece: slice) -> Tensor:
+        return torch.tensor(self.numbers[piece], device=self._device)
+
+    def _gathered(self, piece: slice, sizes: Sequence[int]) -> Tensor:
+        """[blocks, bytes]: of each block all tensors, one behind the other."""
+        at = self._at(piece)
+        rows = (tensor[at].view(len(at), -1).view(torch.uint8) for tensor in self._tensors)
+        return torch.cat(list(rows), 1)
+
+    def _spread(self, piece: slice, data: Tensor) -> None:
+        at, begin = self._at(piece), 0
+        for tensor in self._tensors:
+            end = begin + tensor[0].nbytes
+            part = data[:, begin:end].contiguous().view(tensor.dtype)
+            tensor[at] = part.view(len(at), *tensor.shape[1:])
+            begin = end

@@ -1,0 +1,50 @@
+"""Carries out orders of transfers beside the steps."""
+
+from collections.abc import Callable, Sequence
+
+from engine.api.events import log
+from engine.kv.tiers.tier import DeviceBlocks, Tier, Transfer, TransferEnd, TransferOrder
+
+
+class TransferRunner:
+    """Begins each store and load behind the steps launched so far, and tells when it is over."""
+
+    def __init__(self, tiers: Sequence[Tier], blocks: Callable[[tuple[int, ...]], DeviceBlocks]) -> None:
+        """`blocks`: those of the cache by number, as steps launched before the call leave them."""
+        self._tiers, self._blocks = {tier.name: tier for tier in tiers}, blocks
+        self._under_way: dict[int, Transfer] = {}
+        self._failed: list[TransferEnd] = []  # before they began
+
+    def begin(self, order: TransferOrder) -> None:
+        tier = self._tiers[order.tier]
+        if order.kind == "release":
+            tier.release(order.names)
+        elif order.kind == "forget":
+            tier.forget(order.names)
+        else:
+            work = tier.store if order.kind == "store" else tier.load
+            try:
+                self._under_way[order.id] = work(order.names, self._blocks(order.blocks))
+            except Exception as error:
+                self._failed.append(_failure(order.id, error))
+
+    def ended(self, *, wait: bool = False) -> list[TransferEnd]:
+        """Those that are over since this was last asked. `wait`: all that are under way, once they are."""
+        ends, self._failed = self._failed, []
+        for id, transfer in list(self._under_way.items()):
+            if wait or transfer.done():
+                del self._under_way[id]
+                try:
+                    ends.append(TransferEnd(id, transfer.result()))
+                except Exception as error:
+                    ends.append(_failure(id, error))
+        return ends
+
+    def reset(self) -> None:
+        for tier in self._tiers.values():
+            tier.reset()
+
+
+def _failure(id: int, error: Exception) -> TransferEnd:
+    log.warning("transfer %d failed", id, exc_info=error)
+    return TransferEnd(id, error=f"{type(error).__name__}: {error}")

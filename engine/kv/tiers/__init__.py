@@ -1,0 +1,1 @@
+"""Places below the device's cache, where blocks lie by name."""

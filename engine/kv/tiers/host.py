@@ -1,0 +1,65 @@
+"""Host memory, for the blocks of requests that gave way."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from engine.kv.tiers.cost import MeasuredCost
+from engine.kv.tiers.tier import BlockName, DeviceBlocks, Transfer, front
+
+Pairs = Sequence[tuple[int, int]]  # of blocks: from, to
+
+
+class SwapSpace(Protocol):
+    """Blocks on the device and others in host memory, both by number."""
+
+    @property
+    def host_blocks(self) -> int: ...
+
+    def swap_out(self, pairs: Pairs) -> None:
+        """Device blocks to host blocks."""
+
+    def swap_in(self, pairs: Pairs) -> None:
+        """Host blocks to device blocks."""
+
+
+class HostTier:
+    """A block is there from when it is stored until no request waits for it."""
+
+    name = "host"
+
+    def __init__(self, space: SwapSpace) -> None:
+        self.cost = MeasuredCost()
+        self._space = space
+        self.reset()
+
+    @property
+    def size(self) -> int:
+        return self._space.host_blocks
+
+    def room(self) -> int:
+        return len(self._free)
+
+    def holds(self, names: Sequence[BlockName]) -> int:
+        return front(names, self._places.__contains__)
+
+    def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
+        if len(names) > len(self._free):
+            raise MemoryError(f"host memory has room for {len(self._free)} blocks, not for {len(names)}")
+        places = [self._free.pop() for _ in names]
+        self._places.update(zip(names, places, strict=True))
+        pairs = list(zip(blocks.numbers, places, strict=True))
+        return blocks.move(lambda: self._space.swap_out(pairs))
+
+    def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
+        pairs = [(self._places[name], block) for name, block in zip(names, blocks.numbers, strict=True)]
+        return blocks.move(lambda: self._space.swap_in(pairs))
+
+    def release(self, names: Sequence[BlockName]) -> None:
+        self._free += [self._places.pop(name) for name in names if name in self._places]
+
+    def forget(self, names: Sequence[BlockName]) -> None:
+        self.release(names)
+
+    def reset(self) -> None:
+        self._places: dict[BlockName, int] = {}
+        self._free = list(reversed(range(self.size)))

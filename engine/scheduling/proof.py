@@ -1,0 +1,31 @@
+"""The proof that blocks, rows and lines agree."""
+
+from collections.abc import Mapping, Sequence
+
+from engine.api.request import Request
+from engine.kv.manager import KVManager
+from engine.scheduling.queue import WaitingQueue
+from engine.scheduling.transfers import Transfers
+
+
+def prove(
+    requests: Mapping[int, Request],
+    running: Sequence[Request],
+    waiting: WaitingQueue,
+    transfers: Transfers,
+    kv: KVManager,
+) -> None:
+    """Raises AssertionError where they do not."""
+    line = [*waiting, *waiting.parked.values()]
+    rowless = [*line, *transfers.coming]
+    places = [each.id for each in (*running, *rowless)]
+    assert set(places) == set(requests)
+    assert len(places) == len(requests), "a request is in two places"
+    assert all(each.slot >= 0 for each in running), "a request runs without a row"
+    assert all(each.slot < 0 for each in rowless), "a request waits in a row"
+    assert not any(each.blocks for each in line), "a request waits in line and holds blocks"
+    assert all(each.stored is None for each in (*running, *transfers.coming)), (
+        "a request counts on two places"
+    )
+    kv.check(requests.values(), [each.blocks for each in transfers.under_way.values()])
+    transfers.check(requests.values())

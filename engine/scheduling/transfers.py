@@ -1,0 +1,279 @@
+"""Blocks on their way between the device's cache and the tiers below it, beside the steps."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from engine.api.request import Request, Stored
+from engine.kv.manager import KVManager
+from engine.kv.tiers.tier import BlockName, Tier, TransferEnd, TransferKind, TransferOrder, front
+from engine.scheduling.costs import Costs
+from engine.scheduling.settings import SchedulerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A store or a load that is under way. It holds its blocks of the device like a request does."""
+
+    order: TransferOrder
+    blocks: list[int]  # of a store all that its request had written, also where some lie in the tier already
+    request: Request  # that gave way, or that waits for them
+
+
+class FoundBlocks(NamedTuple):
+    """What a request can begin with."""
+
+    hits: list[int]  # blocks of the device
+    tokens: int  # whose keys lie in those, and in the blocks to load
+    tier: str = ""  # from where to load more
+    names: tuple[BlockName, ...] = ()
+
+
+class Transfers:
+    """Decides what to move and what to compute, and keeps account of all that is under way.
+
+    A name is held in a tier for as long as a request that gave way counts on it.
+    """
+
+    def __init__(self, kv: KVManager, tiers: Sequence[Tier], rules: SchedulerSettings, costs: Costs) -> None:
+        self.tiers = {tier.name: tier for tier in tiers}
+        self._kv, self._rules, self._costs = kv, rules, costs
+        self.orders: list[TransferOrder] = []  # to be sent, in this order
+        self.under_way: dict[int, Moving] = {}
+        self.loading: dict[int, Request] = {}  # neither in line nor running
+        self.loaded: list[Request] = []  # they have their blocks, and wait for a row
+        self._ids = itertools.count()
+        self._wanted: Counter[tuple[str, BlockName]] = Counter()
+        self._storing: set[tuple[str, BlockName]] = set()
+        self._lost: set[tuple[str, BlockName]] = set()  # not to be trusted, and not forgotten yet
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.orders or self.under_way)
+
+    @property
+    def sizes(self) -> tuple[tuple[str, int], ...]:
+        """Of each tier: its name, and how many blocks it holds at most."""
+        return tuple((tier.name, tier.size) for tier in self.tiers.values())
+
+    @property
+    def coming(self) -> tuple[Request, ...]:
+        """Requests that have blocks, and do not run yet."""
+        return (*self.loading.values(), *self.loaded)
+
+    @property
+    def leaving(self) -> int:
+        """Blocks that are free once what is being stored has been."""
+        refs = self._kv.pool.refs
+        return sum(
+            refs[block] == 1
+            for moving in self.under_way.values()
+            if moving.order.kind == "store"
+            for block in moving.blocks
+        )
+
+    # Out
+
+    def store(self, victim: Request) -> str:
+        """Keeps what it has written in the first tier with room where that pays, and gives its name.
+
+        It holds no block of the device then.
+        """
+        if self._rules.preemption == "recompute" or not (names := self._kv.names(victim)):
+            return ""
+        for tier in self.tiers.values():
+            seconds = tier.cost.there_and_back(len(names))
+            if self._costs.moving_pays(seconds, victim.launched, self._rules) and self._fits(tier, names):
+                self._store(tier.name, victim, names)
+                return tier.name
+        return ""
+
+    def _fits(self, tier: Tier, names: Sequence[BlockName]) -> bool:
+        ordered = sum(
+            len(each.names) for each in self.orders if (each.kind, each.tier) == ("store", tier.name)
+        )
+        there = sum(self._wanted[tier.name, name] > 0 for name in names)
+        return len(names) - there <= tier.room() - ordered
+
+    def _store(self, tier: str, victim: Request, names: tuple[BlockName, ...]) -> None:
+        pool, count = self._kv.pool, len(names)
+        written, rest = victim.blocks[:count], victim.blocks[count:]
+        fresh = [
+            (name, block) for name, block in zip(names, written, strict=True) if not self._wanted[tier, name]
+        ]
+        victim.launched = min(victim.launched, len(victim.tokens))  # drafts that are not judged yet are lost
+        victim.stored, victim.blocks = Stored(tier, names), []
+        self._want(tier, names)
+        pool.give_back(rest)
+        if not fresh:
+            pool.give_back(written)
+            return
+        missing, blocks = zip(*fresh, strict=True)
+        self._storing.update((tier, name) for name in missing)
+        order = self._order("store", tier, missing, blocks)
+        self.under_way[order.id] = Moving(order, written, victim)
+
+    # Back
+
+    def find(self, request: Request) -> FoundBlocks:
+        """What is there of its beginning: on the device, then in the tier that has most of the rest."""
+        kv, stored = self._kv, request.stored
+        if stored is None:
+            hits = kv.find(request) if self._rules.prefix_cache else []
+            names = tuple(request.chain[: (len(request.tokens) - 1) // kv.pool.block_size])
+            if not self._rules.prefix_cache or kv.window is not None:
+                names = ()
+        elif blocks := self._still_there(request):
+            return FoundBlocks(blocks, request.launched)
+        else:
+            again = self._rules.prefix_cache and kv.window is None and request.epoch == kv.epoch
+            hits, names = kv.find(request) if again else [], stored.names[: kv.blocks_for(request.launched)]
+        tokens = len(hits) * kv.pool.block_size
+        rest = names[len(hits) :]
+        tier, count = self._most(rest)
+        if tier is None:
+            return FoundBlocks(hits, tokens)
+        more = tokens + count * kv.pool.block_size
+        if stored is not None:
+            more = min(more, request.launched)
+        if not self._costs.moving_pays(tier.cost.back(count), more - tokens, self._rules):
+            return FoundBlocks(hits, tokens)
+        return FoundBlocks(hits, more, tier.name, rest[:count])
+
+    def _still_there(self, request: Request) -> list[int]:
+        """Its blocks on the device, where they are still being stored."""
+        for moving in self.under_way.values():
+            if moving.request is request and moving.order.kind == "store":
+                return moving.blocks[: self._kv.blocks_for(request.launched)]
+        return []
+
+    def _most(self, names: Sequence[BlockName]) -> tuple[Tier | None, int]:
+        """The tier that holds most of the front of these, the upper one of equals."""
+        best: Tier | None = None
+        most = 0
+        for tier in self.tiers.values() if names else ():
+            if (count := tier.holds(self._loadable(tier.name, names))) > most:
+                best, most = tier, count
+        return best, most
+
+    def _loadable(self, tier: str, names: Sequence[BlockName]) -> Sequence[BlockName]:
+        """Those that are whole there, and stay."""
+        going = {
+            (each.tier, name)
+            for each in self.orders
+            if each.kind in ("release", "forget")
+            for name in each.names
+        }
+        if not (going or self._storing or self._lost):
+            return names
+        return names[
+            : front(
+                names,
+                lambda name: not any((tier, name) in each for each in (going, self._storing, self._lost)),
+            )
+        ]
+
+    def begin(self, request: Request, found: FoundBlocks) -> bool:
+        """Gives it what was found. False: more is on its way to it, so it cannot run yet."""
+        self._kv.adopt(request, found.hits)
+        request.launched = found.tokens
+        if request.stored is not None:
+            request.published = 0  # its blocks are others now
+        if found.names:
+            pool = self._kv.pool
+            blocks = pool.take(len(found.names), request.id, len(found.hits))
+            request.blocks = [*request.blocks, *blocks]
+            pool.share(blocks)
+            self._want(found.tier, found.names)
+            order = self._order("load", found.tier, found.names, tuple(blocks))
+            self.under_way[order.id] = Moving(order, blocks, request)
+            self.loading[request.id] = request
+        self.release(request)
+        return not found.names
+
+    # The end of one, and of a request
+
+    def end(self, end: TransferEnd) -> Moving:
+        """A store or a load is over: its blocks are free, or its request's alone."""
+        moving = self.under_way.pop(end.id)
+        order, loads = moving.order, moving.order.kind == "load"
+        self._kv.pool.give_back(moving.blocks)
+        if end.error:
+            self._lost.update((order.tier, name) for name in order.names)
+        else:
+            self.tiers[order.tier].cost.saw(len(order.names), end.seconds, load=loads)
+        if loads:
+            self._unwant(order.tier, order.names)
+            waits = self.loading.pop(moving.request.id, None)
+            if waits is not None and not end.error:
+                self.loaded.append(waits)
+        else:
+            self._storing.difference_update((order.tier, name) for name in order.names)
+            self._tidy(order.tier, order.names)
+        return moving
+
+    def leave(self, request: Request) -> bool:
+        """It ends. Whether it waited here, for blocks or for a row; its transfer goes on without it."""
+        if request in self.loaded:
+            self.loaded.remove(request)
+            return True
+        return self.loading.pop(request.id, None) is not None
+
+    def release(self, request: Request) -> None:
+        """It does not count on what it has stored any more."""
+        if request.stored is not None:
+            stored, request.stored = request.stored, None
+            self._unwant(*stored)
+
+    def forget(self, request: Request) -> None:
+        """What it has computed is not to be trusted, and must not be found."""
+        self._kv.pool.forget(request.blocks)
+        if request.stored is not None:
+            tier, names = request.stored
+            self._lost.update((tier, name) for name in names)
+
+    def clear(self) -> None:
+        """The engine is dead: nothing comes of what is under way."""
+        for each in (self.orders, self.under_way, self.loading, self.loaded):
+            each.clear()
+
+    def check(self, requests: Iterable[Request]) -> None:
+        """Proves that a name is wanted as often as a request, or a load, counts on it."""
+        wanted = Counter[tuple[str, BlockName]]()
+        for stored in (each.stored for each in requests if each.stored is not None):
+            wanted.update((stored.tier, name) for name in stored.names)
+        storing = set[tuple[str, BlockName]]()
+        for order in (each.order for each in self.under_way.values()):
+            names = [(order.tier, name) for name in order.names]
+            wanted.update(names) if order.kind == "load" else storing.update(names)
+        assert wanted == self._wanted, "a name is wanted, and by no request, or the other way round"
+        assert storing == self._storing, "a name is being stored, and in no transfer, or the other way round"
+        assert self._lost <= wanted.keys() | storing, "a name is not to be trusted, and never forgotten"
+
+    def _want(self, tier: str, names: Iterable[BlockName]) -> None:
+        self._wanted.update((tier, name) for name in names)
+
+    def _unwant(self, tier: str, names: Sequence[BlockName]) -> None:
+        self._wanted.subtract((tier, name) for name in names)
+        self._tidy(tier, names)
+
+    def _tidy(self, tier: str, names: Sequence[BlockName]) -> None:
+        """What is not wanted any more, and not on its way, may go."""
+        idle = [name for name in names if self._wanted[tier, name] <= 0 and (tier, name) not in self._storing]
+        lost = tuple(name for name in idle if (tier, name) in self._lost)
+        for name in idle:
+            del self._wanted[tier, name]
+            self._lost.discard((tier, name))
+        if lost:
+            self._order("forget", tier, lost)
+        if kept := tuple(name for name in idle if name not in lost):
+            self._order("release", tier, kept)
+
+    def _order(
+        self, kind: TransferKind, tier: str, names: tuple[BlockName, ...], blocks: tuple[int, ...] = ()
+    ) -> TransferOrder:
+        order = TransferOrder(next(self._ids), kind, tier, names, blocks)
+        self.orders.append(order)
+        return order

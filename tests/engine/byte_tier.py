@@ -1,0 +1,105 @@
+"""A tier that keeps bytes, takes its time, and fails when told to; and an engine that admits no request."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.api.request import Request
+from engine.kv.tiers.cost import MeasuredCost
+from engine.kv.tiers.tier import BlockName, DeviceBlocks, Transfer, front
+from engine.scheduling.policy import Outlook, Policy
+from engine.serving.engine import Engine
+
+
+@dataclass
+class Late:
+    """Nothing is moved before it has been looked at so many times, or waited for."""
+
+    work: Callable[[], None]
+    looks: int
+
+    def done(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+    def result(self) -> float:
+        self.work()
+        return 0.001
+
+
+class ByteTier:
+    name = "bytes"
+
+    def __init__(self, size: int = 100, looks: int = 0, fails: Callable[[], str] = lambda: "") -> None:
+        """`fails`: asked for each store and load; "begin" or "end" says when it does."""
+        self.size, self.cost = size, MeasuredCost()
+        self._looks, self._fails = looks, fails
+        self._kept: dict[BlockName, np.ndarray] = {}
+        self.moved: list[tuple[str, int]] = []  # what was done with how many blocks
+
+    def room(self) -> int:
+        return self.size - len(self._kept)
+
+    def holds(self, names: Sequence[BlockName]) -> int:
+        return front(names, self._kept.__contains__)
+
+    def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
+        if len(names) > self.room():
+            raise MemoryError("full")
+
+        def work() -> None:
+            self._kept.update(zip(names, blocks.read()(), strict=True))
+
+        return self._transfer("store", work, len(names))
+
+    def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
+        data = np.stack([self._kept[name] for name in names])
+        blocks.write(np.full_like(data, 255))  # -1 in each cell: who reads them early finds them empty
+        return self._transfer("load", lambda: blocks.write(data), len(names))
+
+    def _transfer(self, kind: str, work: Callable[[], None], count: int) -> Transfer:
+        failure = self._fails()
+        if failure == "begin":
+            raise OSError("told to fail at once")
+
+        def moved() -> None:
+            if failure == "end":
+                raise OSError("told to fail late")
+            work()
+            self.moved.append((kind, count))
+
+        return Late(moved, self._looks)
+
+    def release(self, names: Sequence[BlockName]) -> None:
+        for name in names:
+            self._kept.pop(name, None)
+
+    def forget(self, names: Sequence[BlockName]) -> None:
+        self.release(names)
+
+    def reset(self) -> None:
+        self._kept.clear()
+
+
+@dataclass(frozen=True)
+class Closed:
+    """Admits no request."""
+
+    policy: Policy
+    name: str = "closed"
+
+    def rank(self, request: Request) -> tuple[float, ...]:
+        return self.policy.rank(request)
+
+    def hold(self, outlook: Outlook) -> float:
+        return 1.0
+
+
+@contextmanager
+def closed(engine: Engine) -> Iterator[None]:
+    """What gives way does not come back meanwhile."""
+    engine.scheduler.policy = Closed(engine.scheduler.policy)
+    yield
+    engine.scheduler.policy = engine.scheduler.policy.policy

@@ -1,0 +1,239 @@
+"""Blocks go to tiers below the device and come back beside the steps, and no token changes for it."""
+
+from collections.abc import Iterator
+from itertools import cycle
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.api.events import Event, Preempted, Resumed, Transferred
+from engine.api.params import SamplingParams
+from engine.api.request import Phase
+from engine.kv.pool import BlockPool
+from engine.serving.engine import Engine
+from tests.engine.byte_tier import ByteTier, closed
+from tests.engine.ledger import alone, drain, ledger_engine
+from tests.engine.test_company import Job, any_workload, run_workload
+from tests.engine.workloads import Workload
+from tests.heard import Heard
+
+PROMPT = 40
+
+
+def ask(engine: Engine, first: int = 0, count: int = 30, prompt: int = PROMPT) -> tuple[int, Heard]:
+    heard = Heard()
+    return engine.submit([first, *range(1, prompt)], SamplingParams(max_tokens=count, seed=0), heard), heard
+
+
+def reply(first: int = 0, count: int = 30, prompt: int = PROMPT) -> list[int]:
+    return alone([first, *range(1, prompt)], count)
+
+
+def turn(engine: Engine, count: int = 1) -> None:
+    for _ in range(count):
+        engine.step()
+        engine.scheduler.check()
+
+
+def engine_over(tier: ByteTier, **config: object) -> tuple[Engine, list[Transferred]]:
+    engine, heard = ledger_engine(below=[tier], **({"preemption": "swap"} | config)), list[Event]()
+    engine.bus.subscribe(lambda event: heard.append(event) if isinstance(event, Transferred) else None)
+    return engine, heard
+
+
+# Whatever a tier does
+
+TIERS = st.builds(
+    lambda size, looks, failures: (size, looks, failures),
+    st.sampled_from([0, 1, 3, 8, 100]),
+    st.integers(0, 7),
+    st.lists(st.sampled_from(["", "", "begin", "end"]), min_size=1, max_size=5),
+)
+
+
+@settings(max_examples=250)
+@given(any_workload, TIERS)
+def test_company_changes_nothing(work: Workload[Job], tier: tuple[int, int, list[str]]) -> None:
+    size, looks, failures = tier
+    failing: Iterator[str] = cycle(failures)
+    run_workload(work, below=[ByteTier(size, looks, lambda: next(failing))])
+
+
+# One thing after another
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_others_go_on_while_blocks_are_on_their_way(depth: int) -> None:
+    tier = ByteTier(looks=6)
+    engine, _ = engine_over(tier, depth=depth, slots=2)
+    _, other = ask(engine, 1, count=60)
+    id, gone = ask(engine, 0)
+    turn(engine, 4)
+    engine.preempt(id)
+    turn(engine)
+    request = engine.scheduler.requests[id]
+    assert request.phase is Phase.SWAPPED and not request.blocks
+    with closed(engine):
+        turn(engine, 8)
+    assert tier.moved == [("store", 3)]
+    said = len(other.tokens)
+    turn(engine)
+    assert id in engine.scheduler.transfers.loading and request.blocks
+    _, new = ask(engine, 2, count=2)  # it comes in while the other one waits for its blocks
+    turn(engine, 5)
+    assert id in engine.scheduler.transfers.loading
+    assert len(other.tokens) >= said + 5 and len(new.tokens) == 2
+    drain(engine)
+    assert tier.moved == [("store", 3), ("load", 1)]  # the device had the full ones still
+    assert (gone.tokens, other.tokens, new.tokens) == (reply(0), reply(1, 60), reply(2, 2))
+
+
+def test_blocks_that_leave_are_taken_by_nobody_before_they_have_left() -> None:
+    engine, heard = engine_over(ByteTier(looks=4), blocks=6)
+    (_, first), (id, second) = ask(engine, 0, prompt=30, count=40), ask(engine, 1, prompt=30, count=40)
+    pool, transfer = engine.scheduler.pool, engine.scheduler.transfers
+    while not transfer.under_way:
+        turn(engine)
+    [moving] = transfer.under_way.values()
+    assert moving.order.kind == "store" and moving.request.id == id
+    said = len(first.tokens)
+    while not heard:
+        assert not pool.can_take(1) and pool.in_use == 6 and transfer.leaving == 3
+        turn(engine)
+    turn(engine, 2)
+    assert len(first.tokens) > said  # it had waited for a block
+    drain(engine)
+    assert (first.tokens, second.tokens) == (reply(0, 40, 30), reply(1, 40, 30))
+
+
+def test_one_that_comes_back_before_its_blocks_have_left_keeps_them() -> None:
+    tier = ByteTier(looks=5)
+    engine, _ = engine_over(tier)
+    id, heard = ask(engine)
+    turn(engine, 4)
+    blocks = list(engine.scheduler.requests[id].blocks)
+    engine.preempt(id)
+    turn(engine, 2)
+    assert engine.scheduler.requests[id].blocks[:3] == blocks[:3]
+    drain(engine)
+    assert tier.moved == [("store", 3)] and heard.tokens == reply()
+    assert sum(step.tokens for step in engine.runner.steps) == PROMPT + 30 - 1, "something was computed twice"
+
+
+@pytest.mark.parametrize("kind", ["store", "load"])
+@pytest.mark.parametrize("when", ["begin", "end"])
+def test_what_fails_is_computed_again(kind: str, when: str) -> None:
+    failures = iter([when, ""] if kind == "store" else ["", when])
+    engine, heard = engine_over(ByteTier(fails=lambda: next(failures)), prefix_cache=False)
+    id, said = ask(engine)
+    turn(engine, 4)
+    engine.preempt(id)
+    drain(engine)
+    assert [each.error for each in heard if each.error] == [
+        f"OSError: told to fail {'at once' if when == 'begin' else 'late'}"
+    ]
+    assert said.tokens == reply()
+    assert sum(step.tokens for step in engine.runner.steps) > PROMPT + 30 - 1
+
+
+@pytest.mark.parametrize("during", ["store", "load"])
+def test_one_that_ends_leaves_its_transfer_to_itself(during: str) -> None:
+    tier = ByteTier(looks=3)
+    engine, heard = engine_over(tier)
+    ask(engine, 1)
+    id, said = ask(engine)
+    turn(engine, 4)
+    engine.preempt(id)
+    under_way = engine.scheduler.transfers.under_way
+    turn(engine)
+    if during == "load":
+        with closed(engine):
+            while under_way:
+                turn(engine)
+        turn(engine)
+    assert [each.order.kind for each in under_way.values()] == [during]
+    engine.abort(id)
+    engine.scheduler.check()
+    assert under_way and engine.scheduler.pool.in_use > 4
+    drain(engine)
+    assert not under_way and tier.room() == tier.size and len(said.tokens) < 30
+    assert [each.load for each in heard] == [False, True][: 1 + (during == "load")]
+
+
+def test_the_first_tier_with_room_is_taken_and_none_where_all_are_full() -> None:
+    small = ByteTier(size=3)
+    engine, heard = engine_over(small, host=3)
+    gone: list[Event] = []
+    engine.bus.subscribe(lambda event: gone.append(event) if isinstance(event, Preempted) else None)
+    ids = [ask(engine, n)[0] for n in range(3)]
+    turn(engine, 4)
+    for id in ids:
+        engine.preempt(id)
+    turn(engine, 2)
+    assert [(each.tier, each.load) for each in heard] == [("host", False), ("bytes", False)]
+    assert [each.swapped for each in gone if isinstance(each, Preempted)] == [True, True, False]
+    drain(engine)
+
+
+def test_what_two_have_in_common_is_stored_once_and_stays_until_both_are_back() -> None:
+    tier = ByteTier()
+    engine, _ = engine_over(tier, prefix_cache=False, slots=2)
+    same = list(range(48))
+    heard = [Heard(), Heard()]
+    ids = [engine.submit([*same, n], SamplingParams(max_tokens=20, seed=0), heard[n]) for n in range(2)]
+    turn(engine, 4)
+    for id in ids:
+        engine.preempt(id)
+    with closed(engine):
+        turn(engine, 3)
+        assert tier.moved == [("store", 4), ("store", 1)], "three in common, and one that each has alone"
+    drain(engine)
+    assert [each.tokens for each in heard] == [alone([*same, n], 20) for n in range(2)]
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_it_loads_or_computes_by_what_was_measured(slow: bool) -> None:
+    tier = ByteTier()
+    engine, heard = engine_over(tier, preemption="auto", prefix_cache=False)
+    back: list[Event] = []
+    engine.bus.subscribe(lambda event: back.append(event) if isinstance(event, Resumed) else None)
+    engine.scheduler.costs.saw_step(100, 1.0)
+    id, said = ask(engine)
+    turn(engine, 4)
+    engine.preempt(id)
+    with closed(engine):
+        turn(engine, 3)
+    if slow:
+        tier.cost.saw(1, 1e3, load=True)
+    drain(engine)
+    assert [each.load for each in heard] == [False] + [True] * (not slow)
+    assert [each.swapped for each in back if isinstance(each, Resumed)] == [not slow]
+    assert said.tokens == reply()
+
+
+def test_the_rest_is_computed_where_a_tier_has_only_the_front() -> None:
+    tier = ByteTier()
+    engine, heard = engine_over(tier, prefix_cache=False)
+    id, said = ask(engine)
+    turn(engine, 4)
+    request = engine.scheduler.requests[id]
+    engine.preempt(id)
+    with closed(engine):
+        turn(engine, 3)
+    assert request.stored is not None
+    tier.release(request.stored.names[2:])  # as one that needed their room
+    turn(engine)
+    assert request.launched == 32
+    drain(engine)
+    assert said.tokens == reply()
+    assert [(each.load, each.blocks) for each in heard] == [(False, 3), (True, 2)]
+
+
+def test_the_proof_sees_a_block_that_a_transfer_has_lost() -> None:
+    pool = BlockPool(6, 16)
+    mine, moving = pool.take(2, owner=1), pool.take(2, owner=2)
+    pool.check({1: mine}, [moving])
+    for wrong in ([], [moving[:1]], [moving, moving], [[5, *moving]]):
+        with pytest.raises(AssertionError):
+            pool.check({1: mine}, wrong)

@@ -1,0 +1,115 @@
+"""A tier from outside the tree: a class, handed to the engine that is started, and nothing else."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.config import KV_SCHEMES, EngineConfig
+from engine.api.errors import BadWire
+from engine.api.events import Event, Resumed, Transferred
+from engine.serving.engine import Engine
+from engine.serving.replay import replay
+from engine.start import start
+from tests.engine.byte_tier import closed
+from tests.extending.tier import FileTier
+from tests.heard import Heard, at_rest
+from tests.runner.small import ask, make
+
+PROMPT = [1, *(40 + n % 150 for n in range(37))]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make("llama", folder)
+    return folder
+
+
+def engine_on(model: Path, *below: FileTier, **config: Any) -> Engine:
+    plain = {"device": "cpu", "blocks": 32, "seed": 0, "preemption": "swap", "prefix_cache": False}
+    return start(EngineConfig(model=str(model), **plain | config), below=below)
+
+
+def until(engine: Engine, over: Callable[[], bool]) -> None:
+    """As a host does it: where there is nothing to do but to wait for files, it waits a moment."""
+    end = time.monotonic() + 60
+    while not over():
+        assert time.monotonic() < end, "not done"
+        moves = engine.step()
+        engine.scheduler.check()
+        if not moves and engine.busy:
+            time.sleep(engine.pause())
+
+
+def drain(engine: Engine) -> None:
+    until(engine, lambda: not engine.busy)
+    assert at_rest(engine)
+
+
+def there_and_back(
+    engine: Engine, meanwhile: Callable[[], object] = lambda: None
+) -> tuple[list[Heard], list[Event]]:
+    """Two replies, of which the first one gives way, and comes back once its blocks lie in files."""
+    events: list[Event] = []
+    engine.bus.subscribe(events.append)
+    (id, one), (_, other) = ask(engine, PROMPT), ask(engine, PROMPT[:9])
+    until(engine, lambda: len(one.tokens) >= 5)
+    engine.preempt(id)
+    with closed(engine):
+        until(engine, lambda: any(isinstance(each, Transferred) for each in events))
+    request = engine.scheduler.requests[id]
+    assert request.stored is not None and request.stored.tier == "files" and not request.blocks
+    meanwhile()
+    drain(engine)
+    return [one, other], events
+
+
+@pytest.mark.parametrize("scheme", KV_SCHEMES)
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_request_comes_back_from_files(model: Path, tmp_path: Path, depth: int, scheme: str) -> None:
+    tier = FileTier(tmp_path, 8)
+    engine = engine_on(model, tier, depth=depth, kv_scheme=scheme)
+    replies, events = there_and_back(engine)
+    moved = [each for each in events if isinstance(each, Transferred)]
+    assert [(each.tier, each.load, each.blocks, each.error) for each in moved] == [
+        ("files", False, 3, ""),
+        ("files", True, 3, ""),
+    ]
+    assert [each.swapped for each in events if isinstance(each, Resumed)] == [True]
+    for prompt, heard in zip((PROMPT, PROMPT[:9]), replies, strict=True):
+        plain = engine_on(model, kv_scheme=scheme)
+        _, alone = ask(plain, prompt)
+        drain(plain)
+        assert heard.reply == alone.reply
+    assert tier.cost.load and tier.cost.store and not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_gone_is_computed_again(model: Path, tmp_path: Path) -> None:
+    engine = engine_on(model, FileTier(tmp_path, 8))
+    (one, _), events = there_and_back(engine, lambda: max(tmp_path.iterdir()).unlink())
+    failed = [each.error for each in events if isinstance(each, Transferred) and each.error]
+    assert len(failed) == 1 and failed[0].startswith("FileNotFoundError")
+    plain = engine_on(model)
+    _, alone = ask(plain, PROMPT)
+    drain(plain)
+    assert one.reply == alone.reply
+
+
+def test_a_recording_with_its_transfers_is_replayed(model: Path, tmp_path: Path) -> None:
+    """By another runner, which has a tier of its own and sees no request."""
+    (then := tmp_path / "then").mkdir(), (now := tmp_path / "now").mkdir()
+    engine = engine_on(model, FileTier(then, 8), depth=1)
+    engine.record(tmp_path / "recording")
+    replies, _ = there_and_back(engine)
+    engine.stop_recording()
+    fresh = engine_on(model, FileTier(now, 8), depth=1)
+    steps = list(replay(tmp_path / "recording", fresh.runner, fresh.origin))
+    assert all(each.now == each.then for each in steps)
+    assert sum(len(each.now.tokens) for each in steps) == sum(len(each.tokens) for each in replies)
+    assert not list(now.iterdir())
+    plain = engine_on(model, depth=1)
+    with pytest.raises(BadWire, match="begins with"):
+        list(replay(tmp_path / "recording", plain.runner, plain.origin))
