@@ -180,7 +180,7 @@ def draw(
     chunk = 2 * TURN if rows <= FEW else 8 * TURN
     chunks = triton.cdiv(vocab, chunk)
     grid = (rows, chunks)
-    cut = {"CHUNKS": chunks, "CHUNK": chunk, "FILTERED": filtered, "EARLY": pdl, **launch(pdl)}
+    cut = {"CHUNKS": chunks, "CHUNK": chunk, "FILTERED": filtered, "PDL": pdl, **launch(pdl)}
     padded = power(chunks)
 
     def made(dtype: torch.dtype, count: int) -> Tensor:

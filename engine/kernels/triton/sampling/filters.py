@@ -331,7 +331,7 @@ def limits_of(
 
     keys, found, bounds = made(torch.int32, room), made(torch.int32), made(torch.int32)
     counts, limits, totals = made(torch.int64, 2, WAYS.value), made(torch.int32, 2), made(torch.float32)
-    cut = {"CHUNKS": chunks, "PADDED": power(chunks), "GROUPS": groups, "EARLY": pdl, "num_warps": 4}
+    cut = {"CHUNKS": chunks, "PADDED": power(chunks), "GROUPS": groups, "PDL": pdl, "num_warps": 4}
     cut |= launch(pdl)
     of_row = (*scanned, logits, columns, vocab)
     _bound[(rows,)](bounds, found, counts, highs, *scanned, columns, vocab, WIDE=power(groups), **cut)
