@@ -48,6 +48,7 @@ class Stored(NamedTuple):
 
     tier: str
     names: tuple[bytes, ...]
+    transfer: int = -1  # by which they go there; it may be over
 
 
 @dataclass(slots=True, eq=False)

@@ -181,7 +181,7 @@ class Scheduler:
         if not len(self.waiting):
             return
         holdings = self.kv
-        promised = sum(map(holdings.missing, (*self.running, *self.transfers.coming)))
+        promised = sum(map(holdings.missing, itertools.chain(self.running, self.transfers.coming)))
         while builder.budget > 0 and self.tables.free and (request := self.waiting.head()):
             if hold := self._hold(request):
                 request.why = f"held {hold * 1000:.0f} ms for a fuller batch"

@@ -94,17 +94,21 @@ class Transfers:
         ordered = sum(
             len(each.names) for each in self.orders if (each.kind, each.tier) == ("store", tier.name)
         )
-        there = sum(self._wanted[tier.name, name] > 0 for name in names)
-        return len(names) - there <= tier.room() - ordered
+        missing = sum(not self._kept((tier.name, name)) for name in names)
+        return missing <= tier.room() - ordered
+
+    def _kept(self, name: tuple[str, BlockName]) -> bool:
+        """Whether it is in its tier, or on its way there."""
+        return self._wanted[name] > 0 or name in self._storing
 
     def _store(self, tier: str, victim: Request, names: tuple[BlockName, ...]) -> None:
         pool, count = self._kv.pool, len(names)
         written, rest = victim.blocks[:count], victim.blocks[count:]
         fresh = [
-            (name, block) for name, block in zip(names, written, strict=True) if not self._wanted[tier, name]
+            (name, block) for name, block in zip(names, written, strict=True) if not self._kept((tier, name))
         ]
         victim.launched = min(victim.launched, len(victim.tokens))  # drafts that are not judged yet are lost
-        victim.stored, victim.blocks = Stored(tier, names), []
+        victim.blocks, victim.stored = [], Stored(tier, names)
         self._want(tier, names)
         pool.give_back(rest)
         if not fresh:
@@ -114,6 +118,7 @@ class Transfers:
         self._storing.update((tier, name) for name in missing)
         order = self._order("store", tier, missing, blocks)
         self.under_way[order.id] = Moving(order, written, victim)
+        victim.stored = Stored(tier, names, order.id)
 
     # Back
 
@@ -125,8 +130,8 @@ class Transfers:
             names = tuple(request.chain[: (len(request.tokens) - 1) // kv.pool.block_size])
             if not self._rules.prefix_cache or kv.window is not None:
                 names = ()
-        elif blocks := self._still_there(request):
-            return FoundBlocks(blocks, request.launched)
+        elif moving := self.under_way.get(stored.transfer):  # they have not left the device
+            return FoundBlocks(moving.blocks[: kv.blocks_for(request.launched)], request.launched)
         else:
             again = self._rules.prefix_cache and kv.window is None and request.epoch == kv.epoch
             hits, names = kv.find(request) if again else [], stored.names[: kv.blocks_for(request.launched)]
@@ -141,13 +146,6 @@ class Transfers:
         if not self._costs.moving_pays(tier.cost.back(count), more - tokens, self._rules):
             return FoundBlocks(hits, tokens)
         return FoundBlocks(hits, more, tier.name, rest[:count])
-
-    def _still_there(self, request: Request) -> list[int]:
-        """Its blocks on the device, where they are still being stored."""
-        for moving in self.under_way.values():
-            if moving.request is request and moving.order.kind == "store":
-                return moving.blocks[: self._kv.blocks_for(request.launched)]
-        return []
 
     def _most(self, names: Sequence[BlockName]) -> tuple[Tier | None, int]:
         """The tier that holds most of the front of these, the upper one of equals."""
@@ -225,19 +223,25 @@ class Transfers:
         """It does not count on what it has stored any more."""
         if request.stored is not None:
             stored, request.stored = request.stored, None
-            self._unwant(*stored)
+            self._unwant(stored.tier, stored.names)
 
     def forget(self, request: Request) -> None:
         """What it has computed is not to be trusted, and must not be found."""
-        self._kv.pool.forget(request.blocks)
+        pool = self._kv.pool
+        pool.forget(request.blocks)
+        for moving in self.under_way.values():
+            if moving.request is request:
+                pool.forget(moving.blocks)
         if request.stored is not None:
-            tier, names = request.stored
-            self._lost.update((tier, name) for name in names)
+            tier = request.stored.tier
+            self._lost.update((tier, name) for name in request.stored.names)
 
     def clear(self) -> None:
         """The engine is dead: nothing comes of what is under way."""
         for each in (self.orders, self.under_way, self.loading, self.loaded):
             each.clear()
+        for names in (self._wanted, self._storing, self._lost):
+            names.clear()
 
     def check(self, requests: Iterable[Request]) -> None:
         """Proves that a name is wanted as often as a request, or a load, counts on it."""

@@ -52,7 +52,7 @@ TIERS = st.builds(
 )
 
 
-@settings(max_examples=250)
+@settings(max_examples=150)
 @given(any_workload, TIERS)
 def test_company_changes_nothing(work: Workload[Job], tier: tuple[int, int, list[str]]) -> None:
     size, looks, failures = tier
@@ -237,3 +237,20 @@ def test_the_proof_sees_a_block_that_a_transfer_has_lost() -> None:
     for wrong in ([], [moving[:1]], [moving, moving], [[5, *moving]]):
         with pytest.raises(AssertionError):
             pool.check({1: mine}, wrong)
+
+
+def test_one_that_gives_way_again_while_it_is_being_stored_is_found_as_it_is_now() -> None:
+    tier = ByteTier(looks=40)
+    engine, heard = engine_over(tier)
+    id, said = ask(engine, count=60)
+    turn(engine, 4)
+    engine.preempt(id)
+    turn(engine, 20)  # it comes back at once, and fills another block
+    request = engine.scheduler.requests[id]
+    assert len(request.blocks) == 4 and not heard
+    engine.preempt(id)
+    turn(engine)
+    orders = [each.order.names for each in engine.scheduler.transfers.under_way.values()]
+    assert len(orders) == 2 and not set(orders[0]) & set(orders[1]), "a block is stored twice at once"
+    drain(engine)
+    assert said.tokens == reply(count=60)
