@@ -41,7 +41,7 @@ CIRCLES = (
 
 LONG_FILES: dict[str, int] = {}
 
-CROWDED_FOLDERS = {"benchmarks": 29}
+CROWDED_FOLDERS: dict[str, int] = {}
 
 TWICE = """
     Calls Cells Command Conversation Document Engine Entry Form Frames Gpu Grouped Hit Kept Laid
