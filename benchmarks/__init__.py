@@ -1,1 +1,1 @@
-"""One file a question. `python -m benchmarks` lists them; results/ keeps the figures that were measured."""
+"""One file a question, in folders by subject. `python -m benchmarks` lists them; results/ has the figures."""

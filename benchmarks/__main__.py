@@ -1,16 +1,16 @@
 """`python -m benchmarks` lists the benchmarks; `python -m benchmarks NAME [options]` runs one.
 
-A benchmark is a file here with a docstring and a function `run(bench, *, option=default, ...)`; each
-keyword of run() is an option of the command line.
+A benchmark is a file in one of the folders here, with a docstring and a function
+`run(bench, *, option=default, ...)`. Each keyword of run() is an option of the command line.
 """
 
 import argparse
 import ast
 import importlib
 import inspect
-import pkgutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,27 @@ from benchmarks.report import RESULTS, append, table
 Run = Callable[..., None]
 
 
-def discovered() -> dict[str, str]:
-    """Every benchmark with the first line of its docstring, read without running any of them."""
-    found = {}
-    for folder in map(Path, benchmarks.__path__):
-        for module in pkgutil.iter_modules([str(folder)]):
-            if not module.ispkg and not module.name.startswith("_"):
-                tree = ast.parse((folder / f"{module.name}.py").read_text(encoding="utf-8"))
-                if any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
-                    found[module.name] = (ast.get_docstring(tree) or "").partition("\n")[0]
-    return found
+@dataclass(frozen=True)
+class Benchmark:
+    """A file with a run(), and the first line of its docstring."""
+
+    file: Path
+    module: str
+    line: str
+
+
+def discovered() -> dict[str, Benchmark]:
+    """Every benchmark by its file's name, found without running any of them."""
+    found: dict[str, Benchmark] = {}
+    for root in map(Path, benchmarks.__path__):
+        for file in root.rglob("[!_]*.py"):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            if any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
+                module = ".".join(("benchmarks", *file.relative_to(root).with_suffix("").parts))
+                line = (ast.get_docstring(tree) or "").partition("\n")[0]
+                assert file.stem not in found, f"{file} and {found[file.stem].file} have one name"
+                found[file.stem] = Benchmark(file, module, line)
+    return dict(sorted(found.items()))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,13 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     chooser.add_argument("name", nargs="?", help="without it, they are listed; NAME --help shows its options")
     name = chooser.parse_args(arguments[:1]).name
     if name is None:
-        for each, line in known.items():
-            print(f"{each:<16} {line}")
+        for each, benchmark in known.items():
+            print(f"{each:<16} {benchmark.line}")
         return 0
     if name not in known:
         chooser.error(f"there is no benchmark {name!r}, but {', '.join(known) or 'none yet'}")
-    run = importlib.import_module(f"benchmarks.{name}").run
-    reader = parser(name, known[name], run)
+    run = importlib.import_module(known[name].module).run
+    reader = parser(name, known[name].line, run)
     options = vars(reader.parse_args(arguments[1:]))
     if options["warmup"] < 0 or options["repeats"] < 1:
         reader.error(f"--warmup {options['warmup']} --repeats {options['repeats']}: at least 0 and 1")

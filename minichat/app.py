@@ -15,7 +15,7 @@ from inspect import isawaitable
 from textual.app import App
 from textual.binding import BindingsMap
 from textual.css.errors import StylesheetError
-from textual.css.stylesheet import Stylesheet, StylesheetParseError
+from textual.css.stylesheet import StylesheetParseError
 from textual.css.tokenizer import TokenError
 from textual.dom import DOMNode
 from textual.events import Event as TextualEvent
@@ -55,6 +55,7 @@ from minichat.ui.dialogs.dialog import closed_by
 from minichat.ui.main import MainScreen
 from minichat.ui.marks import PlainBars
 from minichat.ui.pulse import Pulse
+from minichat.ui.styles import CachedStylesheet
 from minichat.ui.transcript import glyphs
 from minichat.ui.transcript.glyphs import enterable, one_line
 
@@ -135,19 +136,19 @@ class MinichatApp(App[object], inherit_bindings=False):
 
     def _dress(self, features: Sequence[Feature]) -> None:
         """The CSS of the features. One whose CSS cannot be read goes without; the screen still comes up."""
+        self.stylesheet = CachedStylesheet(variables=self.get_css_variables())
         for each in features:
-            trial = Stylesheet(variables=self.get_css_variables())
             where = (f"the feature {each.name}", "")
-            trial.add_source(each.css, where)
+            self.stylesheet.add_source(each.css, where)
             try:
-                trial.parse()
+                self.stylesheet.parse()
             except StylesheetParseError as error:
                 token, _ = next(fault for rule in error.errors.rules for fault in rule.errors)
                 self._misfits += (f"the css of the feature {each.name} is wrong at {token.value!r}",)
+                del self.stylesheet.source[where]
             except (StylesheetError, TokenError) as error:
                 self._misfits += (f"the css of the feature {each.name} cannot be read: {error}",)
-            else:
-                self.stylesheet.add_source(each.css, where)
+                del self.stylesheet.source[where]
 
     def get_default_screen(self) -> MainScreen:
         return self.main

@@ -12,68 +12,9 @@ from engine.api.request import Finish
 from engine.api.snapshot import SchemeView, Switch
 from minichat.clients.fake import FakeBackend
 from minichat.features.chats.export import export
-from minichat.settings.presets import load_presets
 from tests.app.conftest import run, snapshot
 
 SCHEMES = tuple(SchemeView(name, "", 1000) for name in ("none", "int8", "int4", "fp8"))
-
-
-@run
-async def test_the_prompt_takes_lines_and_grows(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        before = it.main.prompt.size.height
-        await it.pilot.press(*"a", "ctrl+j", *"b", "alt+enter", *"c")
-        assert it.main.prompt.text == "a\nb\nc"
-        assert it.main.prompt.size.height == before + 2
-        await it.pilot.press("enter")
-        await it.until(lambda: it.replies)
-        assert it.replies[0].prompt[-1]["content"] == "a\nb\nc"
-
-
-@run
-async def test_colours_of_skin_are_sent_but_not_drawn(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        it.main.prompt.put("fine 👍🏽!")
-        await it.until(lambda: "fine 👍! " in it.screen_text())
-        await it.pilot.press("enter")
-        await it.until(lambda: it.replies)
-        assert it.replies[0].prompt[-1]["content"] == "fine 👍🏽!"
-
-
-@run
-async def test_up_in_an_empty_prompt_recalls(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        await it.answered(await it.say("hello"))
-        await it.pilot.press("up")
-        await it.until(lambda: it.main.prompt.text == "hello")
-        await it.pilot.press("up")
-        assert it.main.prompt.text == "hello"
-
-
-@run
-async def test_up_goes_on_to_what_was_said_before_and_down_comes_back(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        prompt = it.main.prompt
-        for said in ("first", "two\nlines"):
-            await it.answered(await it.say(said))
-        await it.pilot.press("up")
-        assert prompt.text == "two\nlines"
-        await it.pilot.press("up")  # to its first line
-        assert prompt.text == "two\nlines"
-        await it.pilot.press("up")
-        assert prompt.text == "first"
-        await it.pilot.press("up")
-        assert prompt.text == "first"
-        await it.pilot.press("down")
-        assert prompt.text == "two\nlines"
-        await it.pilot.press("down")
-        assert prompt.text == ""
-        await it.pilot.press("down")
-        assert prompt.text == ""
-        await it.pilot.press("up", "x", "up", "up", "down", "down")
-        assert prompt.text == "two\nlinesx"
-        await it.pilot.press("ctrl+u", "backspace", "ctrl+u", "up")
-        assert prompt.text == "two\nlines"
 
 
 @run
@@ -147,14 +88,6 @@ async def test_a_key_for_a_chat_that_is_not_there_says_so(bench: Callable[..., A
 
 
 @run
-async def test_nothing_is_sent_while_nothing_is_typed(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        await it.pilot.press("enter", "space", "enter")
-        await it.pilot.pause()
-        assert it.texts() == []
-
-
-@run
 async def test_the_page_keys_move_the_chat_and_end_follows_it(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         reply = await it.say("hello")
@@ -217,18 +150,6 @@ async def test_the_menu_of_a_message(bench: Callable[..., Any], choice: str, out
 
 
 @run
-async def test_a_preset_is_saved_and_chosen(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        await it.pilot.press("f3", "ctrl+s", *"mine", "enter")
-        await it.until(lambda: "mine" in load_presets(it.app.paths.presets).own)
-        await it.until(lambda: "preset       ‹ mine ›" in it.screen_text())
-        await it.pilot.press("right")
-        await it.until(lambda: it.app.chats.active.chat.params.greedy)
-        await it.pilot.press("left")
-        await it.until(lambda: it.app.chats.active.chat.params.temperature == 0.7)
-
-
-@run
 async def test_a_command_without_a_key_can_be_given_one(bench: Callable[..., Any], tmp_path: Path) -> None:
     settings = tmp_path / ".config" / "minichat" / "config.toml"
     settings.parent.mkdir(parents=True)
@@ -267,30 +188,6 @@ async def test_an_export_that_the_disk_refuses_names_its_file(
 
 
 @run
-async def test_a_saved_preset_is_deleted(bench: Callable[..., Any]) -> None:
-    async with bench() as it:
-        own = load_presets(it.app.paths.presets).own
-        await it.pilot.press("f3", "delete")
-        await it.until(lambda: any("no preset of yours" in each for each in it.notices()))
-        for name in ("mine", "other"):
-            await it.pilot.press("ctrl+s", *name, "enter")
-            await it.until(lambda name=name: name in load_presets(it.app.paths.presets).own)
-        await it.pilot.press("delete")
-        await it.until(lambda: "delete a preset for good" in it.screen_text())
-        assert "greedy" not in it.screen_text().split("delete a preset for good")[1].split("Enter take")[0]
-        await it.pilot.press("escape")
-        await it.until(lambda: it.app.focused is it.drawer.knobs)
-        assert list(load_presets(it.app.paths.presets).own) == ["mine", "other"]
-        await it.pilot.press("delete", "down", "enter")
-        await it.until(lambda: list(load_presets(it.app.paths.presets).own) == ["mine"])
-        assert [each.name for each in it.app.presets.all][:2] == ["mine", "greedy"] and not own
-        await it.pilot.press("escape", "ctrl+p", *"delete a saved", "down", "enter")
-        await it.until(lambda: "delete a preset for good" in it.screen_text())
-        await it.pilot.press("enter")
-        await it.until(lambda: load_presets(it.app.paths.presets).own == {})
-
-
-@run
 async def test_the_monitor_shows_whose_request_runs_and_ends_it(bench: Callable[..., Any]) -> None:
     backend = FakeBackend([snapshot(), snapshot(1, running=(0,)), snapshot(2, running=(0,))])
     async with bench((140, 50), backend=backend) as it:
@@ -318,72 +215,6 @@ async def test_f2_on_a_small_screen_goes_there_and_back(bench: Callable[..., Any
         assert it.app.focused in it.monitor.panes.values()
         await it.pilot.press("f2")
         assert it.app.focused is it.main.prompt
-
-
-@run
-async def test_a_theme_that_is_edited_is_read_again(
-    bench: Callable[..., Any], tmp_path: Path, root: Path
-) -> None:
-    async with bench() as it:
-        themes = it.app.paths.themes
-        themes.mkdir(parents=True)
-        text = (root / "themes" / "minichat-dark.toml").read_text()
-        (themes / "own.toml").write_text(text.replace('name = "minichat-dark"', 'name = "own"'))
-        it.app.on_app_focus()
-        assert "own" in it.app.available_themes
-        (themes / "own.toml").write_text("name = 3")
-        it.app.on_app_focus()
-        await it.until(lambda: any("own.toml" in said for said in it.notices()))
-        assert "own" not in it.app.available_themes
-        (themes / "own.toml").write_text(text.replace('name = "minichat-dark"', 'name = "mine"'))
-        it.app._looked_around -= 60
-        await it.pilot.press("a")  # where the terminal does not tell that it has the focus again
-        assert "mine" in it.app.available_themes
-
-
-@run
-async def test_a_theme_that_does_not_exist_is_named(bench: Callable[..., Any], tmp_path: Path) -> None:
-    settings = tmp_path / ".config" / "minichat" / "config.toml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text('[screen]\ntheme = "mos"\n')
-    async with bench((100, 30)) as it:
-        await it.until(lambda: any("'mos' is not known here; did you mean moss?" in s for s in it.notices()))
-        assert it.app.theme == "minichat-dark"
-
-
-@run
-async def test_a_theme_chosen_on_the_screen_is_there_again(bench: Callable[..., Any], tmp_path: Path) -> None:
-    async with bench((100, 40)) as it:
-        await it.pilot.press("ctrl+p", *"choose a theme")
-        await it.until(lambda: "Choose a theme" in it.screen_text())
-        await it.pilot.press("down", "enter", *"moss")
-        await it.until(lambda: "moss" in it.screen_text())
-        await it.pilot.press("down", "enter")
-        await it.until(lambda: it.app.theme == "moss")
-        await it.until(
-            lambda: it.app.paths.remembered.exists() and "moss" in it.app.paths.remembered.read_text()
-        )
-    async with bench() as it:
-        assert it.app.theme == "moss"
-        settings = it.app.paths.settings
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text('[screen]\ntheme = "minichat-light"\n')
-    async with bench() as it:  # what is written later goes before it
-        assert it.app.theme == "minichat-light"
-
-
-@run
-async def test_without_colours_the_active_chat_is_still_told(
-    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    async with bench() as it:
-        await it.answered(await it.say("hello"))
-        await it.pilot.press("ctrl+n")
-        strip = it.app.screen._compositor.render_strips()[0]
-        bold = "".join(segment.text for segment in strip if segment.style and segment.style.bold)
-        assert "new chat" in bold
-        assert "hello" not in bold
 
 
 @run

@@ -93,7 +93,7 @@ def test_bad_usage_is_named(
 
 
 def test_every_benchmark_says_what_it_answers() -> None:
-    assert [name for name, line in discovered().items() if not line] == []
+    assert [name for name, benchmark in discovered().items() if not benchmark.line] == []
 
 
 def test_listing_runs_no_benchmark(root: Path) -> None:

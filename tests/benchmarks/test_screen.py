@@ -4,8 +4,8 @@ import json
 import os
 from pathlib import Path
 
-from benchmarks.screen import Diary
-from benchmarks.terminal import Terminal
+from benchmarks.screen.screen import Diary
+from benchmarks.screen.terminal import Terminal
 
 
 def diary(folder: Path, *moments: tuple[float, dict[str, int]]) -> Diary:

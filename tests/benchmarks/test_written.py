@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import COMMON, SHAPES
-from benchmarks.written import write
+from benchmarks.gpu.gpu import COMMON, SHAPES
+from benchmarks.gpu.written import write
 from engine.api.config import EngineConfig
 from engine.start import start
 from tests.runner.small import GREEDY, ask, drain

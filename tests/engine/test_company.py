@@ -6,6 +6,7 @@ Run on the ledger, whose every token depends on every cell that its row reads; m
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,9 +60,16 @@ def nothing(engine: Engine, step: int) -> None:
     """Leaves the engine as it is."""
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(any_workload)
 def test_company_changes_nothing(work: Workload[Job]) -> None:
+    run_workload(work)
+
+
+@pytest.mark.soak
+@settings(max_examples=2000)
+@given(any_workload)
+def test_much_company_changes_nothing(work: Workload[Job]) -> None:
     run_workload(work)
 
 

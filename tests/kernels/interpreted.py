@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import import_module
+from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
@@ -84,6 +86,20 @@ def _begin() -> None:
 
     interpreter._convert_float = by_torch
     interpreter.InterpreterBuilder.create_inline_asm = _assembly
+    _spare_repetition(interpreter)
+
+
+def _spare_repetition(interpreter: Any) -> None:
+    """It patches the language at each call, and lists all types at each operation: half of its time."""
+    tl, kind_of = interpreter.tl, cache(interpreter._get_np_dtype)
+    pointers = np.dtype(np.uint64)
+
+    def np_dtype(kind: Any) -> np.dtype:
+        return pointers if isinstance(kind.scalar, tl.pointer_type) else kind_of(kind.scalar)
+
+    interpreter._get_np_dtype = np_dtype
+    interpreter._patch_lang(FunctionType(_spare_repetition.__code__, {"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()  # which has nothing to restore
 
 
 def _assembly(

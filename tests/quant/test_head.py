@@ -25,19 +25,12 @@ from engine.quant.int8 import Int8Table
 from engine.quant.plain import Cast
 from engine.quant.registry import SCHEMES, named, of_head
 from tests.models.tiny import CONFIG, checkpoint
+from tests.quant.changing import PROMPT, engine_on, finish_change, switch
 from tests.quant.packers import Awq, Fp8, Gptq, write
 from tests.quant.perplexity import perplexity
 from tests.quant.test_quality import BOUNDS, of
 from tests.quant.test_schemes import CLOSE, off, rows_of, skip_without_bitsandbytes, weight_of
-from tests.quant.test_switching import (
-    PROMPT,
-    engine_on,
-    failing_at,
-    finish_change,
-    heard_of,
-    reply,
-    switch,
-)
+from tests.quant.test_switching import failing_at, heard_of, reply
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import GREEDY, ask, drain, turn
 
@@ -313,11 +306,10 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("scheme", "whole"),
     [
-        ("int8", True),  # its bound is that narrow
-        *((scheme, False) for scheme in ("none", "int4-32", "int4", "int4-128")),
+        *((scheme, False) for scheme in ("none", "int8", "int4-32", "int4", "int4-128")),
         *(
             pytest.param(scheme, True, marks=pytest.mark.soak)
-            for scheme in ("none", "int4-32", "int4", "int4-128")
+            for scheme in ("none", "int8", "int4-32", "int4", "int4-128")
         ),
     ],
 )

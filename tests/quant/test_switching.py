@@ -11,57 +11,26 @@ import pytest
 import torch
 
 from engine.api import events
-from engine.api.config import EngineConfig
 from engine.api.errors import BadInput, EngineDead
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
-from engine.execution.changes import Resize
 from engine.models import checkpoint
 from engine.models.decoder import Decoder
 from engine.models.source import PlainSource
 from engine.quant import int8
-from engine.scheduling.resize import shrink
 from engine.serving.engine import Engine
-from engine.start import start
 from tests.heard import Heard
-from tests.models.test_families import reference
-from tests.runner.letters import VOCAB, byte_tokenizer
+from tests.quant.changing import PROMPT, drain_of, engine_on, finish_change, switch
+from tests.runner.letters import VOCAB
 from tests.runner.small import GREEDY, ask, drain, turn
 
 SCHEMES = ("int8", "int4", "fp32", "int4-128", "none", "bf16")
-PROMPT = list(range(10, 50))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of its own: others share theirs."""
-    made = tmp_path_factory.mktemp("llama")
-    byte_tokenizer().save(str(made / "tokenizer.json"))
-    reference("Llama", {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 128}, made)
-    return made
-
-
-def engine_on(folder: Path, **config: Any) -> Engine:
-    plain: dict[str, Any] = {"device": "cpu", "blocks": 96, "seed": 0, "depth": 0, "dtype": "bfloat16"}
-    return start(EngineConfig(model=str(folder), **plain | config))
 
 
 def heard_of(engine: Engine) -> list[events.Event]:
     heard: list[events.Event] = []
     engine.bus.subscribe(heard.append)
     return heard
-
-
-def finish_change(engine: Engine) -> None:
-    """Until the present one is over."""
-    while (change := engine.change) is not None and not change.over:
-        turn(engine)
-
-
-def switch(engine: Engine, scheme: str) -> None:
-    engine.set_quantization(scheme)
-    finish_change(engine)
-    assert engine.snapshot().quantization == scheme
 
 
 def reply(engine: Engine, prompt: list[int] = PROMPT) -> list[int]:
@@ -143,12 +112,6 @@ def test_who_lives_through_a_change_publishes_nothing_more(folder: Path) -> None
     assert len(heard.tokens) == 60 and pool.cached == 0
     drain_of(engine, PROMPT)
     assert pool.cached > 0, "a new one publishes again"
-
-
-def drain_of(engine: Engine, prompt: list[int]) -> Heard:
-    _, heard = ask(engine, prompt)
-    drain(engine)
-    return heard
 
 
 def test_who_is_computed_again_is_of_the_new_weights(folder: Path) -> None:
@@ -308,108 +271,6 @@ def test_what_it_says_of_bytes_is_what_there_is(folder: Path) -> None:
         engine = engine_on(folder, quantization=scheme)
         views = {view.name: view.nbytes for view in engine.snapshot().schemes}
         assert engine.snapshot().memory["weights"] == pytest.approx(views[scheme], rel=0.12)
-
-
-class TestRoom:
-    """The cache takes the memory that weights leave, and gives it back."""
-
-    def engine(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, blocks: int = 40, **config: Any
-    ) -> Engine:
-        """As if there were memory for so many blocks, and no more were of use than that with int4."""
-        engine = engine_on(folder, blocks=None, **config)
-        runner = engine.runner
-        each = runner.store.nbytes // engine.scheduler.pool.size  # type: ignore[attr-defined]
-        runner._room = replace(runner._room, nbytes=blocks * each, most=None)  # type: ignore[attr-defined]
-        engine.weights._share = 1.0  # type: ignore[union-attr]
-        shrink(engine.scheduler, blocks)
-        runner.apply(Resize(blocks, ()))
-        return engine
-
-    def test_it_grows_at_once_and_comes_back(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine = self.engine(folder, monkeypatch, blocks=40)
-        room = engine.runner._room  # type: ignore[attr-defined]
-        assert room.fit("none").blocks == 40
-        sizes = []
-        for scheme in ("int8", "int4", "none", "int4"):
-            prompt = [len(sizes) + at for at in PROMPT]
-            _, heard = ask(engine, prompt, replace(GREEDY, max_tokens=30))
-            for _ in range(8):
-                turn(engine)
-            switch(engine, scheme)
-            sizes.append(engine.scheduler.pool.size)
-            assert len(engine.runner.store.layers[0].keys) == sizes[-1]  # type: ignore[attr-defined]
-            drain(engine)
-            assert heard.finish is Finish.LENGTH
-        assert 40 < sizes[0] < sizes[1] and sizes[2] == 40 and sizes[3] == sizes[1]
-
-    def test_it_shrinks_by_evicting_then_by_preempting(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Whoever keeps its blocks says the same as if nobody had moved them."""
-        engine = self.engine(folder, monkeypatch, blocks=36, max_context=256, preemption="recompute")
-        switch(engine, "int4")
-        large = engine.scheduler.pool.size
-        assert large > 60
-        long = replace(GREEDY, max_tokens=170)
-        heard = [ask(engine, [at, *PROMPT], long)[1] for at in range(large // 14)]
-        while engine.scheduler.pool.in_use < large - 8:
-            turn(engine)
-        switch(engine, "none")
-        assert engine.scheduler.pool.size == 36
-        assert engine.scheduler.preemptions > 0, "nobody had to give way: the test shows nothing"
-        assert engine.scheduler.running, "somebody stays"
-        drain(engine)
-        assert [each.finish for each in heard] == [Finish.LENGTH] * len(heard)
-
-    def test_moved_blocks_hold_what_they_held(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The same change with and without a move: the same tokens."""
-        replies = []
-        for crowd in (0, 12):
-            engine = self.engine(folder, monkeypatch, blocks=36, max_context=256, dtype="float32")
-            switch(engine, "int8")
-            ids = [ask(engine, [at, *PROMPT], GREEDY)[0] for at in range(crowd)]
-            while any(each.pending or each.launched < 41 for each in engine.scheduler.requests.values()):
-                turn(engine)
-            _, heard = ask(engine, PROMPT[::-1], replace(GREEDY, max_tokens=40))
-            for _ in range(6):
-                turn(engine)
-            places = [
-                max(each.blocks) for each in engine.scheduler.running if not crowd or each.id not in ids
-            ]
-            for id in ids:
-                engine.abort(id)
-            switch(engine, "none")
-            assert engine.scheduler.pool.size == 36 and (places[0] >= 36) is bool(crowd)
-            drain(engine)
-            replies.append(heard.tokens)
-        assert replies[0] == replies[1] and len(replies[0]) == 40
-
-    def test_a_change_that_leaves_too_little_is_refused(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        engine = self.engine(folder, monkeypatch, blocks=4, max_context=128)
-        engine.limits = replace(engine.limits, context=128)
-        with pytest.raises(BadInput, match=r"'fp32' would leave .* a request may have 128"):
-            engine.set_quantization("fp32")
-        assert not engine.busy
-
-    def test_no_memory_for_more_blocks_is_no_failure(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        engine = self.engine(folder, monkeypatch, blocks=40)
-        store, size = engine.runner.store, engine.scheduler.pool.size  # type: ignore[attr-defined]
-        whole = store.resize
-
-        def resize(blocks: int, held: Any) -> None:
-            if blocks > size:
-                raise RuntimeError("can't allocate memory")
-            whole(blocks, held)
-
-        monkeypatch.setattr(store, "resize", resize)
-        switch(engine, "int8")
-        assert engine.scheduler.pool.size == size
-        drain_of(engine, PROMPT)
 
 
 def test_the_plain_weight_is_not_kept(folder: Path) -> None:

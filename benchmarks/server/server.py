@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.clients import work
-from benchmarks.engine_cpu import random_llama
+from benchmarks.cpu.engine_cpu import random_llama
 from benchmarks.harness import Bench, Figure
+from benchmarks.server.clients import work
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.host.process import EngineProcess

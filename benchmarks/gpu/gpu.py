@@ -125,7 +125,8 @@ def run(
 def cold(bench: Bench, name: str) -> None:
     """From start to the first reply in processes of their own, for which Triton has compiled nothing."""
     says = (
-        f"import tempfile; from benchmarks.gpu import opened; print(opened({name!r}, tempfile.mkdtemp())[1])"
+        "from tempfile import mkdtemp; from benchmarks.gpu.gpu import opened; "
+        f"print(opened({name!r}, mkdtemp())[1])"
     )
     for turn in ("first", "second"):  # what the first has read from disk, the second finds in memory
         with tempfile.TemporaryDirectory() as cache:
@@ -382,9 +383,3 @@ def oracle(name: str, engine: Engine) -> Iterator[Any]:
     yield model.eval()
     del model, own
     torch.cuda.empty_cache()
-
-
-if __name__ == "__main__":  # `python -m benchmarks.gpu` is `python -m benchmarks gpu`
-    from benchmarks.__main__ import main
-
-    raise SystemExit(main(["gpu", *sys.argv[1:]]))

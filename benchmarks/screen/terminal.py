@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 _PATIENCE = 90.0  # seconds, on a machine that does much else
 _LEAVE_WITHIN = 5.0  # seconds
 _QUIET = 0.5  # seconds

@@ -11,7 +11,7 @@ import numpy as np
 from textual.app import App, ComposeResult
 
 from benchmarks.harness import Bench
-from benchmarks.sink import Sink
+from benchmarks.screen.sink import Sink
 from engine.api.events import Admitted
 from engine.api.snapshot import BlockView, Quantiles, RequestView, Snapshot, StepTimes, Throughput
 from engine.kv.pool import BlockPool

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu import BLOCKS, COMMON, CONTEXT, SHAPES, Heard, finish, started
+from benchmarks.gpu.gpu import BLOCKS, COMMON, CONTEXT, SHAPES, Heard, finish, started
+from benchmarks.gpu.written import write
 from benchmarks.harness import Bench
-from benchmarks.written import write
 from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.execution.runner import ModelRunner

@@ -20,7 +20,7 @@ from engine.grammar.source import source
 from engine.grammar.vocabulary import Vocabulary, readable
 from engine.text.tokenizer import Tokenizer
 
-POCKET = Path(__file__).resolve().parents[1] / "engine" / "pocket"
+POCKET = Path(__file__).resolve().parents[2] / "engine" / "pocket"
 PERSON = {
     "type": "object",
     "properties": {

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine_step import Mute, empty_engine, fill, steps
+from benchmarks.engine.engine_step import Mute, empty_engine, fill, steps
 from benchmarks.harness import Bench
 from engine.api.config import EngineConfig
 from engine.api.events import Copied, Delta, Event

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu import LONG, SHORT, drawn, finish, oracle, started
+from benchmarks.gpu.gpu import LONG, SHORT, drawn, finish, oracle, started
 from benchmarks.harness import Bench
 
 

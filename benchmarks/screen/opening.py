@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 
 from benchmarks.harness import Bench
-from benchmarks.terminal import ROOT, Terminal
+from benchmarks.screen.terminal import ROOT, Terminal
 
 _SIZE = (120, 40)
 _WORDS = ["-m", "minichat"]

@@ -21,10 +21,10 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from benchmarks import transcript
 from benchmarks.harness import Bench
-from benchmarks.screen_program import PROMPT
-from benchmarks.terminal import Terminal
+from benchmarks.screen import transcript
+from benchmarks.screen.screen_program import PROMPT
+from benchmarks.screen.terminal import Terminal
 from engine.models.find import find_model
 
 _PARTS = ("flush", "stream", "echo", "speed")
@@ -121,7 +121,7 @@ class Diary:
 def program(place: Place, engine: str, chats: int) -> Iterator[tuple[Terminal, Diary]]:
     """The program with so many chats, all of which stream."""
     place.diary.unlink(missing_ok=True)
-    words = ["-m", "benchmarks.screen_program", str(place.diary), "0", *_options(place, engine)]
+    words = ["-m", "benchmarks.screen.screen_program", str(place.diary), "0", *_options(place, engine)]
     with Terminal(words, _SIZE, place.environment()) as terminal:
         diary = Diary(place.diary)
         terminal.until(diary.lines, "the engine")
@@ -217,7 +217,7 @@ def _speed(place: Place, engine: str) -> float:
             terminal.until(lambda: diary.when(_LAST), "the last token")
             return diary.speed(_FIRST, _LAST)
     place.diary.unlink(missing_ok=True)
-    words = ["-m", "benchmarks.screen_program", str(place.diary), "4", *_options(place, "thread")]
+    words = ["-m", "benchmarks.screen.screen_program", str(place.diary), "4", *_options(place, "thread")]
     with Terminal(words, _SIZE, place.environment()) as terminal:
         diary = Diary(place.diary)
         terminal.until(lambda: diary.when(_LAST), "the last token")

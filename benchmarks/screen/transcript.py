@@ -10,7 +10,7 @@ from textual.app import App, ComposeResult
 from textual.containers import Horizontal
 
 from benchmarks.harness import Bench
-from benchmarks.sink import Sink, Stretches
+from benchmarks.screen.sink import Sink, Stretches
 from minichat.chats.model import Message
 from minichat.shell.interpreter import share
 from minichat.ui.frames import FrameScreen

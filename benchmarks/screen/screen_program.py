@@ -1,7 +1,7 @@
 """The program, or its engine alone, with a diary of what the engine did: a process of its own.
 
-`python -m benchmarks.screen_program DIARY CHATS [minichat's options]`: the real program; with CHATS above 0
-the engine alone, as many replies at once, which nobody reads.
+`python -m benchmarks.screen.screen_program DIARY CHATS [minichat's options]`: the real program; with CHATS
+above 0 the engine alone, as many replies at once, which nobody reads.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
-from benchmarks.sink import Stretches
+from benchmarks.screen.sink import Stretches
 from engine.api.snapshot import Snapshot
 
 PROMPT = "Tell me a story."
@@ -93,7 +93,7 @@ def alone(diary: Diary, chats: int, words: list[str]) -> int:
 
 
 def main() -> int:
-    reader = argparse.ArgumentParser(prog="python -m benchmarks.screen_program")
+    reader = argparse.ArgumentParser(prog="python -m benchmarks.screen.screen_program")
     reader.add_argument("diary", type=Path)
     reader.add_argument("chats", type=int)
     options, words = reader.parse_known_args()

@@ -1,0 +1,1 @@
+"""Products, weights and the cache on a CPU."""

@@ -1,0 +1,45 @@
+"""CSS is parsed once for the same colors.
+
+Textual parses all of it three times before the first frame (for itself, for the theme, for the first widgets
+that bring some), and again at each change of the theme.
+"""
+
+from typing import ClassVar
+
+from textual.cache import LRUCache
+from textual.css.model import RuleSet
+from textual.css.stylesheet import Stylesheet
+from textual.css.types import CSSLocation
+
+
+class CachedStylesheet(Stylesheet):
+    """Rules depend on their source and on the variables alone, so all sheets of the process share them."""
+
+    _parsed: ClassVar[LRUCache[tuple[object, ...], list[RuleSet]]] = LRUCache(512)
+
+    def __init__(self, *, variables: dict[str, str]) -> None:
+        super().__init__(variables=variables)
+        self._colors = frozenset(variables.items())
+
+    def set_variables(self, variables: dict[str, str]) -> None:
+        super().set_variables(variables)
+        self._colors = frozenset(variables.items())
+
+    def _parse_rules(
+        self,
+        css: str,
+        read_from: CSSLocation,
+        is_default_rules: bool = False,
+        tie_breaker: int = 0,
+        scope: str = "",
+    ) -> list[RuleSet]:
+        key = (self._colors, css, read_from, is_default_rules, tie_breaker, scope)
+        rules = self._parsed.get(key)
+        if rules is None:
+            rules = super()._parse_rules(css, read_from, is_default_rules, tie_breaker, scope)
+            self._parsed[key] = rules
+        return rules
+
+    def reparse(self) -> None:
+        """Where the CSS is wrong the rules stay as they were."""
+        self.parse()

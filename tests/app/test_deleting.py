@@ -1,0 +1,129 @@
+"""A chat is deleted or closed, and can be brought back where that is promised."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from minichat.features.chats import chats
+from tests.app.conftest import run
+from tests.app.test_chats import titles, two_chats
+
+
+@run
+async def test_close_and_undo(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        await it.pilot.press("alt+w")
+        assert titles(it) == ["first"]
+        await it.pilot.press("alt+z")
+        assert titles(it) == ["first", "second"]
+        assert it.texts()[-1] == ("assistant", "fine", "done")
+
+
+@run
+async def test_one_is_deleted_when_the_question_is_answered(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        await it.pilot.press("alt+d")
+        await it.until(lambda: "delete second and its 2 messages?" in it.screen_text())
+        await it.pilot.press("enter")  # which keeps it
+        await it.until(lambda: it.app.focused is it.main.prompt)
+        assert titles(it) == ["first", "second"]
+        await it.pilot.press("alt+d", "down", "enter")
+        await it.until(lambda: titles(it) == ["first"])
+        assert [each.title for each in it.app.store.listing()] == ["first"]
+        await it.pilot.press("alt+z")
+        await it.until(lambda: "no chat is closed" in it.notices())
+    async with bench() as it:
+        assert titles(it) == ["first"]
+
+
+@run
+async def test_deleting_stops_its_reply_and_the_last_one_leaves_an_empty_one(
+    bench: Callable[..., Any],
+) -> None:
+    async with bench() as it:
+        await it.say("only")
+        await it.pilot.press("alt+d", "down", "enter")
+        await it.until(lambda: it.replies[0].finished)
+        await it.until(lambda: titles(it) == [""])
+        assert [each.title for each in it.app.store.listing()] == [""]
+
+
+@run
+async def test_closed_and_open_ones_are_deleted_from_the_list(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        await it.answered(await it.say("more"))
+        await it.pilot.press("alt+1", "alt+w", *"half")  # the first is closed; something is typed
+        await it.pilot.press("ctrl+o", *"fir")
+        await it.until(lambda: "Alt+D delete" in it.screen_text() and "first" in it.screen_text())
+        await it.pilot.press("alt+d")
+        await it.until(lambda: "delete first and its 2 messages?" in it.screen_text())
+        await it.pilot.press("down", "enter")
+        await it.until(lambda: [each.title for each in it.app.store.listing()] == ["second"])
+        await it.until(lambda: "delete first" not in it.screen_text())
+        assert "first" not in "".join(it.screen_text().splitlines()[1:-1]).replace("fir", "", 1)
+        await it.pilot.press("escape")
+        await it.until(lambda: it.app.focused is it.main.prompt)
+        assert it.main.prompt.text == "half"
+
+        await it.pilot.press("ctrl+n", *"kept", "ctrl+o", "alt+d", "down", "enter")
+        await it.until(lambda: len(it.app.chats) == 1)
+        assert it.main.prompt.text in ("kept", "half")
+
+
+@run
+@pytest.mark.parametrize("keys", [["alt+w"], ["alt+d", "down", "enter"]])
+async def test_one_that_another_window_has_deleted_can_be_put_away(
+    bench: Callable[..., Any], keys: list[str]
+) -> None:
+    async with bench() as it:
+        await two_chats(it)
+        it.app.store.delete_chat(it.app.chats.active.chat.id)
+        await it.pilot.press(*keys)
+        await it.until(lambda: titles(it) == ["first"])
+        assert it.app.screen is it.main
+
+
+@run
+async def test_a_dialog_over_it_can_be_drawn_at_every_moment(bench: Callable[..., Any]) -> None:
+    """What is behind it is drawn from a layout that a pane may have left already."""
+    async with bench() as it:
+        await it.answered(await it.say("first"))
+        await it.pilot.press("ctrl+o")
+        pane, over = it.main.pane, it.app.screen
+        await chats.delete(it.app.context, it.app.chats.active.chat.id)
+        while pane._running or pane.is_attached:
+            over._compositor.render_full_update(simplify=False)
+            it.main._compositor.render_strips()
+            await asyncio.sleep(0)
+        assert titles(it) == [""]
+
+
+@run
+async def test_the_key_that_deletes_is_the_persons(bench: Callable[..., Any], tmp_path: Any) -> None:
+    settings = tmp_path / ".config" / "minichat" / "config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('[keys]\n"chat.delete" = "alt+q"\n')
+    async with bench() as it:
+        await it.answered(await it.say("first"))
+        await it.pilot.press("alt+d")
+        await it.pilot.press("alt+q")
+        await it.until(lambda: "delete first and its 2 messages?" in it.screen_text())
+        await it.pilot.press("escape", "ctrl+o")
+        await it.until(lambda: "Alt+Q delete" in it.screen_text())
+        await it.pilot.press("alt+q", "down", "enter")
+        await it.until(lambda: titles(it) == [""])
+
+
+@run
+async def test_closing_the_last_one_leaves_an_empty_one(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.say("first")
+        await it.pilot.press("alt+w")
+        await it.until(lambda: it.replies[0].finished)
+        assert titles(it) == [""]
+        assert "new chat" in it.screen_text()

@@ -1,0 +1,80 @@
+"""A model is fetched from the hub by a process of its own, and how far it is is told."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.api.errors import ModelNotFound
+from minichat.models.fetching import fetch
+from minichat.models.progress import Course, duration, size
+from tests.app.conftest import run
+
+
+def script(*lines: str) -> list[str]:
+    return [sys.executable, "-c", "import sys, time\n" + "\n".join(lines)]
+
+
+@run
+async def test_a_fetch_tells_how_far_it_is() -> None:
+    seen: list[tuple[int, int]] = []
+    line = """print('{"done": 5, "total": 10}\\n{"done": 10, "total": 10}\\n{"folder": "/x"}')"""
+    await fetch("a/b", lambda *told: seen.append(told), script(line))
+    assert seen == [(5, 10), (10, 10)]
+
+
+@run
+async def test_a_fetch_that_fails_says_why() -> None:
+    line = "sys.exit('a warning\\nminichat: a/b is not on this machine, and the hub cannot be reached')"
+    with pytest.raises(ModelNotFound, match=r"^a/b is not on this machine"):
+        await fetch("a/b", lambda *_: None, script(line))
+    with pytest.raises(ModelNotFound, match="a/b was not fetched"):
+        await fetch("a/b", lambda *_: None, script("sys.exit(1)"))
+
+
+@run
+async def test_a_fetch_that_is_called_off_leaves_no_process(tmp_path: Path) -> None:
+    started = asyncio.Event()
+    lines = ("""print('{"done": 1, "total": 2}', flush=True)""", "time.sleep(60)")
+    task = asyncio.create_task(fetch("a/b", lambda *_: started.set(), script(*lines)))
+    await asyncio.wait_for(started.wait(), 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, 5)
+
+
+def test_the_course_has_rate_and_time_left() -> None:
+    now = 0.0
+    course = Course(lambda: now)
+    course.note(0, 1_200_000_000)
+    assert course.words() == "0.00 of 1.20 GB"
+    for second in range(1, 9):
+        now = float(second)
+        course.note(second * 100_000_000, 1_200_000_000)
+    assert course.words() == "0.80 of 1.20 GB  100 MB/s  4 s left"
+    course.note(1000, 2_000_000)  # another file: the old rate says nothing of it
+    assert course.words() == "0.0 of 2.0 MB"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.00 kB"),
+        (999_600, "1.00 MB"),
+        (12_340_000, "12.3 MB"),
+        (16.4e9, "16.4 GB"),
+    ],
+)
+def test_sizes(count: float, text: str) -> None:
+    assert size(int(count)) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "1 s"), (59.6, "1 min"), (125, "2 min 5 s"), (4000, "1 h 6 min"), (9e5, "10 d")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

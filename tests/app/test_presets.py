@@ -1,0 +1,43 @@
+"""A preset of decoding is saved, chosen and deleted."""
+
+from collections.abc import Callable
+from typing import Any
+
+from minichat.settings.presets import load_presets
+from tests.app.conftest import run
+
+
+@run
+async def test_a_preset_is_saved_and_chosen(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3", "ctrl+s", *"mine", "enter")
+        await it.until(lambda: "mine" in load_presets(it.app.paths.presets).own)
+        await it.until(lambda: "preset       ‹ mine ›" in it.screen_text())
+        await it.pilot.press("right")
+        await it.until(lambda: it.app.chats.active.chat.params.greedy)
+        await it.pilot.press("left")
+        await it.until(lambda: it.app.chats.active.chat.params.temperature == 0.7)
+
+
+@run
+async def test_a_saved_preset_is_deleted(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        own = load_presets(it.app.paths.presets).own
+        await it.pilot.press("f3", "delete")
+        await it.until(lambda: any("no preset of yours" in each for each in it.notices()))
+        for name in ("mine", "other"):
+            await it.pilot.press("ctrl+s", *name, "enter")
+            await it.until(lambda name=name: name in load_presets(it.app.paths.presets).own)
+        await it.pilot.press("delete")
+        await it.until(lambda: "delete a preset for good" in it.screen_text())
+        assert "greedy" not in it.screen_text().split("delete a preset for good")[1].split("Enter take")[0]
+        await it.pilot.press("escape")
+        await it.until(lambda: it.app.focused is it.drawer.knobs)
+        assert list(load_presets(it.app.paths.presets).own) == ["mine", "other"]
+        await it.pilot.press("delete", "down", "enter")
+        await it.until(lambda: list(load_presets(it.app.paths.presets).own) == ["mine"])
+        assert [each.name for each in it.app.presets.all][:2] == ["mine", "greedy"] and not own
+        await it.pilot.press("escape", "ctrl+p", *"delete a saved", "down", "enter")
+        await it.until(lambda: "delete a preset for good" in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: load_presets(it.app.paths.presets).own == {})

@@ -1,0 +1,72 @@
+"""The prompt: lines, emoji, what up recalls, and nothing to send."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.app.conftest import run
+
+
+@run
+async def test_the_prompt_takes_lines_and_grows(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        before = it.main.prompt.size.height
+        await it.pilot.press(*"a", "ctrl+j", *"b", "alt+enter", *"c")
+        assert it.main.prompt.text == "a\nb\nc"
+        assert it.main.prompt.size.height == before + 2
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)
+        assert it.replies[0].prompt[-1]["content"] == "a\nb\nc"
+
+
+@run
+async def test_colours_of_skin_are_sent_but_not_drawn(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.main.prompt.put("fine 👍🏽!")
+        await it.until(lambda: "fine 👍! " in it.screen_text())
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)
+        assert it.replies[0].prompt[-1]["content"] == "fine 👍🏽!"
+
+
+@run
+async def test_up_in_an_empty_prompt_recalls(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.answered(await it.say("hello"))
+        await it.pilot.press("up")
+        await it.until(lambda: it.main.prompt.text == "hello")
+        await it.pilot.press("up")
+        assert it.main.prompt.text == "hello"
+
+
+@run
+async def test_up_goes_on_to_what_was_said_before_and_down_comes_back(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        prompt = it.main.prompt
+        for said in ("first", "two\nlines"):
+            await it.answered(await it.say(said))
+        await it.pilot.press("up")
+        assert prompt.text == "two\nlines"
+        await it.pilot.press("up")  # to its first line
+        assert prompt.text == "two\nlines"
+        await it.pilot.press("up")
+        assert prompt.text == "first"
+        await it.pilot.press("up")
+        assert prompt.text == "first"
+        await it.pilot.press("down")
+        assert prompt.text == "two\nlines"
+        await it.pilot.press("down")
+        assert prompt.text == ""
+        await it.pilot.press("down")
+        assert prompt.text == ""
+        await it.pilot.press("up", "x", "up", "up", "down", "down")
+        assert prompt.text == "two\nlinesx"
+        await it.pilot.press("ctrl+u", "backspace", "ctrl+u", "up")
+        assert prompt.text == "two\nlines"
+
+
+@run
+async def test_nothing_is_sent_while_nothing_is_typed(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("enter", "space", "enter")
+        await it.pilot.pause()
+        assert it.texts() == []

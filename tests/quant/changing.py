@@ -1,0 +1,35 @@
+"""What tests of a change of weights share: an engine of a small model, and a change from start to end."""
+
+from pathlib import Path
+from typing import Any
+
+from engine.api.config import EngineConfig
+from engine.serving.engine import Engine
+from engine.start import start
+from tests.heard import Heard
+from tests.runner.small import ask, drain, turn
+
+PROMPT = list(range(10, 50))
+
+
+def engine_on(folder: Path, **config: Any) -> Engine:
+    plain: dict[str, Any] = {"device": "cpu", "blocks": 96, "seed": 0, "depth": 0, "dtype": "bfloat16"}
+    return start(EngineConfig(model=str(folder), **plain | config))
+
+
+def finish_change(engine: Engine) -> None:
+    """Until the present one is over."""
+    while (change := engine.change) is not None and not change.over:
+        turn(engine)
+
+
+def switch(engine: Engine, scheme: str) -> None:
+    engine.set_quantization(scheme)
+    finish_change(engine)
+    assert engine.snapshot().quantization == scheme
+
+
+def drain_of(engine: Engine, prompt: list[int]) -> Heard:
+    _, heard = ask(engine, prompt)
+    drain(engine)
+    return heard

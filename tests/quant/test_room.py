@@ -1,0 +1,117 @@
+"""A change of the weights changes the room of the cache."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.errors import BadInput
+from engine.api.request import Finish
+from engine.execution.changes import Resize
+from engine.scheduling.resize import shrink
+from engine.serving.engine import Engine
+from tests.quant.changing import PROMPT, drain_of, engine_on, switch
+from tests.runner.small import GREEDY, ask, drain, turn
+
+
+class TestRoom:
+    """The cache takes the memory that weights leave, and gives it back."""
+
+    def engine(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, blocks: int = 40, **config: Any
+    ) -> Engine:
+        """As if there were memory for so many blocks, and no more were of use than that with int4."""
+        engine = engine_on(folder, blocks=None, **config)
+        runner = engine.runner
+        each = runner.store.nbytes // engine.scheduler.pool.size  # type: ignore[attr-defined]
+        runner._room = replace(runner._room, nbytes=blocks * each, most=None)  # type: ignore[attr-defined]
+        engine.weights._share = 1.0  # type: ignore[union-attr]
+        shrink(engine.scheduler, blocks)
+        runner.apply(Resize(blocks, ()))
+        return engine
+
+    def test_it_grows_at_once_and_comes_back(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = self.engine(folder, monkeypatch, blocks=40)
+        room = engine.runner._room  # type: ignore[attr-defined]
+        assert room.fit("none").blocks == 40
+        sizes = []
+        for scheme in ("int8", "int4", "none", "int4"):
+            prompt = [len(sizes) + at for at in PROMPT]
+            _, heard = ask(engine, prompt, replace(GREEDY, max_tokens=30))
+            for _ in range(8):
+                turn(engine)
+            switch(engine, scheme)
+            sizes.append(engine.scheduler.pool.size)
+            assert len(engine.runner.store.layers[0].keys) == sizes[-1]  # type: ignore[attr-defined]
+            drain(engine)
+            assert heard.finish is Finish.LENGTH
+        assert 40 < sizes[0] < sizes[1] and sizes[2] == 40 and sizes[3] == sizes[1]
+
+    def test_it_shrinks_by_evicting_then_by_preempting(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever keeps its blocks says the same as if nobody had moved them."""
+        engine = self.engine(folder, monkeypatch, blocks=36, max_context=256, preemption="recompute")
+        switch(engine, "int4")
+        large = engine.scheduler.pool.size
+        assert large > 60
+        long = replace(GREEDY, max_tokens=170)
+        heard = [ask(engine, [at, *PROMPT], long)[1] for at in range(large // 14)]
+        while engine.scheduler.pool.in_use < large - 8:
+            turn(engine)
+        switch(engine, "none")
+        assert engine.scheduler.pool.size == 36
+        assert engine.scheduler.preemptions > 0, "nobody had to give way: the test shows nothing"
+        assert engine.scheduler.running, "somebody stays"
+        drain(engine)
+        assert [each.finish for each in heard] == [Finish.LENGTH] * len(heard)
+
+    def test_moved_blocks_hold_what_they_held(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same change with and without a move: the same tokens."""
+        replies = []
+        for crowd in (0, 12):
+            engine = self.engine(folder, monkeypatch, blocks=36, max_context=256, dtype="float32")
+            switch(engine, "int8")
+            ids = [ask(engine, [at, *PROMPT], GREEDY)[0] for at in range(crowd)]
+            while any(each.pending or each.launched < 41 for each in engine.scheduler.requests.values()):
+                turn(engine)
+            _, heard = ask(engine, PROMPT[::-1], replace(GREEDY, max_tokens=40))
+            for _ in range(6):
+                turn(engine)
+            places = [
+                max(each.blocks) for each in engine.scheduler.running if not crowd or each.id not in ids
+            ]
+            for id in ids:
+                engine.abort(id)
+            switch(engine, "none")
+            assert engine.scheduler.pool.size == 36 and (places[0] >= 36) is bool(crowd)
+            drain(engine)
+            replies.append(heard.tokens)
+        assert replies[0] == replies[1] and len(replies[0]) == 40
+
+    def test_a_change_that_leaves_too_little_is_refused(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = self.engine(folder, monkeypatch, blocks=4, max_context=128)
+        engine.limits = replace(engine.limits, context=128)
+        with pytest.raises(BadInput, match=r"'fp32' would leave .* a request may have 128"):
+            engine.set_quantization("fp32")
+        assert not engine.busy
+
+    def test_no_memory_for_more_blocks_is_no_failure(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine = self.engine(folder, monkeypatch, blocks=40)
+        store, size = engine.runner.store, engine.scheduler.pool.size  # type: ignore[attr-defined]
+        whole = store.resize
+
+        def resize(blocks: int, held: Any) -> None:
+            if blocks > size:
+                raise RuntimeError("can't allocate memory")
+            whole(blocks, held)
+
+        monkeypatch.setattr(store, "resize", resize)
+        switch(engine, "int8")
+        assert engine.scheduler.pool.size == size
+        drain_of(engine, PROMPT)
