@@ -107,6 +107,10 @@ class Workspace(Protocol):
     def shown(self) -> list[Conversation]: ...
 
     @property
+    def recipients(self) -> list[Conversation]:
+        """To whom the next message goes: the active chat, or all that are seen."""
+
+    @property
     def pane(self) -> ChatPane:
         """Of the active chat."""
 

@@ -9,8 +9,10 @@ from minichat.features.feature import Command
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
 from minichat.shell.keys import Keys
+from minichat.ui.composing import Checked
 from minichat.ui.panes.keybar import Hinting, Key
 from minichat.ui.panes.tabs import Tab, titled
+from minichat.ui.transcript.glyphs import one_line
 
 _FOOTER = ("View", "Program", "Chats")  # whose commands the last line has, in this order
 
@@ -35,6 +37,12 @@ def _failed(conversation: Conversation) -> bool:
     return bool(messages) and messages[-1].state == "failed"
 
 
+def _retriable(conversation: Conversation) -> bool:
+    """Whether its last reply failed, and another try may end better."""
+    messages = conversation.chat.messages
+    return bool(messages) and messages[-1].retriable
+
+
 def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
     """Whom the prompt speaks to, and how the reply will be drawn."""
     if active.editing is not None:
@@ -44,11 +52,14 @@ def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
     return f"{active.chat.letter.upper()}  {strategy(active.chat.params)}"
 
 
-def hint(active: Conversation, keys: Keys) -> str:
-    """What Enter does."""
+def hint(active: Conversation, keys: Keys, checked: Checked) -> str:
+    """What is wrong with the message, or how long it is; and what Enter does."""
+    if checked.faulty:
+        return one_line(str(checked))
+    ways = f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
     if active.editing is not None:
-        return "Esc keeps it as it was"
-    return f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
+        ways = "Esc keeps it as it was"
+    return "  ".join(filter(None, (str(checked), ways)))
 
 
 def greeting(commands: Sequence[Command], keys: Keys, found: str, *, attached: bool) -> tuple[str, ...]:
@@ -83,7 +94,7 @@ def footer(
     nodes = focused.ancestors_with_self if focused is not None else []
     here = next((node.HINTS for node in nodes if isinstance(node, Hinting)), ())
     stop = ("reply.stop",) if not here else ()  # elsewhere Esc leads back to the prompt first
-    urgent = stop if active.streaming else ("reply.retry",) if _failed(active) else ()
+    urgent = stop if active.streaming else ("reply.retry",) if _retriable(active) else ()
     wanted = [each for each in commands if each.id in urgent]
     for group in _FOOTER:
         wanted += [each for each in commands if each.group == group and each.footer]

@@ -17,6 +17,7 @@ from minichat.features.feature import Context
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats
 from minichat.ui import labels, sending
+from minichat.ui.composing import Composing
 from minichat.ui.dialogs import menus
 from minichat.ui.dialogs.dialog import closed_by
 from minichat.ui.drafts import SavedDrafts
@@ -63,7 +64,8 @@ class MainScreen(FrameScreen[None]):
         self.tabs, self.banner = ChatTabs(id="tabs"), Banner(id="banner")
         self._panes = Panes(self._glyphs, below, id="panes")
         self.prompt = Prompt(keys.of("prompt.send"), keys.of("prompt.newline"), id="prompt")
-        self.keybar, self.drafts = KeyBar(id="keybar"), SavedDrafts(context)
+        self.keybar = KeyBar(id="keybar")
+        self.drafts, self.composing = SavedDrafts(context), Composing(context)
         self.panels.bind(panels, self._panes, self.prompt, self._arranged)
         yield self.tabs
         yield self.banner
@@ -89,7 +91,7 @@ class MainScreen(FrameScreen[None]):
         self.signals.turned()
         self.lay_out()
         self.app.app_resume_signal.subscribe(self, lambda _: program.redraw())
-        await sending.begin(context)
+        await sending.begin(context, self.composing)
 
     # Layout
 
@@ -128,9 +130,11 @@ class MainScreen(FrameScreen[None]):
             labels.tab(each, self._colours(each), active=each is active, shown=each in self.shown)
             for each in self.chats
         )
-        self.prompt.border_title = labels.recipient(active, self.shown if self.broadcast else [active])
+        self.prompt.border_title = labels.recipient(active, self.recipients)
         self.prompt.placeholder = "" if active.chat.messages else "say something"
-        self.prompt.border_subtitle = labels.hint(active, context.keys)
+        checked = self.composing.checked
+        self.prompt.border_subtitle = labels.hint(active, context.keys, checked)
+        self.prompt.set_class(checked.faulty, "-fault")
         self.keybar.work = labels.work(len(self.chats.streaming))
         self._label_keys()
 
@@ -164,8 +168,10 @@ class MainScreen(FrameScreen[None]):
         """Another engine comes, which counts its requests and its tokens anew."""
         self.engine.forget()
         for each in self.chats:
-            each.likely, each.reading.left_out = None, 0  # another model may hold more
+            each.likely = None
             each.traces.clear()
+            if each.reading.begin_anew() and each.view is not None:
+                each.view.show_messages()
 
     def wake(self) -> None:
         self.context.program.pulse.wake()
@@ -206,6 +212,11 @@ class MainScreen(FrameScreen[None]):
         self.chats.remember(self.context.program.paths.remembered)
 
     @property
+    def recipients(self) -> list[Conversation]:
+        active = self.chats.active
+        return self.shown if self.broadcast and active.editing is None else [active]
+
+    @property
     def pane(self) -> ChatPane:
         return self._panes.of(self.chats.active)
 
@@ -220,12 +231,13 @@ class MainScreen(FrameScreen[None]):
     # Messages from the widgets
 
     @on(Prompt.Sent)
-    def _send(self, event: Prompt.Sent) -> None:
-        sending.send(self.context, event.text)
+    async def _send(self, event: Prompt.Sent) -> None:
+        await sending.submit(self.context, self.composing, event.text)
 
     @on(Prompt.Changed)
     def _typed(self) -> None:
         self.drafts.note()
+        self.composing.note()
 
     def keep_drafts(self) -> None:
         self.drafts.keep()

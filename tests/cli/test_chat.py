@@ -85,7 +85,7 @@ def test_what_is_set_holds_from_the_next_reply(talk: Talk) -> None:
 def test_a_conversation_that_grows_too_long_is_told_and_goes_on(talk: Talk) -> None:
     ran = talk("x" * 200, "a")
     assert ran.code == 0
-    assert "minichat: the prompt has" in ran.out and "shorten it" in ran.out and "/new" not in ran.out
+    assert " tokens; " in ran.out and "Shorten the prompt" in ran.out and "/new" not in ran.out
     assert "; /new begins anew" in talk("x" * 60, "y" * 60).out
     assert talk("a").out == ran.out.split("\n", 1)[1]
 

@@ -21,8 +21,12 @@ def stop_all(context: Context) -> None:
 
 
 def retry(context: Context) -> None:
-    if not context.chats.active.retry():
-        context.app.notify("there is no finished reply to draw again", severity="warning")
+    """What the engine has refused is refused again: its reason is told once more instead."""
+    active = context.chats.active
+    if active.chat.messages and (last := active.chat.messages[-1]).refused:
+        context.program.complain(last.error)
+    elif not active.retry():
+        context.app.notify("there is no finished reply to regenerate", severity="warning")
 
 
 def edit(context: Context, message: Message | None = None) -> None:
