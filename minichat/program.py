@@ -124,6 +124,10 @@ class Workspace(Protocol):
     @property
     def size(self) -> Size: ...
 
+    @property
+    def tries(self) -> tuple[str, ...]:
+        """Messages to try with the model at hand, in a chat where nothing was said."""
+
     def lay_out(self) -> None:
         """Who is seen, for this size, these chats and what is open."""
 

@@ -83,7 +83,7 @@ class Conversation:
         self._answer()
 
     def retry(self, message_id: int | None = None) -> bool:
-        """The newest reply, or the given one with all after it, is drawn again."""
+        """The newest reply, or the given one with all after it, is generated anew."""
         replies = [message for message in self.chat.messages if message.role == "assistant"]
         wanted = [message for message in replies if message_id in (None, message.id)]
         if self.streaming or not wanted:

@@ -12,7 +12,7 @@ _SMALL = 8  # a message of less than this share of the room is not counted
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class PromptFit:
     """A message with its chat's system prompt, in the template. What was said before may be left out."""
 
     tokens: int
@@ -53,11 +53,11 @@ def small(conversation: Conversation, text: str, shot: Snapshot) -> bool:
 
 async def fit_of(
     conversation: Conversation, text: str, attachments: Sequence[Attachment], shot: Snapshot
-) -> Fit:
+) -> PromptFit:
     """Counts the tokens of a message as the engine would."""
     backend, chat = conversation.desk.backend, conversation.chat
     own = Message(0, "user", text, attachments=tuple(attachments))
     alone = replace(chat, messages=[own, Message(1, "assistant", "")], earlier=0)
     prompt, _ = prompt_of(alone, conversation.desk.store, template=backend.has_template)
     tokens = await backend.count(prompt)
-    return Fit(tokens, room_for(conversation, shot), shot.model, chat.params.max_tokens or 0)
+    return PromptFit(tokens, room_for(conversation, shot), shot.model, chat.params.max_tokens or 0)

@@ -12,7 +12,7 @@ from minichat.clients.bridge import in_thread
 from minichat.features.feature import Context
 from minichat.session.attachments import CannotAttach, Missing, attach, missing
 from minichat.session.conversation import Conversation
-from minichat.session.fitting import Fit, fit_of, small
+from minichat.session.fitting import PromptFit, fit_of, small
 from minichat.ui.transcript.glyphs import one_line
 
 _LATE = 0.2  # seconds after a key
@@ -23,7 +23,7 @@ _TOLD = 0.125  # of the room: a message that takes less is not worth a word
 class Checked:
     """What is wrong with a message, or how much of the room it takes. Empty: nothing worth a word."""
 
-    fit: Fit | None = None  # in the chat where it fits worst
+    fit: PromptFit | None = None  # in the chat where it fits worst
     missing: tuple[Missing, ...] = ()
 
     @property
@@ -111,7 +111,7 @@ class Composing:
         files: tuple[Attachment, ...] = ()
         with suppress(CannotAttach):  # which is told when it is sent
             files = await in_thread(lambda: attach(text, kept))
-        shot, fits = self._context.engine.latest, list[Fit]()
+        shot, fits = self._context.engine.latest, list[PromptFit]()
         if shot is not None and self._context.keeper.alive:
             with suppress(EngineError):  # no engine: whatever is wrong is told at the reply
                 fits = [await fit_of(each, text, files, shot) for each in to]

@@ -13,6 +13,7 @@ from minichat.ui.composing import Checked
 from minichat.ui.panes.keybar import Hinting, Key
 from minichat.ui.panes.tabs import Tab, titled
 from minichat.ui.transcript.glyphs import one_line
+from minichat.ui.transcript.greeting import Greeting
 
 _FOOTER = ("View", "Program", "Chats")  # whose commands the last line has, in this order
 
@@ -44,7 +45,7 @@ def _retriable(conversation: Conversation) -> bool:
 
 
 def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
-    """Whom the prompt speaks to, and how the reply will be drawn."""
+    """Whom the prompt speaks to, and how the reply will be sampled."""
     if active.editing is not None:
         return "edit, and send again"
     if len(to) > 1:
@@ -62,15 +63,21 @@ def hint(active: Conversation, keys: Keys, checked: Checked) -> str:
     return "  ".join(filter(None, (str(checked), ways)))
 
 
-def greeting(commands: Sequence[Command], keys: Keys, found: str, *, attached: bool) -> tuple[str, ...]:
-    """What stands in a chat where nothing has been said: what was found here, and where to look."""
+def greeting(
+    commands: Sequence[Command], keys: Keys, found: str, tries: tuple[str, ...], *, attached: bool
+) -> Greeting:
+    """What stands in a chat where nothing has been said: what was found, what to try, where to look."""
     help, palette, model = map(keys.name, ("view.help", "program.palette", "model.pick"))
     shown = ", ".join(f"{keys.name(each.id)} {each.greeting}" for each in commands if each.greeting)
     other = "" if attached else f"; {model} takes another model"  # an engine elsewhere keeps its own
-    return (
-        *filter(None, (found,)),
-        f"{help} has the keys, {palette} every command. @ and a file's name sends the file along.",
-        f"{shown}{other}. `minichat tour` leads through it.",
+    try_one = "Try one: a click or Up puts it into the prompt, Enter sends it." if tries else ""
+    return Greeting(
+        above=tuple(filter(None, (found, try_one))),
+        tries=tries,
+        below=(
+            f"{help} has the keys, {palette} every command. @ and a file's name sends the file along.",
+            f"{shown}{other}. `minichat tour` leads through it.",
+        ),
     )
 
 

@@ -14,6 +14,7 @@ from engine.api.events import Event
 from engine.api.snapshot import Snapshot
 from minichat.features.chats.chats import go
 from minichat.features.feature import Context
+from minichat.models.welcome import things_to_try
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats
 from minichat.ui import labels, sending
@@ -34,6 +35,7 @@ from minichat.ui.panes.prompt import Prompt
 from minichat.ui.panes.tabs import ChatTabs
 from minichat.ui.signals import Contain, Signals
 from minichat.ui.transcript import Glyphs, Transcript
+from minichat.ui.transcript.greeting import Greeting
 
 
 class MainScreen(FrameScreen[None]):
@@ -120,12 +122,12 @@ class MainScreen(FrameScreen[None]):
         """Tabs, heads of panes, the prompt's border, the keys."""
         context, active = self.context, self.chats.active
         elsewhere = bool(context.program.backend.elsewhere)
-        greeting = labels.greeting(context.commands, context.keys, self.found, attached=elsewhere)
+        greeting = labels.greeting(context.commands, context.keys, self.found, self.tries, attached=elsewhere)
         for each in self.shown:
             each.unread = False
             pane = self._panes.of(each)
             pane.show_label(self._colours(each), active=each is active)
-            pane.transcript.greet(greeting if self.greets else ())
+            pane.transcript.greet(greeting if self.greets else Greeting())
         self.tabs.tabs = tuple(
             labels.tab(each, self._colours(each), active=each is active, shown=each in self.shown)
             for each in self.chats
@@ -177,12 +179,15 @@ class MainScreen(FrameScreen[None]):
         self.context.program.pulse.wake()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
-        for see in (self._show_facts, self._panes.see_snapshot, self.engine.show_snapshot):
+        for see in (self._panes.see_snapshot, self.engine.show_snapshot, self._show_facts):
             with self.signals.contain():
                 see(snapshot)
 
     def _show_facts(self, snapshot: Snapshot) -> None:
-        self.tabs.facts = labels.facts(snapshot)
+        facts = labels.facts(snapshot)
+        if facts != self.tabs.facts:  # what there is to try depends on the model
+            self.tabs.facts = facts
+            self.label()
 
     def show_events(self, events: Sequence[Event]) -> None:
         self.engine.show_events(events)
@@ -215,6 +220,13 @@ class MainScreen(FrameScreen[None]):
     def recipients(self) -> list[Conversation]:
         active = self.chats.active
         return self.shown if self.broadcast and active.editing is None else [active]
+
+    @property
+    def tries(self) -> tuple[str, ...]:
+        shot = self.engine.latest
+        if shot is None or shot.state == "dead" or not self.greets:
+            return ()
+        return things_to_try(shot.model, template=self.context.program.backend.has_template)
 
     @property
     def pane(self) -> ChatPane:
@@ -286,6 +298,11 @@ class MainScreen(FrameScreen[None]):
     @on(Transcript.LinkClicked)
     def _link_clicked(self, event: Transcript.LinkClicked) -> None:
         menus.link(self.context, event.address)
+
+    @on(Transcript.TryChosen)
+    def _try_chosen(self, event: Transcript.TryChosen) -> None:
+        self.prompt.put(event.text)
+        self.prompt.focus()
 
     @on(Transcript.SelectionChanged)
     def _text_selected(self) -> None:

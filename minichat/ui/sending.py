@@ -66,8 +66,10 @@ async def begin(context: Context, composing: Composing) -> None:
 
 
 def recall(context: Context, back: int) -> None:
-    """What the person said in this chat so many messages ago; 0 empties the prompt."""
-    own = [message.text for message in context.chats.active.chat.messages if message.role == "user"]
+    """What the person said in this chat so many messages ago, or could say; 0 empties the prompt."""
+    messages = context.chats.active.chat.messages
+    own = [message.text for message in messages if message.role == "user"]
+    own = own if messages else list(context.workspace.tries)
     if back <= len(own):
         context.workspace.prompt.recall(own[-back] if back else "", back)
 

@@ -10,7 +10,7 @@ from engine.api.errors import EngineError, RequestTooLong
 from engine.api.params import SamplingParams
 from minichat.clients.fake import FakeBackend
 from minichat.session.attachments import CannotAttach, Missing, attach, missing
-from minichat.session.fitting import Fit
+from minichat.session.fitting import PromptFit
 from tests.app.conftest import Bench, run, snapshot
 
 
@@ -86,9 +86,9 @@ async def test_room_is_kept_for_the_reply_and_an_engine_elsewhere_keeps_its_mode
 
 
 def test_the_sentence_says_what_can_be_done() -> None:
-    told = Fit(3634, 2047, "pocket").refusal("choose a larger model (Alt+O)")
+    told = PromptFit(3634, 2047, "pocket").refusal("choose a larger model (Alt+O)")
     assert told == "3,634 tokens; pocket takes 2,047. Shorten the message or choose a larger model (Alt+O)"
-    assert Fit(9, 8, "it").refusal("") == "9 tokens; it takes 8. Shorten the message"
+    assert PromptFit(9, 8, "it").refusal("") == "9 tokens; it takes 8. Shorten the message"
 
 
 @run

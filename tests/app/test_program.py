@@ -103,6 +103,7 @@ async def test_control_c_copies_then_stops_then_quits(bench: Callable[..., Any])
         await it.until(lambda: it.texts()[-1][2] == "stopped")
         assert it.app.return_code is None
         await it.pilot.press("ctrl+c", "ctrl+c")
+        assert "Press Ctrl+C again to quit" in it.notices()
         await it.until(lambda: it.app.return_code == 0)
 
 
@@ -209,7 +210,7 @@ async def test_ascii_draws_nothing_else(bench: Callable[..., Any], size: tuple[i
         await it.pilot.press("f3", "f1")
         assert it.screen_text().isascii()
         await it.pilot.press("escape", "ctrl+p")
-        await it.until(lambda: "Draw the last reply again" in it.screen_text())
+        await it.until(lambda: "Regenerate the last reply" in it.screen_text())
         assert it.screen_text().isascii()
         await it.pilot.press("escape")
         it.app.keeper.lose("the engine has stopped: " + "why " * 99)

@@ -1,4 +1,4 @@
-"""Replies: what is sent, stopped, drawn again, edited and copied."""
+"""Replies: what is sent, stopped, regenerated, edited and copied."""
 
 from minichat.chats.model import Message
 from minichat.features.feature import Command, Context, Feature, HelpSection
@@ -58,7 +58,7 @@ REPLIES = Feature(
         Command("prompt.newline", "Prompt", "New line", None, "ctrl+j,alt+enter,shift+enter", palette=False),
         Command("reply.stop", "Reply", "Stop this reply", stop, "escape", "stop"),
         Command("reply.stop_all", "Reply", "Stop all replies", stop_all),
-        Command("reply.retry", "Reply", "Draw the last reply again", retry, "alt+r", "retry"),
+        Command("reply.retry", "Reply", "Regenerate the last reply", retry, "alt+r", "retry"),
         Command("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),
         Command("reply.copy", "Reply", "Send the last reply to the clipboard", copy, "alt+y"),
     ),
