@@ -63,6 +63,9 @@ class Program(Protocol):
     def heard(self, events: Sequence[Event]) -> None:
         """What the engine says."""
 
+    def owner_colours(self, index: int) -> str:
+        """The style of a chat's letter, by the chat's number among the colours."""
+
     def complain(self, sentence: str) -> None: ...
 
     def complaining(self) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from minichat.ui.transcript.greeting import Greeting
 _FOOTER = ("View", "Program", "Chats")  # whose commands the last line has, in this order
 
 
-def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool) -> Tab:
+def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool, pinned: bool) -> Tab:
     chat = conversation.chat
     return Tab(
         letter=f" {chat.letter.upper()} ",
@@ -29,6 +29,7 @@ def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool) 
         running=conversation.streaming,
         unread=conversation.unread,
         failed=_failed(conversation),
+        pinned=pinned,
     )
 
 

@@ -129,7 +129,13 @@ class MainScreen(FrameScreen[None]):
             pane.show_label(self._colours(each), active=each is active)
             pane.transcript.greet(greeting if self.greets else Greeting())
         self.tabs.tabs = tuple(
-            labels.tab(each, self._colours(each), active=each is active, shown=each in self.shown)
+            labels.tab(
+                each,
+                self._colours(each),
+                active=each is active,
+                shown=each in self.shown,
+                pinned=each in self.chats.pinned,
+            )
             for each in self.chats
         )
         self.prompt.border_title = labels.recipient(active, self.recipients)
