@@ -212,7 +212,7 @@ class Entry:
         """All rows of the leaf that a spot is in; spot.row counts in these."""
         document = self.document(spot.part)
         if document is not None and document.leaves:
-            return document.sheet(spot.leaf).drawn
+            return document.sheet(min(spot.leaf, len(document.leaves) - 1)).drawn
         match spot.part:
             case Part.HEAD:
                 return Drawn("", (self._head(),))
