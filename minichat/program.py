@@ -63,6 +63,9 @@ class Program(Protocol):
     def heard(self, events: Sequence[Event]) -> None:
         """What the engine says."""
 
+    def owner_colours(self, index: int) -> str:
+        """The style of a chat's letter, by the chat's number among the colours."""
+
     def complain(self, sentence: str) -> None: ...
 
     def complaining(self) -> AbstractContextManager[None]:
@@ -107,6 +110,10 @@ class Workspace(Protocol):
     def shown(self) -> list[Conversation]: ...
 
     @property
+    def recipients(self) -> list[Conversation]:
+        """To whom the next message goes: the active chat, or all that are seen."""
+
+    @property
     def pane(self) -> ChatPane:
         """Of the active chat."""
 
@@ -119,6 +126,10 @@ class Workspace(Protocol):
 
     @property
     def size(self) -> Size: ...
+
+    @property
+    def tries(self) -> tuple[str, ...]:
+        """Messages to try with the model at hand, in a chat where nothing was said."""
 
     def lay_out(self) -> None:
         """Who is seen, for this size, these chats and what is open."""

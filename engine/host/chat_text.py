@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.api.layout import PromptLayout
-from engine.host.prompts import ChatPrompt, prompt_layout, texts
+from engine.host.prompts import ChatPrompt, prompt_ids, prompt_layout, texts
 from engine.text.chat import ChatFormat
 
 
@@ -31,6 +31,10 @@ class ChatText:
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
         """What each token stands for inside a text."""
         return [self._chat.tokenizer.piece(token) for token in tokens]
+
+    def count(self, prompt: str | Sequence[Mapping[str, Any]]) -> int:
+        """How many tokens a prompt has."""
+        return len(prompt_ids(prompt, self._chat)[0])
 
     def layout(self, prompt: str | Sequence[Mapping[str, Any]]) -> PromptLayout:
         """Which characters of a prompt's text or messages its tokens stand for."""

@@ -67,6 +67,10 @@ class EngineHost(EngineClient, Protocol):
         """What each token stands for inside a text."""
         ...
 
+    def count(self, prompt: str | Sequence[Mapping[str, Any]]) -> int:
+        """How many tokens a prompt has."""
+        ...
+
     def layout(self, prompt: str | Sequence[Mapping[str, Any]]) -> PromptLayout:
         """Which characters of a prompt's text or messages its tokens stand for."""
         ...

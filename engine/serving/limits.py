@@ -56,15 +56,15 @@ class Limits:
             raise BadInput("the prompt is empty, and the model has no start token to begin from")
         if prompt >= context:
             raise RequestTooLong(
-                f"the prompt has {prompt} tokens, but {model} holds {context} here, one of them for the "
-                f"reply; shorten it to {context - 1}"
+                f"{prompt:,} tokens; {model} takes {context - 1:,}. "
+                "Shorten the prompt or choose a larger model"
             )
         if params.max_tokens is None:
             return context
         if prompt + params.max_tokens > context:
             raise RequestTooLong(
-                f"the prompt has {prompt} tokens and asks for {params.max_tokens} more, but {model} holds "
-                f"{context} here; shorten it or lower max_tokens to {context - prompt}"
+                f"{prompt:,} tokens and {params.max_tokens:,} more for the reply; {model} takes {context:,} "
+                f"in all. Shorten the prompt or lower max_tokens to {context - prompt}"
             )
         return prompt + params.max_tokens
 

@@ -32,7 +32,7 @@ def to_json(chat: Chat) -> str:
     """Everything but the ids, the letter and the draft: those belong to the store that the chat came from."""
     messages = [asdict(message) for message in chat.messages]
     for message in messages:
-        del message["id"]
+        del message["id"], message["refused"]
     exported = {
         "format": FORMAT,
         "version": VERSION,

@@ -64,6 +64,12 @@ class Message:
     stats: ReplyStats | None = None
     params: dict[str, Any] | None = None  # the sampling parameters that were not the default
     attachments: tuple[Attachment, ...] = ()
+    refused: bool = False  # too long for the engine that runs now, which would refuse it again; never stored
+
+    @property
+    def retriable(self) -> bool:
+        """Whether it failed, and another try may end better."""
+        return self.state == "failed" and not self.refused
 
     @property
     def whole(self) -> str:

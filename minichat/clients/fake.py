@@ -192,6 +192,9 @@ class FakeBackend:
         self.replies.append(reply)
         return reply
 
+    async def count(self, prompt: Prompt) -> int:
+        return len((await self.layout(prompt)).ids)
+
     async def layout(self, prompt: Prompt) -> PromptLayout:
         """A token a character of what people and models said, and one before each message."""
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]

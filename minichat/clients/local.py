@@ -157,6 +157,9 @@ class LocalBackend:
         await asyncio.wrap_future(stream.begun)
         return LocalReply(stream)
 
+    async def count(self, prompt: Prompt) -> int:
+        return await in_thread(lambda: self._host.count(prompt))
+
     async def layout(self, prompt: Prompt) -> PromptLayout:
         return await in_thread(lambda: self._host.layout(prompt))
 

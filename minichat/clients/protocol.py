@@ -103,6 +103,10 @@ class Backend(Protocol):
         """A reply that goes on from a running one, sharing its blocks; `prompt_tokens` is all before it."""
         ...
 
+    async def count(self, prompt: Prompt) -> int:
+        """How many tokens a prompt has."""
+        ...
+
     async def layout(self, prompt: Prompt) -> PromptLayout:
         """Which characters of the prompt's text or messages its tokens stand for."""
         ...

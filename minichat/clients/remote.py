@@ -240,12 +240,19 @@ class RemoteBackend:
 
     # Text
 
+    async def count(self, prompt: Prompt) -> int:
+        return len((await self._laid_out(prompt)).ids)
+
     async def layout(self, prompt: Prompt) -> PromptLayout:
+        layout = await self._laid_out(prompt)
+        await self._learn(layout.ids)
+        return layout
+
+    async def _laid_out(self, prompt: Prompt) -> PromptLayout:
         asked = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         layout: PromptLayout = codec(PromptLayout).read(
             await self._link.ask("POST", "/engine/layout", {"prompt": asked})
         )
-        await self._learn(layout.ids)
         return layout
 
     async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:

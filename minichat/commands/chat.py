@@ -14,7 +14,7 @@ from engine.host.thread import EngineThread
 from minichat.commands.options import engine_config, failed, running, sampling
 from minichat.plural import plural
 
-SET = "/set NAME VALUE change how replies are drawn: temperature, top_p, top_k, min_p, seed, max_tokens ..."
+SET = "/set NAME VALUE change how replies are sampled: temperature, top_p, top_k, min_p, seed, max_tokens ..."
 HELP = f"""\
 /new            forget this conversation
 {SET}

@@ -12,6 +12,7 @@ from minichat.features.chats.export import EXPORT
 from minichat.features.chats.find import FIND
 from minichat.features.chats.jump import JUMP
 from minichat.features.chats.messages import MESSAGES
+from minichat.features.chats.overview import OVERVIEW
 from minichat.features.chats.replies import REPLIES
 from minichat.features.decoding.feature import DECODING
 from minichat.features.feature import Feature
@@ -36,6 +37,7 @@ BUILT_IN: tuple[Feature, ...] = (
     BROADCAST,
     CHATS,
     JUMP,
+    OVERVIEW,
     FIND,
     EXPORT,
     HELP,

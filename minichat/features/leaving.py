@@ -32,7 +32,8 @@ class Interrupts:
             return
         self._at = now
         if not self._context.chats.active.stop():
-            app.notify("once more quits", timeout=_TWICE)
+            key = self._context.keys.name("program.interrupt").replace("^", "Ctrl+")
+            app.notify(f"Press {key} again to quit", timeout=_TWICE)
 
 
 async def interrupt(context: Context) -> None:
@@ -55,7 +56,7 @@ INTERRUPT = Feature(
         Command(
             "program.interrupt",
             "Program",
-            "Copy, else stop; twice quits",
+            "Copy, else stop; press twice to quit",
             interrupt,
             "ctrl+c",
             priority=True,

@@ -4,7 +4,8 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from difflib import get_close_matches
+from pathlib import Path, PurePath
 
 from minichat.chats.model import Attachment
 from minichat.models.progress import size
@@ -18,6 +19,8 @@ _AT = r"(?<![^\s(\[{<,;:'`])@"  # an address like me@home is none
 _MENTION = re.compile(_AT + r'(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"@]+))')
 _TYPING = re.compile(_AT + r'(?:"(?P<quoted>[^"\n]*)|(?P<bare>[^\s"@]*))$')
 _PUNCTUATION = ".,;:!?)]}>'`"
+_LIKE_A_FILE = re.compile(r"[\w./~-]*\w\.[A-Za-z0-9]{1,4}")
+_ALIKE = 0.8  # how much of two names has to be the same
 _SURE = ("/", "./", "../", "~")  # beginnings of what can only be meant as a path
 
 
@@ -39,12 +42,47 @@ def attach(text: str, kept: Sequence[Attachment] = ()) -> tuple[Attachment, ...]
         elif _there(path):
             found.setdefault(name, Attachment(name, _read(name, path)))
         elif mention["quoted"] or name.startswith(_SURE):
-            said = name if mention["quoted"] else name.rstrip(_PUNCTUATION)
-            raise CannotAttach(f"there is no file {said}, so nothing was sent")
+            wrong = _missing(mention, name)
+            raise CannotAttach(f"there is no file {wrong.name}, so nothing was sent{wrong.hint}")
     total = sum(len(each.text.encode()) for each in found.values())
     if total > MOST:
         raise CannotAttach(f"{', '.join(found)} are {size(total)} together; {size(MOST)} can be attached")
     return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A name behind an @ that looks like a file's, and leads nowhere."""
+
+    name: str
+    near: str = ""  # a file that is there and has almost that name
+
+    @property
+    def hint(self) -> str:
+        return f"; did you mean {self.near}?" if self.near else ""
+
+
+def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:
+    """Names that a person may have mistyped. `@dataclass` is none, unless a file is called almost that."""
+    old = {each.name for each in kept}
+    wrong: dict[str, Missing] = {}
+    for mention in _MENTION.finditer(text):
+        name, path = _meant(mention)
+        if name not in old and not _there(path):
+            found = _missing(mention, name)
+            sure = mention["quoted"] or name.startswith(_SURE)
+            if sure or found.near or _LIKE_A_FILE.fullmatch(found.name):
+                wrong.setdefault(found.name, found)
+    return tuple(wrong.values())
+
+
+def _missing(mention: re.Match[str], name: str) -> Missing:
+    """With the nearest name in the folder, by its whole or without its ending."""
+    name = name if mention["quoted"] else name.rstrip(_PUNCTUATION)
+    above = folder_of(name)
+    known = {form: each for each, _ in entries(above) for form in (PurePath(each).stem, each)}
+    near = get_close_matches(name.removeprefix(above), known, n=1, cutoff=_ALIKE)
+    return Missing(name, f"{above}{known[near[0]]}" if near else "")
 
 
 def text_of(name: str, data: bytes) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from engine.api.commands import Abort, Update
-from engine.api.errors import EngineError
+from engine.api.errors import EngineError, RequestTooLong
 from engine.api.events import Delta, TokenLogprob
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
@@ -21,7 +21,7 @@ from minichat.session.desk import Desk
 from minichat.session.errands import Errands
 from minichat.session.parting import MOST, Comparison
 from minichat.session.resuming import tag_of, unfinished
-from minichat.session.run import STATES, Run, View
+from minichat.session.run import Run, View
 from minichat.session.strategies import Strategies
 from minichat.session.traces import Trace
 from minichat.session.turns import Reading
@@ -83,7 +83,7 @@ class Conversation:
         self._answer()
 
     def retry(self, message_id: int | None = None) -> bool:
-        """The newest reply, or the given one with all after it, is drawn again."""
+        """The newest reply, or the given one with all after it, is generated anew."""
         replies = [message for message in self.chat.messages if message.role == "assistant"]
         wanted = [message for message in replies if message_id in (None, message.id)]
         if self.streaming or not wanted:
@@ -298,6 +298,7 @@ class Conversation:
                     finish, error = ours[-1].finish or finish, ours[-1].error
         except EngineError as trouble:
             finish, error = Finish.FAILED, str(trouble)
+            run.refused = isinstance(trouble, RequestTooLong)
         except Exception as trouble:  # a fault of the program: the person reads it at the reply, and goes on
             log.exception("a reply failed")
             finish, error = Finish.FAILED, f"{type(trouble).__name__}: {trouble}"
@@ -349,9 +350,7 @@ class Conversation:
         if run.trace is not None:
             run.trace.begins, run.trace.shown = run.parts.begins, len(run.parts.text)
         stats = run.stats(self.desk.clock(), self.chat.params)
-        message = replace(
-            self._written(run), state=STATES[finish], error=error or run.why(finish), stats=stats
-        )
+        message = run.settled(self._written(run), finish, error, stats)
         self.run = None
         self.reading.full = finish is Finish.LENGTH and run.told.max_tokens is None
         compared, self.compared = self.compared, None

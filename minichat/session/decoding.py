@@ -1,4 +1,4 @@
-"""How replies are drawn, in a person's words."""
+"""How replies are sampled, in a person's words."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The chats on the screen: their order, which one is spoken to, and which stand beside it."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ class OpenChats:
         system: str = "",
         stood: Sequence[int] = (),
         active: int = 0,
+        pinned: Collection[int] = (),
     ) -> None:
         """`stood`: chats in the order of their tabs when the screen was left; others come after them."""
         self.desk, self.defaults, self.system = desk, defaults, system
@@ -34,6 +35,8 @@ class OpenChats:
         self._all: list[Conversation] = [Conversation(chat, desk) for chat in opened]
         if not self._all:
             self._all.append(Conversation(self._made(), desk))
+        self.pinned = {each for each in self._all if each.chat.id in pinned}
+        self._pinned_first()
         self.active = self.of(active) or self._all[-1]
         self._first = 0  # of those that are shown
         self._behind: set[int] = set()  # chats in which another screen may have written
@@ -79,6 +82,15 @@ class OpenChats:
             chat.messages[-1] = replace(other, id=chat.messages[-1].id)
             self.desk.store.update(chat.messages[-1])
             self._all.insert(place, Conversation(chat, self.desk))
+        self._pinned_first()
+
+    def pin(self, conversation: Conversation, on: bool) -> None:
+        """Pinned chats stand before the others."""
+        (self.pinned.add if on else self.pinned.discard)(conversation)
+        self._pinned_first()
+
+    def _pinned_first(self) -> None:
+        self._all.sort(key=lambda each: each not in self.pinned)
 
     def reopen(self, chat_id: int | None = None) -> Conversation | None:
         chat = self.desk.store.reopen_chat(chat_id)
@@ -114,7 +126,9 @@ class OpenChats:
 
     def remember(self, file: Path) -> None:
         """How they stand, at once: a screen that is killed has no time for it."""
-        Remembered.read(file).left([each.chat.id for each in self._all], self.active.chat.id).write(file)
+        pinned = [each.chat.id for each in self._all if each in self.pinned]
+        stand = [each.chat.id for each in self._all]
+        Remembered.read(file).left(stand, self.active.chat.id, pinned).write(file)
 
     async def resume(self) -> None:
         """What earlier screens began is read on, where the engine has outlived them."""
@@ -143,6 +157,7 @@ class OpenChats:
         """The last one gives way to a new one."""
         index = self._all.index(conversation)
         self._all.remove(conversation)
+        self.pinned.discard(conversation)
         if not self._all:
             self._all.append(Conversation(self._made(), self.desk))
         if self.active is conversation:
@@ -154,5 +169,6 @@ class OpenChats:
     def _add(self, chat: Chat, index: int) -> Conversation:
         conversation = Conversation(chat, self.desk)
         self._all.insert(index, conversation)
+        self._pinned_first()
         self.active = conversation
         return conversation

@@ -65,6 +65,7 @@ class Run:
     saved: float = 0.0
     stopping: bool = False
     reason: str = ""  # why it was stopped, if not by a person
+    refused: bool = False  # its prompt is too long for the engine
     stays: bool = False  # the engine goes on with it when the screen is gone
     left: bool = False  # the screen is going
     stale: bool = False  # what stands there is an older screen's, and comes again whole
@@ -108,6 +109,11 @@ class Run:
                 error = each.error or self.why(each.finish)
                 found.append(replace(other, state=STATES[each.finish], stats=stats, error=error))
         return found
+
+    def settled(self, message: Message, finish: Finish, error: str, stats: ReplyStats) -> Message:
+        """The message at the end of its reply."""
+        error = error or self.why(finish)
+        return replace(message, state=STATES[finish], error=error, stats=stats, refused=self.refused)
 
     def why(self, finish: Finish) -> str:
         """What stopped it, if neither a person nor the model did."""

@@ -1,6 +1,7 @@
 """What the model reads: all that was said in a chat before the reply that is wanted, or its newer part."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from engine.api.errors import RequestTooLong
@@ -36,6 +37,13 @@ class Reading:
         self._chat, self._desk = chat, desk
         self.left_out = 0  # messages at the beginning
         self.full = False  # the last reply was cut, since no more could be held
+
+    def begin_anew(self) -> bool:
+        """Another engine may hold more. Whether a message that was refused may be tried again."""
+        self.left_out, messages = 0, self._chat.messages
+        refused = any(each.refused for each in messages)
+        messages[:] = [replace(each, refused=False) for each in messages]
+        return refused
 
     def prompt(self) -> tuple[Prompt, Parts]:
         template = self._desk.backend.has_template

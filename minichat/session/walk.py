@@ -105,8 +105,8 @@ async def _read_again(
     backend, reply = chat.desk.backend, messages[-1]
     if reply.reasoning or not reply.text:
         if not reply.reasoning and reply.stats and not reply.stats.tokens:
-            raise NoWay("this reply ended before its first token: draw it again")
-        raise NoWay("the tokens of this reply are not known any more: draw it again")
+            raise NoWay("this reply ended before its first token: regenerate it")
+        raise NoWay("the tokens of this reply are not known any more: regenerate it")
     so_far = replace(chat.chat, messages=list(messages))
     left_out = reply.stats.left_out if reply.stats else 0
     prompt, parts = prompt_of(so_far, chat.desk.store, template=backend.has_template, left_out=left_out)

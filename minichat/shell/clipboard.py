@@ -10,7 +10,13 @@ from minichat.shell.paths import private_folder
 from minichat.shell.terminal import Terminal
 
 MOST = 74_994  # encoded bytes that terminals take
+SHORT = 600  # that GNU screen drops where it is not addressed; of a longer string it prints the end
 _PIECE = 256  # characters that GNU screen hands on at a time; older ones drop a string of more than 767
+_OUTSIDE = {  # what decides on the other side of an SSH connection
+    "": "",
+    "tmux": "; the tmux around this takes it if it has: set -g set-clipboard on",
+    "screen": "; tmux around this takes it if it has: set -g set-clipboard on. GNU screen does not",
+}
 
 
 async def send(text: str, file: Path, write: Callable[[str], None], terminal: Terminal) -> str:
@@ -19,12 +25,16 @@ async def send(text: str, file: Path, write: Callable[[str], None], terminal: Te
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as kept:
         kept.write(text)
     encoded = base64.b64encode(text.encode()).decode()
+    most = SHORT if terminal.outside == "screen" else MOST
+    told = f"too long for the clipboard ({len(text):,} characters; it takes {most * 3 // 4:,} bytes)"
     if terminal.tmux and await _through_tmux(text):
+        if len(encoded) > most:
+            return f"{told}: it is in tmux's paste buffer, and in {file}"
         return f"sent to the clipboard, and to {file}"
-    if len(encoded) > MOST:
-        return f"too long for the clipboard ({len(text)} characters): it is in {file}"
+    if len(encoded) > most:
+        return f"{told}: it is in {file}"
     write(_wrapped(f"\x1b]52;c;{encoded}\a", terminal))
-    return f"sent to the clipboard, and to {file}"
+    return f"sent to the clipboard, and to {file}{_OUTSIDE[terminal.outside]}"
 
 
 def _wrapped(sequence: str, terminal: Terminal) -> str:

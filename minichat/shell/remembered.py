@@ -25,6 +25,7 @@ class Remembered:
     instead_of: str = ""  # the theme of the settings then: another one there goes before the choice
     chats: tuple[int, ...] = ()  # in the order of their tabs
     active: int = 0  # one of them
+    pinned: tuple[int, ...] = ()  # some of them
 
     @classmethod
     def read(cls, file: Path) -> "Remembered":
@@ -36,13 +37,14 @@ class Remembered:
             return cls()
         models = found.get("models")
         names = [each for each in models if isinstance(each, str)] if isinstance(models, list) else []
-        chats, active = found.get("chats"), found.get("active")
+        active = found.get("active")
         return cls(
             tuple(names[:_MODELS]),
             _text(found, "theme"),
             _text(found, "instead_of"),
-            tuple(each for each in chats if type(each) is int) if isinstance(chats, list) else (),
+            _numbers(found, "chats"),
             active if type(active) is int else 0,
+            _numbers(found, "pinned"),
         )
 
     def write(self, file: Path) -> None:
@@ -60,12 +62,17 @@ class Remembered:
     def themed(self, theme: str, settings: str) -> "Remembered":
         return replace(self, theme=theme, instead_of=settings)
 
-    def left(self, chats: Iterable[int], active: int) -> "Remembered":
-        return replace(self, chats=tuple(chats), active=active)
+    def left(self, chats: Iterable[int], active: int, pinned: Iterable[int]) -> "Remembered":
+        return replace(self, chats=tuple(chats), active=active, pinned=tuple(pinned))
 
     def theme_for(self, settings: str) -> str:
         """The theme to begin with, where the settings say this one."""
         return self.theme if self.theme and self.instead_of == settings else settings
+
+
+def _numbers(found: dict[str, Any], name: str) -> tuple[int, ...]:
+    value = found.get(name)
+    return tuple(each for each in value if type(each) is int) if isinstance(value, list) else ()
 
 
 def _text(found: dict[str, Any], name: str) -> str:

@@ -18,15 +18,19 @@ class Terminal:
     tmux: bool
     unicode: bool
     screen: bool = False  # GNU's
+    outside: str = ""  # "tmux" or "screen" that TERM names, and that runs where the SSH connection begins
 
     @classmethod
     def found(cls) -> "Terminal":
         encoding = (getattr(sys.stdout, "encoding", "") or "").lower()
+        here, term = ("TMUX" in os.environ, "STY" in os.environ), os.environ.get("TERM", "")
+        named = next((name for name in ("tmux", "screen") if term.startswith(name)), "")
         return cls(
             ssh="SSH_CONNECTION" in os.environ,
-            tmux="TMUX" in os.environ,
+            tmux=here[0],
             unicode=encoding.replace("-", "") == "utf8",
-            screen="STY" in os.environ,
+            screen=here[1],
+            outside="" if any(here) else named,
         )
 
 

@@ -1,12 +1,14 @@
 """Themes as data: a TOML file each, the shipped ones and those in the folder beside the settings."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, product, starmap
+from math import dist
 from pathlib import Path
 from typing import Any
 
-from textual.color import Color, ColorParseError
+from textual.color import Color, ColorParseError, rgb_to_lab
 from textual.theme import Theme
 
 from minichat.settings.load import Document, Problem, read
@@ -41,6 +43,8 @@ OKABE_ITO = (
 _EVEN = 0.179  # the luminance on which black and white stand out alike
 MUTED = 0.72  # of the way from the background to the text
 THUMB = 0.6  # so is what is dragged on a scroll bar
+_SHADES = (0.3, 0.6)  # of the way to white or to black
+_SEEN = 3.0  # the contrast that a mark needs
 _KEYS = ("name", "about", "dark", "owners", "colours", "map", "syntax", "variables")
 _SHARE = re.compile(r"\s+[0-9.]+%$")  # a colour's opacity, as in `#ffffff 40%`
 _STYLES = frozenset("none not bold dim italic underline reverse strike b d i u r s".split())
@@ -55,6 +59,7 @@ class Palette:
     dark: bool
     colours: Mapping[str, str]
     owners: tuple[str, ...]
+    shades: tuple[str, ...]  # the same once more, lighter or darker: a ninth chat is none of the first eight
     map: Mapping[str, str]
     syntax: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -76,7 +81,8 @@ class Palette:
 
     def owner(self, index: int) -> str:
         """The colour of a chat, by `letters.colour_index`."""
-        return self.owners[index % len(self.owners)]
+        known = self.owners + self.shades
+        return known[index % len(known)]
 
     def letter(self, index: int) -> str:
         """The style of a chat's letter: its colour as the ground, and black or white on it."""
@@ -88,11 +94,11 @@ class Palette:
 
     def own_variables(self) -> dict[str, str]:
         """What our style sheets have beside Textual's: $map-free, $syntax-keyword, $owner-1 and the like."""
-        named = {**self.colours, "muted": self.muted}
+        named, known = {**self.colours, "muted": self.muted}, self.owners + self.shades
         return {
             **{f"map-{name}": colour for name, colour in self.map.items()},
             **{f"syntax-{name}": self.syntax.get(name, named[usual]) for name, usual in SYNTAX.items()},
-            **{f"owner-{number}": colour for number, colour in enumerate(self.owners, start=1)},
+            **{f"owner-{number}": colour for number, colour in enumerate(known, start=1)},
         }
 
     def theme(self) -> Theme:
@@ -181,12 +187,39 @@ def _palette(document: Document) -> Palette | None:
     if not isinstance(dark, bool):
         document.complain("dark", "has to be there: true, or false for a light background")
     colours = _colours(document, "colours", COLOURS, required=True)
-    shades = _colours(document, "map", MAP, required=True)
+    on_map = _colours(document, "map", MAP, required=True)
     syntax = _colours(document, "syntax", SYNTAX)
     owners, variables = _owners(document), _variables(document)
     if document.problems:
         return None
-    return Palette(called, about, dark, colours, owners, shades, syntax, variables)
+    shades = _shades_of(owners, [colours["background"], colours["surface"]])
+    return Palette(called, about, dark, colours, owners, shades, on_map, syntax, variables)
+
+
+def _shades_of(owners: Sequence[str], grounds: Iterable[str]) -> tuple[str, ...]:
+    """Each lighter or darker, whichever is easier to tell apart; of the terminal's own colours none."""
+    known = [Color.parse(owner) for owner in owners]
+    behind = [Color.parse(ground) for ground in grounds]
+    if any(colour.ansi is not None for colour in (*known, *behind)):
+        return ()
+    tried = [
+        [colour.blend(end, share) for colour in known]
+        for end in (Color.parse("white"), Color.parse("black"))
+        for share in _SHADES
+    ]
+    seen = [each for each in tried if min(starmap(_contrast, product(each, behind))) >= _SEEN]
+    best = max(seen or tried, key=lambda each: _least_difference([*known, *each]))
+    return tuple(colour.hex for colour in best)
+
+
+def _least_difference(colours: Sequence[Color]) -> float:
+    """Between any two of them, in CIE Lab."""
+    return min(starmap(dist, combinations(map(rgb_to_lab, colours), 2)))
+
+
+def _contrast(one: Color, other: Color) -> float:
+    darker, lighter = sorted((_luminance(one), _luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
 
 
 def _colours(

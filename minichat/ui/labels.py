@@ -9,13 +9,16 @@ from minichat.features.feature import Command
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
 from minichat.shell.keys import Keys
+from minichat.ui.composing import Checked
 from minichat.ui.panes.keybar import Hinting, Key
 from minichat.ui.panes.tabs import Tab, titled
+from minichat.ui.transcript.glyphs import one_line
+from minichat.ui.transcript.greeting import Greeting
 
 _FOOTER = ("View", "Program", "Chats")  # whose commands the last line has, in this order
 
 
-def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool) -> Tab:
+def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool, pinned: bool) -> Tab:
     chat = conversation.chat
     return Tab(
         letter=f" {chat.letter.upper()} ",
@@ -26,6 +29,7 @@ def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool) 
         running=conversation.streaming,
         unread=conversation.unread,
         failed=_failed(conversation),
+        pinned=pinned,
     )
 
 
@@ -35,8 +39,14 @@ def _failed(conversation: Conversation) -> bool:
     return bool(messages) and messages[-1].state == "failed"
 
 
+def _retriable(conversation: Conversation) -> bool:
+    """Whether its last reply failed, and another try may end better."""
+    messages = conversation.chat.messages
+    return bool(messages) and messages[-1].retriable
+
+
 def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
-    """Whom the prompt speaks to, and how the reply will be drawn."""
+    """Whom the prompt speaks to, and how the reply will be sampled."""
     if active.editing is not None:
         return "edit, and send again"
     if len(to) > 1:
@@ -44,22 +54,31 @@ def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
     return f"{active.chat.letter.upper()}  {strategy(active.chat.params)}"
 
 
-def hint(active: Conversation, keys: Keys) -> str:
-    """What Enter does."""
+def hint(active: Conversation, keys: Keys, checked: Checked) -> str:
+    """What is wrong with the message, or how long it is; and what Enter does."""
+    if checked.faulty:
+        return one_line(str(checked))
+    ways = f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
     if active.editing is not None:
-        return "Esc keeps it as it was"
-    return f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
+        ways = "Esc keeps it as it was"
+    return "  ".join(filter(None, (str(checked), ways)))
 
 
-def greeting(commands: Sequence[Command], keys: Keys, found: str, *, attached: bool) -> tuple[str, ...]:
-    """What stands in a chat where nothing has been said: what was found here, and where to look."""
+def greeting(
+    commands: Sequence[Command], keys: Keys, found: str, tries: tuple[str, ...], *, attached: bool
+) -> Greeting:
+    """What stands in a chat where nothing has been said: what was found, what to try, where to look."""
     help, palette, model = map(keys.name, ("view.help", "program.palette", "model.pick"))
     shown = ", ".join(f"{keys.name(each.id)} {each.greeting}" for each in commands if each.greeting)
     other = "" if attached else f"; {model} takes another model"  # an engine elsewhere keeps its own
-    return (
-        *filter(None, (found,)),
-        f"{help} has the keys, {palette} every command. @ and a file's name sends the file along.",
-        f"{shown}{other}. `minichat tour` leads through it.",
+    try_one = "Try one: a click or Up puts it into the prompt, Enter sends it." if tries else ""
+    return Greeting(
+        above=tuple(filter(None, (found, try_one))),
+        tries=tries,
+        below=(
+            f"{help} has the keys, {palette} every command. @ and a file's name sends the file along.",
+            f"{shown}{other}. `minichat tour` leads through it.",
+        ),
     )
 
 
@@ -83,7 +102,7 @@ def footer(
     nodes = focused.ancestors_with_self if focused is not None else []
     here = next((node.HINTS for node in nodes if isinstance(node, Hinting)), ())
     stop = ("reply.stop",) if not here else ()  # elsewhere Esc leads back to the prompt first
-    urgent = stop if active.streaming else ("reply.retry",) if _failed(active) else ()
+    urgent = stop if active.streaming else ("reply.retry",) if _retriable(active) else ()
     wanted = [each for each in commands if each.id in urgent]
     for group in _FOOTER:
         wanted += [each for each in commands if each.group == group and each.footer]

@@ -14,9 +14,11 @@ from engine.api.events import Event
 from engine.api.snapshot import Snapshot
 from minichat.features.chats.chats import go
 from minichat.features.feature import Context
+from minichat.models.welcome import things_to_try
 from minichat.session.conversation import Conversation
 from minichat.session.open_chats import OpenChats
 from minichat.ui import labels, sending
+from minichat.ui.composing import Composing
 from minichat.ui.dialogs import menus
 from minichat.ui.dialogs.dialog import closed_by
 from minichat.ui.drafts import SavedDrafts
@@ -33,6 +35,7 @@ from minichat.ui.panes.prompt import Prompt
 from minichat.ui.panes.tabs import ChatTabs
 from minichat.ui.signals import Contain, Signals
 from minichat.ui.transcript import Glyphs, Transcript
+from minichat.ui.transcript.greeting import Greeting
 
 
 class MainScreen(FrameScreen[None]):
@@ -63,7 +66,8 @@ class MainScreen(FrameScreen[None]):
         self.tabs, self.banner = ChatTabs(id="tabs"), Banner(id="banner")
         self._panes = Panes(self._glyphs, below, id="panes")
         self.prompt = Prompt(keys.of("prompt.send"), keys.of("prompt.newline"), id="prompt")
-        self.keybar, self.drafts = KeyBar(id="keybar"), SavedDrafts(context)
+        self.keybar = KeyBar(id="keybar")
+        self.drafts, self.composing = SavedDrafts(context), Composing(context)
         self.panels.bind(panels, self._panes, self.prompt, self._arranged)
         yield self.tabs
         yield self.banner
@@ -89,7 +93,7 @@ class MainScreen(FrameScreen[None]):
         self.signals.turned()
         self.lay_out()
         self.app.app_resume_signal.subscribe(self, lambda _: program.redraw())
-        await sending.begin(context)
+        await sending.begin(context, self.composing)
 
     # Layout
 
@@ -118,19 +122,27 @@ class MainScreen(FrameScreen[None]):
         """Tabs, heads of panes, the prompt's border, the keys."""
         context, active = self.context, self.chats.active
         elsewhere = bool(context.program.backend.elsewhere)
-        greeting = labels.greeting(context.commands, context.keys, self.found, attached=elsewhere)
+        greeting = labels.greeting(context.commands, context.keys, self.found, self.tries, attached=elsewhere)
         for each in self.shown:
             each.unread = False
             pane = self._panes.of(each)
             pane.show_label(self._colours(each), active=each is active)
-            pane.transcript.greet(greeting if self.greets else ())
+            pane.transcript.greet(greeting if self.greets else Greeting())
         self.tabs.tabs = tuple(
-            labels.tab(each, self._colours(each), active=each is active, shown=each in self.shown)
+            labels.tab(
+                each,
+                self._colours(each),
+                active=each is active,
+                shown=each in self.shown,
+                pinned=each in self.chats.pinned,
+            )
             for each in self.chats
         )
-        self.prompt.border_title = labels.recipient(active, self.shown if self.broadcast else [active])
+        self.prompt.border_title = labels.recipient(active, self.recipients)
         self.prompt.placeholder = "" if active.chat.messages else "say something"
-        self.prompt.border_subtitle = labels.hint(active, context.keys)
+        checked = self.composing.checked
+        self.prompt.border_subtitle = labels.hint(active, context.keys, checked)
+        self.prompt.set_class(checked.faulty, "-fault")
         self.keybar.work = labels.work(len(self.chats.streaming))
         self._label_keys()
 
@@ -164,19 +176,24 @@ class MainScreen(FrameScreen[None]):
         """Another engine comes, which counts its requests and its tokens anew."""
         self.engine.forget()
         for each in self.chats:
-            each.likely, each.reading.left_out = None, 0  # another model may hold more
+            each.likely = None
             each.traces.clear()
+            if each.reading.begin_anew() and each.view is not None:
+                each.view.show_messages()
 
     def wake(self) -> None:
         self.context.program.pulse.wake()
 
     def show_snapshot(self, snapshot: Snapshot) -> None:
-        for see in (self._show_facts, self._panes.see_snapshot, self.engine.show_snapshot):
+        for see in (self._panes.see_snapshot, self.engine.show_snapshot, self._show_facts):
             with self.signals.contain():
                 see(snapshot)
 
     def _show_facts(self, snapshot: Snapshot) -> None:
-        self.tabs.facts = labels.facts(snapshot)
+        facts = labels.facts(snapshot)
+        if facts != self.tabs.facts:  # what there is to try depends on the model
+            self.tabs.facts = facts
+            self.label()
 
     def show_events(self, events: Sequence[Event]) -> None:
         self.engine.show_events(events)
@@ -206,6 +223,18 @@ class MainScreen(FrameScreen[None]):
         self.chats.remember(self.context.program.paths.remembered)
 
     @property
+    def recipients(self) -> list[Conversation]:
+        active = self.chats.active
+        return self.shown if self.broadcast and active.editing is None else [active]
+
+    @property
+    def tries(self) -> tuple[str, ...]:
+        shot = self.engine.latest
+        if shot is None or shot.state == "dead" or not self.greets:
+            return ()
+        return things_to_try(shot.model, template=self.context.program.backend.has_template)
+
+    @property
     def pane(self) -> ChatPane:
         return self._panes.of(self.chats.active)
 
@@ -220,12 +249,13 @@ class MainScreen(FrameScreen[None]):
     # Messages from the widgets
 
     @on(Prompt.Sent)
-    def _send(self, event: Prompt.Sent) -> None:
-        sending.send(self.context, event.text)
+    async def _send(self, event: Prompt.Sent) -> None:
+        await sending.submit(self.context, self.composing, event.text)
 
     @on(Prompt.Changed)
     def _typed(self) -> None:
         self.drafts.note()
+        self.composing.note()
 
     def keep_drafts(self) -> None:
         self.drafts.keep()
@@ -274,6 +304,11 @@ class MainScreen(FrameScreen[None]):
     @on(Transcript.LinkClicked)
     def _link_clicked(self, event: Transcript.LinkClicked) -> None:
         menus.link(self.context, event.address)
+
+    @on(Transcript.TryChosen)
+    def _try_chosen(self, event: Transcript.TryChosen) -> None:
+        self.prompt.put(event.text)
+        self.prompt.focus()
 
     @on(Transcript.SelectionChanged)
     def _text_selected(self) -> None:

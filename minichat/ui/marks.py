@@ -22,6 +22,7 @@ class Marks:
     ellipsis: str = "…"
     unused: str = "–"
     blank: str = "·"
+    pinned: str = "◆"
 
 
 UNICODE = Marks()
@@ -39,6 +40,7 @@ ASCII = Marks(
     ellipsis="~",
     unused="-",
     blank="_",
+    pinned="^",
 )
 
 

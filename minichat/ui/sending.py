@@ -1,20 +1,31 @@
 """From the prompt into the chats, with the files that are named."""
 
+from collections.abc import Sequence
+
 from minichat.chats.errors import StoreError
 from minichat.features.chats import chats
 from minichat.features.feature import Context
 from minichat.models.progress import size
 from minichat.session.attachments import CannotAttach, attach
+from minichat.session.conversation import Conversation
+from minichat.ui.composing import Composing
 from minichat.ui.transcript.glyphs import one_line
 
 
-def send(context: Context, text: str) -> None:
-    """To the active chat, or to all panes; what cannot go stays in the prompt."""
-    active, workspace = context.chats.active, context.workspace
-    to = workspace.shown if workspace.broadcast and active.editing is None else [active]
+async def submit(context: Context, composing: Composing, text: str) -> None:
+    """What the person wants to go; what cannot go is told, and stays in the prompt."""
+    active, to = context.chats.active, context.workspace.recipients
+    if await composing.may_go(text, to):
+        _send(context, text, active, to)
+    else:
+        _give_back(context, text, active)
+
+
+def _send(context: Context, text: str, active: Conversation, to: Sequence[Conversation]) -> None:
+    workspace = context.workspace
     if busy := [each for each in to if each.streaming]:
         letters = ", ".join(each.chat.letter.upper() for each in busy)
-        _give_back(context, text)
+        _give_back(context, text, active)
         are = "is" if len(busy) == 1 else "are"
         context.app.notify(f"{letters} {are} still answering: Esc stops it", severity="warning")
         return
@@ -25,7 +36,7 @@ def send(context: Context, text: str) -> None:
         if len(to) > 1:
             context.signals.broadcast(to)
     except (CannotAttach, StoreError) as error:
-        _give_back(context, text)
+        _give_back(context, text, active)
         context.program.complain(one_line(str(error)))
     else:
         if files:
@@ -35,7 +46,7 @@ def send(context: Context, text: str) -> None:
     workspace.label()
 
 
-async def begin(context: Context) -> None:
+async def begin(context: Context, composing: Composing) -> None:
     """What the command line brought: in a chat where nothing was said or typed, or in a new one."""
     start, active = context.program.start, context.chats.active
     first, drawn_so = start.first, (active.chat.params, active.chat.system) == (start.params, start.system)
@@ -49,17 +60,23 @@ async def begin(context: Context) -> None:
         context.workspace.prompt.put(first.text)
     if first.send:
         context.workspace.prompt.put("")
-        send(context, first.text)
+        await submit(context, composing, first.text)
     if first.notice:
         context.app.notify(first.notice, timeout=8)
 
 
 def recall(context: Context, back: int) -> None:
-    """What the person said in this chat so many messages ago; 0 empties the prompt."""
-    own = [message.text for message in context.chats.active.chat.messages if message.role == "user"]
+    """What the person said in this chat so many messages ago, or could say; 0 empties the prompt."""
+    messages = context.chats.active.chat.messages
+    own = [message.text for message in messages if message.role == "user"]
+    own = own if messages else list(context.workspace.tries)
     if back <= len(own):
         context.workspace.prompt.recall(own[-back] if back else "", back)
 
 
-def _give_back(context: Context, text: str) -> None:
-    context.workspace.prompt.put(text + context.workspace.prompt.text)
+def _give_back(context: Context, text: str, to: Conversation) -> None:
+    """Into the prompt; or among the drafts, where the person has gone to another chat meanwhile."""
+    if context.chats.active is to:
+        context.workspace.prompt.put(text + context.workspace.prompt.text)
+    else:
+        to.chat.draft = text + to.chat.draft

@@ -41,7 +41,8 @@ async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) ->
         await it.until(lambda: "Found" in it.screen_text())
         said = " ".join(it.screen_text().split())
         assert "Found GPU NVIDIA H200, 3.50 GB of memory free, " in said
-        assert "clipboard through tmux. tiny runs, with room for 1,024 tokens. F1 has the keys" in said
+        assert "clipboard through tmux. tiny runs, with room for 1,024 tokens. Try one" in said
+        assert "F1 has the keys" in said
         await it.answered(await it.say("hello"))
         assert "Found" not in it.screen_text()
     async with bench() as it:
@@ -104,6 +105,14 @@ async def test_control_c_copies_then_stops_then_quits(bench: Callable[..., Any])
         assert it.app.return_code is None
         await it.pilot.press("ctrl+c", "ctrl+c")
         await it.until(lambda: it.app.return_code == 0)
+
+
+@run
+async def test_control_c_with_nothing_to_stop_says_how_to_quit(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("ctrl+c")
+        await it.until(lambda: "Press Ctrl+C again to quit" in it.notices())
+        assert it.app.return_code is None
 
 
 @run
@@ -209,7 +218,7 @@ async def test_ascii_draws_nothing_else(bench: Callable[..., Any], size: tuple[i
         await it.pilot.press("f3", "f1")
         assert it.screen_text().isascii()
         await it.pilot.press("escape", "ctrl+p")
-        await it.until(lambda: "Draw the last reply again" in it.screen_text())
+        await it.until(lambda: "Regenerate the last reply" in it.screen_text())
         assert it.screen_text().isascii()
         await it.pilot.press("escape")
         it.app.keeper.lose("the engine has stopped: " + "why " * 99)

@@ -29,9 +29,14 @@ from tests.app.conftest import run
 
 
 def told(it: Any) -> str:
-    """What stands in the panel below the page's own text; nothing while it waits."""
+    """What stands in the panel below the page's own text; nothing while it waits for the engine."""
     lines = it.main.query_one(TourPanel).text.plain.splitlines()
-    return lines[2] if len(lines) == 3 and "waiting" not in lines[2] else ""
+    return lines[2] if len(lines) == 3 and "waiting for the engine" not in lines[2] else ""
+
+
+def played(it: Any) -> bool:
+    """Whether the page is at its end."""
+    return bool(told(it)) and not told(it).endswith("...") and not told(it).startswith("Look at")
 
 
 @run
@@ -47,7 +52,11 @@ async def test_the_whole_of_it_with_the_real_engine(bench: Callable[..., Any], t
         seen = []
         for page in PAGES[1:-1]:
             await it.pilot.press("enter")
-            await patiently(it, lambda: told(it) and not told(it).endswith("..."))
+            assert page.title in it.screen_text()
+            assert "Look at" in it.screen_text()
+            assert "Enter play" in it.screen_text()
+            await it.pilot.press("enter")
+            await patiently(it, lambda: played(it))
             assert page.title in it.screen_text()
             assert "KV [" in it.screen_text(), "the engine's line stays in view"
             seen.append(told(it))
@@ -88,6 +97,9 @@ async def test_forth_and_back_and_out(bench: Callable[..., Any]) -> None:
     async with bench((80, 24), tour=True) as it:
         await it.until(lambda: it.main.query(TourPanel))
         await it.pilot.press("enter")
+        assert "Look at the line above" in it.screen_text()
+        assert it.replies == [], "it waits for the reader"
+        await it.pilot.press("enter")
         await it.until(lambda: len(it.replies) == 1)
         assert it.replies[0].prompt[0]["role"] == "system"
         assert "waiting for the engine" in it.screen_text()
@@ -99,10 +111,35 @@ async def test_forth_and_back_and_out(bench: Callable[..., Any]) -> None:
         assert "came 250 ms after" in it.screen_text(), "a page is not done twice"
         assert len(it.replies) == 1
         await it.pilot.press("enter")
+        assert not it.replies[0].finished
+        await it.pilot.press("enter")
         await it.until(lambda: it.replies[0].finished), "what ran before is ended"
         await it.until(lambda: len(it.replies) == 2)
         await it.pilot.press("q")
         await it.until(lambda: it.app.return_code == 0)
+
+
+@run
+async def test_a_page_is_played_again(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40), tour=True) as it:
+        await it.until(lambda: it.main.query(TourPanel))
+        await it.pilot.press("r", "enter")  # the first page has nothing to play
+        assert "Look at the monitor" in " ".join(it.screen_text().split())
+        await it.pilot.press("enter")
+        await it.until(lambda: len(it.replies) == 1)
+        it.backend.emit(Admitted(0, 0.0, 0, 0), FirstToken(0, 0.0, 0, 0.25))
+        await it.until(lambda: told(it).startswith("Request 0"))
+        assert "r play again" in it.screen_text()
+        await it.pilot.press("r")
+        await it.until(lambda: len(it.replies) == 2)
+        assert it.replies[0].finished
+        assert told(it) == ""
+        first, second = (reply.prompt[-1]["content"] for reply in it.replies)
+        assert first != second, "nothing but the system prompt was read before"
+        it.backend.emit(Admitted(0, 0.0, 1, 0), FirstToken(0, 0.0, 1, 0.5))
+        await it.until(lambda: told(it).startswith("Request 1"))
+        await it.pilot.press("enter", "b", "r")
+        await it.until(lambda: len(it.replies) == 3), "a page before, too"
 
 
 @run
@@ -125,7 +162,7 @@ async def test_all_of_a_page_can_be_read(bench: Callable[..., Any], size: tuple[
 async def test_it_does_not_wait_for_whoever_goes_on(bench: Callable[..., Any]) -> None:
     async with bench((80, 24), tour=True) as it:
         await it.until(lambda: it.main.query(TourPanel))
-        for _ in PAGES:
+        for _ in range(2 * len(PAGES)):
             await it.pilot.press("enter")
         await it.until(lambda: "That was the tour" in it.screen_text())
         assert "keep chats" in it.screen_text()

@@ -64,8 +64,8 @@ def test_new_forgets_and_the_system_prompt_stays(talk: Talk, prompts: list[list[
         ("/set temperature -1", "temperature: must be a number from 0 to 100, not -1"),
         ("/set warmth 1", "warmth: is no sampling parameter; there are temperature, top_k"),
         ("/set top_k 1.5", "top_k: must be a whole number from 0"),
-        ("/set", "/set NAME VALUE change how replies are drawn"),
-        ("/set temperature", "/set NAME VALUE change how replies are drawn"),
+        ("/set", "/set NAME VALUE change how replies are sampled"),
+        ("/set temperature", "/set NAME VALUE change how replies are sampled"),
         ("/sing", "no such command: /sing; /help lists them"),
         ("/stats", "0 in use + 0 cached"),
     ],
@@ -85,7 +85,7 @@ def test_what_is_set_holds_from_the_next_reply(talk: Talk) -> None:
 def test_a_conversation_that_grows_too_long_is_told_and_goes_on(talk: Talk) -> None:
     ran = talk("x" * 200, "a")
     assert ran.code == 0
-    assert "minichat: the prompt has" in ran.out and "shorten it" in ran.out and "/new" not in ran.out
+    assert " tokens; " in ran.out and "Shorten the prompt" in ran.out and "/new" not in ran.out
     assert "; /new begins anew" in talk("x" * 60, "y" * 60).out
     assert talk("a").out == ran.out.split("\n", 1)[1]
 

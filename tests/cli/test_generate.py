@@ -251,7 +251,7 @@ class TestBadInput:
 
     def test_a_prompt_that_is_too_long(self, run: Run, model: Path) -> None:
         said = self.said(run, model, "x" * 300, code=2)
-        assert "300 tokens" in said and "holds 128 here" in said and "shorten it to 127" in said
+        assert "300 tokens; " in said and " takes 127. Shorten the prompt or choose a larger" in said
 
     def test_an_unknown_model(self, run: Run) -> None:
         assert "nobody/nothing is not on this machine" in self.said(run, "nobody/nothing")

@@ -102,9 +102,13 @@ class TestCommands:
         host = opened(ledger_engine(context=64))
         with pytest.raises(BadInput, match="prompt is empty"):
             host.submit([], params()).result()
-        with pytest.raises(RequestTooLong, match=r"64 tokens.*holds 64 here.*shorten it to 63"):
+        with pytest.raises(
+            RequestTooLong, match=r"64 tokens; .* takes 63\. Shorten the prompt or choose a larger"
+        ):
             host.submit([1] * 64, params()).result()
-        with pytest.raises(RequestTooLong, match=r"60 tokens and asks for 20 more.*lower max_tokens to 4"):
+        with pytest.raises(
+            RequestTooLong, match=r"60 tokens and 20 more.* takes 64 in all.*lower max_tokens to 4"
+        ):
             host.submit([1] * 60, params()).result()
         for bad in (VOCAB, -1):
             with pytest.raises(BadInput, match=rf"token id {bad} is out of range: .* 0 to {VOCAB - 1}"):

@@ -186,7 +186,7 @@ async def tour(it: World) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def tour_page(it: World) -> AsyncIterator[None]:
-    await it.pilot.press("enter")
+    await it.pilot.press("enter", "enter")
     await it.until(lambda: it.replies)
     await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
     await it.stream(0, "Once upon a time there was a fox, ")

@@ -39,7 +39,7 @@ def test_what_a_theme_leaves_out_is_made_of_the_rest(tmp_path: Path) -> None:
     assert said(tmp_path, GOOD) == []
     mine = load_themes(tmp_path).palettes["mine"]
     assert mine.owners == OKABE_ITO
-    assert mine.owner(9) == OKABE_ITO[1]
+    assert mine.owner(17) == OKABE_ITO[1] != mine.owner(9)
     variables = mine.own_variables()
     assert variables["syntax-keyword"] == "orange"
     assert variables["syntax-comment"] == mine.muted

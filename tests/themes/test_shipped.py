@@ -6,6 +6,7 @@ from textual.app import App, ComposeResult
 from textual.color import Color
 from textual.widgets import Static
 
+from minichat.chats.letters import colour_index, free_letter
 from minichat.settings import Settings
 from minichat.shell.themes import OKABE_ITO, Palette, load_themes, shipped_themes
 from tests import impatient
@@ -102,6 +103,30 @@ def test_owners_stand_out_and_apart(palette: Palette) -> None:
     for vision in VISIONS:
         for one, other in combinations(palette.owners, 2):
             assert difference(one, other, vision) > 12, (vision, one, other)
+
+
+@every
+def test_sixteen_chats_have_sixteen_colours(palette: Palette) -> None:
+    colours = [palette.owner(index) for index in range(16)]
+    assert palette.owners == tuple(colours[:8])
+    for one, other in combinations(colours, 2):
+        assert difference(one, other, "usual") > 10, (one, other)
+    for index, colour in enumerate(colours):
+        assert min(contrast(colour, palette.colours[ground]) for ground in ("background", "surface")) >= 3
+        ink, _, ground = palette.letter(index).partition(" on ")
+        assert (ground, contrast(ink, ground) >= 4.5) == (colour, True)
+        assert palette.own_variables()[f"owner-{index + 1}"] == colour
+
+
+@pytest.mark.parametrize("palette", ALL, ids=lambda palette: palette.name)
+def test_no_two_chats_have_one_letter_and_colour(palette: Palette) -> None:
+    letters: list[str] = []
+    while len(letters) < 100:
+        letters.append(free_letter(letters))
+    assert len(set(letters)) == 100
+    on_map = {(letter[-1], palette.owner(colour_index(letter))) for letter in letters}
+    assert len(on_map) == 100
+    assert len({palette.owner(index) for index in range(14)}) == 14
 
 
 @every

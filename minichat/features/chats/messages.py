@@ -32,7 +32,7 @@ MESSAGES = Feature(
         MessageCommand(
             "Edit it and send it again; what came after goes", edit, _from_person, at_rest=True, cuts=True
         ),
-        MessageCommand("Draw it again; what came after goes", _retry, _from_model, at_rest=True, cuts=True),
+        MessageCommand("Regenerate it; what came after goes", _retry, _from_model, at_rest=True, cuts=True),
     ),
     help=(
         HelpSection(
@@ -41,7 +41,7 @@ MESSAGES = Feature(
                 ("{transcript.previous} {transcript.next}", "the message before, the one after"),
                 ("{transcript.menu}", "what can be done with it"),
                 ("{transcript.reasoning}", "show its reasoning, or hide it"),
-                ("{transcript.retry}", "draw a failed reply again"),
+                ("{transcript.retry}", "regenerate a failed reply"),
                 (
                     "{transcript.select_left transcript.select_right "
                     "transcript.select_up transcript.select_down}",

@@ -1,4 +1,4 @@
-"""Replies: what is sent, stopped, drawn again, edited and copied."""
+"""Replies: what is sent, stopped, regenerated, edited and copied."""
 
 from minichat.chats.model import Message
 from minichat.features.feature import Command, Context, Feature, HelpSection
@@ -21,8 +21,12 @@ def stop_all(context: Context) -> None:
 
 
 def retry(context: Context) -> None:
-    if not context.chats.active.retry():
-        context.app.notify("there is no finished reply to draw again", severity="warning")
+    """What the engine has refused is refused again: its reason is told once more instead."""
+    active = context.chats.active
+    if active.chat.messages and (last := active.chat.messages[-1]).refused:
+        context.program.complain(last.error)
+    elif not active.retry():
+        context.app.notify("there is no finished reply to regenerate", severity="warning")
 
 
 def edit(context: Context, message: Message | None = None) -> None:
@@ -54,7 +58,7 @@ REPLIES = Feature(
         Command("prompt.newline", "Prompt", "New line", None, "ctrl+j,alt+enter,shift+enter", palette=False),
         Command("reply.stop", "Reply", "Stop this reply", stop, "escape", "stop"),
         Command("reply.stop_all", "Reply", "Stop all replies", stop_all),
-        Command("reply.retry", "Reply", "Draw the last reply again", retry, "alt+r", "retry"),
+        Command("reply.retry", "Reply", "Regenerate the last reply", retry, "alt+r", "retry"),
         Command("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),
         Command("reply.copy", "Reply", "Send the last reply to the clipboard", copy, "alt+y"),
     ),

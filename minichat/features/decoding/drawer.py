@@ -1,4 +1,4 @@
-"""The decoding drawer: how this chat's replies are drawn, and what is likely to come next."""
+"""The decoding drawer: how this chat's replies are sampled, and what is likely to come next."""
 
 from typing import ClassVar, Self
 

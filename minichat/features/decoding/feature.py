@@ -1,4 +1,4 @@
-"""F3: how the active chat's replies are drawn, in force at once, and what is likely to come next."""
+"""F3: how the active chat's replies are sampled, in force at once, and what is likely to come next."""
 
 from dataclasses import dataclass
 
@@ -166,7 +166,7 @@ DECODING = Feature(
             toggle,
             "f3",
             "decoding",
-            greeting="how replies are drawn",
+            greeting="how replies are sampled",
         ),
         SAVE,
         DELETE,

@@ -228,7 +228,7 @@ PICKING = Feature(
                 ("{tokens.far_left tokens.far_right}", "ten further"),
                 ("Home End", "first, last"),
                 ("{tokens.up tokens.down}", "what else was likely there"),
-                ("Enter", "a fork goes on with it from there"),
+                ("Enter", "continue from there in a fork"),
             ),
         ),
     ),

@@ -19,6 +19,10 @@ _PLAIN_HEAT = " 123456789"
 _LONGEST = 16  # cells of a token in the line
 _LINES = 3  # above the candidates
 _UNLIKELY, _LIKELY = 0.2, 0.6
+_KEYS = (  # what there is room for
+    "Enter: continue from here in a fork  Esc done",
+    "Enter: continue in a fork  Esc done",
+)
 
 
 class TokenPicker(Widget, can_focus=True):
@@ -27,7 +31,7 @@ class TokenPicker(Widget, can_focus=True):
     HINTS: ClassVar[Hints] = (
         ("tokens.left tokens.right", "token"),
         ("tokens.up tokens.down", "candidate"),
-        ("Enter", "go on with it"),
+        ("Enter", "continue in a fork"),
         ("Esc", "done"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -87,12 +91,12 @@ class TokenPicker(Widget, can_focus=True):
         return Content("\n").join(lines)
 
     def _head(self) -> Content:
-        keys = "Enter goes on with it  Esc done"
         left = Content.assemble(
             (f"token {self.at + 1} of {len(self.words)}", "bold $text-primary"), (f"  {self.told}", "$text")
         )
-        gap = self.size.width - left.cell_length - len(keys)
-        return left if gap < 2 else Content.assemble(left, " " * gap, (keys, "$text-muted"))
+        room = self.size.width - left.cell_length
+        keys = next((each for each in _KEYS if len(each) + 2 <= room), "")
+        return Content.assemble(left, " " * (room - len(keys)), (keys, "$text-muted")) if keys else left
 
     def seen(self) -> range:
         """The tokens around the present one that the line has room for."""

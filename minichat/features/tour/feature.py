@@ -9,6 +9,7 @@ from textual.content import Content
 
 from engine.api.errors import EngineError
 from minichat.features.feature import Command, Context, Feature
+from minichat.features.monitor import MonitorSide
 from minichat.features.tour.guide import Guide
 from minichat.features.tour.pages import PAGES, SYSTEM, Page
 from minichat.features.tour.panel import TourPanel
@@ -18,14 +19,15 @@ KEEP = 65  # the exit code that says that the chats are wanted
 
 
 class Tour:
-    """A page is begun once; going back shows again what was said then."""
+    """A page says what to look at, and waits. Then it is played, and again as often as wanted."""
 
     def __init__(self, context: Context) -> None:
-        self._context, self._panel = context, TourPanel(self.turn, self.leave)
+        self._context, self._panel = context, TourPanel(self.turn, self.play, self.leave)
         self._guide = Guide(context, self._say, self._panel.focus)
         self._place = 0
         self._told = [""] * len(PAGES)  # what was seen, by page
-        self._begun = 0  # the page that was reached
+        self._begun: set[int] = set()  # pages that were played, or are
+        self._playing = 0
         self._task: asyncio.Task[None] | None = None
         context.chats.first_ever = False  # the panel says what there is
         context.workspace.greets = False
@@ -44,14 +46,26 @@ class Tour:
         self._panel.focus()
 
     def turn(self, by: int) -> None:
-        """To another page. On the way forward it does not wait for one that is not done."""
-        place = min(max(self._place + by, 0), len(PAGES) - 1)
-        self._place = place
-        if place > self._begun:
-            self._begun = place
-            self._stop()
-            self._task = asyncio.create_task(self._do(place), name="tour")
+        """Forward plays a page that was not played yet, else it turns to the next one, done or not."""
+        if by > 0 and self._waits:
+            self.play()
+            return
+        self._place = min(max(self._place + by, 0), len(PAGES) - 1)
         self._show()
+
+    def play(self) -> None:
+        """From its beginning, whatever is being played now."""
+        if PAGES[self._place].do is not None:
+            self._stop()
+            self._begun.add(self._place)
+            self._playing, self._told[self._place] = self._place, ""
+            self._task = asyncio.create_task(self._do(self._place), name="tour")
+            self._show()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the reader says when this page begins."""
+        return PAGES[self._place].do is not None and self._place not in self._begun
 
     def leave(self, keep: bool) -> None:
         self._stop()
@@ -72,7 +86,7 @@ class Tour:
 
     def _say(self, sentence: str) -> None:
         """In the middle of a page."""
-        self._tell(self._begun, sentence)
+        self._tell(self._playing, sentence)
 
     def _tell(self, place: int, sentence: str) -> None:
         self._told[place] = sentence
@@ -88,7 +102,9 @@ class Tour:
             ),
             Content(page.text),
         ]
-        if told:
+        if self._waits:
+            lines.append(Content.styled(page.watch.format(where=self._where), "bold"))
+        elif told:
             lines.append(Content.styled(told, "bold"))
         elif page.do is not None:
             alive = self._context.keeper.alive
@@ -96,12 +112,20 @@ class Tour:
             lines.append(Content.styled(words, "italic $text-muted"))
         self._panel.say(Content("\n").join(lines), self._keys(page), end=bool(told))
 
+    @property
+    def _where(self) -> str:
+        """In which place of this screen the engine is seen."""
+        return "the monitor" if self._context.part(MonitorSide).display else "the line above"
+
     def _keys(self, page: Page) -> Content:
-        keys = [("Enter", "next"), ("b", "back"), ("q", "quit")]
+        keys = [("Enter", "play" if self._waits else "next")]
+        if page.do is not None and not self._waits:
+            keys.append(("r", "play again"))
         if page.last:
-            keys = [("b", "back"), ("k", "keep chats"), ("q", "quit")]
-        elif not self._place:
-            keys.pop(1)
+            keys = [("k", "keep chats")]
+        back = [("b", "back")] if self._place else []
+        keys = [*back, *keys] if page.last else [*keys, *back]
+        keys.append(("q", "quit"))
         return Content.assemble(
             *(
                 part

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import Any, TypeVar
 
 from engine.api.commands import SetQuantization
@@ -23,6 +24,7 @@ class Guide:
     def __init__(self, context: Context, say: Callable[[str], None], back: Callable[[], object]) -> None:
         self.say = say
         self._context, self._back = context, back
+        self.stories = count()  # that were asked for
         self._events: list[Event] = []  # since the page began
         self._came = asyncio.Event()
         self._glowing: Conversation | None = None
@@ -94,6 +96,12 @@ class Guide:
         """What they take in that scheme, in bytes."""
         shot = self._context.engine.latest
         return next((each.nbytes for each in shot.schemes if each.name == scheme), 0) if shot else 0
+
+    @property
+    def scheme(self) -> str:
+        """Of the weights now."""
+        shot = self._context.engine.latest
+        return shot.quantization if shot else ""
 
     async def quantize(self, scheme: str) -> Quantized:
         """The weights of the whole engine; returns when the way is over."""

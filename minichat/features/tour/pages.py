@@ -17,7 +17,7 @@ SYSTEM = (
     "You speak in plain words, and you are never unkind to anybody."
 )
 LONG = {"temperature": 0.7, "min_tokens": 140, "max_tokens": 150}
-_STORY = "Tell me a story about {}."
+_ANIMALS = "fox hare mouse wolf bear crow hen frog goose horse duck snail cat dog lion".split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,19 @@ class Page:
 
     title: str
     text: str
+    watch: str = ""  # what to look at, told before it begins; {where} is where the engine is seen
     do: Callable[[Guide], Awaitable[str]] | None = None
     last: bool = False
 
 
+def _story(guide: Guide) -> str:
+    """Another one each time: what was read before would be found in the cache."""
+    return f"Tell me a story about a {_ANIMALS[next(guide.stories) % len(_ANIMALS)]}."
+
+
 async def _first_reply(guide: Guide) -> str:
-    chat = await guide.ask(_STORY.format("a fox"), LONG)
+    await guide.quiet()
+    chat = await guide.ask(_story(guide), LONG)
     admitted = await guide.heard(Admitted, chat)
     guide.glow(chat)
     first = await guide.heard(FirstToken, chat)
@@ -43,7 +50,7 @@ async def _first_reply(guide: Guide) -> str:
 
 async def _prefix(guide: Guide) -> str:
     await guide.quiet()
-    chat = await guide.ask(_STORY.format("a hare"), LONG, new=True)
+    chat = await guide.ask(_story(guide), LONG, new=True)
     admitted = await guide.heard(Admitted, chat)
     guide.glow(chat)
     tokens = guide.prompt_tokens(chat)
@@ -57,7 +64,7 @@ async def _prefix(guide: Guide) -> str:
 
 async def _fork(guide: Guide) -> str:
     await guide.quiet()
-    parent = await guide.ask(_STORY.format("a mouse"), LONG)
+    parent = await guide.ask(_story(guide), LONG)
     await guide.heard(FirstToken, parent)
     child = await guide.fork(parent)
     forked = await guide.heard(Forked, child)
@@ -76,7 +83,7 @@ async def _fork(guide: Guide) -> str:
 
 async def _preemption(guide: Guide) -> str:
     await guide.quiet()
-    chats = await guide.ask_all([_STORY.format(each) for each in ("a wolf", "a bear", "an owl")], LONG)
+    chats = await guide.ask_all([_story(guide) for _ in range(3)], LONG)
     gone = await guide.heard(Preempted, *chats)
     chat, blocks = guide.chat_of(gone.request), _blocks(gone.blocks)
     name = chat.chat.letter.upper()
@@ -93,7 +100,7 @@ async def _preemption(guide: Guide) -> str:
 
 async def _decoding(guide: Guide) -> str:
     await guide.quiet()
-    chat = await guide.ask(_STORY.format("a crow"), LONG)
+    chat = await guide.ask(_story(guide), LONG)
     await guide.heard(FirstToken, chat)
     guide.tune(chat, temperature=0.0)
     updated = await guide.heard(Updated, chat)
@@ -106,14 +113,14 @@ async def _decoding(guide: Guide) -> str:
 
 async def _switch(guide: Guide) -> str:
     await guide.quiet()
-    chat = await guide.ask(_STORY.format("a hen"), LONG)
+    chat = await guide.ask(_story(guide), LONG)
     await guide.heard(FirstToken, chat)
-    switched = await guide.quantize(SCHEME)
+    switched = await guide.quantize(SCHEME if guide.scheme != SCHEME else "none")
     if switched.error:
         return f"It stayed at {switched.before}: {switched.error}."
     after = duration(switched.seconds)
     done = await guide.heard(Finished, chat)
-    sizes = f"{size(guide.weights(switched.before))} became {size(guide.weights(SCHEME))}"
+    sizes = f"{size(guide.weights(switched.before))} became {size(guide.weights(switched.scheme))}"
     return (
         f"{sizes} in {after}, a layer a turn, and the same request went on: it ended after {done.tokens} "
         "tokens. F4 has all schemes with what they take, and the way back."
@@ -128,14 +135,45 @@ PAGES = (
     Page(
         "A tour of the engine",
         "A real engine runs here, with a tiny model and a cache of only 24 blocks, so that you can see it "
-        "work. Each page has it do something, and tells what it said. Nothing is played back.",
+        "work. Each page says what to look at and waits for you; then the engine does it, and the page says "
+        "what it was. Nothing is recorded: what you play again, the engine does again.",
     ),
-    Page("A reply", "Chat A asks for a story. Watch: waiting, prefill, decode, done.", _first_reply),
-    Page("A prefix that was read before", "A new chat begins with the same system prompt.", _prefix),
-    Page("Copy on write", "The reply of this chat is forked while it runs.", _fork),
-    Page("No room", "Three chats ask at once; together they need more blocks than there are.", _preemption),
-    Page("Another decoding", "A reply at temperature 0.7 becomes greedy while it runs.", _decoding),
-    Page("Other weights", "They are converted to int8 while a reply runs. Nothing is loaded anew.", _switch),
+    Page(
+        "A reply",
+        "Chat A asks for a story.",
+        "Look at {where}: the request waits (W), reads its prompt (P) and writes (D), and its blocks fill.",
+        _first_reply,
+    ),
+    Page(
+        "A prefix that was read before",
+        "A new chat begins with the same system prompt.",
+        "Look at {where}: P is over at once, and blocks of chat A are in use again.",
+        _prefix,
+    ),
+    Page(
+        "Copy on write",
+        "The reply of this chat is forked while it runs.",
+        "Look at {where}: two replies are written (D 2), but the cache holds what they share only once.",
+        _fork,
+    ),
+    Page(
+        "No room",
+        "Three chats ask at once; together they need more blocks than there are.",
+        "Look at {where}: the cache fills up, one of the three stops (X), and comes back later.",
+        _preemption,
+    ),
+    Page(
+        "Another decoding",
+        "A reply at temperature 0.7 becomes greedy while it runs.",
+        "Look at the line over the chat: it says T 0.7, and in the middle of a sentence it says greedy.",
+        _decoding,
+    ),
+    Page(
+        "Other weights",
+        "They are converted to int8 while a reply runs; played again, they come back.",
+        "Look at the reply: its words keep coming while the layers change, one after the other.",
+        _switch,
+    ),
     Page(
         "That was the tour",
         "F1 has the keys, F8 says why it is as fast as it is, Alt+X turns techniques off, to see what they "

@@ -19,6 +19,7 @@ class TourPanel(Widget, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,space,right,n", "turn(1)", show=False),
         Binding("backspace,left,b", "turn(-1)", show=False),
+        Binding("r", "play", show=False),
         Binding("up", "scroll_by(-1)", show=False),
         Binding("down", "scroll_by(1)", show=False),
         Binding("escape,q", "leave(False)", show=False),
@@ -28,9 +29,11 @@ class TourPanel(Widget, can_focus=True):
     keys: reactive[Content] = reactive(Content(""))
     marks: Marks = UNICODE
 
-    def __init__(self, turn: Callable[[int], None], leave: Callable[[bool], None]) -> None:
+    def __init__(
+        self, turn: Callable[[int], None], play: Callable[[], None], leave: Callable[[bool], None]
+    ) -> None:
         super().__init__(id="tour")
-        self._turn, self._leave = turn, leave
+        self._turn, self._play, self._leave = turn, play, leave
         self._first = 0  # of the lines of the text that are seen
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
@@ -65,6 +68,9 @@ class TourPanel(Widget, can_focus=True):
 
     def action_turn(self, by: int) -> None:
         self._turn(by)
+
+    def action_play(self) -> None:
+        self._play()
 
     def action_leave(self, keep: bool) -> None:
         self._leave(keep)

@@ -112,7 +112,7 @@ class Shades:
             return "~" if state is State.LEFT else "."
         if self._tint is not Tint.OWNER:
             return f"{level}" if state >= State.USED or self._tint is Tint.AGE else "-"
-        letter = self._owners[owner].letter[:1]
+        letter = self._owners[owner].letter[-1:]  # of AA, AB ... the one that tells them apart
         if state is State.SHARED:
             return "+"
         return letter.upper() if state is State.USED else letter.lower() if owner else "-"

@@ -46,6 +46,7 @@ class Tab:
     running: bool = False
     unread: bool = False
     failed: bool = False
+    pinned: bool = False
 
 
 class ChatTabs(Widget):
@@ -127,7 +128,8 @@ class ChatTabs(Widget):
         sign = self.marks.running if tab.running else self.marks.unread if tab.unread else ""
         sign = self.marks.failed if tab.failed and not tab.running else sign
         style = "bold $text on $panel" if tab.active else "$text" if tab.shown else "$text-muted"
-        number = f" {index + 1} " if index < 9 else " "
+        pin = self.marks.pinned if tab.pinned else " "
+        number = f" {index + 1}{pin}" if index < 9 else pin
         return Content.assemble(
             (number, "$text-muted on $panel" if tab.active else "$text-muted"),
             (tab.letter, f"bold {tab.colours}"),

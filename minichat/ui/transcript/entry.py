@@ -212,7 +212,7 @@ class Entry:
         """All rows of the leaf that a spot is in; spot.row counts in these."""
         document = self.document(spot.part)
         if document is not None and document.leaves:
-            return document.sheet(spot.leaf).drawn
+            return document.sheet(min(spot.leaf, len(document.leaves) - 1)).drawn
         match spot.part:
             case Part.HEAD:
                 return Drawn("", (self._head(),))
@@ -237,9 +237,9 @@ class Entry:
         canvas = self._canvas
         if self._note is None or self._note_width != canvas.width:
             if self.message.state == "failed":
-                source = (
-                    f"{canvas.glyphs.fault} failed: {self.message.error or 'no reason was given'}  {RETRY}"
-                )
+                reason = self.message.error or "no reason was given"
+                retry = f"  {RETRY}" if self.message.retriable else ""
+                source = f"{canvas.glyphs.fault} failed: {reason}{retry}"
                 look: Look = ("fault",)
             else:
                 reason = self.message.error

@@ -1,15 +1,45 @@
 """What stands in a chat until anything is said there."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from minichat.ui.transcript.markdown.rows import Fragment, Row
+from minichat.ui.transcript.markdown.cells import clip
+from minichat.ui.transcript.markdown.rows import Fragment, Look, Row
 
 _EASY = 76  # columns in which a paragraph reads well
+_INDENT = "   "
 
 
-def greeting_row(paragraphs: Sequence[str], y: int, width: int) -> Row:
-    """One of its lines; there are blank ones around the paragraphs."""
-    room = max(min(width - 2, _EASY), 8)
-    lines = [line for each in paragraphs for line in ("", *textwrap.wrap(each, room))]
-    return Row((Fragment(f" {lines[y]}", ("note",)),)) if y < len(lines) else Row()
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """Paragraphs, and between them messages to try: a click takes one."""
+
+    above: tuple[str, ...] = ()
+    tries: tuple[str, ...] = ()
+    below: tuple[str, ...] = ()
+
+    def row(self, y: int, width: int, cut: str) -> Row:
+        """One of its lines; there are blank ones around the paragraphs."""
+        lines = list(self._lines(width, cut))
+        text, look, _ = lines[y] if y < len(lines) else ("", (), "")
+        return Row((Fragment(text, look),)) if text else Row()
+
+    def tried(self, y: int, width: int, cut: str) -> str:
+        """The message to try on that line; nothing on any other."""
+        lines = list(self._lines(width, cut))
+        return lines[y][2] if 0 <= y < len(lines) else ""
+
+    def _lines(self, width: int, cut: str) -> Iterator[tuple[str, Look, str]]:
+        for each in self.above:
+            yield from _paragraph(each, width)
+        for each in self.tries:
+            yield clip(f"{_INDENT}{each}", width - 1, cut), ("link",), each
+        for each in self.below:
+            yield from _paragraph(each, width)
+
+
+def _paragraph(text: str, width: int) -> Iterator[tuple[str, Look, str]]:
+    yield "", (), ""
+    for line in textwrap.wrap(text, max(min(width - 2, _EASY), 8)):
+        yield f" {line}", ("note",), ""

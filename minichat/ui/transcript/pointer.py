@@ -17,7 +17,7 @@ def asked_at(painter: Painter, place: Place, x: int) -> Message | None:
     match place.spot.part:
         case Part.HEAD:
             return MessageMenu(message.id)
-        case Part.NOTE if message.state == "failed":
+        case Part.NOTE if message.retriable:
             return RetryRequested(message.id)
     row, drawn = painter.row(place)
     at = character_at(row, x)

@@ -37,3 +37,11 @@ class CopyRequested(Message, namespace="transcript"):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.text = text
+
+
+class TryChosen(Message, namespace="transcript"):
+    """One of the messages to try is wanted in the prompt."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text

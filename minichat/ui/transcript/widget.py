@@ -19,7 +19,7 @@ from minichat.ui.transcript.bindings import HINTS, KEYS
 from minichat.ui.transcript.caret import Caret
 from minichat.ui.transcript.entry import Entry, Part, Spot
 from minichat.ui.transcript.glyphs import UNICODE, Glyphs
-from minichat.ui.transcript.greeting import greeting_row
+from minichat.ui.transcript.greeting import Greeting
 from minichat.ui.transcript.lit import Spans, Way, chosen_spans
 from minichat.ui.transcript.markdown import highlight
 from minichat.ui.transcript.markdown.canvas import Canvas
@@ -47,6 +47,7 @@ class Transcript(ScrollView, can_focus=True):
     MessageMenu: TypeAlias = requests.MessageMenu
     SelectionChanged: TypeAlias = requests.SelectionChanged
     CopyRequested: TypeAlias = requests.CopyRequested
+    TryChosen: TypeAlias = requests.TryChosen
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Transcript(ScrollView, can_focus=True):
         self._frame: Frame | None = None  # while it is drawn
         self._cursor: Entry | None = None  # the message that keys act on, where the reader chose one
         self._languages: set[str] = set()  # whose lexers were asked for
-        self._greeting: Sequence[str] = ()
+        self._greeting = Greeting()
 
     # What a chat tells
 
@@ -83,10 +84,10 @@ class Transcript(ScrollView, can_focus=True):
         self._search.restart()
         self.follow()
 
-    def greet(self, paragraphs: Sequence[str]) -> None:
+    def greet(self, greeting: Greeting) -> None:
         """What stands here until anything is said."""
-        if paragraphs != self._greeting:
-            self._greeting = paragraphs
+        if greeting != self._greeting:
+            self._greeting = greeting
             self.refresh()
 
     def prepend(self, messages: Sequence[Message]) -> None:
@@ -187,7 +188,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         if not self._view.entries:
-            return self._canvas.paint(greeting_row(self._greeting, y, self.size.width))
+            return self._canvas.paint(self._greeting.row(y, self.size.width, self._canvas.glyphs.cut))
         if (frame := self._frame) is None:  # the pointer asks which character is there
             return self._painter.placed(self._window.top + y)
         if frame.notice and y == frame.last:
@@ -331,7 +332,7 @@ class Transcript(ScrollView, can_focus=True):
             self._toggle(entry)
 
     def action_retry(self) -> None:
-        if (entry := self._current(lambda each: each.message.state == "failed")) is not None:
+        if (entry := self._current(lambda each: each.message.retriable)) is not None:
             self.post_message(self.RetryRequested(entry.message.id))
 
     def action_menu(self) -> None:
@@ -350,7 +351,11 @@ class Transcript(ScrollView, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         offset = event.get_content_offset(self)
-        if offset is None or not self._view.entries:
+        if offset is None:
+            return
+        if not self._view.entries:
+            if text := self._greeting.tried(offset.y, self.size.width, self._canvas.glyphs.cut):
+                self.post_message(self.TryChosen(text))
             return
         if event.chain > 1:
             event.prevent_default()  # which would select all there is

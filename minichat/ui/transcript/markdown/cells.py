@@ -59,8 +59,7 @@ def _fold_plain(text: str, start: int, end: int, width: int, words: bool) -> lis
         else:
             lines.append((start, cut))
             start = cut + 1
-    lines.append((start, end))
-    return lines
+    return lines if lines and start == end else [*lines, (start, end)]
 
 
 def _fold_wide(text: str, start: int, end: int, width: int, words: bool, widths: list[int]) -> list[Span]:
@@ -86,5 +85,4 @@ def _fold_wide(text: str, start: int, end: int, width: int, words: bool, widths:
                 cut = after = ideograph + 1
         lines.append((start, cut))
         start = after
-    lines.append((start, end))
-    return lines
+    return lines if lines and start == end else [*lines, (start, end)]

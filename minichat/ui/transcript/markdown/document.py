@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from minichat.ui.transcript.markdown.canvas import Canvas, Sheet
+from minichat.ui.transcript.markdown.draw import last_row_at
 from minichat.ui.transcript.markdown.heights import Heights
 from minichat.ui.transcript.markdown.leaves import Leaf
 from minichat.ui.transcript.markdown.rows import Look
@@ -22,7 +23,7 @@ class Document:
     def __init__(self, canvas: Canvas, base: Look = (), *, plain: bool = False) -> None:
         self._canvas = canvas
         self._base = base
-        self._splitter = Splitter(plain=plain)
+        self._splitter = Splitter(plain=plain, row_begins=self._row_begins)
         self._heights = Heights()
         self._measured: list[bool] = []
         self._tail = ""
@@ -90,7 +91,14 @@ class Document:
 
     def resize(self) -> None:
         """The canvas has another width."""
+        if self._splitter.parted:
+            before = self._splitter
+            self._splitter = Splitter(before.text, plain=before.plain, row_begins=self._row_begins)
+            self._splitter.advance()
         self._guess(0)
+
+    def _row_begins(self, leaf: Leaf) -> int:
+        return last_row_at(leaf, self._canvas.width, self._canvas.glyphs)
 
     def sheet(self, index: int) -> Sheet:
         leaf = self.leaves[index]

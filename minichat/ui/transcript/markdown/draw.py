@@ -1,5 +1,8 @@
 """Leaves drawn as rows at a width."""
 
+from bisect import bisect_left
+from dataclasses import replace
+
 from minichat.ui.transcript.glyphs import Glyphs, drawable
 from minichat.ui.transcript.markdown import highlight
 from minichat.ui.transcript.markdown.cells import Span, break_line, cell_width, clip, wrap
@@ -10,6 +13,7 @@ from minichat.ui.transcript.markdown.table import draw_table
 
 _TAB = 4
 _NARROW = 8  # cells
+_MARKED = 8  # widths that the source of a row with markup may have
 
 
 def draw(
@@ -38,6 +42,30 @@ def draw(
     if leaf.gap:
         rows.insert(0, _gap(leaf, glyphs, base))
     return drawn._replace(rows=tuple(rows))
+
+
+def last_row_at(leaf: Leaf, width: int, glyphs: Glyphs) -> int:
+    """Where in the source of running text its last row begins; 0 where it has but one."""
+    rows, begins = _rows_and_last(leaf, leaf.text, width, glyphs)
+    if rows < 2:
+        return 0
+    if begins >= 0:
+        return begins
+    # Markup in the row: the shortest beginning that has as many rows ends behind where the row begins.
+    lengths = range(max(len(leaf.text) - _MARKED * width, 0), len(leaf.text))
+    length = lengths[
+        bisect_left(lengths, rows, key=lambda end: _rows_and_last(leaf, leaf.text[:end], width, glyphs)[0])
+    ]
+    begins = _rows_and_last(leaf, leaf.text[:length], width, glyphs)[1]
+    return begins if begins >= 0 else length - 1
+
+
+def _rows_and_last(leaf: Leaf, source: str, width: int, glyphs: Glyphs) -> tuple[int, int]:
+    """Rows of a beginning of its source, and where the last one begins; -1: markup is in it."""
+    drawn = draw(replace(leaf, text=source, gap=False), width, glyphs)
+    at = next((fragment.at for fragment in drawn.rows[-1].fragments if fragment.at >= 0), len(drawn.plain))
+    rest = drawn.plain[at:]
+    return len(drawn.rows), len(source) - len(rest) if source.endswith(rest) else -1
 
 
 def margins(leaf: Leaf, width: int, glyphs: Glyphs) -> tuple[str, str]:

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 Kind = Literal["text", "heading", "code", "table", "rule", "plain"]  # plain: as it was written
 
 MAX_TEXT = 2000  # characters of a leaf; a longer paragraph goes on in the next one
-MAX_PLAIN = 16_000  # of a line as it was written, which costs no parsing; where it goes on, a row is broken
+MAX_PLAIN = 16_000  # of a line as it was written, which costs no parsing
 MAX_CODE = 1600  # characters; highlighting is the slowest thing done to a leaf
 
 

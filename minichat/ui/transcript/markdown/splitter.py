@@ -59,9 +59,14 @@ def _title(text: str) -> str:
 class Splitter:
     """The leaves of a text that may still grow. What a person wrote has no markup but the fences of code."""
 
-    def __init__(self, text: str = "", *, plain: bool = False) -> None:
+    def __init__(
+        self, text: str = "", *, plain: bool = False, row_begins: Callable[[Leaf], int] | None = None
+    ) -> None:
+        """`row_begins`: where in a leaf's text its last row begins, at the present width."""
         self.text = text
         self.plain = plain
+        self.parted = False  # a line was parted where a row ends: at another width it is to be done anew
+        self._row_begins = row_begins
         self.leaves: list[Leaf] = []
         self._at = 0
         self._state = _State()
@@ -108,13 +113,15 @@ class Splitter:
             elif len(text) - self._at > self._longest:
                 cut = self._cut()
                 self._take(text[self._at : cut], self._at, whole=False)
-                self._at = cut
+                self._at = cut - self._last_row_off(cut)
                 self._state.midline = True
             else:
                 break
-            count += 1
-            if count % _LINES_A_LOOK == 0 and enough():
-                return False
+            count = count + 1 if newline >= 0 else _LINES_A_LOOK  # a piece of a long line takes its time
+            if count >= _LINES_A_LOOK:
+                count = 0
+                if enough():
+                    return False
         last = replace(self.leaves[-1]) if self._state.open else None
         self._undo = (len(self.leaves), last, replace(self._state))
         if self._at < len(text):
@@ -135,6 +142,18 @@ class Splitter:
             if get_character_cell_size(text[end - back]):
                 return end - back
         return end
+
+    def _last_row_off(self, cut: int) -> int:
+        """The piece ends with a whole row, so that the line wraps as one. How much is left for the next."""
+        leaf = self.leaves[-1]
+        if self._row_begins is None or leaf.kind not in ("text", "plain"):
+            return 0
+        begins = self._row_begins(leaf)
+        rest = leaf.text[begins:]
+        if not begins or self.text[cut - len(rest) : cut] != rest:
+            return 0
+        leaf.text, leaf.end, self.parted = leaf.text[:begins], leaf.end - len(rest), True
+        return len(rest)
 
     def _take(self, line: str, at: int, whole: bool = True) -> None:
         """One line, or a piece of one that is too long."""

@@ -1,0 +1,156 @@
+"""Alt+G: the open chats at a glance, pinned ones first: title, state and rate of each."""
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.events import Click
+from textual.reactive import reactive
+from textual.widget import Widget
+
+from engine.api.snapshot import Snapshot
+from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
+from minichat.session.conversation import Conversation
+from minichat.ui.marks import ASCII, UNICODE
+from minichat.ui.panes.keybar import Hints
+from minichat.ui.panes.tabs import titled
+
+_HEAD = 1  # lines above the chats
+_TELLING = 0.2  # seconds after the first token: before, a rate says how tokens were bundled on their way
+
+
+class ChatOverview(Widget, can_focus=True):
+    """A line a chat, as the tabs have them. Drawn anew when a chat changes, and while replies run."""
+
+    HINTS: ClassVar[Hints] = (
+        ("Up Down", "choose"),
+        ("Enter", "go"),
+        ("overview.pin", "pin"),
+        ("Esc", "back"),
+    )
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", show=False),
+        Binding("down", "move(1)", show=False),
+        Binding("enter", "go", show=False),
+        Binding("p", "pin", "Pin the chat of the line, or no longer", id="overview.pin", show=False),
+        Binding("escape", "leave", show=False),
+    ]
+    at: reactive[int] = reactive(0)  # the line that the keys act on
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(classes="drawer")
+        self.context = context
+        self._first = 0  # chat that is seen
+        self._marks = ASCII if context.program.start.ascii else UNICODE
+        context.signals.changed.connect(self._changed)
+        context.signals.turned.connect(self._turned)
+
+    def see_snapshot(self, snapshot: Snapshot) -> None:
+        if self.context.chats.streaming:
+            self.refresh()
+
+    def _changed(self, _: Conversation) -> None:
+        self.refresh()
+
+    def _turned(self) -> None:
+        self.at = self.context.chats.index
+        self.refresh()
+
+    def render(self) -> Content:
+        chats, width = list(self.context.chats), self.size.width
+        room = max(self.size.height - _HEAD, 1)
+        at = min(self.at, len(chats) - 1)
+        self._first = max(min(self._first, at), at - room + 1, 0)
+        seen = list(enumerate(chats))[self._first : self._first + room]
+        head = Content.styled(
+            f"{len(chats)} open, {len(self.context.chats.streaming)} running", "$text-muted"
+        )
+        return Content("\n").join(
+            [head.truncate(width), *(self._row(number, each, width, number == at) for number, each in seen)]
+        )
+
+    def _row(self, number: int, conversation: Conversation, width: int, chosen: bool) -> Content:
+        chat, marks = conversation.chat, self._marks
+        pinned = conversation in self.context.chats.pinned
+        active = conversation is self.context.chats.active
+        pointer = marks.pointer if chosen and self.has_focus else " "
+        left = Content.assemble(
+            (f"{pointer}{number + 1:>2}{marks.pinned if pinned else ' '}", "$text-muted"),
+            (f" {chat.letter.upper()} ", f"bold {self.context.program.owner_colours(conversation.colour)}"),
+            " ",
+        )
+        told, look = state_of(conversation)
+        room = max(width - left.cell_length - len(told) - 1, 0)
+        title = Content.styled(titled(chat.title), "bold $text" if active else "$text")
+        title = title.truncate(room, ellipsis=True, pad=True)
+        return Content.assemble(left, title, " ", (told, look)).truncate(width)
+
+    def action_move(self, by: int) -> None:
+        self.at = min(max(self.at + by, 0), len(self.context.chats) - 1)
+
+    def action_go(self) -> None:
+        self._go_to(self.at)
+
+    def action_pin(self) -> None:
+        chosen = list(self.context.chats)[self.at]
+        _turn_pin(self.context, chosen)
+        self.at = list(self.context.chats).index(chosen)
+
+    def action_leave(self) -> None:
+        self.context.panels.leave()
+
+    def on_click(self, event: Click) -> None:
+        number = self._first + event.y - _HEAD
+        if event.y >= _HEAD and number < len(self.context.chats):
+            self._go_to(number)
+
+    def _go_to(self, number: int) -> None:
+        self.context.workspace.go_to(list(self.context.chats)[number])
+        self.context.panels.leave()
+
+
+def state_of(conversation: Conversation) -> tuple[str, str]:
+    """What a chat does now, in a word or a rate, and how that looks."""
+    run, messages = conversation.run, conversation.chat.messages
+    if run is not None and run.first is None:
+        return "waiting", "$text-muted"
+    if run is not None:
+        stats = run.stats(conversation.desk.clock(), conversation.chat.params)
+        telling = stats.seconds - stats.ttft >= _TELLING
+        return f"{stats.rate:.0f} tok/s" if telling else "writing", "$text-success"
+    if messages and messages[-1].state == "failed":
+        return "failed", "$text-error"
+    return ("unread", "$text-accent") if conversation.unread else ("", "$text-muted")
+
+
+def toggle(context: Context) -> None:
+    context.panels.toggle(context.part(ChatOverview))
+
+
+def pin(context: Context) -> None:
+    _turn_pin(context, context.chats.active)
+
+
+def _turn_pin(context: Context, conversation: Conversation) -> None:
+    context.chats.pin(conversation, conversation not in context.chats.pinned)
+    context.chats.remember(context.program.paths.remembered)
+    context.workspace.lay_out()
+    context.part(ChatOverview).refresh()
+
+
+OVERVIEW = Feature(
+    name="overview",
+    title="Open chats at a glance",
+    commands=(
+        Command("view.chats", "View", "Open chats at a glance", toggle, "alt+g"),
+        Command("chat.pin", "Chats", "Pin this chat before the others, or no longer", pin, "alt+i"),
+    ),
+    panel=PanelSpec(ChatOverview, sees=ChatOverview.see_snapshot),
+    help=(
+        HelpSection(
+            "In the list of chats ({view.chats})",
+            (("Up Down Enter", "choose a chat, and go to it"), ("{overview.pin}", "pin it, or no longer")),
+        ),
+    ),
+    keyed=(("overview", ChatOverview),),
+)

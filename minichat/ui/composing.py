@@ -1,0 +1,118 @@
+"""What is typed, checked before it is sent: can the model read it, and are its files there?"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from textual.timer import Timer
+
+from engine.api.errors import EngineError
+from minichat.chats.model import Attachment
+from minichat.clients.bridge import in_thread
+from minichat.features.feature import Context
+from minichat.session.attachments import CannotAttach, Missing, attach, missing
+from minichat.session.conversation import Conversation
+from minichat.session.fitting import PromptFit, fit_of, small
+from minichat.ui.transcript.glyphs import one_line
+
+_LATE = 0.2  # seconds after a key
+_TOLD = 0.125  # of the room: a message that takes less is not worth a word
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What is wrong with a message, or how much of the room it takes. Empty: nothing worth a word."""
+
+    fit: PromptFit | None = None  # in the chat where it fits worst
+    missing: tuple[Missing, ...] = ()
+
+    @property
+    def faulty(self) -> bool:
+        return bool(self.missing) or (self.fit is not None and not self.fit.fits)
+
+    def __str__(self) -> str:
+        if self.missing:
+            return f"no file {self.missing[0].name}{self.missing[0].hint}"
+        return str(self.fit) if self.fit is not None else ""
+
+
+class Composing:
+    """Looks at the prompt a moment after it was changed; while nothing is typed there is no timer."""
+
+    def __init__(self, context: Context) -> None:
+        self.checked = Checked()
+        self._context = context
+        self._timer: Timer | None = None
+        self._warned = ""  # a text whose missing files the person knows of
+
+    def note(self) -> None:
+        """Something was typed."""
+        workspace = self._context.workspace
+        if self._worth_a_look(workspace.prompt.text, workspace.recipients):
+            if self._timer is None:
+                self._timer = self._context.app.set_timer(_LATE, self._begin)
+        elif self.checked != Checked():
+            self._show(Checked())
+
+    async def may_go(self, text: str, to: Sequence[Conversation]) -> bool:
+        """Whether it can be sent as it is. If not, a notice says why; missing files are told once."""
+        if not self._worth_a_look(text, to):
+            return True
+        checked = await self._check(text, to)
+        if checked.missing and text != self._warned:
+            self._warned = text
+            names = "; ".join(f"there is no file {each.name}{each.hint}" for each in checked.missing)
+            send = self._context.keys.name("prompt.send")
+            stop = "" if names.endswith("?") else "."
+            sentence = one_line(f"{names}{stop} {send} again sends the text without it")
+            self._context.app.notify(sentence, severity="warning", timeout=8, markup=False)
+            return False
+        if checked.fit is not None and not checked.fit.fits:
+            self._context.program.complain(checked.fit.refusal(self._larger))
+            return False
+        return True
+
+    @property
+    def _larger(self) -> str:
+        """How to choose a larger model; an engine elsewhere keeps its own."""
+        if self._context.program.backend.elsewhere:
+            return ""
+        return f"choose a larger model ({self._context.keys.name('model.pick')})"
+
+    def _worth_a_look(self, text: str, to: Sequence[Conversation]) -> bool:
+        if not text.strip():
+            return False
+        shot = self._context.engine.latest
+        large = shot is not None and not all(small(each, text, shot) for each in to)
+        return "@" in text or bool(to[0].files()) or large
+
+    def _begin(self) -> None:
+        self._timer = None
+        self._context.app.run_worker(self._look(), group="composing", exclusive=True)
+
+    async def _look(self) -> None:
+        workspace = self._context.workspace
+        text = workspace.prompt.text
+        checked = await self._check(text, workspace.recipients)
+        if workspace.prompt.text == text:
+            fit = checked.fit
+            if fit is not None and fit.tokens < _TOLD * fit.room:
+                checked = Checked(None, checked.missing)
+            self._show(checked)
+
+    def _show(self, checked: Checked) -> None:
+        self.checked = checked
+        self._context.workspace.label()
+
+    async def _check(self, text: str, to: Sequence[Conversation]) -> Checked:
+        """Files are looked for in a thread: a folder of a network may take its time."""
+        kept = [*self._context.program.start.first.piped, *to[0].files()]
+        wrong = await in_thread(lambda: missing(text, kept))
+        files: tuple[Attachment, ...] = ()
+        with suppress(CannotAttach):  # which is told when it is sent
+            files = await in_thread(lambda: attach(text, kept))
+        shot, fits = self._context.engine.latest, list[PromptFit]()
+        if shot is not None and self._context.keeper.alive:
+            with suppress(EngineError):  # no engine: whatever is wrong is told at the reply
+                fits = [await fit_of(each, text, files, shot) for each in to]
+        return Checked(min(fits, key=lambda fit: fit.left, default=None), wrong)

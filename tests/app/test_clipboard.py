@@ -1,0 +1,160 @@
+"""Copying through a real tmux and a real GNU screen: what reaches the terminal around them."""
+
+import base64
+import os
+import re
+import shutil
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from minichat.shell.terminal import Terminal
+
+COPY = """
+import asyncio, sys
+from pathlib import Path
+from minichat.shell import clipboard
+from minichat.shell.terminal import Terminal
+
+def write(text):
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+print(asyncio.run(clipboard.send("g" * int(sys.argv[1]), Path(sys.argv[2]), write, Terminal.found())))
+print("COPIED")
+input()
+"""
+PATIENCE = 60.0  # seconds, on a machine that does much else
+SENT = re.compile(rb"\x1b\]52;[^;]*;([A-Za-z0-9+/=]+)(?:\a|\x1b\\)")
+tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+screen = pytest.mark.skipif(shutil.which("screen") is None, reason="GNU screen is not installed")
+
+
+def terminal_around(argv: Sequence[str], environment: dict[str, str]) -> bytes:
+    """All that a terminal is sent by a program that copies, and then ends."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 400))  # no line is broken
+    program = subprocess.Popen(
+        argv, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    os.set_blocking(ours, False)
+    came, latest = b"", time.monotonic() + PATIENCE
+    answered = False
+    while program.poll() is None:
+        assert time.monotonic() < latest, came
+        try:
+            came += os.read(ours, 65_536)
+        except BlockingIOError:
+            time.sleep(0.01)
+        except OSError:  # the other end is closed
+            break
+        if b"COPIED" in came and not answered:
+            answered = True
+            os.write(ours, b"\r")
+    program.wait(PATIENCE)
+    os.close(ours)
+    return came
+
+
+def copied(came: bytes) -> list[str]:
+    return [base64.b64decode(found).decode() for found in SENT.findall(came)]
+
+
+class Inside:
+    """A multiplexer of this test alone, with the program that copies in it."""
+
+    def __init__(self, root: Path, folder: Path) -> None:
+        self.folder = folder
+        (folder / "sends.py").write_text(COPY)
+        (folder / "sockets").mkdir(mode=0o700)
+        kept = {name: value for name, value in os.environ.items() if name not in ("TMUX", "STY")}
+        more = {"TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONPATH": str(root)}
+        self.environment = kept | more | {"SCREENDIR": str(folder / "sockets")}
+
+    def program(self, length: int, *prefix: str) -> list[str]:
+        script, kept = self.folder / "sends.py", self.folder / "kept"
+        return [*prefix, sys.executable, str(script), str(length), str(kept)]
+
+    def of_tmux(self, length: int, *prefix: str, options: Sequence[str] = ()) -> bytes:
+        server = ["tmux", "-S", str(self.folder / "socket"), "-f", "/dev/null"]
+        return terminal_around(
+            [*server, *options, "new-session", *self.program(length, *prefix)], self.environment
+        )
+
+    def of_screen(self, length: int, *prefix: str) -> bytes:
+        return terminal_around(
+            ["screen", "-c", "/dev/null", *self.program(length, *prefix)], self.environment
+        )
+
+
+@pytest.fixture
+def inside(root: Path, tmp_path: Path) -> Inside:
+    return Inside(root, tmp_path)
+
+
+@tmux
+@pytest.mark.parametrize("length", [5, 56_000])
+def test_through_tmux(inside: Inside, length: int) -> None:
+    assert copied(inside.of_tmux(length)) == ["g" * length]
+
+
+@tmux
+def test_what_is_too_long_stays_in_tmux(inside: Inside) -> None:
+    came = inside.of_tmux(80_000)
+    assert b"too long for the clipboard (80,000" in came
+    assert (inside.folder / "kept").read_text() == "g" * 80_000
+
+
+AFAR = ("env", "-u", "TMUX", "-u", "STY")  # as behind SSH
+
+
+@tmux
+def test_through_the_tmux_around_ssh_only_if_it_allows_it(inside: Inside) -> None:
+    afar = (*AFAR, "TERM=tmux-256color")
+    allowed = ("set-option", "-g", "set-clipboard", "on", ";")
+    came = inside.of_tmux(5_000, *afar)
+    assert copied(came) == []
+    assert b"set -g set-clipboard on" in came
+    assert copied(inside.of_tmux(5_000, *afar, options=allowed)) == ["g" * 5_000]
+
+
+@screen
+@pytest.mark.parametrize("length", [5, 56_000])
+def test_through_gnu_screen(inside: Inside, length: int) -> None:
+    assert copied(inside.of_screen(length)) == ["g" * length]
+
+
+@screen
+@pytest.mark.parametrize("length", [450, 5_000])
+def test_gnu_screen_around_ssh_takes_nothing_and_is_not_covered_with_it(inside: Inside, length: int) -> None:
+    came = inside.of_screen(length, *AFAR, "TERM=screen-256color")
+    assert copied(came) == []
+    assert base64.b64encode(b"g" * 60) not in came, "the text itself is not on the screen"
+    assert (b"GNU screen does not" in came) is (length == 450)
+    assert (b"too long for the clipboard" in came) is (length == 5_000)
+
+
+@pytest.mark.parametrize(
+    ("environment", "outside"),
+    [
+        ({"TERM": "xterm"}, ""),
+        ({"TERM": "tmux-256color"}, "tmux"),
+        ({"TERM": "screen.xterm-256color"}, "screen"),
+        ({"TERM": "screen", "TMUX": "/tmp/x"}, ""),
+        ({"TERM": "screen", "STY": "1.x"}, ""),
+    ],
+)
+def test_what_is_around_an_ssh_connection_is_known_by_term(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], outside: str
+) -> None:
+    for name in ("TERM", "TMUX", "STY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert Terminal.found().outside == outside

@@ -1,0 +1,194 @@
+"""What is typed is measured before it is sent; what must fail is neither sent nor offered again."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.errors import EngineError, RequestTooLong
+from engine.api.params import SamplingParams
+from minichat.clients.fake import FakeBackend
+from minichat.session.attachments import CannotAttach, Missing, attach, missing
+from minichat.session.fitting import PromptFit
+from tests.app.conftest import Bench, run, snapshot
+
+
+def narrow(**more: Any) -> FakeBackend:
+    """Takes 63 tokens; each character is one, and each message one more."""
+    return FakeBackend([snapshot(max_context=64)], **more)
+
+
+def below(it: Bench) -> str:
+    """What stands at the end of the prompt's frame."""
+    return str(it.main.prompt.border_subtitle)
+
+
+@run
+async def test_the_tokens_are_shown_where_they_matter(bench: Callable[..., Any]) -> None:
+    async with bench(backend=narrow()) as it:
+        await it.until(lambda: it.app.keeper.alive)
+        await it.pilot.press(*"hello")
+        assert "tokens" not in below(it)
+        it.main.prompt.put("x" * 20)
+        await it.until(lambda: "21 tokens; tiny takes 63  Enter send" in below(it))
+        assert "21 tokens; tiny takes 63" in it.screen_text()
+        it.main.prompt.put("")
+        await it.until(lambda: "tokens" not in below(it))
+
+
+@run
+async def test_what_cannot_fit_is_told_as_it_is_typed_and_never_sent(bench: Callable[..., Any]) -> None:
+    async with bench(backend=narrow()) as it:
+        await it.until(lambda: it.app.keeper.alive)
+        it.main.prompt.put("x" * 63)
+        await it.until(lambda: below(it) == "64 tokens; tiny takes 63")
+        assert it.main.prompt.has_class("-fault")
+        await it.pilot.press("enter")
+        told = "64 tokens; tiny takes 63. Shorten the message or choose a larger model (Alt+O)"
+        await it.until(lambda: told in it.notices())
+        assert (it.main.prompt.text, it.replies, it.texts()) == ("x" * 63, [], [])
+        await it.pilot.press("backspace", "enter")
+        await it.until(lambda: it.replies)
+        assert it.main.prompt.text == ""
+        await it.until(lambda: not it.main.prompt.has_class("-fault"))
+
+
+@run
+async def test_the_system_prompt_and_files_count_and_what_was_said_before_does_not(
+    bench: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "long.txt").write_text("x" * 60)
+    async with bench(backend=narrow()) as it:
+        await it.answered(await it.say("x" * 50))
+        it.app.chats.active.instruct("y" * 30)
+        it.main.prompt.put("z" * 31)
+        await it.until(lambda: below(it).startswith("63 tokens; tiny takes 63"))
+        it.main.prompt.put("@long.txt")
+        await it.pilot.press("enter")
+        await it.until(lambda: any("takes 63. Shorten" in said for said in it.notices()))
+        assert len(it.replies) == 1
+
+
+@run
+async def test_room_is_kept_for_the_reply_and_an_engine_elsewhere_keeps_its_model(
+    bench: Callable[..., Any],
+) -> None:
+    params = SamplingParams(max_tokens=40)
+    async with bench(backend=narrow(elsewhere="a box"), params=params) as it:
+        await it.until(lambda: it.app.keeper.alive)
+        it.main.prompt.put("x" * 24)
+        await it.pilot.press("enter")
+        room = "25 tokens; tiny takes 24 beside the 40 of max_tokens"
+        await it.until(lambda: f"{room}. Shorten the message or lower max_tokens" in it.notices())
+        assert it.replies == []
+
+
+def test_the_sentence_says_what_can_be_done() -> None:
+    told = PromptFit(3634, 2047, "pocket").refusal("choose a larger model (Alt+O)")
+    assert told == "3,634 tokens; pocket takes 2,047. Shorten the message or choose a larger model (Alt+O)"
+    assert PromptFit(9, 8, "it").refusal("") == "9 tokens; it takes 8. Shorten the message"
+
+
+@run
+async def test_what_goes_to_all_panes_is_measured_for_each(bench: Callable[..., Any]) -> None:
+    async with bench((200, 60), backend=narrow()) as it:
+        await it.until(lambda: it.app.keeper.alive)
+        await it.pilot.press("ctrl+n")
+        it.app.chats.active.instruct("y" * 40)
+        await it.pilot.press("alt+1")
+        it.main.broadcast = True
+        it.main.prompt.put("x" * 30)
+        await it.until(lambda: below(it) == "72 tokens; tiny takes 63")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.notices())
+        assert it.replies == []
+
+
+@run
+async def test_a_count_that_fails_holds_up_nothing(bench: Callable[..., Any]) -> None:
+    class Mute(FakeBackend):
+        async def count(self, prompt: Any) -> int:
+            raise EngineError("no")
+
+    async with bench(backend=Mute([snapshot(max_context=64)])) as it:
+        await it.until(lambda: it.app.keeper.alive)
+        await it.say("x" * 100)
+
+
+@run
+async def test_nothing_offers_a_retry_that_must_fail(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        it.backend.refusal = RequestTooLong("9 tokens; tiny takes 8")
+        it.main.prompt.put("hello")
+        await it.pilot.press("enter")
+        await it.until(lambda: "failed: 9 tokens; tiny takes 8" in it.screen_text())
+        assert "to retry" not in it.screen_text()
+        assert "Alt+R" not in [key.written for key in it.main.keybar.keys]
+        await it.pilot.press("alt+r")
+        await it.until(lambda: "9 tokens; tiny takes 8" in it.notices())
+        assert it.replies == []
+        it.main.forget_requests()  # another model may take more
+        await it.until(lambda: "r to retry" in it.screen_text())
+        await it.pilot.press("alt+r")
+        await it.until(lambda: it.replies)
+
+
+# Files
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "papers"
+    (place / "src").mkdir(parents=True)
+    (place / "src" / "main.py").touch()
+    (place / "notes.txt").touch()
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("see @note.txt.", Missing("note.txt", "notes.txt")),
+        ("see @notess", Missing("notess", "notes.txt")),
+        ("(@src/mian.py)", Missing("src/mian.py", "src/main.py")),
+        ("@gone.md?", Missing("gone.md")),
+        ("@./nowhere", Missing("./nowhere")),
+        ('@"no such"', Missing("no such")),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_names_that_lead_nowhere(text: str, found: Missing) -> None:
+    assert missing(text) == (found,)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["@notes.txt", "@src", "@dataclass", "@app.route('/')", "@pytest.fixture", "me@gone.md", "@", "@.."],
+)
+@pytest.mark.usefixtures("folder")
+def test_names_that_are_no_mistake(text: str) -> None:
+    assert missing(text) == ()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_path_that_leads_nowhere_is_refused_with_the_nearest_name() -> None:
+    sentence = r"^there is no file \./note\.txt, so nothing was sent; did you mean \./notes\.txt\?$"
+    with pytest.raises(CannotAttach, match=sentence):
+        attach("@./note.txt")
+
+
+@run
+@pytest.mark.usefixtures("folder")
+async def test_a_mistyped_file_is_told_before_it_is_missed(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        it.main.prompt.put("sum up @note.txt for me")
+        await it.until(lambda: "no file note.txt; did you mean notes.txt?" in it.screen_text())
+        await it.pilot.press("enter")
+        told = "there is no file note.txt; did you mean notes.txt? Enter again sends the text without it"
+        await it.until(lambda: told in it.notices())
+        assert (it.main.prompt.text, it.replies) == ("sum up @note.txt for me", [])
+        await it.pilot.press("enter")
+        await it.until(lambda: it.replies)

@@ -1,0 +1,117 @@
+"""Many chats: a list beside them with title, state and rate of each; pinned ones stand first."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.api.request import Finish
+from minichat.features.chats.overview import ChatOverview, state_of
+from minichat.shell.remembered import Remembered
+from tests.app.conftest import Bench, run, snapshot
+
+
+def listed(it: Bench) -> list[str]:
+    """The lines of the list, without blanks around them."""
+    overview = it.app.context.part(ChatOverview)
+    return [line.strip() for line in overview.render().plain.splitlines()]
+
+
+def titles(it: Bench) -> list[str]:
+    return [each.chat.title for each in it.app.chats]
+
+
+async def open_chats(it: Bench, *names: str) -> None:
+    for name in names:
+        await it.pilot.press("ctrl+n")
+        await it.until(lambda: it.app.chats.active.chat.title == "")
+        it.app.chats.active.rename(name)
+
+
+@run
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+async def test_it_says_how_each_chat_is(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+    async with bench(size) as it:
+        it.app.chats.active.rename("first")
+        failing = await it.say("one")
+        await open_chats(it, "second", "third")
+        reply = await it.say("two")
+        await it.pilot.press("alt+g")
+        await it.until(lambda: it.app.context.part(ChatOverview).has_focus)
+        assert listed(it)[0] == "3 open, 2 running"
+        assert listed(it)[1].endswith("waiting")
+        assert "waiting" not in listed(it)[2]
+        reply.say("word", tokens=10)
+        await it.until(lambda: listed(it)[3].endswith("writing"))
+        now, clock = it.app.chats.active.run.first, it.app.chats.desk.clock
+        assert now is not None and clock() >= now
+        it.app.chats.active.run.began, it.app.chats.active.run.first = now - 3.5, now - 3.0
+        it.main.show_snapshot(snapshot(running=(1,)))
+        await it.until(lambda: "tok/s" in listed(it)[3])
+        await it.until(lambda: "tok/s" in it.screen_text())
+        failing.end(Finish.FAILED, "no")
+        await it.until(lambda: listed(it)[1].endswith("failed"))
+        assert state_of(it.app.chats.active)[0].endswith("tok/s")
+
+
+@run
+async def test_its_line_is_gone_to_by_key_and_by_click(bench: Callable[..., Any]) -> None:
+    async with bench((80, 24)) as it:
+        it.app.chats.active.rename("first")
+        await open_chats(it, "second", "third")
+        await it.pilot.press("alt+g", "up", "up", "enter")
+        await it.until(lambda: it.app.chats.active.chat.title == "first")
+        assert it.main.prompt.has_focus
+        overview = it.app.context.part(ChatOverview)
+        assert overview.display, "a glance needs no key"
+        await it.pilot.click(overview, offset=(9, 3))
+        await it.until(lambda: it.app.chats.active.chat.title == "third")
+        await it.pilot.click(overview, offset=(9, 12))
+        assert it.app.chats.active.chat.title == "third"
+        await it.pilot.press("alt+g")
+        assert not overview.display
+
+
+@run
+async def test_pinned_chats_stand_first_and_stay_so(bench: Callable[..., Any]) -> None:
+    async with bench((120, 40)) as it:
+        it.app.chats.active.rename("first")
+        await open_chats(it, "second", "third")
+        await it.pilot.press("alt+i")
+        assert titles(it) == ["third", "first", "second"]
+        assert "1◆ C  third" in it.screen_text()
+        await open_chats(it, "fourth")
+        assert titles(it) == ["third", "first", "second", "fourth"]
+        await it.pilot.press("alt+g", "up", "p")
+        assert titles(it) == ["third", "second", "first", "fourth"]
+        assert [line.split()[0] for line in listed(it)[1:]] == ["1◆", "▸", "3", "4"]
+        await it.pilot.press("escape", "alt+1")
+        await it.until(lambda: it.app.chats.active.chat.title == "third")
+    async with bench((120, 40)) as it:
+        assert titles(it) == ["third", "second", "first", "fourth"]
+        await it.pilot.press("alt+i")
+        assert titles(it) == ["second", "third", "first", "fourth"]
+        await it.pilot.press("alt+1", "alt+w")
+        await it.until(lambda: titles(it) == ["third", "first", "fourth"])
+        assert Remembered.read(it.app.paths.remembered).pinned == () or not it.app.chats.pinned
+
+
+@run
+async def test_a_long_list_shows_the_line_that_is_chosen(bench: Callable[..., Any]) -> None:
+    async with bench((80, 16), ascii=True) as it:
+        await open_chats(it, *(f"chat {number}" for number in range(20)))
+        await it.pilot.press("alt+g")
+        await it.until(lambda: any("chat 19" in line for line in listed(it)))
+        assert listed(it)[0] == "21 open, 0 running"
+        await it.pilot.press(*["up"] * 30)
+        assert listed(it)[1].startswith(">") and "chat 19" not in "".join(listed(it))
+        assert all(line.isascii() for line in listed(it))
+
+
+def test_what_is_remembered_of_pins_forgives(tmp_path: Path) -> None:
+    file = tmp_path / "remembered.json"
+    Remembered().left([1, 2], 1, [2]).write(file)
+    assert Remembered.read(file).pinned == (2,)
+    file.write_text('{"chats": [1], "pinned": "x"}')
+    assert Remembered.read(file) == Remembered(chats=(1,))

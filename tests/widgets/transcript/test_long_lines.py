@@ -1,0 +1,110 @@
+"""A line that is too long for one leaf wraps like any other."""
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.style import Style
+
+from minichat.ui.transcript.glyphs import UNICODE
+from minichat.ui.transcript.markdown.canvas import Canvas
+from minichat.ui.transcript.markdown.cells import wrap
+from minichat.ui.transcript.markdown.document import Document
+from minichat.ui.transcript.markdown.leaves import MAX_PLAIN, MAX_TEXT
+
+
+def document(text: str, width: int, *, plain: bool, pieces: Sequence[int] = ()) -> Document:
+    """Streamed up to these places, or all at once."""
+    found, at = Document(Canvas(width, UNICODE, lambda look: Style()), plain=plain), 0
+    for place in (*sorted(pieces), len(text)):
+        found.feed(text[at:place], lambda: False)
+        at = max(at, place)
+    return found
+
+
+def rows(found: Document) -> list[str]:
+    return [row.text.rstrip() for at in range(len(found.leaves)) for row in found.sheet(at).drawn.rows]
+
+
+def whole(text: str, width: int) -> list[str]:
+    """How one line wraps that is never parted."""
+    return [text[start:end].rstrip() for start, end in wrap(text, width)]
+
+
+def words(count: int, letters: str = "abcdefg") -> str:
+    draw = random.Random(count)
+    return " ".join("".join(draw.choices(letters, k=draw.randint(1, 12))) for _ in range(count))
+
+
+@pytest.mark.parametrize("width", [20, 57, 80, 198])
+@pytest.mark.parametrize("text", [words(8_000), "x" * 50_000, words(6_000, "abc漢字é"), "漢字" * 20_000])
+def test_a_line_of_a_person_wraps_as_one(text: str, width: int) -> None:
+    found = document(text, width, plain=True)
+    assert len(found.leaves) > 1
+    assert all(len(leaf.text) <= MAX_PLAIN for leaf in found.leaves)
+    assert rows(found) == whole(text, width)
+    assert "".join(leaf.text for leaf in found.leaves) == text
+
+
+@pytest.mark.parametrize("width", [20, 57, 80, 198])
+@pytest.mark.parametrize("text", [words(1_200), "x" * 7_000, words(1_000, "abc漢字é")])
+def test_a_line_of_a_reply_wraps_as_one(text: str, width: int) -> None:
+    found = document(text, width, plain=False)
+    assert len(found.leaves) > 1
+    assert all(len(leaf.text) <= MAX_TEXT for leaf in found.leaves)
+    assert rows(found) == whole(text, width)
+
+
+@pytest.mark.parametrize("prefix", ["- ", "> ", "3. ", "- > "])
+def test_it_keeps_the_margin_of_what_it_is_in(prefix: str) -> None:
+    text = words(1_200)
+    found = rows(document(prefix + text, 60, plain=False))
+    margin = len(found[1]) - len(found[1].lstrip(" ▎"))
+    assert [row[margin:] for row in found] == whole(text, 60 - margin)
+
+
+def test_markup_does_not_break_the_row() -> None:
+    text = " ".join(f"**{word}**" if at % 5 == 0 else word for at, word in enumerate(words(1_500).split()))
+    found = rows(document(text, 70, plain=False))
+    plain = text.replace("**", "")
+    assert " ".join(row for row in found) == plain
+    short = [row for row, after in pairwise(found) if len(row) + 13 < 70 and after]
+    assert short == [], "no row ends before it is full"
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 9_000), max_size=6), st.integers(10, 120), st.booleans())
+def test_it_is_the_same_in_whatever_pieces_it_comes(pieces: list[int], width: int, plain: bool) -> None:
+    text = words(5_000 if plain else 1_300)
+    streamed = document(text, width, plain=plain, pieces=[min(each, len(text)) for each in pieces])
+    assert rows(streamed) == whole(text, width)
+
+
+def test_another_width_parts_it_elsewhere() -> None:
+    text = words(8_000)
+    canvas = Canvas(80, UNICODE, lambda look: Style())
+    found = Document(canvas, plain=True)
+    found.feed(f"{text}\nand more", lambda: False)
+    for width in (33, 120, 80):
+        canvas.resize(width, width)
+        found.resize()
+        assert rows(found) == [*whole(text, width), "and more"]
+        found.measure(0, 10_000)
+        assert found.known == len(rows(found))
+
+
+def test_reading_a_long_line_stops_when_it_is_told_to() -> None:
+    looks = 0
+
+    def enough() -> bool:
+        nonlocal looks
+        looks += 1
+        return True
+
+    found = Document(Canvas(80, UNICODE, lambda look: Style()), plain=True)
+    found.feed(words(20_000), enough)
+    assert looks == 1
+    assert found.behind > 0
