@@ -138,7 +138,9 @@ class MainScreen(FrameScreen[None]):
     @on(DescendantBlur)
     def _label_keys(self) -> None:
         active, context = self.chats.active, self.context
-        self.keybar.keys = labels.footer(active, self.focused, context.commands, context.keys)
+        self.keybar.keys = labels.footer(
+            active, self.focused, context.commands, context.keys, drawer=self.panels.drawer_open
+        )
 
     def _colours(self, conversation: Conversation) -> str:
         return self._owner_colours(conversation.colour)

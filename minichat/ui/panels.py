@@ -74,22 +74,27 @@ class Panels:
 
     def go_to(self, widget: Widget) -> None:
         """Opens one at the side, and goes there."""
-        self._side, self.side_wanted = self._of(widget), True
-        self._changed()
+        self._open_side(self._of(widget))
         widget.focus()
 
     def leave(self) -> None:
-        """Back to the prompt, and to the chat."""
+        """Back to the prompt and to the chat: the drawer closes, wherever the focus was."""
         self._prompt.focus()
-        self.uncover()
+        if not self.close_drawer():
+            self.uncover()
+
+    def close_drawer(self) -> bool:
+        """Whether one was open."""
+        if self._open is None:
+            return False
+        if self._open.widget.has_focus_within:
+            self._prompt.focus()  # first: what has the focus is about to go
+        self._show(None)
+        return True
 
     def uncover(self) -> None:
         """The chat is seen: what stands in its place on a small screen goes."""
-        if self._chats.display:
-            return
-        if self._open is not None:
-            self._show(None)
-        else:
+        if not self._chats.display and not self.close_drawer():
             self.side_wanted = False
             self._changed()
 
@@ -116,12 +121,21 @@ class Panels:
         (panel.widget if opening else self._prompt).focus()
 
     def _toggle_side(self, panel: Panel) -> None:
-        self.side_wanted, self._side = panel is not self._side or not panel.widget.display, panel
-        if not self.side_wanted:
+        if panel is self._side and panel.widget.display:
             self._prompt.focus()  # first: what has the focus is about to go
-        self._changed()
-        if panel.widget.display and not self._chats.display:
+            self.side_wanted = False
+            self._changed()
+            return
+        self._open_side(panel)
+        if not self._chats.display:
             panel.widget.focus()
+
+    def _open_side(self, panel: Panel) -> None:
+        """A drawer beside which there is no room for it gives way."""
+        self._side, self.side_wanted = panel, True
+        self._changed()
+        if not panel.widget.display:
+            self.close_drawer()
 
     def _show(self, panel: Panel | None) -> None:
         """This drawer and no other."""

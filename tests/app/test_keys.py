@@ -498,7 +498,7 @@ async def test_what_a_reply_needs_stands_there_too(bench: Callable[..., Any]) ->
         reply = await it.say("hello")
         await it.until(lambda: "Esc stop" in last_line(it))
         await it.pilot.press("f4")
-        await it.until(lambda: "Esc back" in last_line(it) and "stop" not in last_line(it))
+        await it.until(lambda: "Esc close" in last_line(it) and "stop" not in last_line(it))
         await it.pilot.press("f4")
         reply.end(Finish.FAILED, "no room")
         await it.until(lambda: "Alt+R retry" in last_line(it) and "stop" not in last_line(it))

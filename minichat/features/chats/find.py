@@ -60,7 +60,7 @@ class FindBar(Horizontal):
         self.field.value = ""
         self._pane.transcript.clear_find()
         self._pane.show_figures()
-        self.context.panels.leave()
+        self.context.workspace.prompt.focus()
 
     def _place(self) -> str:
         """Which place this is, of how many; nothing while nothing is looked for."""
@@ -68,6 +68,20 @@ class FindBar(Horizontal):
             return ""
         place, total, whole = self._pane.transcript.find_count
         return f"{place} of {total}{'' if whole else '+'}" if total else "found nowhere"
+
+
+class FindLeft:
+    """Esc closes the bar of the active chat, wherever the focus is."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        context.leaving.append(self._left)
+
+    def _left(self) -> bool:
+        bar = self._context.workspace.pane.query_one(FindBar)
+        if open := bar.display:
+            bar.action_leave()
+        return open
 
 
 def find(context: Context) -> None:
@@ -79,6 +93,7 @@ FIND = Feature(
     name="find",
     title="Find in this chat",
     commands=(Command("chat.find", "Chats", "Find in this chat", find, "ctrl+f"),),
+    part=FindLeft,
     in_pane=FindBar,
     css="""
     ChatPane.-finding PaneHead { display: block; }

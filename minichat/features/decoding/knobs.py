@@ -53,7 +53,7 @@ class Knobs(Widget, can_focus=True):
         ("decoding.less decoding.more", "turn"),
         ("0-9", "type"),
         ("^S", "save"),
-        ("Esc", "back"),
+        ("Esc", "close"),
     )
 
     class Turned(Message):

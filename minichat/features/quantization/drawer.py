@@ -88,7 +88,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         ("quantization.up quantization.down", "choose"),
         ("Tab", "weights, cache"),
         ("Enter", "convert"),
-        ("Esc", "back"),
+        ("Esc", "close"),
     )
 
     class Left(Message):
