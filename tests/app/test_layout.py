@@ -37,7 +37,9 @@ def test_a_drawer_takes_the_place_of_a_monitor_that_fills_the_screen() -> None:
         assert (plan.monitor, plan.chats, plan.drawer_columns) == (False, True, 40)
 
 
-@pytest.mark.parametrize(("width", "beside"), [(120, False), (149, False), (150, True), (180, True), (200, True)])
+@pytest.mark.parametrize(
+    ("width", "beside"), [(120, False), (149, False), (150, True), (180, True), (200, True)]
+)
 def test_between_a_drawer_and_the_monitor_a_chat_keeps_60_columns(width: int, beside: bool) -> None:
     plan = layout(width, monitor=None, drawer=True, side_by_side=True)
     assert plan.monitor is beside
