@@ -15,6 +15,7 @@ class Marks:
     left: str = "‹"
     right: str = "›"
     pointer: str = "▸"
+    above: str = "↑"
     below: str = "↓"
     dot: str = " · "
     bar: str = "█"
@@ -32,6 +33,7 @@ ASCII = Marks(
     left="<",
     right=">",
     pointer=">",
+    above="^",
     below="v",
     dot=" - ",
     bar="#",

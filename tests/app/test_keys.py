@@ -394,10 +394,10 @@ async def test_help_has_the_keys_that_are_in_force(bench: Callable[..., Any], tm
         '[keys]\n"monitor.order" = "ctrl+t"\n"transcript.menu" = "f7"\n"reply.pick" = "f6"\n'
         '"chat.2" = "f11"\n"monitor.pane_1" = "v"\n"transcript.select_up" = "K"\n"program.palette" = "f12"\n'
     )
-    async with bench((100, 160)) as it:
+    async with bench((75, 160)) as it:
         await it.pilot.press("f1")
         await it.until(lambda: "In a chat" in it.screen_text())
-        lines = [" ".join(line.strip(" │").split()) for line in it.screen_text().splitlines()]
+        lines = [" ".join(line[1:].strip(" │").split()) for line in it.screen_text().splitlines()]
         for line in (
             "F7 what can be done with it",
             "^Up ^Down the message before, the one after",
@@ -454,7 +454,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
             "Left F7 another token",
             "Shift+Left Shift+Right ten further",
         ):
-            assert line in lines
+            assert any(line in each for each in lines), line
 
 
 @run

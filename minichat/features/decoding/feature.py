@@ -33,6 +33,7 @@ class DecodingPanel(DecodingDrawer):
         super().__init__(id="decoding", classes="drawer")
         self.context = context
         self._seen: dict[int, _Seen] = {}  # by chat
+        self.knobs.move_keys = context.keys.names(("decoding.up", "decoding.down"))
         if context.program.start.ascii:
             self.obey(ASCII)
         signals = context.signals

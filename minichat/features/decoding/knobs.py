@@ -78,6 +78,7 @@ class Knobs(Widget, can_focus=True):
     row: reactive[int] = reactive(0)
     trouble: reactive[str] = reactive("")
     marks: Marks = UNICODE
+    move_keys = ""  # as the person has them
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -96,14 +97,27 @@ class Knobs(Widget, can_focus=True):
         hint = chosen.hint if isinstance(chosen, Knob) else _HINTS[chosen]
         note, style = (self.trouble, "$text-error") if self.trouble else (hint, "$text-muted")
         blank = [Content("")] * (_NOTE - -(-len(note) // max(self.size.width, 1)))
-        lines = [self._line(place, self.rows[place]) for place in self._shown()]
-        return Content("\n").join([*lines, *blank, Content.styled(note, style)])
+        seen = self._shown()
+        lines = [self._line(place, self.rows[place]) for place in seen]
+        return Content("\n").join([*lines, *self._more(seen), *blank, Content.styled(note, style)])
 
     def _shown(self) -> range:
         """The rows that there is room for, with the present one among them."""
         room = max(self.size.height - _NOTE, 1)
+        if room < len(self.rows):
+            room = max(room - 1, 1)  # a line says how many more there are
         first = max(0, min(self.row - room // 2, len(self.rows) - room))
         return range(first, min(first + room, len(self.rows)))
+
+    def _more(self, seen: range) -> Sequence[Content]:
+        """How many fields are above and below those that are seen, and the keys that lead there."""
+        above, below = seen.start, len(self.rows) - seen.stop
+        if not above + below or len(seen) + _NOTE >= self.size.height:
+            return ()
+        signs = (self.marks.above if above else "", self.marks.below if below else "")
+        counts = f"{above + below} more"
+        words = f" {''.join(signs)} {counts:{_LABEL - len(''.join(signs)) - 1}}  {self.move_keys}"
+        return (Content.styled(words, "$text-accent"),)
 
     def _line(self, place: int, row: Knob | str) -> Content:
         here = place == self.row and self.has_focus
