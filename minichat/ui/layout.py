@@ -22,8 +22,12 @@ class Layout:
     drawer_columns: int
 
 
-def layout(width: int, *, monitor: bool | None, drawer: bool, side_by_side: bool) -> Layout:
-    """`monitor` is what the person said; None leaves it to the room there is."""
+def layout(
+    width: int, *, monitor: bool | None, drawer: bool, side_by_side: bool, filled: bool = False
+) -> Layout:
+    """`monitor` is what the person said; None leaves it to the room there is. `filled`: it takes all."""
+    if filled:
+        return Layout(chats=False, panes=1, monitor=True, monitor_columns=0, drawer_columns=0)
     beside = width >= BESIDE
     columns = (_WIDE_MONITOR if width >= SEVERAL else _MONITOR) if beside else 0
     both = beside and width - columns - _DRAWER >= _CHAT

@@ -100,6 +100,7 @@ class MainScreen(FrameScreen[None]):
             monitor=self.panels.side_wanted,
             drawer=self.panels.drawer_open,
             side_by_side=self.side_by_side,
+            filled=self.panels.side_fills,
         )
         self.panels.lay_out(plan)
         self._panes.display = plan.chats

@@ -167,3 +167,43 @@ async def test_a_list_of_names_closes_before_the_drawer(bench: Callable[..., Any
         assert not it.main.prompt.completion.offers and it.drawer.display
         await it.pilot.press("escape")
         assert not it.drawer.display
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@run
+async def test_a_pane_alone_takes_the_screen(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+    async with bench(size) as it:
+        chats = it.main.query_one("#panes")
+        if size[0] < 200:
+            await it.pilot.press("alt+m")
+        else:
+            await it.pilot.press("f3", "alt+m")  # beside which there is room for a drawer
+        before = (chats.display, it.drawer.display, it.monitor.size)
+        for back in ("3", "escape"):
+            await it.pilot.press("3")
+            await it.until(lambda: it.monitor.rates.size.width >= size[0] - 1)
+            assert it.monitor.rates.size.height >= it.main.size.height - 6
+            assert not chats.display and not it.drawer.display
+            await it.pilot.press(back)
+            await it.until(lambda: (chats.display, it.drawer.display, it.monitor.size) == before)
+            assert it.monitor.has_focus_within
+        await it.pilot.press("1")
+        it.main.prompt.focus()
+        await it.pilot.press("escape")
+        await it.until(lambda: (chats.display, it.drawer.display, it.monitor.size) == before)
+
+
+@pytest.mark.parametrize("key", ["f2", "f3", "f4", "ctrl+f"])
+@run
+async def test_what_is_asked_for_takes_the_screen_back(bench: Callable[..., Any], key: str) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("alt+m", "3")
+        assert not it.main.query_one("#panes").display
+        await it.pilot.press(key)
+        assert it.main.query_one("#panes").display and it.monitor.maximised is None
+        shown = {"f3": it.drawer, "f4": it.quantization, "ctrl+f": it.main.query_one(FindBar)}
+        assert it.monitor.display is (key == "ctrl+f")
+        assert key not in shown or shown[key].display
+        if key == "f2":
+            await it.pilot.press("f2")
+            await it.until(lambda: it.monitor.display and it.monitor.kvmap.display)
