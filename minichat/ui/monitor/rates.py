@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.api.snapshot import Snapshot, Speculation
 from minichat.plural import plural
-from minichat.ui.monitor.graphs import graph
-from minichat.ui.monitor.history import WINDOWS, History, rounded_up
+from minichat.ui.monitor.graphs import WINDOWS, History, graph, rounded_up
 from minichat.ui.monitor.pane import Line, Pane, Row, Span
 
 _MARKS = 32

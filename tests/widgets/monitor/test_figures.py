@@ -6,7 +6,7 @@ from textual.content import Content
 from engine.api.snapshot import Load, Quantiles, Snapshot, Speculation, StepTimes
 from engine.api.snapshot import Rates as Speeds
 from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, Rates
-from minichat.ui.monitor.history import History, rounded_up
+from minichat.ui.monitor.graphs import History, rounded_up
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import lines, staged, until
 
