@@ -17,6 +17,7 @@ class Marks:
     pointer: str = "▸"
     above: str = "↑"
     below: str = "↓"
+    becomes: str = "→"
     dot: str = " · "
     bar: str = "█"
     rest: str = "░"
@@ -35,6 +36,7 @@ ASCII = Marks(
     pointer=">",
     above="^",
     below="v",
+    becomes="->",
     dot=" - ",
     bar="#",
     rest=".",
