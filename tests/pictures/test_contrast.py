@@ -79,7 +79,7 @@ async def test_everything_on_the_screen_can_be_read_in_every_theme(
     ):
         await it.resize((120, 40))
         await PLACES[place](it)
-        for palette in it.app._themes.palettes.values():
+        for palette in it.app._themes.known.palettes.values():
             if not palette.ansi:  # what a terminal's own colours are is not ours to know
                 it.app.theme = palette.name
                 await it.still()
