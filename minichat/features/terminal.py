@@ -37,7 +37,7 @@ TERMINAL = Feature(
     name="terminal",
     title="The terminal",
     commands=(
-        Command("view.mouse", "View", "Leave the mouse to the terminal, or take it back", mouse, "ctrl+g"),
+        Command("view.mouse", "View", "Toggle mouse capture", mouse, "ctrl+g"),
         Command("view.theme", "View", "Choose a theme", theme),
         Command("view.copy_theme", "View", "Make a theme of your own, a copy of this one", copy_theme),
         Command("view.redraw", "View", "Draw all of the screen again", redraw, "ctrl+l", priority=True),

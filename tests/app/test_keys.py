@@ -321,113 +321,6 @@ async def test_f2_on_a_small_screen_goes_there_and_back(bench: Callable[..., Any
 
 
 @run
-async def test_a_theme_that_is_edited_is_read_again(
-    bench: Callable[..., Any], tmp_path: Path, root: Path
-) -> None:
-    async with bench() as it:
-        themes = it.app.paths.themes
-        themes.mkdir(parents=True)
-        text = (root / "themes" / "minichat-dark.toml").read_text()
-        (themes / "own.toml").write_text(text.replace('name = "minichat-dark"', 'name = "own"'))
-        it.app.on_app_focus()
-        assert "own" in it.app.available_themes
-        (themes / "own.toml").write_text("name = 3")
-        it.app.on_app_focus()
-        await it.until(lambda: any("own.toml" in said for said in it.notices()))
-        assert "own" not in it.app.available_themes
-        (themes / "own.toml").write_text(text.replace('name = "minichat-dark"', 'name = "mine"'))
-        it.app._looked_around -= 60
-        await it.pilot.press("a")  # where the terminal does not tell that it has the focus again
-        assert "mine" in it.app.available_themes
-
-
-@run
-async def test_a_theme_is_copied_and_each_save_of_it_is_seen(bench: Callable[..., Any]) -> None:
-    """Without a key and without the focus: the person is in an editor."""
-    async with bench() as it:
-        await it.command("view.copy_theme")
-        await it.pilot.press("enter")
-        await it.until(lambda: it.app.theme == "mine")
-        file = it.app.paths.themes / "mine.toml"
-        assert any(f"{file} shows here at once" in said for said in it.notices())
-        text = file.read_text()
-
-        def ground() -> str:
-            return it.app.theme_variables["background"]
-
-        before = ground()
-        file.write_text(text.replace("#101418", "#123456"))
-        await it.until(lambda: ground() == "#123456" != before)
-        file.write_text(text.replace("#101418", "no colour"))
-        fault = f"{file}:10: colours.background: has to be"
-        await it.until(lambda: any(fault in said for said in it.notices()))
-        assert (it.app.theme, ground()) == ("mine", "#123456"), "as it was, until the fault is mended"
-        file.unlink()  # some editors write another file in its place
-        it.app.on_app_focus()
-        assert (it.app.theme, ground()) == ("mine", "#123456")
-        file.write_text(text.replace("#101418", "#335577").replace('"mine"', '"my own"'))
-        await it.until(lambda: (it.app.theme, ground()) == ("my own", "#335577"))
-        await it.command("view.copy_theme")
-        it.app.screen.query_one("Input").value = "my own"
-        await it.pilot.press("enter")
-        await it.until(lambda: "there is a theme called 'my own' already" in it.notices())
-    async with bench() as it:
-        assert it.app.theme == "my own", "as at every start from now on"
-        assert it.app._themes._timer._active.is_set()
-        it.app.theme = "minichat-light"
-        await it.until(lambda: not it.app._themes._timer._active.is_set())
-
-
-@run
-async def test_keys_that_clash_are_named(bench: Callable[..., Any], tmp_path: Path) -> None:
-    """Which key, which two actions, and where that is written."""
-    settings = tmp_path / ".config" / "minichat" / "config.toml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text('[keys]\n"chat.new" = "f2"\n')
-    async with bench() as it:
-        (said,) = (each for each in it.notices() if "f2" in each)
-        assert said == (
-            f'{settings}:2: keys.chat.new: "f2" would be the key of both chat.new (New chat) '
-            "and view.monitor (Monitor: the engine at work): give that one another, or take a free key here"
-        )
-        await it.pilot.press("f2")
-        assert it.monitor.display, "it keeps its key"
-        await it.pilot.press("f2", "ctrl+n")
-        await it.until(lambda: len(it.app.chats) == 2)
-
-
-@run
-async def test_a_theme_that_does_not_exist_is_named(bench: Callable[..., Any], tmp_path: Path) -> None:
-    settings = tmp_path / ".config" / "minichat" / "config.toml"
-    settings.parent.mkdir(parents=True)
-    settings.write_text('[screen]\ntheme = "mos"\n')
-    async with bench((100, 30)) as it:
-        await it.until(lambda: any("'mos' is not known here; did you mean moss?" in s for s in it.notices()))
-        assert it.app.theme == "minichat-dark"
-
-
-@run
-async def test_a_theme_chosen_on_the_screen_is_there_again(bench: Callable[..., Any], tmp_path: Path) -> None:
-    async with bench((100, 40)) as it:
-        await it.pilot.press("ctrl+p", *"choose a theme")
-        await it.until(lambda: "Choose a theme" in it.screen_text())
-        await it.pilot.press("down", "enter", *"moss")
-        await it.until(lambda: "moss" in it.screen_text())
-        await it.pilot.press("down", "enter")
-        await it.until(lambda: it.app.theme == "moss")
-        await it.until(
-            lambda: it.app.paths.remembered.exists() and "moss" in it.app.paths.remembered.read_text()
-        )
-    async with bench() as it:
-        assert it.app.theme == "moss"
-        settings = it.app.paths.settings
-    settings.parent.mkdir(parents=True, exist_ok=True)
-    settings.write_text('[screen]\ntheme = "minichat-light"\n')
-    async with bench() as it:  # what is written later goes before it
-        assert it.app.theme == "minichat-light"
-
-
-@run
 async def test_without_colours_the_active_chat_is_still_told(
     bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,7 +373,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
     async with bench((120, 160), backend=backend) as it:
         assert [said for said in it.notices() if "monitor.letters" in said]  # which has l there
         await it.pilot.press("f3")
-        assert "k j field" in last_line(it) and "Left l turn" in last_line(it)
+        assert "k j field" in last_line(it) and "Left l change" in last_line(it)
         knobs = it.drawer.knobs
         await it.pilot.press("j", "down", "k", "up")
         assert knobs.row == 1
@@ -502,8 +395,8 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
         lines = [" ".join(line.strip(" │").split()) for line in it.screen_text().splitlines()]
         for line in (
             "k j another field",
-            "Left l turn it",
-            "Shift+Left Shift+Right turn it tenfold",
+            "Left l change it",
+            "Shift+Left Shift+Right change it by ten",
             "Up j another scheme",
             "Up j the lists: another line",
             "Left F7 another token",

@@ -22,7 +22,7 @@ from minichat.ui.panes.keybar import Hints
 _LABEL = 13  # cells
 _NOTE = 2  # lines at the end: a hint, or what is wrong
 _STRATEGY, _PRESET = "strategy", "preset"
-_HINTS = {_STRATEGY: "turn it to choose", _PRESET: "turn it to choose; Delete deletes yours"}
+_HINTS = {_STRATEGY: "change it to choose another", _PRESET: "change it to choose; Delete deletes yours"}
 
 
 @dataclass(slots=True)
@@ -38,10 +38,10 @@ class Knobs(Widget, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", "The field above", id="decoding.up", show=False),
         Binding("down", "move(1)", "The field below", id="decoding.down", show=False),
-        Binding("left", "turn(-1)", "Turn a field down", id="decoding.less", show=False),
-        Binding("right", "turn(1)", "Turn a field up", id="decoding.more", show=False),
-        Binding("shift+left", "turn(-10)", "Turn it down, tenfold", id="decoding.much_less", show=False),
-        Binding("shift+right", "turn(10)", "Turn it up, tenfold", id="decoding.much_more", show=False),
+        Binding("left", "turn(-1)", "Lower a value", id="decoding.less", show=False),
+        Binding("right", "turn(1)", "Raise a value", id="decoding.more", show=False),
+        Binding("shift+left", "turn(-10)", "Lower it by ten steps", id="decoding.much_less", show=False),
+        Binding("shift+right", "turn(10)", "Raise it by ten steps", id="decoding.much_more", show=False),
         Binding("enter", "type", show=False),
         Binding("backspace", "rub", show=False),
         Binding("delete", "reset", show=False),
@@ -50,7 +50,7 @@ class Knobs(Widget, can_focus=True):
 
     HINTS: ClassVar[Hints] = (
         ("decoding.up decoding.down", "field"),
-        ("decoding.less decoding.more", "turn"),
+        ("decoding.less decoding.more", "change"),
         ("0-9", "type"),
         ("^S", "save"),
         ("Esc", "close"),
@@ -202,7 +202,7 @@ class Knobs(Widget, can_focus=True):
             self._type(self._typing.text[:-1])
 
     def action_reset(self) -> None:
-        """The field as the engine has it by itself; or a preset that is not wanted any more."""
+        """The field to its default; or deletes a preset that is not wanted any more."""
         self._typing, row = None, self.rows[self.row]
         if isinstance(row, Knob):
             self._set(row, getattr(PLAIN, row.field))
