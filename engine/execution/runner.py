@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.api.config import KvSchemeName
 from engine.api.errors import BadInput, NoMemory
-from engine.api.snapshot import Load, Reads, SchemeView, Speeds
+from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.attention.base import AttentionBackend, Batch, attending
 from engine.devices import give_back
 from engine.execution.batch import BatchBuilder
@@ -28,6 +28,7 @@ from engine.execution.moves import Seconds, mover_on, timed
 from engine.execution.protocol import Fit, StepResult
 from engine.execution.results import Drawn, likeliest_of, logprobs_of
 from engine.execution.sampling_state import SamplingState, by_row
+from engine.execution.split import SAMPLING, StepSplitter
 from engine.execution.traffic import measure, weights_read
 from engine.execution.weights import Weights
 from engine.kv.store import KVStore
@@ -73,6 +74,7 @@ class ModelRunner:
         self.graphs: bool | None = None
         self._speeds: Speeds | None = None
         self._load = LoadMeter.of(device)
+        self._splitter = StepSplitter(model)
         self.weights = weights
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph may hold the products
         self.store = store
@@ -167,6 +169,7 @@ class ModelRunner:
         return f"attention {self.attention.name} serves a cache of {' or '.join(able)}, not {scheme}"
 
     def apply(self, change: Change) -> None:
+        self._splitter.forget()
         match change:
             case ReplaceLayer(index, scheme):
                 self._own_weights().replace(index, scheme)
@@ -185,6 +188,7 @@ class ModelRunner:
     def launch(self, step: Step) -> Launched:
         began = time.monotonic()
         swap_seconds = self._begin(step)
+        self._splitter.begin()
 
         def compute() -> Launched:
             launched = self._compute(step, began, swap_seconds)
@@ -239,7 +243,8 @@ class ModelRunner:
 
     def _sample(self, launched: Launched, masks: Masks | None) -> None:
         if launched.sample is not None:
-            launched.drawn = launched.sample(masks).sent()
+            with self._splitter.clock(SAMPLING):
+                launched.drawn = launched.sample(masks).sent()
             launched.sample = None
             if self.device.type == "cuda":
                 launched.arrived = torch.cuda.Event()
@@ -288,7 +293,12 @@ class ModelRunner:
     def reads(self) -> Reads:
         return Reads(weights_read(self.model), self.store.read_per_token())
 
+    def split(self) -> StepSplit | None:
+        return self._splitter.means
+
     def speeds(self) -> Speeds:
+        if self.device.type == "cpu":
+            self._splitter.ask()
         if self._speeds is None:
             self._speeds = measure(self.device, self.store.dtype, weights_read(self.model))
         return self._speeds
@@ -360,7 +370,7 @@ class ModelRunner:
         if self._stage is not None:
             return self._stage.forward(batch)
         attend = attending(self.attention, self.store.layers, batch)
-        return self.model.forward(batch.ids, batch.positions, attend)
+        return self.model.forward(batch.ids, batch.positions, self._splitter.clocked(attend))
 
     def _move_blocks(self, step: Step) -> Seconds:
         """Swaps and copies; what the swaps took is known when the step is over."""
