@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from engine.api.commands import MeasureSpeeds
+from engine.api.errors import EngineError
 from engine.api.snapshot import Rates, Reads, Snapshot, Speeds, StepSplit, StepTimes
 from minichat.clients.fake import FakeBackend
 from minichat.features.why.feature import described
@@ -183,3 +185,20 @@ async def test_the_engine_is_asked_as_long_as_somebody_looks(
         it.main.show_snapshot(shot(StepTimes(launch=0.0125)))
         await it.pilot.pause()
         assert len(asked) == before
+
+
+@run
+async def test_what_went_wrong_is_forgotten_once_it_is_measured(bench: Callable[..., Any]) -> None:
+    async with bench(backend=FakeBackend([shot(StepTimes(launch=0.0125))])) as it:
+        answer, troubles = it.backend.send, [EngineError("not now")]
+
+        async def send(command: Any) -> Any:
+            if isinstance(command, MeasureSpeeds) and troubles:
+                raise troubles.pop()
+            return await answer(command)
+
+        it.backend.send = send
+        await it.pilot.press("f8")
+        await it.until(lambda: "could not be measured: not now" in it.screen_text())
+        it.app.screen._ask()
+        await it.until(lambda: "Held by reading weights" in it.screen_text())

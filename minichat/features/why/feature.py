@@ -43,14 +43,14 @@ class WhyScreen(Dialog[None]):
         self._asked = 0.0
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="sheet") as sheet:
+        with Vertical(classes="sheet -figures") as sheet:
             sheet.border_subtitle = "Esc leave"
             yield Static(id="why")
 
     def on_mount(self) -> None:
+        self._ask()
         self._engine.look(self)
         self._show()
-        self._ask()
 
     def on_unmount(self) -> None:
         self._engine.look_away(self)
@@ -69,7 +69,7 @@ class WhyScreen(Dialog[None]):
 
     async def _measure(self) -> None:
         try:
-            self._speeds = await self._backend.send(MeasureSpeeds())
+            self._speeds, self._trouble = await self._backend.send(MeasureSpeeds()), ""
         except EngineError as error:
             self._trouble = f"the device could not be measured: {error}"
         self._show()
@@ -123,12 +123,12 @@ def _shared(
     legend = [
         words
         for sign, style, name, _, took in parts
-        for words in ((f"{sign} ", style), (f"{name} {duration(took)}  ", "$text-muted"))
+        for words in ((f"  {sign} ", style), (f"{name} {duration(took)}", "$text-muted"))
     ]
     total = f"  {duration(sum(seconds))}"
     return [
         Content.assemble((label.ljust(_LABEL), "$text-muted"), *drawn, (total, "bold")),
-        Content.assemble("  ", *legend),
+        Content.assemble(*legend),
     ]
 
 
@@ -156,4 +156,5 @@ WHY = Feature(
     name="why",
     title="Why this speed",
     commands=(Command("view.why", "View", "Why this speed", why, "f8"),),
+    css=".sheet.-figures { width: 76; }",
 )
