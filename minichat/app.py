@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import isawaitable
+from pathlib import Path
 
 from textual.app import App
 from textual.binding import BindingsMap
@@ -48,10 +49,10 @@ from minichat.shell.key_order import KeyOrder
 from minichat.shell.keys import Keys
 from minichat.shell.remembered import Remembered
 from minichat.shell.terminal import when_gone
-from minichat.shell.themes import Themes, Watch, load_themes, shipped_themes
 from minichat.start import Start as Start
 from minichat.ui.containment import Containment
 from minichat.ui.dialogs.dialog import closed_by
+from minichat.ui.live_themes import LiveThemes
 from minichat.ui.main import MainScreen
 from minichat.ui.marks import PlainBars
 from minichat.ui.pulse import Pulse
@@ -63,7 +64,6 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _LEAVE_WITHIN = 2.0  # seconds after a signal
 _PROBLEMS = 4  # that are told at the start
 _AWAY = 2.0  # seconds without a look at what others may have written
-_THEME = "minichat-dark"
 
 
 class MinichatApp(App[object], inherit_bindings=False):
@@ -91,8 +91,9 @@ class MinichatApp(App[object], inherit_bindings=False):
         self._key_order = KeyOrder(self)
         self._mouse_is_ours = self.settings.screen.mouse
         remembered = Remembered.read(self.paths.remembered)
-        self._themes = self._read_themes(remembered.theme_for(self.settings.screen.theme))
-        self._theme_files, self._looked_around = Watch(self.paths.themes), time.monotonic()
+        self._themes = LiveThemes(self, self.paths.themes, self._complain_of)
+        self._themes.read(remembered.theme_for(self.settings.screen.theme))
+        self._given_theme, self._looked_around = self.theme, time.monotonic()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
         told = (self._took, self._changed, self._spread, self.complain)
@@ -160,9 +161,10 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.set_keymap(dict(self.keys.keymap))
         self.theme_changed_signal.subscribe(self, self._theme_chosen)
         self.presets.read()
-        self._complain_of([*self._misfits, *self.start.loaded.problems, *self._themes.problems])
-        if (wanted := self.settings.screen.theme) not in self._themes.palettes:
-            self.complain(f"screen.theme: {wanted!r} {unknown(wanted, self._themes.palettes)}")
+        self._themes.begin()
+        self._complain_of([*self._misfits, *self.start.loaded.problems, *self._themes.known.problems])
+        if (wanted := self.settings.screen.theme) not in (there := self._themes.known.palettes):
+            self.complain(f"screen.theme: {wanted!r} {unknown(wanted, there)}")
         self._tell_notices()
         self._loop_of_signals = asyncio.get_running_loop()
         self._loop_of_signals.set_exception_handler(self.containment.take_from_loop)
@@ -278,19 +280,10 @@ class MinichatApp(App[object], inherit_bindings=False):
 
     # How it looks
 
-    def _read_themes(self, wanted: str) -> Themes:
-        """Ours instead of Textual's: they say what owners and blocks look like, too."""
-        themes = load_themes(shipped_themes(), self.paths.themes)
-        for palette in themes.palettes.values():
-            self.register_theme(palette.theme())
-        self.theme = self._given_theme = wanted if wanted in themes.palettes else _THEME
-        for name in self.available_themes.keys() - themes.palettes.keys():
-            self.unregister_theme(name)
-        return themes
-
     def _theme_chosen(self, theme: Theme) -> None:
         """What a person chose in the palette is there again at the next start."""
         self.main.label()  # the letters of chats have their colours from here
+        self._themes.watch()
         if theme.name != self._given_theme:
             self._given_theme, file = theme.name, self.paths.remembered
             Remembered.read(file).themed(theme.name, self.settings.screen.theme).write(file)
@@ -300,13 +293,13 @@ class MinichatApp(App[object], inherit_bindings=False):
         self._looked_around = time.monotonic()
         with self.complaining():
             self.chats.catch_up()
-        if self._theme_files.changed():
-            self._themes = self._read_themes(self.theme)
-            self.refresh_css(animate=False)
-            self._complain_of(self._themes.problems)
+        self._themes.look()
+
+    def copy_theme(self, name: str) -> Path:
+        return self._themes.copy(name)
 
     def owner_colours(self, index: int) -> str:
-        return self._themes.palettes[self.theme].letter(index)
+        return self._themes.known.palettes[self.theme].letter(index)
 
     # Actions
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Protocol
 
 from textual.app import App
@@ -79,6 +80,9 @@ class Program(Protocol):
 
     def toggle_mouse(self) -> bool:
         """Gives the mouse to the terminal, or takes it back. Whether the program has it now."""
+
+    def copy_theme(self, name: str) -> Path:
+        """The theme in use as one of the person's own, and in use then; its file."""
 
     async def send_to_clipboard(self, text: str) -> None: ...
 

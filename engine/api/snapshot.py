@@ -175,6 +175,14 @@ class StepTimes:
         return self.plan + self.launch + self.wait + self.commit
 
 
+class StepSplit(NamedTuple):
+    """What a launch on a CPU computes: seconds a step, running means. The rest of it is smaller work."""
+
+    attention: float
+    products: float
+    sampling: float
+
+
 @dataclass(frozen=True, slots=True)
 class Throughput:
     """Over the last second or so."""
@@ -228,6 +236,7 @@ class Snapshot:
     kv_scheme: str = "none"  # in which the cache keeps keys and values
     kv_schemes: tuple[SchemeView, ...] = ()
     load: Load | None = None  # of a GPU; None: nobody says it
+    split: StepSplit | None = None  # of a CPU, for a while after `MeasureSpeeds`
 
     def ended(self, why: str) -> Self:
         """The same engine with nothing in it: the last that is known of one that answers no more."""
@@ -248,4 +257,5 @@ class Snapshot:
             change=None,
             beams=(),
             load=None,
+            split=None,
         )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from engine.api.events import TokenLogprob
-from engine.api.snapshot import Load, Reads, SchemeView, Speeds
+from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.execution.changes import Change
 from engine.kv.tiers.tier import TransferEnd, TransferOrder
 from engine.scheduling.step import Masks, Step
@@ -99,8 +99,14 @@ class Runner(Protocol):
     def load(self) -> Load | None:
         """How hard the device works; None where nobody says it. Never waits."""
 
+    def split(self) -> StepSplit | None:
+        """What launches compute; None where nobody has asked for `speeds` of late, and on a GPU."""
+
     def reads(self) -> Reads:
         """What a step of the present model reads."""
 
     def speeds(self) -> Speeds:
-        """What the device can do: measured when first asked, on the caller's thread, in a moment."""
+        """What the device can do: measured when first asked, on the caller's thread, in a moment.
+
+        For some seconds `split` says more of a CPU's steps then.
+        """

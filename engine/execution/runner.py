@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.api.config import KvSchemeName
 from engine.api.errors import BadInput, NoMemory
-from engine.api.snapshot import Load, Reads, SchemeView, Speeds
+from engine.api.snapshot import Load, Reads, SchemeView, Speeds, StepSplit
 from engine.attention.base import AttentionBackend, Batch, attending
 from engine.devices import give_back
 from engine.execution.batch import BatchBuilder
@@ -29,6 +29,7 @@ from engine.execution.moves import mover_on
 from engine.execution.protocol import Fit, StepResult
 from engine.execution.results import SampledTokens, likeliest_of, logprobs_of
 from engine.execution.sampling_state import SamplingState, by_row
+from engine.execution.split import SAMPLING, StepSplitter
 from engine.execution.traffic import measure, weights_read
 from engine.execution.transfers import TransferRunner
 from engine.execution.weights import Weights
@@ -78,6 +79,7 @@ class ModelRunner:
         self._inference = torch.inference_mode()  # made once: making it costs as much as entering it
         self._speeds: Speeds | None = None
         self._load = LoadMeter.of(device)
+        self._splitter = StepSplitter(model)
         self.weights = weights
         self._recordable = weights is None or weights.scheme.graphs  # whether a graph may hold the products
         self.store = store
@@ -174,6 +176,7 @@ class ModelRunner:
         return f"attention {self.attention.name} serves a cache of {' or '.join(able)}, not {scheme}"
 
     def apply(self, change: Change) -> None:
+        self._splitter.forget()
         match change:
             case ReplaceLayer(index, scheme):
                 self._own_weights().replace(index, scheme)
@@ -192,6 +195,7 @@ class ModelRunner:
         with self._inference:
             began = time.monotonic()
             self._begin(step)
+            self._splitter.begin()
 
             def compute() -> InFlightStep:
                 launched = self._compute(step, began)
@@ -251,8 +255,8 @@ class ModelRunner:
         return launched
 
     def _sample(self, launched: InFlightStep, masks: Masks | None) -> None:
-        if launched.sample is not None:
-            launched.sampled = launched.sample(masks).to_host()
+        if (sample := launched.sample) is not None:
+            launched.sampled = self._splitter.timed(SAMPLING, lambda: sample(masks).to_host())
             launched.sample = None
             if self.device.type == "cuda":
                 launched.arrived = torch.cuda.Event()
@@ -300,7 +304,12 @@ class ModelRunner:
     def reads(self) -> Reads:
         return Reads(weights_read(self.model), self.store.read_per_token())
 
+    def split(self) -> StepSplit | None:
+        return self._splitter.means
+
     def speeds(self) -> Speeds:
+        if self.device.type == "cpu":
+            self._splitter.ask()
         if self._speeds is None:
             self._speeds = measure(self.device, self.store.dtype, weights_read(self.model))
         return self._speeds
@@ -377,7 +386,7 @@ class ModelRunner:
         if self._stage is not None:
             return self._stage.forward(batch)
         attend = attending(self.attention, self.store.layers, batch)
-        return self.model.forward(batch.ids, batch.positions, attend)
+        return self.model.forward(batch.ids, batch.positions, self._splitter.clocked(attend))
 
     def _beside(self) -> list[KVStore]:
         """The caches of draft models, in the same blocks."""

@@ -12,7 +12,7 @@ from engine.api.errors import BadParams
 from engine.api.params import Grammar, SamplingParams
 from engine.api.request import Request
 from engine.grammar.matcher import GrammarMatcher, reason
-from engine.grammar.source import source
+from engine.grammar.source import source, unusable
 from engine.grammar.vocabulary import readable
 from engine.scheduling.step import Masks, Step
 from engine.text.tokenizer import Tokenizer
@@ -95,7 +95,7 @@ class Grammars:
     def _compile(self, vocabulary: LLTokenizer, grammar: Grammar) -> GrammarMatcher:
         matcher = LLMatcher(vocabulary, source(grammar), log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            raise BadParams("grammar", f"cannot be kept to: {reason(matcher.get_error())}")
+            raise unusable(grammar, reason(matcher.get_error()))
         guide = GrammarMatcher(matcher, self._vocab)
         if guide.error:
             raise BadParams("grammar", f"no text keeps to it: {guide.error}")

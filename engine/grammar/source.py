@@ -10,6 +10,12 @@ from llguidance import LLMatcher
 from engine.api.errors import BadParams
 from engine.api.params import Grammar
 
+_UNUSABLE = {
+    "json": "is not a usable JSON schema",
+    "regex": "invalid regex",
+    "choice": "invalid choices",
+    "lark": "invalid Lark grammar",
+}
 MAX_NESTING = 64
 MAX_CHOICES = 4096
 MOST = 2**63 - 1  # llguidance counts so far, and takes every number on the way for a float
@@ -18,11 +24,15 @@ MOST = 2**63 - 1  # llguidance counts so far, and takes every number on the way 
 _JSON: Any = {"lenient": False, "coerce_one_of": False, "whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,32}"}
 
 
+def unusable(grammar: Grammar, why: str) -> BadParams:
+    return BadParams("grammar", f"{_UNUSABLE[grammar.kind]}: {why}")
+
+
 def source(grammar: Grammar) -> str:
     try:
         return _source(grammar)
     except ValueError as error:  # of a number or a letter that JSON has, and llguidance has not
-        raise BadParams("grammar", f"cannot be kept to: {error}") from None
+        raise unusable(grammar, str(error)) from None
 
 
 def _source(grammar: Grammar) -> str:
@@ -50,7 +60,7 @@ def lark_of(grammar: Grammar) -> str:
 
 
 def lark_of_schema(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """`lenient`: what cannot be kept to is passed over."""
+    """`lenient`: what cannot be used is passed over."""
     return "%json " + json.dumps({**schema, "x-guidance": {**_JSON, "lenient": lenient}})
 
 
@@ -74,7 +84,7 @@ def _schema(text: str) -> str:
         above = number >= MOST and key in ("maximum", "exclusiveMaximum")  # none so large is written anyway
         if not above and not _exact(number):
             why = f"{key:.40} holds {number!s:.40}, which would be rounded"
-            raise BadParams("grammar", f"cannot be kept to: {why}")
+            raise BadParams("grammar", f"{_UNUSABLE['json']}: {why}")
     return text if isinstance(schema, dict) else "{}"
 
 

@@ -171,6 +171,9 @@ class DryRunner:
     def kv_schemes(self) -> tuple[SchemeView, ...]:
         return ()
 
+    def split(self) -> None:
+        return None
+
     def load(self) -> None:
         return None
 

@@ -16,7 +16,7 @@ _ARGUMENTS: dict[Style, str] = {"qwen": "arguments", "llama": "parameters"}
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One that may be called. Unless `strict`, what of its schema cannot be kept to is passed over."""
+    """One that may be called. Unless `strict`, what of its schema cannot be used is passed over."""
 
     name: str
     parameters: dict[str, Any]

@@ -82,6 +82,7 @@ def snapshot(engine: Observed) -> Snapshot:
         kv_scheme=scheduler.kv.kv_scheme,
         kv_schemes=engine.runner.kv_schemes(),
         load=None if engine.error else engine.runner.load(),
+        split=None if engine.error else engine.runner.split(),
     )
 
 

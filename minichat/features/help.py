@@ -2,46 +2,84 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import chain, groupby, zip_longest
 from textwrap import wrap
 from typing import ClassVar
 
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from minichat.features.feature import Command, Context, Feature, HelpSection
 from minichat.shell.keys import Keys, key_name
 from minichat.ui.dialogs.dialog import Dialog
 
+Row = tuple[str, str]  # keys, and what they do
+Section = tuple[str, list[Row]]  # its title
+
 _KEYS, _FEW_KEYS = 26, 13  # cells
 _NARROW = 50  # columns below which the keys have fewer
+_GAP = 3  # cells between two columns
+_TWO = 2 * 52 + _GAP  # cells from which there are two
 _IDS = re.compile(r"\{([\w. ]+)\}")  # of bindings, in whose place their keys are shown
 _CHATS = [f"chat.{number}" for number in range(1, 10)]
+_LAST = "Terminals and tmux keep some keys to themselves: {program.palette} has every command."
+_NONE = "nothing here has {0!r} in it: {{program.palette}} has every command"
 
 
 class HelpScreen(Dialog[None]):
-    """Scrolls where the terminal is small."""
+    """What is typed narrows it down. Scrolls where the terminal is small, in two columns where it is wide."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "leave", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "scroll(-1)", show=False),
+        Binding("down", "scroll(1)", show=False),
+        Binding("pageup", "scroll(-10)", show=False),
+        Binding("pagedown", "scroll(10)", show=False),
+    ]
 
     def __init__(self, commands: Sequence[Command], sections: Sequence[HelpSection], keys: Keys) -> None:
         super().__init__()
         self._commands, self._sections, self._keys = commands, sections, keys
+        self._field = Input(placeholder="type to filter: a key, or what it does", compact=True)
+        self._field.cursor_blink = False
+        self._body, self._text = VerticalScroll(can_focus=False), Static()
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(classes="sheet -help") as sheet:
+        with Vertical(classes="sheet -help") as sheet:
             sheet.border_title, sheet.border_subtitle = "Help", "Up Down scroll  Esc leave"
-            yield Static()
+            yield self._field
+            with self._body:
+                yield self._text
+
+    def on_mount(self) -> None:
+        self._field.focus()
 
     def on_resize(self) -> None:
-        text = self.query_one(Static)
-        text.update(self._text(text.size.width))
+        self._show()
 
-    def _text(self, width: int) -> Content:
-        lines: list[Content] = []
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._body.scroll_home(animate=False)
+        self._show()
+
+    def action_scroll(self, lines: int) -> None:
+        self._body.scroll_relative(y=lines, animate=False)
+
+    def _show(self) -> None:
+        width = self._text.size.width
+        wanted = self._field.value.lower().split()
+        found = [(title, kept) for title, rows in self._all() if (kept := _matching(title, rows, wanted))]
+        column = (width - _GAP) // 2 if width >= _TWO else width
+        lines = _columns([_section(title, rows, column) for title, rows in found], column, width)
+        if not found:
+            lines = [Content.styled(self._named(_NONE.format(self._field.value)), "$text-warning")]
+        elif not wanted:
+            lines.append(Content.styled(self._named(_LAST), "$text-muted"))
+        self._text.update(Content("\n").join(lines))
+
+    def _all(self) -> Iterable[Section]:
+        """Commands by their groups, then the keys of places."""
         for group, commands in groupby(self._commands, key=lambda command: command.group):
             rows = [
                 (" ".join(map(key_name, keys)), each.title)
@@ -50,36 +88,45 @@ class HelpScreen(Dialog[None]):
             ]
             if group == "Chats":
                 rows.append((self._keys.names(_CHATS), "Go to a chat"))
-            lines += self._section(group, rows, width)
+            yield group, rows
         for section in self._sections:
-            rows = [(self._named(keys), what) for keys, what in section.rows]
-            lines += self._section(self._named(section.title), rows, width)
-        lines += [
-            Content.styled(
-                self._named(
-                    "Terminals and tmux keep some keys to themselves: {program.palette} has every command."
-                ),
-                "$text-muted",
-            )
-        ]
-        return Content("\n").join(lines)
+            yield self._named(section.title), [(self._named(keys), what) for keys, what in section.rows]
 
     def _named(self, text: str) -> str:
         """With the keys that the person has, where bindings stand."""
         return _IDS.sub(lambda found: self._keys.names(found[1].split()), text)
 
-    def _section(self, title: str, rows: Iterable[tuple[str, str]], width: int) -> list[Content]:
-        """What a key does goes on below where it began."""
-        lines = [Content.styled(title, "bold $text-primary")]
-        room = _KEYS if width >= _NARROW else _FEW_KEYS
-        for keys, what in rows:
-            first, *more = wrap(what, max(width - room - 2, 16))
-            if len(keys) >= room:  # what they do stands below them
-                lines.append(Content.styled(f"  {keys}", "bold $text-accent"))
-                keys = ""
-            lines.append(Content.assemble((f"  {keys:{room}}", "bold $text-accent"), (first, "$text")))
-            lines += [Content.styled(f"{'':{room + 2}}{line}", "$text") for line in more]
-        return [*lines, Content("")]
+
+def _matching(title: str, rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
+    """Those that have every word in them, or stand below a title that has them."""
+    return [row for row in rows if all(word in " ".join((title, *row)).lower() for word in wanted)]
+
+
+def _section(title: str, rows: Iterable[Row], width: int) -> list[Content]:
+    """What a key does goes on below where it began."""
+    lines = [Content.styled(title, "bold $text-primary")]
+    room = _KEYS if width >= _NARROW else _FEW_KEYS
+    for keys, what in rows:
+        first, *more = wrap(what, max(width - room - 2, 16))
+        if len(keys) >= room:  # what they do stands below them
+            lines.append(Content.styled(f"  {keys}", "bold $text-accent"))
+            keys = ""
+        lines.append(Content.assemble((f"  {keys:{room}}", "bold $text-accent"), (first, "$text")))
+        lines += [Content.styled(f"{'':{room + 2}}{line}", "$text") for line in more]
+    return [*lines, Content("")]
+
+
+def _columns(sections: Sequence[list[Content]], column: int, width: int) -> list[Content]:
+    """One below the other, or where two columns have room in two that are about as long."""
+    if column == width:
+        return list(chain(*sections))
+    heights = [len(each) for each in sections]
+    cut = min(range(len(sections) + 1), key=lambda at: max(sum(heights[:at]), sum(heights[at:])))
+    left, right = chain(*sections[:cut]), chain(*sections[cut:])
+    return [
+        Content.assemble(one, " " * (column + _GAP - one.cell_length), other)
+        for one, other in zip_longest(left, right, fillvalue=Content(""))
+    ]
 
 
 def help(context: Context) -> None:

@@ -24,12 +24,30 @@ class MonitorSide(MonitorPanel):
         self.kvmap.tint = Tint(screen.map_colour)
         if not screen.monitor:
             context.panels.side_wanted = False
+        context.leaving.append(self._restored)
+        context.signals.arranged.connect(self._arranged)
         context.signals.snapshot.connect(self._see_snapshot)
         context.signals.events.connect(self.add_events)
 
     def focus(self, scroll_visible: bool = True) -> Self:
         self.focus_first()
         return self
+
+    def maximise(self, pane: int | None) -> None:
+        """One that is alone takes the screen."""
+        super().maximise(pane)
+        self.context.panels.fill(pane is not None)
+
+    def _restored(self) -> bool:
+        """Esc, wherever the focus is: whether a pane was alone."""
+        if alone := self.maximised is not None and self.display:
+            self.maximise(None)
+        return alone
+
+    def _arranged(self) -> None:
+        """The chat or a drawer has got its room back."""
+        if self.maximised is not None and not self.context.panels.side_fills:
+            super().maximise(None)
 
     def _see_snapshot(self, snapshot: Snapshot) -> None:
         owners = self.context.engine.owners
@@ -109,6 +127,7 @@ MONITOR = Feature(
                 ),
                 ("{monitor.up monitor.down}", "the lists: another line"),
                 ("{monitor.zoom}", "the map: which blocks, whose, and what they hold"),
+                ("{monitor.window}", "the graphs: 30 seconds, 2 or 10 minutes"),
                 ("{monitor.abort}  {monitor.preempt}", "abort, or preempt, the selected request"),
                 ("{monitor.filter}", "filter the events"),
             ),

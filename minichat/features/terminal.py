@@ -1,6 +1,7 @@
 """What the person's terminal shows and takes: the mouse, the theme, the whole screen once more."""
 
 from minichat.features.feature import Command, Context, Feature
+from minichat.ui.dialogs.ask import AskScreen
 
 
 def mouse(context: Context) -> None:
@@ -16,6 +17,18 @@ def theme(context: Context) -> None:
     context.app.search_themes()
 
 
+def copy_theme(context: Context) -> None:
+    """Its file is there to be edited, and each save of it is seen at once."""
+
+    def take(name: str | None) -> None:
+        if name and name.strip():
+            with context.program.complaining():
+                file = context.program.copy_theme(name.strip())
+                context.app.notify(f"each save of {file} shows here at once", markup=False)
+
+    context.app.push_screen(AskScreen("a theme of your own, a copy of this one called", "mine"), take)
+
+
 def redraw(context: Context) -> None:
     context.program.redraw()
 
@@ -24,8 +37,9 @@ TERMINAL = Feature(
     name="terminal",
     title="The terminal",
     commands=(
-        Command("view.mouse", "View", "Leave the mouse to the terminal, or take it back", mouse, "ctrl+g"),
+        Command("view.mouse", "View", "Toggle mouse capture", mouse, "ctrl+g"),
         Command("view.theme", "View", "Choose a theme", theme),
+        Command("view.copy_theme", "View", "Make a theme of your own, a copy of this one", copy_theme),
         Command("view.redraw", "View", "Draw all of the screen again", redraw, "ctrl+l", priority=True),
     ),
 )

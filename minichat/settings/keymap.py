@@ -91,9 +91,14 @@ def _clashes(known: Mapping[str, Bound], wanted: Mapping[str, tuple[str, ...]]) 
             taken = wanted.get(other.id) or tuple(map(normalized, other.keys))
             for key in set(keys).intersection(taken):
                 found[name] = (
-                    f'"{key}" is the key of {other.id}; give that one another, or take a free key here'
+                    f'"{key}" would be the key of both {_named(known[name])} and {_named(other)}: '
+                    "give that one another, or take a free key here"
                 )
     return found
+
+
+def _named(bound: Bound) -> str:
+    return f"{bound.id} ({bound.title})" if bound.title else bound.id
 
 
 def _meet(place: str, other: str) -> bool:

@@ -46,6 +46,8 @@ THUMB = 0.6  # so is what is dragged on a scroll bar
 _SHADES = (0.3, 0.6)  # of the way to white or to black
 _SEEN = 3.0  # the contrast that a mark needs
 _KEYS = ("name", "about", "dark", "owners", "colours", "map", "syntax", "variables")
+_NAME = re.compile(r"^name\s*=.*$", re.MULTILINE)
+_UNFIT = re.compile(r"[^\w.-]+")  # for the name of a file
 _SHARE = re.compile(r"\s+[0-9.]+%$")  # a colour's opacity, as in `#ffffff 40%`
 _STYLES = frozenset("none not bold dim italic underline reverse strike b d i u r s".split())
 
@@ -128,6 +130,7 @@ class Themes:
 
     palettes: dict[str, Palette]
     problems: list[Problem]
+    files: dict[str, Path] = field(default_factory=dict)  # by name
 
 
 def shipped_themes() -> Path:
@@ -146,7 +149,18 @@ def load_themes(*folders: Path) -> Themes:
             found.problems.extend(document.problems)
             if palette:
                 found.palettes[palette.name] = palette
+                found.files[palette.name] = file
     return found
+
+
+def copied(file: Path, name: str, folder: Path) -> Path:
+    """The theme of that file as another one in the folder, to be edited."""
+    copy = folder / f"{_UNFIT.sub('-', name)}.toml"
+    text = _NAME.sub(lambda _: f"name = {literal(name)}", file.read_text(encoding="utf-8"), count=1)
+    folder.mkdir(parents=True, exist_ok=True)
+    with copy.open("x", encoding="utf-8") as written:
+        written.write(text)
+    return copy
 
 
 class Watch:

@@ -96,18 +96,19 @@ def work(running: int) -> str:
 
 
 def footer(
-    active: Conversation, focused: Widget | None, commands: Sequence[Command], keys: Keys
+    active: Conversation, focused: Widget | None, commands: Sequence[Command], keys: Keys, *, drawer: bool
 ) -> tuple[Key, ...]:
     """The keys that matter most: of the place with the focus, of the reply, and everywhere."""
     nodes = focused.ancestors_with_self if focused is not None else []
     here = next((node.HINTS for node in nodes if isinstance(node, Hinting)), ())
-    stop = ("reply.stop",) if not here else ()  # elsewhere Esc leads back to the prompt first
+    closes = (Key(keys.name("reply.stop"), "close", command="reply.stop"),) if drawer and not here else ()
+    stop = ("reply.stop",) if not here and not drawer else ()  # else Esc leads back to the chat first
     urgent = stop if active.streaming else ("reply.retry",) if _retriable(active) else ()
     wanted = [each for each in commands if each.id in urgent]
     for group in _FOOTER:
         wanted += [each for each in commands if each.group == group and each.footer]
     everywhere = (Key(keys.name(each.id), each.footer, command=each.id) for each in wanted)
-    return (*(_hint(key, label, keys) for key, label in here), *everywhere)
+    return (*(_hint(key, label, keys) for key, label in here), *closes, *everywhere)
 
 
 def _hint(key: str, label: str, keys: Keys) -> Key:

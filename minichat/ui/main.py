@@ -104,6 +104,7 @@ class MainScreen(FrameScreen[None]):
             monitor=self.panels.side_wanted,
             drawer=self.panels.drawer_open,
             side_by_side=self.side_by_side,
+            filled=self.panels.side_fills,
         )
         self.panels.lay_out(plan)
         self._panes.display = plan.chats
@@ -150,7 +151,9 @@ class MainScreen(FrameScreen[None]):
     @on(DescendantBlur)
     def _label_keys(self) -> None:
         active, context = self.chats.active, self.context
-        self.keybar.keys = labels.footer(active, self.focused, context.commands, context.keys)
+        self.keybar.keys = labels.footer(
+            active, self.focused, context.commands, context.keys, drawer=self.panels.drawer_open
+        )
 
     def _colours(self, conversation: Conversation) -> str:
         return self._owner_colours(conversation.colour)

@@ -37,6 +37,7 @@ class Panels:
 
     def __init__(self, engine: EngineWatch) -> None:
         self.side_wanted: bool | None = None  # None: where there is room for it
+        self.side_fills = False  # it has the columns of the chats and of the drawer, too
         self.all: list[Panel] = []
         self._engine = engine
         self._open: Panel | None = None  # the drawer
@@ -53,7 +54,7 @@ class Panels:
 
     @property
     def drawer_open(self) -> bool:
-        return self._open is not None
+        return self._open is not None and not self.side_fills
 
     def lay_out(self, plan: Layout) -> None:
         """As there is room for them."""
@@ -74,22 +75,36 @@ class Panels:
 
     def go_to(self, widget: Widget) -> None:
         """Opens one at the side, and goes there."""
-        self._side, self.side_wanted = self._of(widget), True
-        self._changed()
+        self._open_side(self._of(widget))
         widget.focus()
 
     def leave(self) -> None:
-        """Back to the prompt, and to the chat."""
+        """Back to the prompt and to the chat: the drawer closes, wherever the focus was."""
         self._prompt.focus()
-        self.uncover()
+        if self.side_fills:
+            self.fill(False)
+        elif not self.close_drawer():
+            self.uncover()
+
+    def fill(self, fills: bool) -> None:
+        """The side takes all columns, or gives back those of the chats and of the drawer."""
+        if fills is not self.side_fills:
+            self.side_fills = fills
+            self._show(self._open)
+
+    def close_drawer(self) -> bool:
+        """Whether one was open."""
+        if self._open is None or self.side_fills:
+            return False
+        if self._open.widget.has_focus_within:
+            self._prompt.focus()  # first: what has the focus is about to go
+        self._show(None)
+        return True
 
     def uncover(self) -> None:
         """The chat is seen: what stands in its place on a small screen goes."""
-        if self._chats.display:
-            return
-        if self._open is not None:
-            self._show(None)
-        else:
+        self.fill(False)
+        if not self._chats.display and not self.close_drawer():
             self.side_wanted = False
             self._changed()
 
@@ -102,8 +117,7 @@ class Panels:
         if panel.dock is Dock.DRAWER:
             self._show(None)
         else:
-            self.side_wanted = False
-            self._changed()
+            self._close_side()
         return panel.widget
 
     def _of(self, widget: Widget) -> Panel:
@@ -111,24 +125,39 @@ class Panels:
 
     def _toggle_drawer(self, panel: Panel) -> None:
         """Goes to the drawer, and opens it first; from within, closes it."""
+        self.fill(False)
         opening = panel is not self._open or not _left_by_its_key(panel.widget)
         self._show(panel if opening else None)
         (panel.widget if opening else self._prompt).focus()
 
     def _toggle_side(self, panel: Panel) -> None:
-        self.side_wanted, self._side = panel is not self._side or not panel.widget.display, panel
-        if not self.side_wanted:
+        if panel is self._side and panel.widget.display:
             self._prompt.focus()  # first: what has the focus is about to go
-        self._changed()
-        if panel.widget.display and not self._chats.display:
+            self._close_side()
+            return
+        self._open_side(panel)
+        if not self._chats.display:
             panel.widget.focus()
+
+    def _close_side(self) -> None:
+        self.side_wanted = self.side_fills = False
+        self._show(self._open)
+
+    def _open_side(self, panel: Panel) -> None:
+        """A drawer beside which there is no room for it gives way."""
+        if panel is not self._side:
+            self.fill(False)
+        self._side, self.side_wanted = panel, True
+        self._changed()
+        if not panel.widget.display:
+            self.close_drawer()
 
     def _show(self, panel: Panel | None) -> None:
         """This drawer and no other."""
         self._open = panel
         for each in self.all:
             if each.dock is Dock.DRAWER:
-                self._display(each, each is panel)
+                self._display(each, each is panel and not self.side_fills)
         self._changed()
 
     def _display(self, panel: Panel, visible: bool) -> None:

@@ -1,6 +1,7 @@
 """The decoding drawer: in force at once, for one chat."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,12 +77,35 @@ async def test_likely_tokens_are_asked_for_while_it_is_open(bench: Callable[...,
 
 
 @run
-async def test_escape_goes_back_to_the_prompt(bench: Callable[..., Any]) -> None:
+async def test_escape_closes_it_and_goes_back_to_the_prompt(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("f3")
         assert it.app.focused is it.drawer.knobs
         await it.pilot.press("escape")
-        assert it.app.focused is it.main.prompt
+        assert it.app.focused is it.main.prompt and not it.drawer.display
+
+
+@run
+async def test_it_says_that_there_are_more_fields_than_fit(bench: Callable[..., Any], tmp_path: Path) -> None:
+    config = tmp_path / ".config" / "minichat" / "config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text('[keys]\n"decoding.down" = ["f9", "down"]\n')
+    async with bench((80, 24)) as it:
+        await it.pilot.press("f3")
+        await it.until(lambda: "more" in it.screen_text())
+        labels = [each if isinstance(each, str) else each.label for each in it.drawer.knobs.rows]
+        drawn = [each for each in labels if f"▏  {each} " in it.screen_text()]
+        hidden = len(labels) - len(drawn)
+        assert hidden > 0 and drawn == labels[: len(drawn)]
+        assert f"↓ {hidden} more" in it.screen_text() and "Up F9" in it.screen_text()
+        await it.pilot.press(*["down"] * (len(labels) // 2))
+        assert f"↑↓ {hidden} more" in it.screen_text()
+        await it.pilot.press("up", *["up"] * (len(labels) // 2))
+        assert labels[-1] in it.screen_text() and f"↑ {hidden} more" in it.screen_text()
+    async with bench((120, 40)) as it:
+        await it.pilot.press("f3")
+        await it.until(lambda: all(f"▏  {each} " in it.screen_text() for each in labels))
+        assert "more" not in it.screen_text()
 
 
 @pytest.mark.parametrize(

@@ -225,10 +225,10 @@ async def test_help_has_the_keys_that_are_in_force(bench: Callable[..., Any], tm
         '[keys]\n"monitor.order" = "ctrl+t"\n"transcript.menu" = "f7"\n"reply.pick" = "f6"\n'
         '"chat.2" = "f11"\n"monitor.pane_1" = "v"\n"transcript.select_up" = "K"\n"program.palette" = "f12"\n'
     )
-    async with bench((100, 160)) as it:
+    async with bench((75, 160)) as it:
         await it.pilot.press("f1")
         await it.until(lambda: "In a chat" in it.screen_text())
-        lines = [" ".join(line.strip(" │").split()) for line in it.screen_text().splitlines()]
+        lines = [" ".join(line[1:].strip(" │").split()) for line in it.screen_text().splitlines()]
         for line in (
             "F7 what can be done with it",
             "^Up ^Down the message before, the one after",
@@ -256,7 +256,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
     async with bench((120, 160), backend=backend) as it:
         assert [said for said in it.notices() if "monitor.letters" in said]  # which has l there
         await it.pilot.press("f3")
-        assert "k j field" in last_line(it) and "Left l turn" in last_line(it)
+        assert "k j field" in last_line(it) and "Left l change" in last_line(it)
         knobs = it.drawer.knobs
         await it.pilot.press("j", "down", "k", "up")
         assert knobs.row == 1
@@ -278,14 +278,14 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
         lines = [" ".join(line.strip(" │").split()) for line in it.screen_text().splitlines()]
         for line in (
             "k j another field",
-            "Left l turn it",
-            "Shift+Left Shift+Right turn it tenfold",
+            "Left l change it",
+            "Shift+Left Shift+Right change it by ten",
             "Up j another scheme",
             "Up j the lists: another line",
             "Left F7 another token",
             "Shift+Left Shift+Right ten further",
         ):
-            assert line in lines
+            assert any(line in each for each in lines), line
 
 
 @run
@@ -329,7 +329,7 @@ async def test_what_a_reply_needs_stands_there_too(bench: Callable[..., Any]) ->
         reply = await it.say("hello")
         await it.until(lambda: "Esc stop" in last_line(it))
         await it.pilot.press("f4")
-        await it.until(lambda: "Esc back" in last_line(it) and "stop" not in last_line(it))
+        await it.until(lambda: "Esc close" in last_line(it) and "stop" not in last_line(it))
         await it.pilot.press("f4")
         reply.end(Finish.FAILED, "no room")
         await it.until(lambda: "Alt+R retry" in last_line(it) and "stop" not in last_line(it))

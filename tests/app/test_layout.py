@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minichat.features.chats.find import FindBar
 from minichat.ui.layout import MOST_PANES, layout
 from minichat.ui.monitor import EngineLine
 from tests.app.conftest import run
@@ -34,6 +35,15 @@ def test_a_drawer_takes_the_place_of_a_monitor_that_fills_the_screen() -> None:
     for width in (80, 119):
         plan = layout(width, monitor=True, drawer=True, side_by_side=True)
         assert (plan.monitor, plan.chats, plan.drawer_columns) == (False, True, 40)
+
+
+@pytest.mark.parametrize(
+    ("width", "beside"), [(120, False), (149, False), (150, True), (180, True), (200, True)]
+)
+def test_between_a_drawer_and_the_monitor_a_chat_keeps_60_columns(width: int, beside: bool) -> None:
+    plan = layout(width, monitor=None, drawer=True, side_by_side=True)
+    assert plan.monitor is beside
+    assert width - plan.monitor_columns * plan.monitor - plan.drawer_columns >= 60
 
 
 @given(st.integers(10, 400), st.sampled_from([None, True, False]), st.booleans(), st.booleans())
@@ -102,3 +112,98 @@ async def test_snapshots_are_taken_only_while_something_happens(bench: Callable[
         assert it.backend.snapshots_taken == before
         await it.say("more")
         await it.until(lambda: it.backend.snapshots_taken > before)
+
+
+@run
+async def test_drawer_and_monitor_give_way_to_each_other(bench: Callable[..., Any]) -> None:
+    """At 120 columns there is room for one of them beside the chat; the monitor is a line meanwhile."""
+    async with bench((120, 40)) as it:
+        line = it.main.query_one(EngineLine)
+        assert it.monitor.display and not line.display
+        await it.pilot.press("f3")
+        assert it.drawer.display and line.display and not it.monitor.display
+        assert it.main.transcript.size.width >= 60
+        await it.pilot.press("escape")
+        assert it.monitor.display and not line.display and not it.drawer.display
+        for key in ("f2", "alt+m"):
+            await it.pilot.press("f4")
+            assert it.quantization.display and not it.monitor.display
+            await it.pilot.press(key)
+            assert it.monitor.display and not it.quantization.display, "what was asked for last is seen"
+        assert it.monitor.has_focus_within
+
+
+@run
+async def test_escape_closes_the_smallest_thing_first(bench: Callable[..., Any]) -> None:
+    """The line to find in, then the drawer, then it stops the reply; the focus may be anywhere."""
+    async with bench((200, 50)) as it:
+        await it.say("hello")
+        await it.pilot.press("f3", "ctrl+f")
+        it.main.prompt.focus()
+        await it.pilot.press("escape")
+        assert not it.main.query_one(FindBar).display and it.drawer.display
+        it.main.transcript.focus()
+        await it.pilot.press("escape")
+        assert not it.drawer.display and it.app.chats.active.streaming
+        await it.pilot.press("f4", "alt+m", "escape")
+        assert not it.quantization.display and it.monitor.display and it.app.focused is it.main.prompt
+        await it.pilot.press("f3")
+        it.main.prompt.focus()
+        await it.until(lambda: "Esc close" in it.screen_text() and "Esc stop" not in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(lambda: "Esc stop" in it.screen_text())
+        await it.pilot.press("escape")
+        await it.until(lambda: not it.app.chats.active.streaming)
+
+
+@run
+async def test_a_list_of_names_closes_before_the_drawer(bench: Callable[..., Any]) -> None:
+    async with bench() as it:
+        await it.pilot.press("f3")
+        it.main.prompt.focus()
+        await it.pilot.press(*"@/")
+        await it.until(lambda: it.main.prompt.completion.offers)
+        await it.pilot.press("escape")
+        assert not it.main.prompt.completion.offers and it.drawer.display
+        await it.pilot.press("escape")
+        assert not it.drawer.display
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
+@run
+async def test_a_pane_alone_takes_the_screen(bench: Callable[..., Any], size: tuple[int, int]) -> None:
+    async with bench(size) as it:
+        chats = it.main.query_one("#panes")
+        if size[0] < 200:
+            await it.pilot.press("alt+m")
+        else:
+            await it.pilot.press("f3", "alt+m")  # beside which there is room for a drawer
+        before = (chats.display, it.drawer.display, it.monitor.size)
+        for back in ("3", "escape"):
+            await it.pilot.press("3")
+            await it.until(lambda: it.monitor.rates.size.width >= size[0] - 1)
+            assert it.monitor.rates.size.height >= it.main.size.height - 6
+            assert not chats.display and not it.drawer.display
+            await it.pilot.press(back)
+            await it.until(lambda: (chats.display, it.drawer.display, it.monitor.size) == before)
+            assert it.monitor.has_focus_within
+        await it.pilot.press("1")
+        it.main.prompt.focus()
+        await it.pilot.press("escape")
+        await it.until(lambda: (chats.display, it.drawer.display, it.monitor.size) == before)
+
+
+@pytest.mark.parametrize("key", ["f2", "f3", "f4", "ctrl+f"])
+@run
+async def test_what_is_asked_for_takes_the_screen_back(bench: Callable[..., Any], key: str) -> None:
+    async with bench((120, 40)) as it:
+        await it.pilot.press("alt+m", "3")
+        assert not it.main.query_one("#panes").display
+        await it.pilot.press(key)
+        assert it.main.query_one("#panes").display and it.monitor.maximised is None
+        shown = {"f3": it.drawer, "f4": it.quantization, "ctrl+f": it.main.query_one(FindBar)}
+        assert it.monitor.display is (key == "ctrl+f")
+        assert key not in shown or shown[key].display
+        if key == "f2":
+            await it.pilot.press("f2")
+            await it.until(lambda: it.monitor.display and it.monitor.kvmap.display)

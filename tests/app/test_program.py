@@ -148,6 +148,42 @@ async def test_help_shows_every_key(bench: Callable[..., Any]) -> None:
 
 
 @run
+async def test_help_narrows_as_one_types(bench: Callable[..., Any]) -> None:
+    async with bench((75, 110)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "Alt+K" in it.screen_text())
+        await it.pilot.press(*"fork this")
+        await it.until(lambda: "Alt+Y" not in it.screen_text())
+        inside = (line.split("│")[1] for line in it.screen_text().splitlines() if line.count("│") == 2)
+        lines = [" ".join(line.split()) for line in inside]
+        assert "Chats" in lines and "Alt+K Fork this chat here" in lines and "View" not in lines
+        await it.pilot.press(*["backspace"] * 9, *"IN the dec")  # a title brings all of its section
+        await it.until(lambda: "another field" in it.screen_text() and "Alt+K" not in it.screen_text())
+        await it.pilot.press("x", "y")
+        await it.until(lambda: "nothing here has 'IN the decxy' in it: ^P has every" in it.screen_text())
+        await it.pilot.press("f1")
+        await it.until(lambda: it.app.screen is it.main)
+
+
+@run
+@pytest.mark.parametrize(("columns", "two"), [(80, False), (100, False), (120, True), (200, True)])
+async def test_help_is_in_two_columns_where_it_is_wide(
+    bench: Callable[..., Any], columns: int, two: bool
+) -> None:
+    async with bench((columns, 60)) as it:
+        await it.pilot.press("f1")
+        await it.until(lambda: "Alt+K" in it.screen_text())
+        lines = it.screen_text().splitlines()
+        top = next(line for line in lines if "│ Prompt" in line)
+        assert ("In the prompt" in top) is two
+        if not two:
+            assert top.count("│") == 2
+        assert not any("scroll" in line for line in lines[:-8]) and "Up Down scroll" in it.screen_text()
+        await it.pilot.press("down", "down")
+        await it.until(lambda: "│ Prompt" not in it.screen_text())
+
+
+@run
 async def test_help_that_does_not_fit_goes_on_below_where_it_began(bench: Callable[..., Any]) -> None:
     async with bench((60, 110)) as it:
         await it.pilot.press("f1")

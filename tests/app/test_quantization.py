@@ -37,13 +37,12 @@ async def test_it_shows_schemes_memory_and_room_as_they_change(bench: Callable[.
         ):
             assert words in shown
         assert "on the host" not in shown
-        await it.pilot.press("escape")
-        await it.until(lambda: it.app.focused is it.main.prompt)
+        it.main.prompt.focus()
         await it.say("hello")
         await it.until(lambda: "992 for new ones" in it.screen_text())
         assert it.quantization.display
-        await it.pilot.press("f4", "f4")
-        await it.until(lambda: not it.quantization.display)
+        await it.pilot.press("f4", "escape")
+        await it.until(lambda: not it.quantization.display and it.app.focused is it.main.prompt)
         assert it.main.engine.onlookers == []
 
 
@@ -62,8 +61,8 @@ async def test_only_one_drawer_is_open(bench: Callable[..., Any]) -> None:
 async def test_its_key_goes_there_before_it_closes(bench: Callable[..., Any]) -> None:
     async with bench((100, 30)) as it:
         for key, drawer in (("f3", it.drawer), ("f4", it.quantization)):
-            await it.pilot.press(key, "escape")
-            assert drawer.display and it.app.focused is it.main.prompt
+            await it.pilot.press(key)
+            it.main.prompt.focus()
             await it.pilot.press(key)
             assert drawer.display and drawer.has_focus_within, "as for a change while a reply runs"
             assert it.main.engine.onlookers.count(drawer) <= 1
@@ -191,3 +190,48 @@ def test_what_is_not_known_is_not_shown() -> None:
     assert scheme(quantized)[1][1] == "int4, groups of 64, computed in float32"
     assert [row[0] for row in room(replace(shot, host_size=8, host_in_use=2))][-1] == "swapped"
     assert memory(MEMORY | {"host_cache": 5})[2] == ("on the host", "5 B", None)
+
+
+@run
+async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any]) -> None:
+    """Weights and cache as they are and as they would be, before anything is asked of the engine."""
+    schemes = (
+        SchemeView("none", "", 4_000_000_000),
+        SchemeView("int8", "", 2_200_000_000, 128),
+        SchemeView("fp8", "needs a GPU", 0),
+    )
+    forms = (SchemeView("none", "", 131_072, 64), SchemeView("int8", "", 66_560, 126))
+    known = {"cache": 64 * 16 * 131_072, "weights": 4_000_000_000}
+    backend = FakeBackend([snapshot(schemes=schemes, kv_schemes=forms, memory=known)])
+    async with bench((80, 24), backend=backend) as it:
+
+        def shown() -> list[str]:
+            return str(it.quantization.preview.content).splitlines()
+
+        await it.pilot.press("f4")
+        await it.until(shown)
+        assert [" ".join(line.split()) for line in shown()] == [
+            "weights as none, as they are",
+            "weights 4.00 GB",
+            "KV cache 134 MB",
+            "tokens 1,024",
+        ]
+        await it.pilot.press("down")
+        await it.until(lambda: "int8" in shown()[0])
+        assert [" ".join(line.split()) for line in shown()] == [
+            "weights as int8, a preview",
+            "weights 4.00 GB → 2.20 GB",
+            "KV cache 134 MB → 268 MB",
+            "tokens 1,024 → 2,048",
+        ]
+        assert "4.00 GB → 2.20 GB" in it.screen_text(), "without scrolling"
+        await it.pilot.press("down")
+        await it.until(lambda: shown() == ["weights as fp8, a preview", "needs a GPU"])
+        await it.pilot.press("tab", "down")
+        await it.until(lambda: "cache as int8, a preview" in shown())
+        assert [" ".join(line.split()) for line in shown()[1:]] == [
+            "weights 4.00 GB",
+            "KV cache 134 MB",
+            "tokens 1,024 → 2,016",
+        ]
+        assert (backend.quantized, backend.recached) == ([], [])

@@ -1,4 +1,4 @@
-"""A theme is chosen, edited, or missing; without colors the screen still says the same."""
+"""Themes: chosen, copied, edited while they are in use; and what the settings get wrong about keys."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +28,62 @@ async def test_a_theme_that_is_edited_is_read_again(
         it.app._looked_around -= 60
         await it.pilot.press("a")  # where the terminal does not tell that it has the focus again
         assert "mine" in it.app.available_themes
+
+
+@run
+async def test_a_theme_is_copied_and_each_save_of_it_is_seen(bench: Callable[..., Any]) -> None:
+    """Without a key and without the focus: the person is in an editor."""
+    async with bench() as it:
+        await it.command("view.copy_theme")
+        await it.pilot.press("enter")
+        await it.until(lambda: it.app.theme == "mine")
+        file = it.app.paths.themes / "mine.toml"
+        assert any(f"{file} shows here at once" in said for said in it.notices())
+        text = file.read_text()
+
+        def ground() -> str:
+            return it.app.theme_variables["background"]
+
+        before = ground()
+        file.write_text(text.replace("#101418", "#123456"))
+        await it.until(lambda: ground() == "#123456" != before)
+        file.write_text(text.replace("#101418", "no colour"))
+        fault = f"{file}:10: colours.background: has to be"
+        await it.until(lambda: any(fault in said for said in it.notices()))
+        assert (it.app.theme, ground()) == ("mine", "#123456"), "as it was, until the fault is mended"
+        file.unlink()  # some editors write another file in its place
+        it.app.on_app_focus()
+        assert (it.app.theme, ground()) == ("mine", "#123456")
+        file.write_text(text.replace("#101418", "#335577").replace('"mine"', '"my own"'))
+        await it.until(lambda: (it.app.theme, ground()) == ("my own", "#335577"))
+        await it.command("view.copy_theme")
+        await it.until(lambda: it.app.screen.query("Input"))
+        it.app.screen.query_one("Input").value = "my own"
+        await it.pilot.press("enter")
+        await it.until(lambda: "there is a theme called 'my own' already" in it.notices())
+    async with bench() as it:
+        assert it.app.theme == "my own", "as at every start from now on"
+        assert it.app._themes._timer._active.is_set()
+        it.app.theme = "minichat-light"
+        await it.until(lambda: not it.app._themes._timer._active.is_set())
+
+
+@run
+async def test_keys_that_clash_are_named(bench: Callable[..., Any], tmp_path: Path) -> None:
+    """Which key, which two actions, and where that is written."""
+    settings = tmp_path / ".config" / "minichat" / "config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text('[keys]\n"chat.new" = "f2"\n')
+    async with bench() as it:
+        (said,) = (each for each in it.notices() if "f2" in each)
+        assert said == (
+            f'{settings}:2: keys.chat.new: "f2" would be the key of both chat.new (New chat) '
+            "and view.monitor (Monitor: the engine at work): give that one another, or take a free key here"
+        )
+        await it.pilot.press("f2")
+        assert it.monitor.display, "it keeps its key"
+        await it.pilot.press("f2", "ctrl+n")
+        await it.until(lambda: len(it.app.chats) == 2)
 
 
 @run

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.api.snapshot import Reads, Snapshot, Speeds, StepTimes, Throughput
+from engine.api.commands import MeasureSpeeds
+from engine.api.errors import EngineError
+from engine.api.snapshot import Reads, Snapshot, Speeds, StepSplit, StepTimes, Throughput
 from minichat.clients.fake import FakeBackend
 from minichat.features.why.feature import described
 from minichat.features.why.speed import explain
@@ -144,3 +146,59 @@ async def test_when_it_is_quiet_the_last_steps_are_explained(bench: Callable[...
         await it.pilot.press("f8")
         await it.until(lambda: "when it ran last" in it.screen_text())
         assert "Held by reading weights" in it.screen_text()
+
+
+def test_on_a_cpu_the_launch_is_taken_apart() -> None:
+    split = StepSplit(attention=0.002, products=0.006, sampling=0.001)
+    speed = explain(shot(StepTimes(launch=0.012), split=split), SPEEDS)
+    lines = described(speed, 72, ASCII).plain.splitlines()
+    work = next(at for at, line in enumerate(lines) if line.startswith("its launch"))
+    assert lines[work].split()[2:] == ["P" * 8 + "L" * 25 + "W" * 5 + "C" * 12, "12", "ms"]
+    assert lines[work + 1].split() == (
+        "P attention 2.0 ms L products 6.0 ms W sampling 1.0 ms C rest 3.0 ms".split()
+    )
+    plain = described(explain(shot(StepTimes(launch=0.012)), SPEEDS), 72, ASCII).plain
+    assert "its launch" not in plain, "a GPU, or nobody asked"
+
+
+@run
+async def test_the_engine_is_asked_as_long_as_somebody_looks(
+    bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minichat.features.why.feature._ASKS_EVERY", 0.0)
+    async with bench(backend=FakeBackend([shot(StepTimes(launch=0.0125))])) as it:
+        asked = []
+        answer = it.backend.send
+
+        async def send(command: Any) -> Any:
+            asked.append(type(command).__name__)
+            return await answer(command)
+
+        monkeypatch.setattr(it.backend, "send", send)
+        await it.pilot.press("f8")
+        await it.until(lambda: asked.count("MeasureSpeeds") >= 1)
+        before = len(asked)
+        it.main.show_snapshot(shot(StepTimes(launch=0.0125)))
+        await it.until(lambda: len(asked) > before)
+        await it.pilot.press("escape")
+        before = len(asked)
+        it.main.show_snapshot(shot(StepTimes(launch=0.0125)))
+        await it.pilot.pause()
+        assert len(asked) == before
+
+
+@run
+async def test_what_went_wrong_is_forgotten_once_it_is_measured(bench: Callable[..., Any]) -> None:
+    async with bench(backend=FakeBackend([shot(StepTimes(launch=0.0125))])) as it:
+        answer, troubles = it.backend.send, [EngineError("not now")]
+
+        async def send(command: Any) -> Any:
+            if isinstance(command, MeasureSpeeds) and troubles:
+                raise troubles.pop()
+            return await answer(command)
+
+        it.backend.send = send
+        await it.pilot.press("f8")
+        await it.until(lambda: "could not be measured: not now" in it.screen_text())
+        it.app.screen._ask()
+        await it.until(lambda: "Held by reading weights" in it.screen_text())

@@ -29,7 +29,7 @@ class TestForm:
     @pytest.mark.parametrize(
         ("words", "said"),
         [
-            (("--regex", "("), "--regex: cannot be kept to: "),
+            (("--regex", "("), "--regex: invalid regex: "),
             (("--regex", ""), "--regex: the regular expression is empty"),
             (("--choice", ""), "--choice: a choice is a text that is not empty"),
             (("--json-schema", "nowhere/at/all"), "--json-schema nowhere/at/all cannot be read"),
@@ -42,7 +42,7 @@ class TestForm:
 
     @pytest.mark.parametrize(
         ("schema", "said"),
-        [("no json", "is not a JSON schema"), ('{"type": "foo"}', "cannot be kept to")],
+        [("no json", "is not a JSON schema"), ('{"type": "foo"}', "is not a usable JSON schema")],
     )
     def test_a_bad_schema_is_named_by_its_file(
         self, run: Run, model: Path, tmp_path: Path, schema: str, said: str

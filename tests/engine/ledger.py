@@ -283,6 +283,9 @@ class LedgerRunner:
     def weight_schemes(self) -> tuple[()]:
         return ()
 
+    def split(self) -> None:
+        return None
+
     def load(self) -> None:
         return None
 

@@ -214,7 +214,7 @@ class TestChanges:
 class TestRefusals:
     def test_a_bad_grammar_is_refused_at_once_and_leaves_a_running_reply_as_it_was(self, llama: Path) -> None:
         engine, bad = engine_on(llama), Grammar("regex", "(")
-        with pytest.raises(BadParams, match=r"^grammar: cannot be kept to: unclosed group"):
+        with pytest.raises(BadParams, match=r"^grammar: invalid regex: unclosed group"):
             engine.submit(PROMPT, replace(WARM, grammar=bad), Heard())
         id, heard = ask(engine, PROMPT, PLAIN)
         turn(engine)

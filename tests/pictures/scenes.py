@@ -110,7 +110,7 @@ async def parting(it: World) -> AsyncIterator[None]:
             top = tuple((each, math.log(share)) for each, share in ((token, 0.5), (17 - token, 0.25)))
             drawn = TokenLogprob(token, math.log(0.5), 1, top)
             await it.stream(number, f" word{token}", [drawn])
-    await it.until(lambda: it.screen_text().count("parts at token") == 2)
+    await it.until(lambda: it.screen_text().count("diverge at token") == 2)
     yield
 
 

@@ -77,9 +77,9 @@ async def test_everything_on_the_screen_can_be_read_in_every_theme(
         opened(bench, monkeypatch, tmp_path, sitting, "minichat-dark") as it,
         sitting.scenes["panes"](it),
     ):
-        await it.resize((120, 40))
+        await it.resize((160, 40))  # where drawer and monitor have room beside a chat
         await PLACES[place](it)
-        for palette in it.app._themes.palettes.values():
+        for palette in it.app._themes.known.palettes.values():
             if not palette.ansi:  # what a terminal's own colours are is not ours to know
                 it.app.theme = palette.name
                 await it.still()

@@ -149,7 +149,7 @@ def schema(**parts: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        (schema(type="foo"), PLACE, "cannot be kept to: Invalid type: foo"),
+        (schema(type="foo"), PLACE, "is not a usable JSON schema: Invalid type: foo"),
         (schema(type="array", uniqueItems=True), PLACE, "uniqueItems"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
         (
@@ -157,14 +157,14 @@ def schema(**parts: Any) -> dict[str, Any]:
             "response_format.type",
             "needs",
         ),
-        ({"guided_regex": "("}, "guided_regex", "guided_regex: cannot be kept to: unclosed group"),
+        ({"guided_regex": "("}, "guided_regex", "guided_regex: invalid regex: unclosed group"),
         ({"guided_json": "{"}, "guided_json", "is not a JSON schema"),
         ({"guided_choice": []}, "guided_choice", ""),
         ({"guided_choice": [""]}, "guided_choice[0]", ""),
-        ({"guided_grammar": "root ::= x"}, "guided_grammar", "cannot be kept to"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar", "invalid Lark grammar: "),
         ({"guided_decoding_backend": "x"}, "guided_decoding_backend", "not known"),
         ({"structured_outputs": {}}, "structured_outputs", "asks for nothing"),
-        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "cannot be kept to"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar", "invalid Lark grammar: "),
         ({"structured_outputs": {"whitespace_pattern": "x"}}, "structured_outputs.whitespace_pattern", ""),
         ({"structured_outputs": {"regex": "(a)\\1"}}, "structured_outputs.regex", "backreferences"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice", "cannot both"),

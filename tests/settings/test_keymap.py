@@ -13,12 +13,14 @@ from tests import impatient
 
 BINDINGS = [
     Bound("chat.new", ("ctrl+n",)),
-    Bound("chat.close", ("alt+w",)),
+    Bound("chat.close", ("alt+w",), title="Close this chat"),
     Bound("chat.send", ("enter",), "prompt"),
     Bound("monitor.pause", ("p",), "monitor"),
     Bound("monitor.order", ("o",), "monitor"),
     Bound("list.open", ("o",), "list"),
 ]
+
+BOTH = "would be the key of both"
 
 
 def mapped(tmp_path: Path, keys: str) -> tuple[dict[str, str], list[str]]:
@@ -74,10 +76,13 @@ def test_the_same_key_in_another_place_is_no_clash(tmp_path: Path) -> None:
         ('"chat.new" = "ctrl+foo"', '2: keys.chat.new: "ctrl+foo": foo is no key; keys are written like'),
         ('"chat.new" = "ctrl+I"', '2: keys.chat.new: "ctrl+I" cannot be told from tab by a terminal'),
         ('"chat.new" = "ctrl+["', '2: keys.chat.new: "ctrl+[" cannot be told from escape by a terminal'),
-        ('"chat.new" = "Alt+W"', '2: keys.chat.new: "alt+w" is the key of chat.close; give that one another'),
-        ('"chat.new" = "enter"', '2: keys.chat.new: "enter" is the key of chat.send'),
-        ('"monitor.pause" = "o"', '2: keys.monitor.pause: "o" is the key of monitor.order'),
-        ('"monitor.pause" = "ctrl+n"', '2: keys.monitor.pause: "ctrl+n" is the key of chat.new'),
+        (
+            '"chat.new" = "Alt+W"',
+            f'2: keys.chat.new: "alt+w" {BOTH} chat.new and chat.close (Close this chat): ',
+        ),
+        ('"chat.new" = "enter"', f'2: keys.chat.new: "enter" {BOTH} chat.new and chat.send: give that one'),
+        ('"monitor.pause" = "o"', f'2: keys.monitor.pause: "o" {BOTH} monitor.pause and monitor.order'),
+        ('"monitor.pause" = "ctrl+n"', f'2: keys.monitor.pause: "ctrl+n" {BOTH} monitor.pause and chat.new'),
     ],
 )
 def test_what_cannot_be_is_told_and_left(tmp_path: Path, keys: str, sentence: str) -> None:

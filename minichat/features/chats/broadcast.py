@@ -66,21 +66,21 @@ class Partings:
         self._context.app.run_worker(mark())
 
     def _sentence(self, parting: Parting[Conversation]) -> Content:
-        """`parts at token 12: " the" 41 %   B " a" 33 %`."""
+        """`Replies diverge at token 12: "the" 41.0%, B "a" 33.0% here`."""
         tokens = [each.token for each in parting.others]
         known = [token for token in (parting.token, *tokens) if token is not None]
         words = self._context.program.backend.words(known)
         spoken = iter(visible(word, _WORD).rstrip() for word in words)
-        parts: list[tuple[str, str]] = [(f" parts at token {parting.at + 1}: ", "$text-muted")]
+        parts: list[tuple[str, str]] = [(f" Replies diverge at token {parting.at + 1}: ", "$text-muted")]
         if parting.token is None:
             parts.append(("ends", "bold"))
         else:
-            parts.append((f"{next(spoken)} {parting.share:.1%}", "bold $text-accent"))
+            parts.append((f'"{next(spoken)}" {parting.share:.1%}', "bold $text-accent"))
         for each in parting.others:
-            said = "ends" if each.token is None else next(spoken)
+            said = "ends" if each.token is None else f'"{next(spoken)}"'
             rare = f"not in the top {MOST}" if each.token is not None else ""
             share = f"{each.share:.1%} here" if each.share is not None else rare
-            parts.append((f"   {each.who.chat.letter.upper()} {said} {share}".rstrip(), "$text"))
+            parts.append((f", {each.who.chat.letter.upper()} {said} {share}".rstrip(), "$text"))
         return Content.assemble(*parts)
 
 

@@ -27,23 +27,27 @@ class FindBar(Horizontal):
         self.context, self._pane = context, pane
         self.field = Input(placeholder="Enter next  Up previous  Esc done", compact=True)
         self.field.cursor_blink = False
+        self.place = Label(classes="place")
         self.display = False
 
     def compose(self) -> ComposeResult:
         yield Label("find")
         yield self.field
+        yield self.place
+
+    def on_mount(self) -> None:
+        self.watch(self._pane.head, "figures", self._show_place)  # they change as a reply grows
 
     def open(self) -> None:
         self._pane.read_older(self._pane.conversation.chat.earlier)
         self.display = True
-        self._pane.add_class("-finding")  # the head says which place this is, of how many
-        self._pane.figured_instead = self._place
+        self._show_place()
         self.field.focus()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         event.stop()
         self._pane.transcript.find(event.value)
-        self._pane.show_figures()
+        self._show_place()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
@@ -51,23 +55,35 @@ class FindBar(Horizontal):
 
     def action_step(self, by: int) -> None:
         self._pane.transcript.find_next(by)
-        self._pane.show_figures()
+        self._show_place()
 
     def action_leave(self) -> None:
         self.display = False
-        self._pane.remove_class("-finding")
-        self._pane.figured_instead = None
         self.field.value = ""
         self._pane.transcript.clear_find()
-        self._pane.show_figures()
-        self.context.panels.leave()
+        self.context.workspace.prompt.focus()
 
-    def _place(self) -> str:
+    def _show_place(self) -> None:
         """Which place this is, of how many; nothing while nothing is looked for."""
-        if not self.field.value:
-            return ""
+        if not self.display:
+            return
         place, total, whole = self._pane.transcript.find_count
-        return f"{place} of {total}{'' if whole else '+'}" if total else "found nowhere"
+        found = f"{place} of {total}{'' if whole else '+'}" if total else "not found"
+        self.place.update(found if self.field.value else "")
+
+
+class FindLeft:
+    """Esc closes the bar of the active chat, wherever the focus is."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        context.leaving.append(self._left)
+
+    def _left(self) -> bool:
+        bar = self._context.workspace.pane.query_one(FindBar)
+        if open := bar.display:
+            bar.action_leave()
+        return open
 
 
 def find(context: Context) -> None:
@@ -79,11 +95,12 @@ FIND = Feature(
     name="find",
     title="Find in this chat",
     commands=(Command("chat.find", "Chats", "Find in this chat", find, "ctrl+f"),),
+    part=FindLeft,
     in_pane=FindBar,
     css="""
-    ChatPane.-finding PaneHead { display: block; }
     FindBar { height: 1; background: $panel; }
     FindBar Label { padding: 0 1; color: $text-muted; }
+    FindBar .place { color: $text; }
     FindBar Input, FindBar Input:focus { width: 1fr; background: $panel; }
     """,
 )

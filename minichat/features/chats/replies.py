@@ -11,7 +11,7 @@ def stop(context: Context) -> None:
         active.editing = None
         context.workspace.prompt.put(active.chat.draft)
         context.workspace.label()
-    elif not any(left() for left in context.leaving) and not active.stop():
+    elif not any(left() for left in (*context.leaving, context.panels.close_drawer, active.stop)):
         context.workspace.prompt.focus()
 
 

@@ -33,6 +33,7 @@ class DecodingPanel(DecodingDrawer):
         super().__init__(id="decoding", classes="drawer")
         self.context = context
         self._seen: dict[int, _Seen] = {}  # by chat
+        self.knobs.move_keys = context.keys.names(("decoding.up", "decoding.down"))
         if context.program.start.ascii:
             self.obey(ASCII)
         signals = context.signals
@@ -177,10 +178,10 @@ DECODING = Feature(
             "In the decoding drawer",
             (
                 ("{decoding.up decoding.down}", "another field"),
-                ("{decoding.less decoding.more}", "turn it"),
-                ("{decoding.much_less decoding.much_more}", "turn it tenfold"),
+                ("{decoding.less decoding.more}", "change it"),
+                ("{decoding.much_less decoding.much_more}", "change it by ten"),
                 ("0-9", "type a value"),
-                ("Delete", "as the engine has it by itself; on presets, deletes one"),
+                ("Delete", "reset to default; on presets, delete one"),
                 ("Enter", "grammar: a JSON schema's file, or /an expression/"),
                 ("Ctrl+S", "save it all as a preset"),
             ),

@@ -22,7 +22,7 @@ from minichat.ui.panes.keybar import Hints
 _LABEL = 13  # cells
 _NOTE = 2  # lines at the end: a hint, or what is wrong
 _STRATEGY, _PRESET = "strategy", "preset"
-_HINTS = {_STRATEGY: "turn it to choose", _PRESET: "turn it to choose; Delete deletes yours"}
+_HINTS = {_STRATEGY: "change it to choose another", _PRESET: "change it to choose; Delete deletes yours"}
 
 
 @dataclass(slots=True)
@@ -38,10 +38,10 @@ class Knobs(Widget, can_focus=True):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "move(-1)", "The field above", id="decoding.up", show=False),
         Binding("down", "move(1)", "The field below", id="decoding.down", show=False),
-        Binding("left", "turn(-1)", "Turn a field down", id="decoding.less", show=False),
-        Binding("right", "turn(1)", "Turn a field up", id="decoding.more", show=False),
-        Binding("shift+left", "turn(-10)", "Turn it down, tenfold", id="decoding.much_less", show=False),
-        Binding("shift+right", "turn(10)", "Turn it up, tenfold", id="decoding.much_more", show=False),
+        Binding("left", "turn(-1)", "Lower a value", id="decoding.less", show=False),
+        Binding("right", "turn(1)", "Raise a value", id="decoding.more", show=False),
+        Binding("shift+left", "turn(-10)", "Lower it by ten steps", id="decoding.much_less", show=False),
+        Binding("shift+right", "turn(10)", "Raise it by ten steps", id="decoding.much_more", show=False),
         Binding("enter", "type", show=False),
         Binding("backspace", "rub", show=False),
         Binding("delete", "reset", show=False),
@@ -50,10 +50,10 @@ class Knobs(Widget, can_focus=True):
 
     HINTS: ClassVar[Hints] = (
         ("decoding.up decoding.down", "field"),
-        ("decoding.less decoding.more", "turn"),
+        ("decoding.less decoding.more", "change"),
         ("0-9", "type"),
         ("^S", "save"),
-        ("Esc", "back"),
+        ("Esc", "close"),
     )
 
     class Turned(Message):
@@ -78,6 +78,7 @@ class Knobs(Widget, can_focus=True):
     row: reactive[int] = reactive(0)
     trouble: reactive[str] = reactive("")
     marks: Marks = UNICODE
+    move_keys = ""  # as the person has them
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -96,14 +97,27 @@ class Knobs(Widget, can_focus=True):
         hint = chosen.hint if isinstance(chosen, Knob) else _HINTS[chosen]
         note, style = (self.trouble, "$text-error") if self.trouble else (hint, "$text-muted")
         blank = [Content("")] * (_NOTE - -(-len(note) // max(self.size.width, 1)))
-        lines = [self._line(place, self.rows[place]) for place in self._shown()]
-        return Content("\n").join([*lines, *blank, Content.styled(note, style)])
+        seen = self._shown()
+        lines = [self._line(place, self.rows[place]) for place in seen]
+        return Content("\n").join([*lines, *self._more(seen), *blank, Content.styled(note, style)])
 
     def _shown(self) -> range:
         """The rows that there is room for, with the present one among them."""
         room = max(self.size.height - _NOTE, 1)
+        if room < len(self.rows):
+            room = max(room - 1, 1)  # a line says how many more there are
         first = max(0, min(self.row - room // 2, len(self.rows) - room))
         return range(first, min(first + room, len(self.rows)))
+
+    def _more(self, seen: range) -> Sequence[Content]:
+        """How many fields are above and below those that are seen, and the keys that lead there."""
+        above, below = seen.start, len(self.rows) - seen.stop
+        if not above + below or len(seen) + _NOTE >= self.size.height:
+            return ()
+        signs = (self.marks.above if above else "", self.marks.below if below else "")
+        counts = f"{above + below} more"
+        words = f" {''.join(signs)} {counts:{_LABEL - len(''.join(signs)) - 1}}  {self.move_keys}"
+        return (Content.styled(words, "$text-accent"),)
 
     def _line(self, place: int, row: Knob | str) -> Content:
         here = place == self.row and self.has_focus
@@ -188,7 +202,7 @@ class Knobs(Widget, can_focus=True):
             self._type(self._typing.text[:-1])
 
     def action_reset(self) -> None:
-        """The field as the engine has it by itself; or a preset that is not wanted any more."""
+        """The field to its default; or deletes a preset that is not wanted any more."""
         self._typing, row = None, self.rows[self.row]
         if isinstance(row, Knob):
             self._set(row, getattr(PLAIN, row.field))

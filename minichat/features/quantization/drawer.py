@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import ClassVar, Self
 
+from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
+from textual.events import DescendantFocus
 from textual.message import Message
 from textual.reactive import reactive
 from textual.widget import Widget
@@ -88,7 +90,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         ("quantization.up quantization.down", "choose"),
         ("Tab", "weights, cache"),
         ("Enter", "convert"),
-        ("Esc", "back"),
+        ("Esc", "close"),
     )
 
     class Left(Message):
@@ -113,7 +115,9 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         self.scheme, self.memory, self.room = Facts(), Facts(), Facts()
         self.schemes, self.change = Schemes(), Static(classes="change")
         self.forms, self._of_forms = Schemes(), Static("KV cache, a token", classes="section")
+        self.preview = Static(classes="preview")
         self._marks, self._changing = UNICODE, False
+        self._snapshot: Snapshot | None = None
 
     def compose(self) -> ComposeResult:
         yield Static("scheme", classes="section")
@@ -126,6 +130,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         yield self.memory
         yield Static("room", classes="section")
         yield self.room
+        yield self.preview
 
     def obey(self, marks: Marks) -> None:
         self._marks = marks
@@ -142,11 +147,24 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         self._changing = snapshot.change is not None and not snapshot.change.over
         self.change.update(Content(change(snapshot, self._marks)))
         self.change.display = bool(snapshot.change)
+        self._snapshot = snapshot
+        self._preview()
 
     def focus(self, scroll_visible: bool = True) -> Self:
         """The list has the keys."""
         self.schemes.focus(scroll_visible)
         return self
+
+    @on(OptionList.OptionHighlighted)
+    @on(DescendantFocus)
+    def _preview(self) -> None:
+        """What the scheme under the cursor would make of weights and cache."""
+        if self._snapshot is not None:
+            of_forms = self.forms.has_focus
+            option = (self.forms if of_forms else self.schemes).highlighted_option
+            name = option.id if option is not None and option.id else ""
+            lines = preview(self._snapshot, name, self._marks, of_cache=of_forms)
+            self.preview.update(Content("\n").join(lines))
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
         event.stop()
@@ -182,6 +200,40 @@ def change(shot: Snapshot, marks: Marks) -> str:
         f"{shot.quantization} stands" if found.over else f"back to {shot.quantization}, {found.done} layers"
     )
     return f"not {found.scheme}: {found.error}; {stands}"
+
+
+def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple[Content, ...]:
+    """Weights and cache with a scheme, before it is chosen: figures that change have both values."""
+    schemes, present = (shot.kv_schemes, shot.kv_scheme) if of_cache else (shot.schemes, shot.quantization)
+    views = {each.name: each for each in schemes}
+    there, wanted = views.get(present), views.get(name)
+    if there is None or wanted is None:
+        return ()
+    of = "cache" if of_cache else "weights"
+    title = Content.styled(f"{of} as {name}, {'as they are' if name == present else 'a preview'}", "bold")
+    if wanted.why_not:
+        return (title, Content.styled(wanted.why_not, "$text-muted"))
+    blocks = len(shot.blocks.refs)
+    blocks_then = wanted.blocks or blocks
+    weights = weights_then = next((each.nbytes for each in shot.schemes if each.name == shot.quantization), 0)
+    cache = shot.memory.get("cache", 0)
+    cache_then = cache * blocks_then // max(blocks, 1)
+    if of_cache:
+        cache_then = wanted.nbytes * shot.block_size * blocks_then if wanted.nbytes else cache_then
+    else:
+        weights_then = wanted.nbytes
+
+    def row(label: str, now: str, then: str) -> Content:
+        figures = now if now == then else f"{now} {marks.becomes} {then}"
+        return Content.assemble((f"{label:{_LABEL}}", "$text-muted"), (figures, "$text"))
+
+    tokens = (f"{count * shot.block_size:,}" for count in (blocks, blocks_then))
+    return (
+        title,
+        row("weights", size(weights), size(weights_then)),
+        row("KV cache", size(cache), size(cache_then)),
+        row("tokens", *tokens),
+    )
 
 
 def memory(found: dict[str, int]) -> tuple[Row, ...]:

@@ -74,6 +74,7 @@ QUANTIZATION = Feature(
     #quantization Facts { height: auto; }
     #quantization:focus-within .section { color: $text-accent; }
     #quantization Schemes { height: auto; border: none; padding: 0; background: $surface; }
+    #quantization .preview { dock: bottom; height: 4; background: $surface; }
     #quantization .change { height: auto; display: none; color: $text-warning; }
     """,
 )

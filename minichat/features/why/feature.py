@@ -1,5 +1,7 @@
 """F8: what a step spends its time on, and what holds it."""
 
+import time
+from collections.abc import Sequence
 from dataclasses import astuple
 from typing import ClassVar
 
@@ -21,7 +23,10 @@ from minichat.ui.monitor.figures import duration, size
 from minichat.ui.monitor.graphs import bar, shares
 from minichat.ui.monitor.pane import ASCII, UNICODE, Signs
 
-_PARTS = (("plan", "$primary"), ("launch", "$accent"), ("wait", "$text-success"), ("commit", "$text-warning"))
+_PARTS = ("plan", "launch", "wait", "commit")
+_WORK = ("attention", "products", "sampling", "rest")
+_STYLES = ("$primary", "$accent", "$text-success", "$text-warning")
+_ASKS_EVERY = 5.0  # seconds: an engine splits its steps only while it is asked
 _LABEL = 12  # cells
 
 
@@ -35,16 +40,17 @@ class WhyScreen(Dialog[None]):
         self._engine, self._backend, self._signs = engine, backend, signs
         self._speeds: Speeds | None = None
         self._trouble = ""
+        self._asked = 0.0
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="sheet") as sheet:
+        with Vertical(classes="sheet -figures") as sheet:
             sheet.border_subtitle = "Esc leave"
             yield Static(id="why")
 
     def on_mount(self) -> None:
+        self._ask()
         self._engine.look(self)
         self._show()
-        self.run_worker(self._measure())
 
     def on_unmount(self) -> None:
         self._engine.look_away(self)
@@ -53,11 +59,17 @@ class WhyScreen(Dialog[None]):
         self._show()
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
+        if time.monotonic() - self._asked > _ASKS_EVERY:
+            self._ask()
         self._show()
+
+    def _ask(self) -> None:
+        self._asked = time.monotonic()
+        self.run_worker(self._measure())
 
     async def _measure(self) -> None:
         try:
-            self._speeds = await self._backend.send(MeasureSpeeds())
+            self._speeds, self._trouble = await self._backend.send(MeasureSpeeds()), ""
         except EngineError as error:
             self._trouble = f"the device could not be measured: {error}"
         self._show()
@@ -93,20 +105,30 @@ def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Cont
 
 
 def _step(speed: Speed, width: int, signs: Signs) -> list[Content]:
-    """A bar of the four parts, and their milliseconds."""
-    cells = shares(astuple(speed.times), width - _LABEL - 10)
-    drawn = [
-        (sign * count, style) for sign, count, (_, style) in zip(signs.parts, cells, _PARTS, strict=True)
-    ]
+    """A bar of the four parts, and their milliseconds; on a CPU what the launch consists of, too."""
+    lines = _shared("a step", _PARTS, astuple(speed.times), width, signs)
+    if speed.split is not None:
+        rest = max(speed.times.launch - sum(speed.split), 0.0)
+        lines += _shared("its launch", _WORK, (*speed.split, rest), width, signs)
+    return lines
+
+
+def _shared(
+    label: str, names: Sequence[str], seconds: Sequence[float], width: int, signs: Signs
+) -> list[Content]:
+    """A bar, and below it what its parts are and take."""
+    cells = shares(seconds, width - _LABEL - 10)
+    parts = list(zip(signs.parts, _STYLES, names, cells, seconds, strict=True))
+    drawn = [(sign * count, style) for sign, style, _, count, _ in parts]
     legend = [
-        part
-        for sign, seconds, (name, style) in zip(signs.parts, astuple(speed.times), _PARTS, strict=True)
-        for part in ((f"{sign} ", style), (f"{name} {duration(seconds)}  ", "$text-muted"))
+        words
+        for sign, style, name, _, took in parts
+        for words in ((f"  {sign} ", style), (f"{name} {duration(took)}", "$text-muted"))
     ]
-    total = f"  {duration(speed.times.total)}"
+    total = f"  {duration(sum(seconds))}"
     return [
-        Content.assemble(("a step".ljust(_LABEL), "$text-muted"), *drawn, (total, "bold")),
-        Content.assemble("  ", *legend),
+        Content.assemble((label.ljust(_LABEL), "$text-muted"), *drawn, (total, "bold")),
+        Content.assemble(*legend),
     ]
 
 
@@ -134,4 +156,5 @@ WHY = Feature(
     name="why",
     title="Why this speed",
     commands=(Command("view.why", "View", "Why this speed", why, "f8"),),
+    css=".sheet.-figures { width: 76; }",
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from engine.api.snapshot import Snapshot, Speeds, StepTimes
+from engine.api.snapshot import Snapshot, Speeds, StepSplit, StepTimes
 
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
 _HOST = 0.5  # of a step: from here on the host is what everything waits for
@@ -36,6 +36,7 @@ class Speed:
     cache: int
     memory: Use
     arithmetic: Use  # nothing where the weights are in a form whose number is not known
+    split: StepSplit | None = None  # of the launch, on a CPU
 
     @property
     def idle(self) -> bool:
@@ -62,6 +63,7 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
         cache=cache,
         memory=memory,
         arithmetic=arithmetic,
+        split=shot.split,
     )
 
 

@@ -26,6 +26,7 @@ KEYS: list[BindingType] = [
     Binding("plus,equals_sign", "rate(1)", "Update more often", id="monitor.faster", show=False),
     Binding("minus", "rate(-1)", "Update less often", id="monitor.slower", show=False),
     Binding("p", "pause", "Hold the picture, or go on", id="monitor.pause", show=False),
+    Binding("t", "window", "The time window of the graphs", id="monitor.window", show=False),
     Binding("o", "order", "Order blocks by place or by session", id="monitor.order", show=False),
     Binding("c", "tint", "What the map's colour means", id="monitor.colour", show=False),
     Binding("l", "letters", "Letters on the map", id="monitor.letters", show=False),

@@ -95,6 +95,10 @@ class EventLog(Pane):
         self._woken = False
         self.draw()
 
+    @property
+    def wanted(self) -> int:
+        return 1 + max(len(self._entries), 1)
+
     def rows(self, width: int, height: int) -> Sequence[Row]:
         if not self.note:
             self._take_in()

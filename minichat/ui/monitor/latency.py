@@ -20,6 +20,10 @@ class Latency(Pane):
 
     number, title = 4, "latency"
 
+    @property
+    def wanted(self) -> int | None:
+        return None if self.snapshot is not None and _measured(self.snapshot) else 2
+
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         """Once a second while anything runs; at once what is measured for the first time."""
         before = self.snapshot
@@ -31,8 +35,11 @@ class Latency(Pane):
         if (shot := self.snapshot) is None:
             return super().rows(width, height)
         times = shot.step_times
+        heading = self.heading(f"step {duration(times.total)}", right=_load(shot.load))
+        if not _measured(shot) and height == 2:
+            return (heading, ((" nothing has been measured yet", "muted"),))
         return (
-            self.heading(f"step {duration(times.total)}", right=_load(shot.load)),
+            heading,
             _quantiles("engine TTFT", shot.ttft),
             _quantiles("next token", shot.itl),
             self._bar(times, width),

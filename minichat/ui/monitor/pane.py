@@ -40,6 +40,7 @@ class Signs:
     cut: str = "…"
     swatch: str = "■"
     mark: str = "│"
+    axis: str = "▏"
 
     def line(self, text: str) -> str:
         """Text from outside as one harmless line."""
@@ -48,7 +49,7 @@ class Signs:
 
 
 UNICODE = Signs()
-ASCII = Signs(True, ">", "#", "_", "PLWC", "v", "~", "#", "!")
+ASCII = Signs(True, ">", "#", "_", "PLWC", "v", "~", "#", "!", "|")
 
 
 class Pane(Widget, can_focus=True):
@@ -95,6 +96,11 @@ class Pane(Widget, can_focus=True):
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         self.snapshot, self.owners = snapshot, owners
         self.draw()
+
+    @property
+    def wanted(self) -> int | None:
+        """How many lines it has a use for; None: as many as there are."""
+        return None
 
     def rows(self, width: int, height: int) -> Sequence[Line]:
         """For the present state; what is beyond `height` is not seen."""

@@ -12,7 +12,7 @@ from textual.widget import Widget
 
 from engine.api.events import Event, Quantized, Recached, Switched
 from engine.api.snapshot import Snapshot
-from minichat.ui.monitor.arrange import KVMAP, PANES, arrange
+from minichat.ui.monitor.arrange import KVMAP, PANES, Place, arrange
 from minichat.ui.monitor.bindings import KEYS
 from minichat.ui.monitor.events import EventLog
 from minichat.ui.monitor.kvmap import KVMap
@@ -33,7 +33,7 @@ class _Places(Layout):
         self, parent: Widget, children: list[Widget], size: Size, greedy: bool = True
     ) -> ArrangeResult:
         assert isinstance(parent, MonitorPanel)
-        places = arrange(size.width, size.height, parent.maximised)
+        places = parent.places(size)
         return [
             WidgetPlacement(Region(*places[pane.number]), NULL_OFFSET, NULL_SPACING, pane)
             for pane in children
@@ -74,6 +74,7 @@ class MonitorPanel(Widget):
         self.paused = False
         self._places = _Places()
         self._latest: tuple[Snapshot, Mapping[int, Owner]] | None = None
+        self._placed: Mapping[int, Place] = {}
 
     def compose(self) -> ComposeResult:
         yield from self.panes.values()
@@ -104,12 +105,18 @@ class MonitorPanel(Widget):
     def _show_latest(self) -> None:
         if self._latest is None or self.paused or not self.display:
             return
-        flag = ", ".join(turned(self._latest[0].switches))
+        self._tell_panes(*self._latest)
+        if self.places(self.size) != self._placed:  # one has more to show than it had
+            self._place_panes()
+            self._tell_panes(*self._latest)
+
+    def _tell_panes(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
+        flag = ", ".join(turned(snapshot.switches))
         for pane in self.panes.values():
             pane.flag = ""
             if pane.display:
                 pane.flag, flag = flag, ""  # the first that is seen says it
-                pane.update_from(*self._latest)
+                pane.update_from(snapshot, owners)
 
     def maximise(self, pane: int | None) -> None:
         """That pane alone; None shows all that fit."""
@@ -125,11 +132,20 @@ class MonitorPanel(Widget):
         self._show_latest()
 
     def _lay_out(self) -> None:
-        places = arrange(*self.size, self.maximised)
-        for number, pane in self.panes.items():
-            pane.display = number in places
-        self.refresh(layout=True)
+        self._place_panes()
         self._show_latest()
+
+    def _place_panes(self) -> None:
+        self._placed = self.places(self.size)
+        for number, pane in self.panes.items():
+            pane.display = number in self._placed
+        self.kvmap.refresh(layout=True)  # of a child: what a widget's own layout gave is kept
+
+    def places(self, size: Size) -> dict[int, Place]:
+        """Who stands where; a pane with little to show leaves its lines to the others."""
+        wanted = {number: pane.wanted for number, pane in self.panes.items()}
+        known = {number: lines for number, lines in wanted.items() if lines is not None}
+        return arrange(size.width, size.height, self.maximised, known)
 
     def focus_first(self) -> None:
         """Where the keys go when somebody comes to the monitor."""
@@ -149,6 +165,9 @@ class MonitorPanel(Widget):
             pane.note = "paused" if self.paused else ""
             pane.draw()
         self._show_latest()
+
+    def action_window(self) -> None:
+        self.rates.next_window()
 
     def action_order(self) -> None:
         self.kvmap.next_order()

@@ -57,12 +57,18 @@ class Queues(Pane):
         self._place = 0  # where it stood
         self._top = 0
         self._phases: dict[int, tuple[str, int]] = {}  # and for how many updates the change is marked yet
+        self._most = 0  # requests at once so far: the panes do not move with each that comes and goes
 
     @property
     def selected(self) -> int | None:
         return self._selected
 
+    @property
+    def wanted(self) -> int:
+        return 2 + self._most
+
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
+        self._most = max(self._most, len(snapshot.requests))
         before, self._phases = self._phases, {}
         for request in snapshot.requests:
             phase, left = before.get(request.id, ("", 0))

@@ -5,46 +5,62 @@ from collections.abc import Iterable, Sequence
 
 from engine.api.snapshot import Snapshot, Speculation
 from minichat.plural import plural
-from minichat.ui.monitor.graphs import graph
+from minichat.ui.monitor.graphs import WINDOWS, History, graph, rounded_up
 from minichat.ui.monitor.pane import Line, Pane, Row, Span
 
-_KEPT = 1024  # samples
 _MARKS = 32
-_LABEL = 21  # cells of `prefill   1,234 tok/s`
+_LABEL = 22  # cells of ` prefill   1,234 tok/s`
 
 
 class Rates(Pane):
-    """Prefill and decode as graphs, and what a step holds."""
+    """Prefill and decode as graphs with their axes, and what a step holds."""
 
     number, title = 3, "rates"
+    HINTS = (("monitor.window", "time window"), *Pane.HINTS)
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
-        self._prefill: deque[float] = deque(maxlen=_KEPT)
-        self._decode: deque[float] = deque(maxlen=_KEPT)
-        self._samples = 0
-        self._marks: deque[tuple[int, str]] = deque(maxlen=_MARKS)  # the sample that came next, and why
+        self.window = next(iter(WINDOWS))
+        self._history = History()
+        self._ran = False
+        self._marks: deque[tuple[float, str]] = deque(maxlen=_MARKS)  # when, and why
 
     def remember(self, snapshot: Snapshot) -> None:
         """Also while nobody looks, so that the graph has no gap."""
-        self._prefill.append(snapshot.rates.prefill)
-        self._decode.append(snapshot.rates.decode)
-        self._samples += 1
+        rates = snapshot.rates
+        self._history.add(snapshot.at, rates.prefill, rates.decode)
+        self._ran = self._ran or rates.prefill + rates.decode > 0
+
+    @property
+    def wanted(self) -> int | None:
+        return None if self._ran else 2
+
+    def next_window(self) -> None:
+        names = list(WINDOWS)
+        self.window = names[(names.index(self.window) + 1) % len(names)]
+        self.draw()
 
     def mark(self, what: str) -> None:
         """Something has changed that the rates may show: a line through the graphs, here."""
-        self._marks.append((self._samples, what))
+        self._marks.append((self._history.now, what))
         self.draw()
 
     def rows(self, width: int, height: int) -> Sequence[Line]:
         if (shot := self.snapshot) is None:
             return super().rows(width, height)
         rates, guessed = shot.rates, _guessed(shot.speculation)
-        lines = max(1, (height - 3 - len(guessed)) // 2)
+        heading = self.heading(f"{rates.steps:.0f} steps/s", right=self._newest_mark(width))
+        if not self._ran and height == 2:
+            return (heading, ((" nothing has run yet", "muted"),))
+        lines = max(1, (height - 4 - len(guessed)) // 2)
+        prefill, first = self._graph("prefill", rates.prefill, 0, "second", width, lines)
+        decode, second = self._graph("decode", rates.decode, 1, "graph", width, lines)
+        tops = f" top {first:,.0f}, {second:,.0f}" if lines == 1 else ""
         return (
-            self.heading(f"{rates.steps:.0f} steps/s", right=self._newest_mark(width)),
-            *self._graph("prefill", rates.prefill, self._prefill, "second", width, lines),
-            *self._graph("decode", rates.decode, self._decode, "graph", width, lines),
+            heading,
+            *prefill,
+            *decode,
+            self._time_axis(tops, width),
             (
                 (" batch ", "muted"),
                 (f"{rates.batch:.1f}", "value"),
@@ -64,22 +80,40 @@ class Rates(Pane):
         )
 
     def _graph(
-        self, name: str, value: float, history: Sequence[float], look: str, width: int, lines: int
-    ) -> list[Row]:
-        drawn = graph(list(history), max(0, width - _LABEL - 3), lines, ascii=self.signs.ascii)
-        label = f" {name:<7} {value:>7,.0f} tok/s "
-        labels = [*[" " * len(label)] * (lines - 1), label]
-        marked = self._marked(len(drawn[0]))
-        return [
-            ((text, "value"), *self._crossed(line, look, marked))
-            for text, line in zip(labels, drawn, strict=True)
+        self, name: str, value: float, figure: int, look: str, width: int, lines: int
+    ) -> tuple[list[Row], float]:
+        """Its rows, and the figure at their top."""
+        cells = _cells(width)
+        history = self._history.columns(figure, WINDOWS[self.window], self._dots(cells))
+        top = rounded_up(max(history, default=0.0))
+        drawn = graph(history, cells, lines, ascii=self.signs.ascii, top=top)
+        present = f" {name:<7} {value:>7,.0f} tok/s"
+        labels = [f"{top:>16,.0f}", *[""] * (lines - 2), present] if lines > 1 else [present]
+        looks = ["muted"] * (lines - 1) + ["value"]
+        marked = self._marked(cells)
+        axis = (self.signs.axis, "muted")
+        rows = [
+            ((f"{label:<{_LABEL}} ", look_of_label), axis, *self._crossed(line, look, marked))
+            for label, look_of_label, line in zip(labels, looks, drawn, strict=True)
         ]
+        return rows, top
 
-    def _marked(self, width: int) -> dict[int, str]:
+    def _time_axis(self, tops: str, width: int) -> Row:
+        """Where the graphs begin and end in time."""
+        ago = f"-{self.window}"
+        between = " " * (_cells(width) - len(ago) - len("now"))
+        return ((f"{tops:<{_LABEL + 1}.{_LABEL + 1}}", "muted"), (f" {ago}{between}now", "muted"))
+
+    def _dots(self, cells: int) -> int:
+        return cells if self.signs.ascii else 2 * cells
+
+    def _marked(self, cells: int) -> dict[int, str]:
         """The columns of a graph that have a mark, and what it stands for."""
-        samples = width if self.signs.ascii else 2 * width
-        places = ((samples - 1 - max(0, self._samples - 1 - at), what) for at, what in self._marks)
-        return {(at if self.signs.ascii else at // 2): what for at, what in places if at >= 0}
+        dots = self._dots(cells)
+        if not dots:
+            return {}
+        places = ((self._history.column(at, WINDOWS[self.window], dots), what) for at, what in self._marks)
+        return {place * cells // dots: what for place, what in places if place >= 0}
 
     def _crossed(self, line: str, look: str, marked: Iterable[int]) -> list[Span]:
         spans: list[Span] = []
@@ -91,8 +125,13 @@ class Rates(Pane):
 
     def _newest_mark(self, width: int) -> str:
         """What the last line through the graphs means, while it is seen."""
-        marked = self._marked(max(0, width - _LABEL - 3))
+        marked = self._marked(_cells(width))
         return f"{self.signs.mark} {marked[max(marked)]}" if marked else ""
+
+
+def _cells(width: int) -> int:
+    """Of a graph, between its axis and the edge."""
+    return max(0, width - _LABEL - 3)
 
 
 def _guessed(told: Speculation) -> tuple[Row, ...]:

@@ -59,7 +59,6 @@ class ChatPane(Vertical):
         """`below`: what else has a place in each pane."""
         super().__init__()
         self.conversation = conversation
-        self.figured_instead: Callable[[], str] | None = None  # for the right end of the head
         self._figured = 0.0
         self._below = below
         self.head, self.transcript, self.parting = PaneHead(), Transcript(glyphs), Static(classes="parting")
@@ -123,13 +122,11 @@ class ChatPane(Vertical):
         self.set_class(active, "-active")
 
     def show_figures(self) -> None:
-        """How the reply that runs is doing, unless something else is said there."""
+        """How the reply that runs is doing."""
         self.head.figures = self._figures()
 
     def _figures(self) -> str:
         run, chat = self.conversation.run, self.conversation.chat
-        if self.figured_instead is not None and (told := self.figured_instead()):
-            return told
         if run is None:
             return ""
         if run.first is None:

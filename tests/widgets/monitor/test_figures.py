@@ -1,31 +1,83 @@
 """Rates, latencies and the one line for small terminals."""
 
+import pytest
 from textual.content import Content
 
 from engine.api.snapshot import Load, Quantiles, Snapshot, Speculation, StepTimes
 from engine.api.snapshot import Throughput as Speeds
 from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, Rates
+from minichat.ui.monitor.graphs import History, rounded_up
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import lines, staged, until
 
 
-def at(decode: float, prefill: float = 0.0) -> Snapshot:
-    return snapshot(64, rates=Speeds(prefill, decode, 98.0, 5.2, 17.0))
+def at(decode: float, prefill: float = 0.0, *, when: float = 0.0) -> Snapshot:
+    return snapshot(64, at=when, rates=Speeds(prefill, decode, 98.0, 5.2, 17.0))
 
 
-async def test_rates_have_a_history() -> None:
+async def test_rates_have_a_history_and_axes() -> None:
     rates = Rates(ascii=True)
-    async with staged(rates, (40, 5), focus=False):
-        for decode in (0, 100, 200, 300, 400):
-            rates.remember(at(decode))
-        rates.update_from(at(400, 1234), OWNERS)
+    async with staged(rates, (55, 6), focus=False):  # 30 cells for 30 seconds
+        for second, decode in enumerate((0, 100, 200, 300, 400)):
+            rates.remember(at(decode, when=100.0 + second))
+        rates.update_from(at(400, 1234, when=104.0), OWNERS)
         assert [line.rstrip() for line in lines(rates)] == [
             " 3 rates  98 steps/s",
-            " prefill   1,234 tok/s",
-            " decode      400 tok/s             _.-^",
-            " batch 5.2  step 17 tok  hits 61%",
+            " prefill   1,234 tok/s |",
+            f" decode      400 tok/s |{'_..-':>30}",
+            f" top 1, 500             -30 s{'now':>25}",
+            " batch 5.2  step 17 tok  prefix hits 61%",
             " 2 preemptions  7 evictions  40 done",
         ]
+
+
+async def test_the_time_window_can_be_changed() -> None:
+    panel = MonitorPanel(ascii=True)
+    async with staged(panel, (60, 60)) as pilot:
+        for second in range(0, 300, 2):
+            panel.update_from(at(100.0 if second < 200 else 0.0, 1.0, when=float(second)), OWNERS)
+        panel.rates.focus()
+
+        def decode() -> str:
+            rows = lines(panel.rates)
+            first = next(y for y, row in enumerate(rows) if " decode" in row)
+            return rows[first].split("|", 1)[1].strip()
+
+        await until(pilot, lambda: "-30 s" in " ".join(lines(panel.rates)) and not decode())
+        await pilot.press("t")
+        await until(pilot, lambda: "-2 min" in " ".join(lines(panel.rates)) and decode())
+        short = len(decode())
+        await pilot.press("t")
+        await until(pilot, lambda: "-10 min" in " ".join(lines(panel.rates)))
+        assert 0 < short < len(decode()), "20 seconds of two minutes, and 200 of ten"
+        await pilot.press("t")
+        await until(pilot, lambda: "-30 s" in " ".join(lines(panel.rates)))
+
+
+def test_a_history_has_its_samples_where_they_were_taken() -> None:
+    history = History()
+    for moment, figure in ((0.0, 9.0), (10.2, 1.0), (11.7, 2.0), (12.1, 4.0), (12.9, 6.0), (20.0, 8.0)):
+        history.add(moment, figure)
+    assert history.columns(0, 10.0, 10) == [2.0, 5.0, 0, 0, 0, 0, 0, 0, 0, 8.0], "means, and gaps are zero"
+    assert history.columns(0, 20.0, 10) == [0, 0, 0, 0, 1.5, 5.0, 0, 0, 0, 8.0]
+    assert history.columns(0, 30.0, 3) == [9.0, pytest.approx(13 / 4), 8.0]
+    history.add(3.0, 7.0)
+    assert history.columns(0, 10.0, 2) == [0.0, 7.0], "another engine counts from elsewhere"
+    assert history.columns(0, 10.0, 0) == []
+
+
+def test_between_two_looks_the_figure_stands() -> None:
+    history = History()
+    for moment in range(0, 20, 2):
+        history.add(float(moment), 5.0)
+    assert history.columns(0, 10.0, 10) == [5.0] * 10
+
+
+@pytest.mark.parametrize(
+    ("value", "top"), [(0, 1), (0.3, 0.5), (1, 1), (101, 200), (200, 200), (412, 500), (5100, 10000)]
+)
+def test_the_top_of_an_axis_is_a_round_number(value: float, top: float) -> None:
+    assert rounded_up(value) == pytest.approx(top)
 
 
 async def test_rates_tell_what_guessing_ahead_has_brought() -> None:
@@ -39,12 +91,13 @@ async def test_rates_tell_what_guessing_ahead_has_brought() -> None:
 
 async def test_graphs_grow_with_the_pane() -> None:
     rates = Rates()
-    async with staged(rates, (80, 13), focus=False):
-        for decode in range(200):
-            rates.remember(at(decode, 5))
-        rates.update_from(at(199, 5), OWNERS)
+    async with staged(rates, (80, 14), focus=False):
+        for decode in range(201):
+            rates.remember(at(decode, 5, when=decode / 4))
+        rates.update_from(at(200, 5, when=50.0), OWNERS)
         assert all(line.rstrip().endswith("⣿") for line in lines(rates)[1:11])
-        assert "decode      199 tok/s" in lines(rates)[10]
+        assert "decode      200 tok/s" in lines(rates)[10]
+        assert lines(rates)[1].split()[0] == "5" and lines(rates)[6].split()[0] == "200"
 
 
 async def test_the_history_has_no_gap_while_another_pane_is_maximised() -> None:
@@ -52,11 +105,13 @@ async def test_the_history_has_no_gap_while_another_pane_is_maximised() -> None:
     async with staged(panel, (60, 30)) as pilot:
         panel.maximise(1)
         await pilot.pause()
-        for decode in (100, 200, 300, 400):
-            panel.update_from(at(decode), OWNERS)
+        for second, decode in enumerate((100, 200, 300, 400)):
+            panel.update_from(at(decode, when=100.0 + second), OWNERS)
         panel.maximise(None)
         await until(pilot, lambda: panel.rates.size.height > 2 and panel.rates.display)
-        await until(pilot, lambda: lines(panel.rates)[2].rstrip().endswith("_.-^"))
+        await until(pilot, lambda: any(" decode" in line for line in lines(panel.rates)))
+        graph = next(line for line in lines(panel.rates) if " decode" in line).split("|", 1)[1].rstrip()
+        assert len(graph) == 60 - 25 and graph.lstrip().count(" ") == 0
 
 
 async def test_a_step_is_taken_apart() -> None:

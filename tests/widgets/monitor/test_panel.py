@@ -9,6 +9,7 @@ from textual.color import Color
 from textual.geometry import Region
 
 from engine.api import events
+from engine.api.snapshot import Quantiles, Rates, StepTimes
 from minichat.ui.monitor import MonitorPanel, Queues
 from minichat.ui.monitor.arrange import PANES, arrange
 from minichat.ui.monitor.pane import Pane
@@ -16,6 +17,7 @@ from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import heard, lines, staged, until
 
 SHOT = snapshot(640, [request(number, blocks=range(number * 9, number * 9 + 9)) for number in range(6)])
+IDLE = snapshot(640, rates=Rates(), ttft=Quantiles(), itl=Quantiles(), step_times=StepTimes())
 
 
 @given(st.integers(1, 300), st.integers(1, 100), st.sampled_from([None, *PANES]))
@@ -165,3 +167,34 @@ async def test_every_size_from_tiny_to_huge() -> None:
                         not seen.display or all(len(line) == seen.size.width for line in lines(seen))
                     ),
                 )
+
+
+async def test_panes_with_little_to_show_give_their_lines_to_the_others() -> None:
+    panel = MonitorPanel()
+    async with staged(panel, (66, 40)) as pilot:
+
+        def heights() -> list[int]:
+            return [pane.size.height for pane in panel.panes.values()]
+
+        panel.update_from(IDLE, OWNERS)
+        await until(pilot, lambda: heights()[1:] == [2, 2, 2, 2])
+        assert heights()[0] == 40 - 4 * 3, "the map has all the rest"
+        panel.update_from(SHOT, OWNERS)
+        await until(pilot, lambda: heights()[1] == 2 + 6 and heights()[3] == 6)
+        assert sum(heights()) + 4 == 40
+        for number in range(3):
+            panel.add_event(events.Queued(1, 0.0, number, 120))
+        grown = heights()
+        panel.update_from(IDLE, OWNERS)
+        await until(pilot, lambda: heights()[4] == 4)
+        assert heights()[1] == grown[1], "panes do not jump with each request that ends"
+
+
+def test_lines_go_only_to_panes_with_a_use_for_them() -> None:
+    few = dict.fromkeys((2, 4, 5), 2)
+    for size in ((50, 33), (120, 20), (300, 80)):
+        places = arrange(*size, wanted=few)
+        assert sorted(places) == list(PANES)
+        assert all(places[pane][3] == 2 for pane in few)
+    assert sorted(arrange(40, 12, wanted=few)) == [1, 2], "the map and the rates keep their least"
+    assert sorted(arrange(40, 12, wanted=few | {3: 2})) == [1, 2, 3]

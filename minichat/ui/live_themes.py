@@ -1,0 +1,68 @@
+"""The themes of the program. One of a person's own is read again whenever its file is saved."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from textual.app import App
+from textual.timer import Timer
+
+from minichat.shell.themes import Themes, Watch, copied, load_themes, shipped_themes
+
+_USUAL = "minichat-dark"
+_LOOKS_EVERY = 0.5  # seconds, only while a theme of the person's own is in use
+
+
+class LiveThemes:
+    """Ours instead of Textual's: they say what owners and blocks look like, too."""
+
+    def __init__(
+        self, app: App[object], folder: Path, complain_of: Callable[[Sequence[object]], None]
+    ) -> None:
+        self.known = Themes({}, [])
+        self._app, self._folder, self._complain_of = app, folder, complain_of
+        self._saved = Watch(folder)
+        self._timer: Timer | None = None
+
+    def begin(self) -> None:
+        """Once the program runs."""
+        self._timer = self._app.set_interval(_LOOKS_EVERY, self.look, pause=True)
+        self.watch()
+
+    def watch(self) -> None:
+        """Look for saved files by a clock only where somebody may be editing what is seen."""
+        if self._timer is not None:
+            own = self.known.files[self._app.theme].parent == self._folder
+            (self._timer.resume if own else self._timer.pause)()
+
+    def look(self) -> None:
+        """Read them again if a file was saved, and say what is wrong in it."""
+        if self._saved.changed():
+            self.read(self._app.theme)
+            self._app.refresh_css(animate=False)
+            self._complain_of(self.known.problems)
+
+    def read(self, wanted: str) -> None:
+        """All of them; the one in use stays as it was while its file is missing or has a fault."""
+        before, self.known = self.known, load_themes(shipped_themes(), self._folder)
+        palettes, files = self.known.palettes, self.known.files
+        if wanted not in palettes and (file := before.files.get(wanted)) is not None:
+            called = next((name for name, each in files.items() if each == file), wanted)
+            if called == wanted:
+                palettes[wanted], files[wanted] = before.palettes[wanted], file
+            wanted = called
+        elif wanted not in palettes:
+            wanted = _USUAL
+        for palette in palettes.values():
+            self._app.register_theme(palette.theme())
+        self._app.theme = wanted
+        for name in self._app.available_themes.keys() - palettes.keys():
+            self._app.unregister_theme(name)
+
+    def copy(self, name: str) -> Path:
+        """The theme in use as one of the person's own, which is in use then; its file."""
+        if name in self.known.palettes:
+            raise FileExistsError(f"there is a theme called {name!r} already")
+        file = copied(self.known.files[self._app.theme], name, self._folder)
+        self._saved.changed()
+        self.read(name)
+        return file

@@ -1,0 +1,93 @@
+"""What a launch on a CPU consists of: measured while somebody asks, and never else."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.api.params import SamplingParams
+from engine.execution import split
+from engine.execution.changes import UseGraphs
+from tests.runner.small import alone, ask, drain, engine_on
+
+PROMPT = list(range(3, 60))
+WARM = SamplingParams(temperature=0.8, seed=1, max_tokens=24)
+
+
+def clocks(engine: Any) -> int:
+    return sum(isinstance(each, split.Clocked) for each in engine.runner.model.modules())
+
+
+def test_attention_products_and_sampling_are_told_apart(llama: Path) -> None:
+    engine = engine_on(llama)
+    ask(engine, PROMPT, WARM)
+    drain(engine)
+    assert engine.snapshot().split is None and clocks(engine) == 0, "nobody asked"
+    engine.runner.speeds()
+    began = time.perf_counter()
+    _, heard = ask(engine, PROMPT, WARM)
+    drain(engine)
+    longest = time.perf_counter() - began
+    found = engine.snapshot().split
+    assert found is not None and all(seconds > 0 for seconds in found)
+    assert sum(found) < longest
+    assert clocks(engine) > 0 and len(heard.tokens) == 24
+    engine.runner.apply(UseGraphs(None))
+    assert clocks(engine) == 0, "a change finds the model as it was"
+    assert heard.tokens == alone(llama, PROMPT, WARM).tokens
+
+
+def test_the_clocks_say_what_passes_within_them(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only attention moves, and then only the products."""
+    now = [0.0]
+    monkeypatch.setattr(split.time, "perf_counter", lambda: now[0])
+    engine = engine_on(llama, prefix_cache=False)
+    runner: Any = engine.runner
+    backend, model = runner.attention, runner.model
+    layers, attend = len(runner.store.layers), backend.attend
+
+    def slow(*given: Any) -> Any:
+        now[0] += 1.0
+        return attend(*given)
+
+    monkeypatch.setattr(backend, "attend", slow, raising=False)
+    runner._splitter.ask()
+    ask(engine, PROMPT, WARM)
+    drain(engine)
+    runner._splitter.begin()
+    assert runner.split() == pytest.approx((layers, 0.0, 0.0))
+    monkeypatch.setattr(backend, "attend", attend, raising=False)
+    runner._splitter.forget()
+    head = model.head
+
+    class SlowHead(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("matrix", torch.zeros(2, 2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            now[0] += 3.0
+            out: torch.Tensor = head(x)
+            return out
+
+    monkeypatch.setattr(model, "head", SlowHead())
+    ask(engine, PROMPT, WARM)
+    drain(engine)
+    runner._splitter.begin()
+    assert runner.split() == pytest.approx((0.0, 3.0, 0.0))
+    runner._splitter.forget()
+
+
+def test_when_nobody_asks_any_longer_the_clocks_go(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_on(llama)
+    engine.runner.speeds()
+    ask(engine, PROMPT, WARM)
+    drain(engine)
+    assert clocks(engine) > 0
+    later = time.monotonic() + 60
+    monkeypatch.setattr(split.time, "monotonic", lambda: later)
+    ask(engine, PROMPT, WARM)
+    drain(engine)
+    assert clocks(engine) == 0 and engine.snapshot().split is None
