@@ -33,7 +33,7 @@ from minichat.chats.model import Message
 from minichat.chats.store import Store
 from minichat.clients.protocol import Backend, LinkBack, LinkLost
 from minichat.features import installed
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.leaving import RESTART as RESTART
 from minichat.features.table import bindings, bound, commands
 from minichat.models.keeper import Keeper
@@ -313,7 +313,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         """What a key has been bound to."""
         await self.run_command(next(each for each in self.context.commands if each.id == id))
 
-    async def run_command(self, command: Command) -> None:
+    async def run_command(self, command: ScreenCommand) -> None:
         """As its key would. A dialog that it opens is closed by the same key."""
         before = self.screen
         if command.run is not None and command.enabled(self.context):

@@ -196,14 +196,7 @@ class ModelRunner:
             began = time.monotonic()
             self._begin(step)
             self._splitter.begin()
-
-            def compute() -> InFlightStep:
-                launched = self._compute(step, began)
-                if not step.guided:
-                    self._sample(launched, None)
-                return launched
-
-            return self._with_memory(compute, step)
+            return self._with_memory(lambda: self._compute(step, began), step)
 
     @torch.inference_mode()
     def skip(self, step: Step) -> None:
@@ -252,6 +245,8 @@ class ModelRunner:
         launched = InFlightStep(sampling_rows, began, drafts)
         if len(rows):  # a step may only copy blocks
             launched.sample = self._run(ModelInput(rows, ids, single, sampling_rows, drafts))
+        if not step.guided:
+            self._sample(launched, None)
         return launched
 
     def _sample(self, launched: InFlightStep, masks: Masks | None) -> None:

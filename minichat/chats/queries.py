@@ -9,7 +9,7 @@ from minichat.chats.errors import ChatGone, MessageGone
 from minichat.chats.letters import free_letter
 from minichat.chats.model import Chat, ChatLine, Message, fork_title
 from minichat.chats.rows import chat_from, message_from, packed, packed_attachments, storable
-from minichat.chats.search import Hit, snippet
+from minichat.chats.search import SearchHit, snippet
 
 PAGE = 20  # messages of a chat that are read at first
 END = 2**63 - 1  # no id is larger
@@ -128,7 +128,7 @@ def settle_interrupted(db: Db) -> None:
             db.execute(settle, (INTERRUPTED, row["id"]))
 
 
-def find(db: Db, words: tuple[str, ...], limit: int) -> list[Hit]:
+def find(db: Db, words: tuple[str, ...], limit: int) -> list[SearchHit]:
     """Titles first, then messages, newest first."""
     sources = {
         "title": "SELECT id AS chat, title, closed_at, NULL AS message, '' AS role, created_at AS at,"
@@ -137,7 +137,7 @@ def find(db: Db, words: tuple[str, ...], limit: int) -> list[Hit]:
         "text": "SELECT chat_id AS chat, title, closed_at, messages.id AS message, role, at, text"
         " FROM messages CROSS JOIN chats ON chats.id = chat_id",
     }
-    hits: list[Hit] = []
+    hits: list[SearchHit] = []
     for column, source in sources.items():
         holds = " AND ".join([f"holds({column}, ?)"] * len(words))
         order = "messages.id" if column == "text" else "id"
@@ -147,10 +147,10 @@ def find(db: Db, words: tuple[str, ...], limit: int) -> list[Hit]:
     return hits
 
 
-def _hit(row: sqlite3.Row, words: tuple[str, ...]) -> Hit:
+def _hit(row: sqlite3.Row, words: tuple[str, ...]) -> SearchHit:
     line, marks = snippet(row["text"], words)
     closed = row["closed_at"] is not None
-    return Hit(row["chat"], row["title"], closed, row["message"], row["role"], row["at"], line, marks)
+    return SearchHit(row["chat"], row["title"], closed, row["message"], row["role"], row["at"], line, marks)
 
 
 def _changeable(message: Message) -> tuple[str | None, ...]:

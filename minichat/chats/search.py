@@ -7,7 +7,7 @@ BEFORE, AFTER = 30, 90  # characters of a snippet around the first word found
 
 
 @dataclass(frozen=True, slots=True)
-class Hit:
+class SearchHit:
     """A message that holds all the words; without a message it is the chat's title that does."""
 
     chat: int

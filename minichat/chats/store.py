@@ -19,7 +19,7 @@ from minichat.chats.export import from_json, to_json, to_markdown
 from minichat.chats.model import Attachment, Chat, ChatLine, Message, ReplyStats, Role, State
 from minichat.chats.queries import PAGE, Db
 from minichat.chats.rows import packed_params, storable
-from minichat.chats.search import Hit, words_of
+from minichat.chats.search import SearchHit, words_of
 
 
 class Store:
@@ -168,7 +168,7 @@ class Store:
 
     # Finding and carrying away
 
-    def search(self, query: str, limit: int = 50) -> list[Hit]:
+    def search(self, query: str, limit: int = 50) -> list[SearchHit]:
         """Titles, then messages, newest first, that hold every word of the query."""
         words = words_of(query)
         return self._database.read(lambda db: queries.find(db, words, limit)) if words else []

@@ -13,7 +13,7 @@ import httpx
 from engine.api.errors import BadInput, BadWire, Ending, EngineDead, EngineError
 from engine.api.wire import check_version, decode_error
 from minichat.clients.address import Address
-from minichat.clients.sse import Message, messages
+from minichat.clients.sse import ServerEvent, messages
 
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds
 _SILENCE = 35.0  # seconds without a word on a stream, on which the server says each 15 that it is there
@@ -103,7 +103,7 @@ class Link:
             except Cut as cut:
                 self.cut(str(cut))
 
-    async def follow(self, path: str, last: Callable[[], str]) -> AsyncIterator[Message]:
+    async def follow(self, path: str, last: Callable[[], str]) -> AsyncIterator[ServerEvent]:
         """Events from the id that `last` names on, and again after each cut. It ends with `end`."""
         while True:
             client = await self._wait()
@@ -201,7 +201,7 @@ async def _send(client: httpx.AsyncClient, method: str, path: str, body: Any = N
         raise Cut(_why(error)) from None
 
 
-async def _stream(client: httpx.AsyncClient, path: str, last: str) -> AsyncGenerator[Message, None]:
+async def _stream(client: httpx.AsyncClient, path: str, last: str) -> AsyncGenerator[ServerEvent, None]:
     headers = {"last-event-id": last} if last else {}
     patience = httpx.Timeout(_SILENCE, connect=_CONNECT)
     try:

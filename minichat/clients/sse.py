@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 
-class Message(NamedTuple):
+class ServerEvent(NamedTuple):
     """One event of a stream."""
 
     kind: str
@@ -12,7 +12,7 @@ class Message(NamedTuple):
     data: bytes
 
 
-async def messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+async def messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[ServerEvent]:
     """The events of a body that comes in pieces. One that a cut leaves unfinished is none."""
     rest = b""
     async for chunk in chunks:
@@ -23,7 +23,7 @@ async def messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[Message]:
                 yield message
 
 
-def _message(text: bytes) -> Message:
+def _message(text: bytes) -> ServerEvent:
     """Comments, which only show that the line is alive, have no kind."""
     kind, id, data = "", "", b""
     for line in text.split(b"\n"):
@@ -34,4 +34,4 @@ def _message(text: bytes) -> Message:
             kind = value.decode()
         elif name == b"id":
             id = value.decode()
-    return Message(kind, id, data)
+    return ServerEvent(kind, id, data)

@@ -14,7 +14,7 @@ _EVERY = 0.2  # seconds between two words about it
 
 
 def run(options: argparse.Namespace) -> int:
-    teller = Teller(as_json=options.json)
+    teller = ProgressPrinter(as_json=options.json)
     try:
         place = find_model(options.name, progress=teller)
     except EngineError as error:
@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-class Teller:
+class ProgressPrinter:
     """Lines of JSON for a program, one line that changes for a person at a terminal."""
 
     def __init__(self, *, as_json: bool) -> None:

@@ -15,7 +15,7 @@ _WITHIN = 3.0  # seconds for an engine to answer
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ProcessRow:
     """One of them."""
 
     name: str
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _look() -> list[Line]:
+async def _look() -> list[ProcessRow]:
     found = []
     for resident in residents(home_of(locate())):
         if resident.running():
@@ -53,12 +53,12 @@ async def _look() -> list[Line]:
     return await asyncio.gather(*found)
 
 
-async def _line(resident: Resident) -> Line:
+async def _line(resident: Resident) -> ProcessRow:
     from minichat.clients.link import Link
 
     record = resident.record
     if record is None:
-        return Line(resident.name, 0, "starting", "", 0.0, None, None, str(resident.socket))
+        return ProcessRow(resident.name, 0, "starting", "", 0.0, None, None, str(resident.socket))
     state, told = record.state, {}
     if state == "ready":
         link = Link(Address("http://localhost", uds=str(resident.socket)))
@@ -71,7 +71,7 @@ async def _line(resident: Resident) -> Line:
             state = "no answer"  # or it is ending
         finally:
             await link.close()
-    return Line(
+    return ProcessRow(
         resident.name,
         record.pid,
         state,
@@ -83,7 +83,7 @@ async def _line(resident: Resident) -> Line:
     )
 
 
-def _cells(line: Line) -> tuple[str, ...]:
+def _cells(line: ProcessRow) -> tuple[str, ...]:
     requests = "-" if line.running is None else f"{line.running} run, {line.waiting} wait"
     return (line.name, str(line.pid), line.state, line.model, uptime(line.uptime), requests, line.socket)
 

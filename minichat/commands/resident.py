@@ -16,7 +16,7 @@ from minichat.models.residents import Record, Resident
 _TELL_EVERY = 0.1  # seconds between two words about loading
 
 
-class Teller:
+class RecordWriter:
     """Writes the record that whoever waits reads."""
 
     def __init__(self, resident: Resident, model: str) -> None:
@@ -47,7 +47,7 @@ class Teller:
 def run(folder: Path, name: str, words: list[str]) -> int:
     resident = Resident(folder, name)
     options = parser().parse_args(["serve", "--no-key", f"--uds={resident.socket}", *words])
-    teller = Teller(resident, options.model)
+    teller = RecordWriter(resident, options.model)
     try:
         check(options)
         return serve(options, (), Told(teller.progress, teller.ready, resident.log, teller.died))

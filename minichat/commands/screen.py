@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from minichat.clients.protocol import Backend
 
 
-class Drawn(NamedTuple):
+class SamplingOptions(NamedTuple):
     """How a new chat is drawn."""
 
     params: SamplingParams
@@ -31,12 +31,12 @@ class Drawn(NamedTuple):
     named: bool  # by the command line, and not by the settings alone
 
 
-def drawn(options: argparse.Namespace, settings: Settings) -> Drawn:
+def drawn(options: argparse.Namespace, settings: Settings) -> SamplingOptions:
     """What the command line leaves open is as the settings say."""
     given = {name: value for name in FIELDS if (value := getattr(options, name, None)) is not None}
     system = settings.chat.system if options.system is None else options.system
     named = bool(given) or system != settings.chat.system
-    return Drawn(settings.sampling.changed(**given), system, named)
+    return SamplingOptions(settings.sampling.changed(**given), system, named)
 
 
 def show(

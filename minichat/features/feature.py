@@ -39,8 +39,8 @@ class Context:
     keys: Keys
     signals: Signals
     features: Sequence["Feature"]
-    commands: Sequence["Command"]  # of all of them
-    run: Callable[["Command"], Awaitable[None]]  # as its key would
+    commands: Sequence["ScreenCommand"]  # of all of them
+    run: Callable[["ScreenCommand"], Awaitable[None]]  # as its key would
     do: Callable[[Callable[[], object]], Awaitable[None]]  # something else that may touch the disk
     leaving: list[Callable[[], bool]] = field(default_factory=list)  # asked by Esc: was anything left?
     _parts: dict[type[object], object] = field(default_factory=dict)
@@ -64,7 +64,7 @@ def always(_: Context) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class ScreenCommand:
     """What a person can do. `id` is what the settings remap; `run` does it."""
 
     id: str
@@ -121,7 +121,7 @@ class Feature:
 
     name: str
     title: str
-    commands: tuple[Command, ...] = ()
+    commands: tuple[ScreenCommand, ...] = ()
     message_commands: tuple[MessageCommand, ...] = ()
     offers: Callable[[Context], Iterable[Offer]] | None = None  # more lines of the palette, as things are now
     part: Callable[[Context], object | None] | None = None  # made once a screen, and lives as long

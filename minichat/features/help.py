@@ -12,7 +12,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
 from textual.widgets import Input, Static
 
-from minichat.features.feature import Command, Context, Feature, HelpSection
+from minichat.features.feature import Context, Feature, HelpSection, ScreenCommand
 from minichat.shell.keys import Keys, key_name
 from minichat.ui.dialogs.dialog import Dialog
 
@@ -39,7 +39,9 @@ class HelpScreen(Dialog[None]):
         Binding("pagedown", "scroll(10)", show=False),
     ]
 
-    def __init__(self, commands: Sequence[Command], sections: Sequence[HelpSection], keys: Keys) -> None:
+    def __init__(
+        self, commands: Sequence[ScreenCommand], sections: Sequence[HelpSection], keys: Keys
+    ) -> None:
         super().__init__()
         self._commands, self._sections, self._keys = commands, sections, keys
         self._field = Input(placeholder="type to filter: a key, or what it does", compact=True)
@@ -137,5 +139,5 @@ def help(context: Context) -> None:
 HELP = Feature(
     name="help",
     title="Help",
-    commands=(Command("view.help", "View", "Help: keys and what is where", help, "f1", "help"),),
+    commands=(ScreenCommand("view.help", "View", "Help: keys and what is where", help, "f1", "help"),),
 )

@@ -4,7 +4,7 @@ import time
 
 from textual.widgets import Input, TextArea
 
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 
 RESTART = 64  # the exit code that asks to be started again
 _TWICE = 1.0  # seconds between two Ctrl+C that quit
@@ -53,7 +53,7 @@ INTERRUPT = Feature(
     name="interrupt",
     title="Ctrl+C",
     commands=(
-        Command(
+        ScreenCommand(
             "program.interrupt",
             "Program",
             "Copy, else stop; press twice to quit",
@@ -69,7 +69,9 @@ LEAVING = Feature(
     name="leaving",
     title="The end of the program",
     commands=(
-        Command("program.restart", "Program", "Start the program again, chats as they are", restart, "f5"),
-        Command("program.quit", "Program", "Quit", leave, "ctrl+q", priority=True),
+        ScreenCommand(
+            "program.restart", "Program", "Start the program again, chats as they are", restart, "f5"
+        ),
+        ScreenCommand("program.quit", "Program", "Quit", leave, "ctrl+q", priority=True),
     ),
 )

@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.widgets import Input, OptionList
 
 from minichat.clients.bridge import in_thread
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.models.catalogue import Model, Source, arranged, identity, local, on_hub, sources
 from minichat.models.keeper import Keeper
 from minichat.models.progress import size
@@ -152,5 +152,5 @@ def choose(context: Context) -> None:
 MODELS = Feature(
     name="models",
     title="Models",
-    commands=(Command("model.pick", "Program", "Choose another model", choose, "alt+o"),),
+    commands=(ScreenCommand("model.pick", "Program", "Choose another model", choose, "alt+o"),),
 )

@@ -7,7 +7,7 @@ from textual.widget import Widget
 
 from engine.api.commands import Abort, Preempt
 from engine.api.snapshot import Snapshot
-from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
+from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.ui.monitor import EngineLine, KVMap, MonitorPanel, Queues
 from minichat.ui.monitor.cells import Order, Tint
 from minichat.ui.panels import Dock
@@ -93,7 +93,7 @@ MONITOR = Feature(
     name="monitor",
     title="Monitor",
     commands=(
-        Command(
+        ScreenCommand(
             "view.monitor",
             "View",
             "Monitor: the engine at work",
@@ -102,7 +102,7 @@ MONITOR = Feature(
             "monitor",
             greeting="shows the engine at work",
         ),
-        Command("view.to_monitor", "View", "Go to the monitor", go, "alt+m"),
+        ScreenCommand("view.to_monitor", "View", "Go to the monitor", go, "alt+m"),
     ),
     panel=PanelSpec(MonitorSide, Dock.SIDE, line=_line),
     help=(

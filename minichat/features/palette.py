@@ -7,7 +7,7 @@ from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.events import Key
 from textual.widgets import Input, LoadingIndicator
 
-from minichat.features.feature import Command, Context, Feature, Offer
+from minichat.features.feature import Context, Feature, Offer, ScreenCommand
 
 
 class Palette(CommandPalette):
@@ -68,5 +68,7 @@ def show(context: Context) -> None:
 PALETTE = Feature(
     name="palette",
     title="All commands",
-    commands=(Command("program.palette", "Program", "All commands", show, "ctrl+p", "all", palette=False),),
+    commands=(
+        ScreenCommand("program.palette", "Program", "All commands", show, "ctrl+p", "all", palette=False),
+    ),
 )

@@ -7,7 +7,7 @@ from textual.content import Content
 
 from engine.api.commands import SetSwitch
 from engine.api.snapshot import Switch
-from minichat.features.feature import Command, Context, Feature, Offer
+from minichat.features.feature import Context, Feature, Offer, ScreenCommand
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.switches import MEANING, NAMES, named
 
@@ -63,6 +63,6 @@ def _offers(context: Context) -> Iterator[Offer]:
 SWITCHES = Feature(
     name="switches",
     title="Techniques of the engine",
-    commands=(Command("engine.serving.switches", "View", "Turn a technique off or on", switches, "alt+x"),),
+    commands=(ScreenCommand("engine.switches", "View", "Turn a technique off or on", switches, "alt+x"),),
     offers=_offers,
 )

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 
 from textual.binding import Binding
 
-from minichat.features.feature import Command, Feature
+from minichat.features.feature import Feature, ScreenCommand
 from minichat.settings.keymap import Bound
 from minichat.shell.keys import bound_by
 
 _NO_KEY = "no_key"  # which no terminal sends
 
 
-def commands(features: Sequence[Feature]) -> tuple[Command, ...]:
+def commands(features: Sequence[Feature]) -> tuple[ScreenCommand, ...]:
     """Those of all features, group after group."""
     found = [command for feature in features for command in feature.commands]
     groups = list(dict.fromkeys(command.group for command in found))

@@ -1,6 +1,6 @@
 """What the person's terminal shows and takes: the mouse, the theme, the whole screen once more."""
 
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.ui.dialogs.ask import AskScreen
 
 
@@ -37,9 +37,9 @@ TERMINAL = Feature(
     name="terminal",
     title="The terminal",
     commands=(
-        Command("view.mouse", "View", "Toggle mouse capture", mouse, "ctrl+g"),
-        Command("view.theme", "View", "Choose a theme", theme),
-        Command("view.copy_theme", "View", "Make a theme of your own, a copy of this one", copy_theme),
-        Command("view.redraw", "View", "Draw all of the screen again", redraw, "ctrl+l", priority=True),
+        ScreenCommand("view.mouse", "View", "Toggle mouse capture", mouse, "ctrl+g"),
+        ScreenCommand("view.theme", "View", "Choose a theme", theme),
+        ScreenCommand("view.copy_theme", "View", "Make a theme of your own, a copy of this one", copy_theme),
+        ScreenCommand("view.redraw", "View", "Draw all of the screen again", redraw, "ctrl+l", priority=True),
     ),
 )

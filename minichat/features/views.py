@@ -1,6 +1,6 @@
 """What of the chats is seen: several side by side or one, and the end of the active one."""
 
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.ui.layout import SEVERAL
 
 
@@ -26,7 +26,7 @@ VIEWS = Feature(
     name="views",
     title="What is seen of the chats",
     commands=(
-        Command("view.panes", "View", "Several chats side by side, or one", side_by_side, "alt+p"),
-        Command("view.follow", "View", "Follow the end of the chat", follow),
+        ScreenCommand("view.panes", "View", "Several chats side by side, or one", side_by_side, "alt+p"),
+        ScreenCommand("view.follow", "View", "Follow the end of the chat", follow),
     ),
 )

@@ -147,17 +147,17 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Typing:
+class TypedName:
     """A name on its way: where its @ stands in the line, and what is there behind it."""
 
     start: int
     name: str
 
 
-def typing(before: str) -> Typing | None:
+def typing(before: str) -> TypedName | None:
     """What is being typed, if the line up to the cursor ends in a name."""
     found = _TYPING.search(before)
-    return Typing(found.start(), found["quoted"] or found["bare"] or "") if found else None
+    return TypedName(found.start(), found["quoted"] or found["bare"] or "") if found else None
 
 
 def folder_of(name: str) -> str:

@@ -12,7 +12,7 @@ from minichat.session.traces import Trace
 
 if TYPE_CHECKING:
     from minichat.session.conversation import Conversation
-    from minichat.session.run import Run
+    from minichat.session.run import RunningReply
     from minichat.session.walk import Walk
 
 _LOOK_EVERY = 0.01  # seconds
@@ -24,7 +24,7 @@ def join(child: "Conversation", other: "Conversation") -> None:
     if source is None or source.reply is None:
         return
 
-    async def begin(run: "Run", params: SamplingParams) -> Reply:
+    async def begin(run: "RunningReply", params: SamplingParams) -> Reply:
         run.stays = bool(child.desk.backend.elsewhere)
         reply, count, before = await branch(child.desk.backend, source, params, tag_of(run.message))
         if source.trace is not None:
@@ -40,7 +40,7 @@ def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
     trace, at, theirs = walk.trace, walk.at, walk.messages
     said = (*trace.tokens[:at], token)
 
-    async def begin(run: "Run", params: SamplingParams) -> Reply:
+    async def begin(run: "RunningReply", params: SamplingParams) -> Reply:
         backend = child.desk.backend
         child.said(run, len(said), await walk.text(said))
         run.stays = bool(backend.elsewhere)
@@ -54,7 +54,9 @@ def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
     child.go_on(begin)
 
 
-async def branch(backend: Backend, source: "Run", params: SamplingParams, tag: str) -> tuple[Reply, int, str]:
+async def branch(
+    backend: Backend, source: "RunningReply", params: SamplingParams, tag: str
+) -> tuple[Reply, int, str]:
     """The new reply, and what of the other one comes before it: how many tokens, and their text.
 
     The engine is ahead of what has been drawn: the rest of it is waited for.
@@ -67,7 +69,7 @@ async def branch(backend: Backend, source: "Run", params: SamplingParams, tag: s
     return reply, count, await _text_before(backend, source, count)
 
 
-async def _text_before(backend: Backend, source: "Run", count: int) -> str:
+async def _text_before(backend: Backend, source: "RunningReply", count: int) -> str:
     text, tokens = "", 0
     for size, piece in source.pieces:
         if tokens >= count:

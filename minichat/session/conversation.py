@@ -21,7 +21,7 @@ from minichat.session.desk import Desk
 from minichat.session.errands import Errands
 from minichat.session.parting import MOST, Comparison
 from minichat.session.resuming import tag_of, unfinished
-from minichat.session.run import Run, View
+from minichat.session.run import ConversationView, RunningReply
 from minichat.session.strategies import Strategies
 from minichat.session.traces import Trace
 from minichat.session.turns import Reading
@@ -34,7 +34,7 @@ _TRACES = 16  # requests of a chat whose text can be found in blocks
 _THOUGHT_SHOWN = 160  # characters of reasoning that are seen as they come
 
 
-Begin = Callable[[Run, SamplingParams], Awaitable[Reply]]  # has the engine begin it
+Begin = Callable[[RunningReply, SamplingParams], Awaitable[Reply]]  # has the engine begin it
 
 
 class Conversation:
@@ -42,8 +42,8 @@ class Conversation:
 
     def __init__(self, chat: Chat, desk: "Desk[Conversation]") -> None:
         self.chat, self.desk, self.reading = chat, desk, Reading(chat, desk)
-        self.view: View | None = None
-        self.run: Run | None = None
+        self.view: ConversationView | None = None
+        self.run: RunningReply | None = None
         self.editing: int | None = None  # the message that the next send replaces
         self.likely: TokenLogprob | None = None  # the newest token's rivals
         self.unread = False
@@ -206,7 +206,7 @@ class Conversation:
         run.task.cancel()
         await asyncio.gather(run.task, return_exceptions=True)
 
-    def _stays(self, run: Run) -> bool:
+    def _stays(self, run: RunningReply) -> bool:
         """Whether it is, or is just being, handed to an engine that outlives the screen."""
         return run.stays and not run.stopping and (run.reply is not None or self.desk.ready.is_set())
 
@@ -231,14 +231,14 @@ class Conversation:
         if self.view is not None:
             self.view.show_messages()
 
-    async def _read_on(self, past: Past, run: Run, params: SamplingParams) -> Reply:
+    async def _read_on(self, past: Past, run: RunningReply, params: SamplingParams) -> Reply:
         run.go_on(past, self.desk.clock())
         run.told = self.chat.params  # nobody looks at its likeliest tokens yet
         prompt, parts = self.reading.prompt()
         self.trace(run, Trace(past.reply.id, prompt, parts, past.reply.prompt_tokens, run.message.id))
         return past.reply
 
-    def _begin_anew(self, run: Run) -> None:
+    def _begin_anew(self, run: RunningReply) -> None:
         """All that has been told of it comes again: what stands there makes way."""
         run.stale = False
         run.message = self.chat.messages[-1] = replace(run.message, text="", reasoning="")
@@ -255,7 +255,7 @@ class Conversation:
             self.view.show_messages()
         self._run(message, begin)
 
-    def said(self, run: Run, count: int, text: str) -> None:
+    def said(self, run: RunningReply, count: int, text: str) -> None:
         """So many tokens of a reply are there before the engine goes on with it."""
         run.pieces = [(count, text)]
         added = run.parts.push(text)
@@ -271,18 +271,18 @@ class Conversation:
 
     def _run(self, message: Message, begin: Begin) -> None:
         now = self.desk.clock()
-        self.run = Run(message, now, saved=now)
+        self.run = RunningReply(message, now, saved=now)
         self.run.task = asyncio.create_task(self._follow(self.run, begin), name=f"reply-{self.chat.letter}")
         self.desk.changed(self)
 
-    async def _submit(self, run: Run, params: SamplingParams) -> Reply:
+    async def _submit(self, run: RunningReply, params: SamplingParams) -> Reply:
         run.stays = bool(self.desk.backend.elsewhere)
         reply, prompt, parts = await self.reading.submit(params, tag_of(run.message))
         run.left_out = self.reading.left_out
         self.trace(run, Trace(reply.id, prompt, parts, reply.prompt_tokens, run.message.id))
         return reply
 
-    async def _follow(self, run: Run, begin: Begin) -> None:
+    async def _follow(self, run: RunningReply, begin: Begin) -> None:
         """From the first word to the last, and whatever goes wrong between."""
         finish, error = Finish.ABORTED, ""
         try:
@@ -305,13 +305,13 @@ class Conversation:
         finally:
             self._settle(run, finish, error)
 
-    def _catch_up(self, run: Run, reply: Reply, asked: SamplingParams) -> None:
+    def _catch_up(self, run: RunningReply, reply: Reply, asked: SamplingParams) -> None:
         """What the person did while the request was on its way to the engine."""
         self._retell(asked)
         if run.stopping:
             self._errands.send(self.desk.backend.send(Abort((reply.id,))))
 
-    def _take(self, run: Run, batch: list[Delta]) -> None:
+    def _take(self, run: RunningReply, batch: list[Delta]) -> None:
         if run.stale:
             self._begin_anew(run)
         now = self.desk.clock()
@@ -339,7 +339,7 @@ class Conversation:
             run.saved = now
             self._save(self._written(run))
 
-    def _settle(self, run: Run, finish: Finish, error: str) -> None:
+    def _settle(self, run: RunningReply, finish: Finish, error: str) -> None:
         if run.left:
             self.run = None
             self._save(self._written(run))
@@ -363,7 +363,7 @@ class Conversation:
         if run.others and not run.stopping:
             self.desk.spread(self, run.beside(message))
 
-    def _written(self, run: Run) -> Message:
+    def _written(self, run: RunningReply) -> Message:
         if run.stale:
             return run.message
         return replace(run.message, text=run.parts.text, reasoning=run.parts.reasoning)
@@ -378,7 +378,7 @@ class Conversation:
 
     # The chat behind it
 
-    def trace(self, run: Run, trace: Trace) -> None:
+    def trace(self, run: RunningReply, trace: Trace) -> None:
         """Which tokens it has read and written, for whoever asks."""
         run.trace = self.traces[trace.request] = trace
         while len(self.traces) > _TRACES:

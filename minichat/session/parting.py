@@ -12,7 +12,7 @@ MOST = 10  # rivals of a token that are asked for
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(Generic[Who]):
+class OtherToken(Generic[Who]):
     """What one of the others said instead; None: it had ended. The share is what it had in this reply."""
 
     who: Who
@@ -27,7 +27,7 @@ class Parting(Generic[Who]):
     at: int  # tokens that all have in common
     token: int | None
     share: float
-    others: tuple[Choice[Who], ...]
+    others: tuple[OtherToken[Who], ...]
 
 
 @dataclass(eq=False)
@@ -98,7 +98,7 @@ class Comparison(Generic[Who]):
             token = self._token(other, self.at)
             if other is not who and self.reached(other) and token != (mine.token if mine else None):
                 value = likely.get(token) if token is not None else None
-                others.append(Choice(other, token, None if value is None else math.exp(value)))
+                others.append(OtherToken(other, token, None if value is None else math.exp(value)))
         return Parting(
             self.at, mine.token if mine else None, math.exp(mine.logprob) if mine else 0.0, tuple(others)
         )

@@ -22,7 +22,7 @@ STATES: dict[Finish, State] = {
 _SETTLED = ("n", "best_of")  # when a request is submitted; the next reply is drawn by them
 
 
-class View(Protocol):
+class ConversationView(Protocol):
     """Who draws a conversation."""
 
     def show_messages(self) -> None: ...
@@ -51,7 +51,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class Run:
+class RunningReply:
     """A reply on its way."""
 
     message: Message

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from minichat.settings.nearest import unknown
 from minichat.settings.sampling import read_params
-from minichat.settings.schema import Chat, Engine, Rates, Rule, Screen, Settings
+from minichat.settings.schema import ChatSettings, EngineSettings, RateSettings, Rule, Screen, Settings
 from minichat.settings.toml import lines_of, literal
 
 SECTIONS = ("screen", "rates", "chat", "engine", "sampling", "keys")
 
-T = TypeVar("T", Screen, Rates, Chat, Engine)
+T = TypeVar("T", Screen, RateSettings, ChatSettings, EngineSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Problem:
 
 
 @dataclass
-class Document:
+class TomlDocument:
     """A TOML file as it was found: its tables, where its keys stand, and what is wrong with it."""
 
     file: Path
@@ -53,7 +53,7 @@ class Loaded:
     """The settings to go by, and what was wrong in the file."""
 
     settings: Settings
-    document: Document
+    document: TomlDocument
 
     @property
     def problems(self) -> list[Problem]:
@@ -68,9 +68,9 @@ def load(file: Path) -> Loaded:
         document.complain(name, unknown(name, SECTIONS))
     settings = Settings(
         screen=_section(document, Screen, "screen", tables["screen"]),
-        rates=_section(document, Rates, "rates", tables["rates"]),
-        chat=_section(document, Chat, "chat", tables["chat"]),
-        engine=_section(document, Engine, "engine", tables["engine"]),
+        rates=_section(document, RateSettings, "rates", tables["rates"]),
+        chat=_section(document, ChatSettings, "chat", tables["chat"]),
+        engine=_section(document, EngineSettings, "engine", tables["engine"]),
         sampling=read_params(tables["sampling"], Settings().sampling, _complainer(document, "sampling")),
         keys=_keys(document, tables["keys"]),
     )
@@ -78,14 +78,14 @@ def load(file: Path) -> Loaded:
     return Loaded(settings, document)
 
 
-def read(file: Path) -> Document:
+def read(file: Path) -> TomlDocument:
     """The file's tables; none where it is missing or is no TOML."""
     try:
         text = file.read_text(encoding="utf-8")
         lines = {".".join(path): line for path, line in lines_of(text).items()}
-        return Document(file, tomllib.loads(text), lines)
+        return TomlDocument(file, tomllib.loads(text), lines)
     except FileNotFoundError:
-        return Document(file)
+        return TomlDocument(file)
     except UnicodeDecodeError as error:
         says, line = "this is not UTF-8 text", error.object[: error.start].count(b"\n") + 1
     except OSError as error:
@@ -94,10 +94,10 @@ def read(file: Path) -> Document:
         place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
         says = str(error)[: place.start()] if place else str(error)
         line = int(place[1]) if place and place[1] else text.count("\n") + 1
-    return Document(file, problems=[Problem(file, line, "", says)])
+    return TomlDocument(file, problems=[Problem(file, line, "", says)])
 
 
-def _table(document: Document, name: str) -> dict[str, Any]:
+def _table(document: TomlDocument, name: str) -> dict[str, Any]:
     table = document.tables.get(name, {})
     if isinstance(table, dict):
         return table
@@ -105,7 +105,7 @@ def _table(document: Document, name: str) -> dict[str, Any]:
     return {}
 
 
-def _section(document: Document, kind: type[T], section: str, table: Mapping[str, Any]) -> T:
+def _section(document: TomlDocument, kind: type[T], section: str, table: Mapping[str, Any]) -> T:
     rules: dict[str, Rule] = {each.name: each.metadata["rule"] for each in fields(kind)}
     good = {}
     for name, value in table.items():
@@ -118,7 +118,7 @@ def _section(document: Document, kind: type[T], section: str, table: Mapping[str
     return kind(**good)
 
 
-def _keys(document: Document, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def _keys(document: TomlDocument, table: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     good = {}
     for name, value in _flat(table):
         keys = value if isinstance(value, list) else [value]
@@ -139,5 +139,5 @@ def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield f"{above}{name}", value
 
 
-def _complainer(document: Document, section: str) -> Callable[[str, str], None]:
+def _complainer(document: TomlDocument, section: str) -> Callable[[str, str], None]:
     return lambda name, says: document.complain(f"{section}.{name}", says)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.api.params import FIELDS, SamplingParams
-from minichat.settings.load import Document, Problem, read
+from minichat.settings.load import Problem, TomlDocument, read
 from minichat.settings.sampling import read_params
 from minichat.settings.toml import table
 from minichat.shell.paths import private_folder
@@ -62,7 +62,7 @@ def delete_preset(file: Path, name: str) -> None:
     _write(file, {other: params for other, params in own.items() if other != name})
 
 
-def _preset(document: Document, name: str) -> SamplingParams | None:
+def _preset(document: TomlDocument, name: str) -> SamplingParams | None:
     values = document.tables[name]
     if not isinstance(values, dict):
         document.complain(name, f"has to be a table: write [{name}] above its parameters")

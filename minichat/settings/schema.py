@@ -67,7 +67,7 @@ class Screen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rates:
+class RateSettings:
     transcript: float = setting(10, number(1, 30), "Updates a second of a streaming reply.")
     monitor: float = setting(4, number(0.5, 10), "Updates a second of the monitor.")
     ssh_transcript: float = setting(5, number(1, 30), "The same for replies when you come over SSH.")
@@ -75,12 +75,12 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
+class ChatSettings:
     system: str = setting("", TEXT, "The system prompt of a new chat.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Engine:
+class EngineSettings:
     model: str = setting("pocket", NAME, "A folder, a hub name, or pocket, the built-in model.")
     folders: Sequence[str] = setting((), TEXTS, "Where the model picker looks for models of yours.")
     device: str = setting("auto", NAME, "auto, cpu, cuda, cuda:1 ...")
@@ -118,8 +118,8 @@ class Settings:
     """All settings, checked. Without a file they are these."""
 
     screen: Screen = Screen()
-    rates: Rates = Rates()
-    chat: Chat = Chat()
-    engine: Engine = Engine()
+    rates: RateSettings = RateSettings()
+    chat: ChatSettings = ChatSettings()
+    engine: EngineSettings = EngineSettings()
     sampling: SamplingParams = SAMPLING
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of bindings and the keys they get

@@ -47,7 +47,7 @@ def _cut(text: str) -> str:
     return next((_END[:length] for length in lengths if text.endswith(_END[:length])), "")
 
 
-class Parser(XTermParser):
+class PasteParser(XTermParser):
     """Textual's, which reads a paste to its end."""
 
     def __init__(self, debug: bool = False) -> None:
@@ -61,4 +61,4 @@ class Parser(XTermParser):
 
 def install() -> None:
     """The driver makes its parser itself, and asks nobody which."""
-    setattr(linux_driver, "XTermParser", Parser)  # noqa: B010 (a name that it only imports)
+    setattr(linux_driver, "XTermParser", PasteParser)  # noqa: B010 (a name that it only imports)

@@ -11,7 +11,7 @@ from typing import Any
 from textual.color import Color, ColorParseError, rgb_to_lab
 from textual.theme import Theme
 
-from minichat.settings.load import Document, Problem, read
+from minichat.settings.load import Problem, TomlDocument, read
 from minichat.settings.nearest import unknown
 from minichat.settings.toml import literal
 from minichat.shell.paths import files_in
@@ -53,7 +53,7 @@ _STYLES = frozenset("none not bold dim italic underline reverse strike b d i u r
 
 
 @dataclass(frozen=True, slots=True)
-class Palette:
+class ThemeColors:
     """One theme, checked."""
 
     name: str
@@ -128,7 +128,7 @@ class Palette:
 class Themes:
     """All that could be read, by name, and what was wrong with the others."""
 
-    palettes: dict[str, Palette]
+    palettes: dict[str, ThemeColors]
     problems: list[Problem]
     files: dict[str, Path] = field(default_factory=dict)  # by name
 
@@ -186,7 +186,7 @@ class Watch:
         return stamps
 
 
-def _palette(document: Document) -> Palette | None:
+def _palette(document: TomlDocument) -> ThemeColors | None:
     """The theme in the file, if there is no fault in it."""
     found = document.tables
     for name in found.keys() - set(_KEYS):
@@ -207,7 +207,7 @@ def _palette(document: Document) -> Palette | None:
     if document.problems:
         return None
     shades = _shades_of(owners, [colours["background"], colours["surface"]])
-    return Palette(called, about, dark, colours, owners, shades, on_map, syntax, variables)
+    return ThemeColors(called, about, dark, colours, owners, shades, on_map, syntax, variables)
 
 
 def _shades_of(owners: Sequence[str], grounds: Iterable[str]) -> tuple[str, ...]:
@@ -237,7 +237,7 @@ def _contrast(one: Color, other: Color) -> float:
 
 
 def _colours(
-    document: Document, section: str, names: Iterable[str], required: bool = False
+    document: TomlDocument, section: str, names: Iterable[str], required: bool = False
 ) -> dict[str, str]:
     table = _table(document, section)
     for name, value in table.items():
@@ -250,7 +250,7 @@ def _colours(
     return table
 
 
-def _owners(document: Document) -> tuple[str, ...]:
+def _owners(document: TomlDocument) -> tuple[str, ...]:
     owners = document.tables.get("owners", OKABE_ITO)
     if not isinstance(owners, list | tuple) or len(owners) < len(OKABE_ITO):
         document.complain("owners", f"has to be a list of at least {len(OKABE_ITO)} colours")
@@ -261,7 +261,7 @@ def _owners(document: Document) -> tuple[str, ...]:
     return tuple(owners)
 
 
-def _variables(document: Document) -> dict[str, str]:
+def _variables(document: TomlDocument) -> dict[str, str]:
     table = _table(document, "variables")
     known = Theme("any", "#000000").to_color_system().generate()
     for name, value in table.items():
@@ -279,7 +279,7 @@ def _variable_fault(name: str, value: Any) -> str:
     return "" if colour == "auto" else _colour_fault(colour)
 
 
-def _table(document: Document, section: str) -> dict[str, Any]:
+def _table(document: TomlDocument, section: str) -> dict[str, Any]:
     table = document.tables.get(section, {})
     if isinstance(table, dict):
         return table

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
-from minichat.features.feature import Command
+from minichat.features.feature import ScreenCommand
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import strategy
 from minichat.shell.keys import Keys
@@ -65,7 +65,7 @@ def hint(active: Conversation, keys: Keys, checked: Checked) -> str:
 
 
 def greeting(
-    commands: Sequence[Command], keys: Keys, found: str, tries: tuple[str, ...], *, attached: bool
+    commands: Sequence[ScreenCommand], keys: Keys, found: str, tries: tuple[str, ...], *, attached: bool
 ) -> Greeting:
     """What stands in a chat where nothing has been said: what was found, what to try, where to look."""
     help, palette, model = map(keys.name, ("view.help", "program.palette", "model.pick"))
@@ -96,7 +96,12 @@ def work(running: int) -> str:
 
 
 def footer(
-    active: Conversation, focused: Widget | None, commands: Sequence[Command], keys: Keys, *, drawer: bool
+    active: Conversation,
+    focused: Widget | None,
+    commands: Sequence[ScreenCommand],
+    keys: Keys,
+    *,
+    drawer: bool,
 ) -> tuple[Key, ...]:
     """The keys that matter most: of the place with the focus, of the reply, and everywhere."""
     nodes = focused.ancestors_with_self if focused is not None else []

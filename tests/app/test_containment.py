@@ -13,7 +13,7 @@ from textual.widgets import Static
 from engine.api.params import SamplingParams
 from minichat.clients.fake import FakeBackend
 from minichat.features import BUILT_IN
-from minichat.features.feature import Command, Context, Feature, PanelSpec
+from minichat.features.feature import Context, Feature, PanelSpec, ScreenCommand
 from tests.app.conftest import run, snapshot
 from tests.app.test_strategies import views
 
@@ -126,7 +126,7 @@ async def test_a_drawer_of_another_package_is_held_as_ours_are(bench: Callable[.
     frail = Feature(
         name="frail",
         title="Frail",
-        commands=(Command("view.frail", "View", "Frail", toggle, "f12"),),
+        commands=(ScreenCommand("view.frail", "View", "Frail", toggle, "f12"),),
         panel=PanelSpec(Frail, sees=Frail.see_snapshot),
     )
     async with bench(features=(*BUILT_IN, frail)) as it:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minichat.features import BUILT_IN, installed
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 from tests.app.conftest import run, snapshot
 
 MODULE = Path(__file__).parents[1] / "extending" / "screen" / "minichat_fullness.py"
@@ -103,7 +103,7 @@ def nothing(context: Context) -> None:
 
 
 def feature(name: str = "mine", id: str = "mine.do", keys: str = "", css: str = "") -> Feature:
-    return Feature(name=name, title=name, commands=(Command(id, "View", name, nothing, keys),), css=css)
+    return Feature(name=name, title=name, commands=(ScreenCommand(id, "View", name, nothing, keys),), css=css)
 
 
 OURS = "from tests.app.test_features import feature\nFEATURE = "
@@ -150,7 +150,7 @@ def test_those_of_others_come_after_the_built_in_ones(site: Path) -> None:
 @run
 async def test_a_command_that_is_not_enabled_is_neither_offered_nor_obeyed(bench: Callable[..., Any]) -> None:
     done = []
-    command = Command(
+    command = ScreenCommand(
         "mine.do",
         "View",
         "Do what is mine",

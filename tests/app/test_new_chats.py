@@ -9,7 +9,7 @@ import pytest
 from engine.api.params import SamplingParams
 from minichat.commands.screen import drawn
 from minichat.settings import Settings
-from minichat.settings.schema import Chat
+from minichat.settings.schema import ChatSettings
 from minichat.shell.first import First
 from tests.app.conftest import run
 
@@ -76,7 +76,9 @@ async def test_a_chat_in_which_nothing_was_said_is_drawn_by_what_is_named(bench:
 
 
 def test_what_the_command_line_leaves_open_is_as_the_settings_say() -> None:
-    settings = Settings(chat=Chat(system="be brief"), sampling=SamplingParams(temperature=0.5, top_k=3))
+    settings = Settings(
+        chat=ChatSettings(system="be brief"), sampling=SamplingParams(temperature=0.5, top_k=3)
+    )
 
     def given(**options: Any) -> tuple[float, int, str, bool]:
         asked = drawn(

@@ -3,7 +3,7 @@
 from textual.drivers import linux_driver
 from textual.events import Key, Paste
 
-from minichat.shell.pasting import Parser, install
+from minichat.shell.pasting import PasteParser, install
 
 COLOURED = "one\n\x1b[31mred\x1b[0m \x1b]0;title\x07 \x1bOP end\n\x1b"
 SENT = f"ab\x1b[200~{COLOURED}\x1b[201~c\x1b[A"
@@ -11,7 +11,7 @@ SENT = f"ab\x1b[200~{COLOURED}\x1b[201~c\x1b[A"
 
 def read(pieces: list[str]) -> list[str]:
     """Keys by their names, pastes by their text."""
-    parser, found = Parser(), []
+    parser, found = PasteParser(), []
     for piece in pieces:
         for token in parser.feed(piece):
             assert isinstance(token, Key | Paste)
@@ -37,4 +37,4 @@ def test_keys_come_as_they_did() -> None:
 
 def test_the_driver_takes_it() -> None:
     install()
-    assert vars(linux_driver)["XTermParser"] is Parser
+    assert vars(linux_driver)["XTermParser"] is PasteParser

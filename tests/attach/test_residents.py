@@ -21,7 +21,7 @@ from engine.server.http import listen
 from engine.server.http.listen import Server
 from minichat.cli import parser
 from minichat.commands import serve
-from minichat.commands.resident import Teller
+from minichat.commands.resident import RecordWriter
 from minichat.models.residents import Record, Resident, Waiting, home_of
 from minichat.shell.paths import locate
 from tests.cli.conftest import Run, run
@@ -202,7 +202,7 @@ def test_an_engine_that_cannot_start_ends_up_with_the_code_of_its_error(
 ) -> None:
     def launch(resident: Resident, words: Sequence[str]) -> bool:
         resident.folder.mkdir(parents=True)
-        Teller(resident, "pocket").failed(kind("there is no device 'toaster'"))
+        RecordWriter(resident, "pocket").failed(kind("there is no device 'toaster'"))
         return True
 
     monkeypatch.setattr(Resident, "launch", launch)

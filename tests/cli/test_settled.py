@@ -7,10 +7,12 @@ from minichat.cli import parser
 from minichat.commands.options import engine_config
 from minichat.commands.tui import settle
 from minichat.settings import Settings
-from minichat.settings.schema import Engine
+from minichat.settings.schema import EngineSettings
 
 SAID = Settings(
-    engine=Engine(quantization="int8", kv="fp8", kv_window=64, kv_sinks=0, blocks=70, policy="latency")
+    engine=EngineSettings(
+        quantization="int8", kv="fp8", kv_window=64, kv_sinks=0, blocks=70, policy="latency"
+    )
 )
 
 
@@ -34,7 +36,7 @@ def test_sinks_need_a_window(command: str) -> None:
     def asked(*words: str) -> int:
         options = parser().parse_args([command, *words])
         if command in ("chat", "up"):
-            settle(options, Settings(engine=Engine(kv_sinks=9)))
+            settle(options, Settings(engine=EngineSettings(kv_sinks=9)))
         return engine_config(options).kv_sinks
 
     assert asked() == 4

@@ -8,10 +8,10 @@ from engine.api.params import FIELDS, SamplingParams
 from minichat.features import BUILT_IN
 from minichat.features.table import bound
 from minichat.settings.sampling import MEANINGS
-from minichat.settings.schema import SAMPLING, Chat, Engine, Rates, Screen
+from minichat.settings.schema import SAMPLING, ChatSettings, EngineSettings, RateSettings, Screen
 from minichat.settings.toml import literal
 
-SECTIONS = {"screen": Screen, "rates": Rates, "chat": Chat, "engine": Engine}
+SECTIONS = {"screen": Screen, "rates": RateSettings, "chat": ChatSettings, "engine": EngineSettings}
 
 
 def rows() -> Iterator[str]:

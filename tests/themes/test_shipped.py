@@ -8,7 +8,7 @@ from textual.widgets import Static
 
 from minichat.chats.letters import colour_index, free_letter
 from minichat.settings import Settings
-from minichat.shell.themes import OKABE_ITO, Palette, load_themes, shipped_themes
+from minichat.shell.themes import OKABE_ITO, ThemeColors, load_themes, shipped_themes
 from tests import impatient
 
 from .colours import VISIONS, contrast, difference
@@ -22,12 +22,12 @@ TEXTS = ("foreground", "primary", "secondary", "accent", "success", "warning", "
 every = pytest.mark.parametrize("palette", RGB, ids=lambda palette: palette.name)
 
 
-def needed(palette: Palette) -> float:
+def needed(palette: ThemeColors) -> float:
     """WCAG's AAA where the name promises it, AA elsewhere."""
     return 7 if palette.name.startswith("high-contrast") else 4.5
 
 
-def texts(palette: Palette) -> dict[str, str]:
+def texts(palette: ThemeColors) -> dict[str, str]:
     """Every colour in which text is written."""
     variables = palette.theme().to_color_system().generate()
     ours = {name: palette.colours[name] for name in TEXTS}
@@ -53,7 +53,7 @@ def test_contrast_is_measured_as_wcag_has_it() -> None:
 
 @every
 @pytest.mark.parametrize("ground", GROUNDS)
-def test_text_can_be_read(palette: Palette, ground: str) -> None:
+def test_text_can_be_read(palette: ThemeColors, ground: str) -> None:
     weak = {
         name: round(found, 2)
         for name, colour in texts(palette).items()
@@ -63,7 +63,7 @@ def test_text_can_be_read(palette: Palette, ground: str) -> None:
 
 
 @every
-def test_text_that_is_selected_can_be_read(palette: Palette) -> None:
+def test_text_that_is_selected_can_be_read(palette: ThemeColors) -> None:
     selection = palette.theme().to_color_system().generate()["screen-selection-background"]
     ground = Color.parse(palette.colours["background"]) + Color.parse(selection)
     assert contrast(ground.get_contrast_text(1.0).hex, ground.hex) >= needed(palette)
@@ -71,7 +71,7 @@ def test_text_that_is_selected_can_be_read(palette: Palette) -> None:
 
 
 @every
-def test_a_scroll_bar_is_seen_and_its_track_is_no_stripe(palette: Palette) -> None:
+def test_a_scroll_bar_is_seen_and_its_track_is_no_stripe(palette: ThemeColors) -> None:
     variables = palette.theme().to_color_system().generate()
     for state in ("", "-hover", "-active"):
         track = variables[f"scrollbar-background{state}"]
@@ -81,20 +81,20 @@ def test_a_scroll_bar_is_seen_and_its_track_is_no_stripe(palette: Palette) -> No
 
 
 @every
-def test_the_letter_of_a_chat_can_be_read_on_its_colour(palette: Palette) -> None:
+def test_the_letter_of_a_chat_can_be_read_on_its_colour(palette: ThemeColors) -> None:
     for index in range(len(palette.owners)):
         ink, _, ground = palette.letter(index).partition(" on ")
         assert contrast(ink, ground) >= 4.5, palette.letter(index)
 
 
 @every
-def test_a_dark_theme_is_dark(palette: Palette) -> None:
+def test_a_dark_theme_is_dark(palette: ThemeColors) -> None:
     background = palette.colours["background"]
     assert (contrast("#FFFFFF", background) > contrast("#000000", background)) is palette.dark
 
 
 @every
-def test_owners_stand_out_and_apart(palette: Palette) -> None:
+def test_owners_stand_out_and_apart(palette: ThemeColors) -> None:
     assert len(palette.owners) >= 8
     for owner in palette.owners:
         for ground in ("background", "surface"):
@@ -106,7 +106,7 @@ def test_owners_stand_out_and_apart(palette: Palette) -> None:
 
 
 @every
-def test_sixteen_chats_have_sixteen_colours(palette: Palette) -> None:
+def test_sixteen_chats_have_sixteen_colours(palette: ThemeColors) -> None:
     colours = [palette.owner(index) for index in range(16)]
     assert palette.owners == tuple(colours[:8])
     for one, other in combinations(colours, 2):
@@ -119,7 +119,7 @@ def test_sixteen_chats_have_sixteen_colours(palette: Palette) -> None:
 
 
 @pytest.mark.parametrize("palette", ALL, ids=lambda palette: palette.name)
-def test_no_two_chats_have_one_letter_and_colour(palette: Palette) -> None:
+def test_no_two_chats_have_one_letter_and_colour(palette: ThemeColors) -> None:
     letters: list[str] = []
     while len(letters) < 100:
         letters.append(free_letter(letters))
@@ -130,7 +130,7 @@ def test_no_two_chats_have_one_letter_and_colour(palette: Palette) -> None:
 
 
 @every
-def test_blocks_that_nobody_holds_can_be_told_apart(palette: Palette) -> None:
+def test_blocks_that_nobody_holds_can_be_told_apart(palette: ThemeColors) -> None:
     assert contrast(palette.map["free"], palette.colours["background"]) > 1.2
     assert contrast(palette.map["cached"], palette.map["free"]) > 1.4
 
@@ -160,7 +160,7 @@ class Page(App[None]):
             yield Static("text", id=id)
 
 
-async def colours_on_screen(palette: Palette) -> set[ColorType]:
+async def colours_on_screen(palette: ThemeColors) -> set[ColorType]:
     """The kinds of colour that are drawn."""
     page = Page()
     page.register_theme(palette.theme())
@@ -174,6 +174,6 @@ async def colours_on_screen(palette: Palette) -> set[ColorType]:
 
 
 @pytest.mark.parametrize("palette", ALL, ids=lambda palette: palette.name)
-def test_textual_takes_each_theme(palette: Palette) -> None:
+def test_textual_takes_each_theme(palette: ThemeColors) -> None:
     kinds = impatient.run(colours_on_screen(palette))
     assert kinds == ({ColorType.DEFAULT, ColorType.STANDARD} if palette.ansi else {ColorType.TRUECOLOR})

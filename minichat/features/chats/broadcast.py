@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from textual.content import Content
 
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.session.conversation import Conversation
 from minichat.session.parting import MOST, Comparison, Parting
 from minichat.ui.layout import SEVERAL
@@ -87,6 +87,8 @@ class Partings:
 BROADCAST = Feature(
     name="broadcast",
     title="One message to several chats",
-    commands=(Command("reply.broadcast", "Reply", "Send to all open panes, on or off", toggle, "alt+a"),),
+    commands=(
+        ScreenCommand("reply.broadcast", "Reply", "Send to all open panes, on or off", toggle, "alt+a"),
+    ),
     part=Partings,
 )

@@ -6,7 +6,7 @@ from functools import partial
 from textual.content import Content
 
 from minichat.chats.model import Chat, Message
-from minichat.features.feature import Command, Context, Feature, Handler, Offer
+from minichat.features.feature import Context, Feature, Handler, Offer, ScreenCommand
 from minichat.plural import plural
 from minichat.session.branching import join
 from minichat.ui.dialogs.ask import AskScreen
@@ -146,17 +146,17 @@ CHATS = Feature(
     name="chats",
     title="Chats",
     commands=(
-        Command("chat.new", "Chats", "New chat", new, "ctrl+n", "new"),
-        Command("chat.fork", "Chats", "Fork this chat here", fork, "alt+k"),
-        Command("chat.rename", "Chats", "Rename this chat", rename, "alt+t"),
-        Command("chat.system", "Chats", "System prompt of this chat", instruct, "alt+s"),
-        Command("chat.close", "Chats", "Close this chat", close, "alt+w"),
-        Command("chat.reopen", "Chats", "Bring back the chat closed last", reopen, "alt+z"),
-        Command("chat.delete", "Chats", "Delete this chat for good", delete_active, DELETE_KEY),
-        Command("chat.next", "Chats", "Next chat", _by(1), "ctrl+pagedown,alt+l"),
-        Command("chat.previous", "Chats", "Previous chat", _by(-1), "ctrl+pageup,alt+h"),
+        ScreenCommand("chat.new", "Chats", "New chat", new, "ctrl+n", "new"),
+        ScreenCommand("chat.fork", "Chats", "Fork this chat here", fork, "alt+k"),
+        ScreenCommand("chat.rename", "Chats", "Rename this chat", rename, "alt+t"),
+        ScreenCommand("chat.system", "Chats", "System prompt of this chat", instruct, "alt+s"),
+        ScreenCommand("chat.close", "Chats", "Close this chat", close, "alt+w"),
+        ScreenCommand("chat.reopen", "Chats", "Bring back the chat closed last", reopen, "alt+z"),
+        ScreenCommand("chat.delete", "Chats", "Delete this chat for good", delete_active, DELETE_KEY),
+        ScreenCommand("chat.next", "Chats", "Next chat", _by(1), "ctrl+pagedown,alt+l"),
+        ScreenCommand("chat.previous", "Chats", "Previous chat", _by(-1), "ctrl+pageup,alt+h"),
         *(
-            Command(f"chat.{n}", "Chats", f"Go to chat {n}", _to(n - 1), f"alt+{n}", palette=False)
+            ScreenCommand(f"chat.{n}", "Chats", f"Go to chat {n}", _to(n - 1), f"alt+{n}", palette=False)
             for n in range(1, 10)
         ),
     ),

@@ -3,7 +3,7 @@
 from itertools import chain, count
 from pathlib import Path
 
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.shell.paths import private_folder
 from minichat.ui.dialogs.ask import AskScreen
 
@@ -40,5 +40,5 @@ def export(context: Context) -> None:
 EXPORT = Feature(
     name="export",
     title="Export",
-    commands=(Command("chat.export", "Chats", "Export this chat to Markdown or JSON", export),),
+    commands=(ScreenCommand("chat.export", "Chats", "Export this chat to Markdown or JSON", export),),
 )

@@ -7,7 +7,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal
 from textual.widgets import Input, Label
 
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.ui.panes.keybar import Hints
 from minichat.ui.panes.pane import ChatPane
 
@@ -94,7 +94,7 @@ def find(context: Context) -> None:
 FIND = Feature(
     name="find",
     title="Find in this chat",
-    commands=(Command("chat.find", "Chats", "Find in this chat", find, "ctrl+f"),),
+    commands=(ScreenCommand("chat.find", "Chats", "Find in this chat", find, "ctrl+f"),),
     part=FindLeft,
     in_pane=FindBar,
     css="""

@@ -7,7 +7,7 @@ from textual.content import Content
 from textual.widgets import Input, OptionList
 
 from minichat.features.chats.chats import DELETE_KEY, ask_to_delete, reopen
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.plural import plural
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.panes.tabs import titled
@@ -77,5 +77,5 @@ def jump(context: Context) -> None:
 JUMP = Feature(
     name="jump",
     title="All chats",
-    commands=(Command("chat.jump", "Chats", "Go to a chat, or search in all", jump, "ctrl+o", "jump"),),
+    commands=(ScreenCommand("chat.jump", "Chats", "Go to a chat, or search in all", jump, "ctrl+o", "jump"),),
 )

@@ -9,7 +9,7 @@ from textual.reactive import reactive
 from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
-from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
+from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.session.conversation import Conversation
 from minichat.ui.marks import ASCII, UNICODE
 from minichat.ui.panes.keybar import Hints
@@ -142,8 +142,8 @@ OVERVIEW = Feature(
     name="overview",
     title="Open chats at a glance",
     commands=(
-        Command("view.chats", "View", "Open chats at a glance", toggle, "alt+g"),
-        Command("chat.pin", "Chats", "Pin this chat before the others, or no longer", pin, "alt+i"),
+        ScreenCommand("view.chats", "View", "Open chats at a glance", toggle, "alt+g"),
+        ScreenCommand("chat.pin", "Chats", "Pin this chat before the others, or no longer", pin, "alt+i"),
     ),
     panel=PanelSpec(ChatOverview, sees=ChatOverview.see_snapshot),
     help=(

@@ -1,7 +1,7 @@
 """Replies: what is sent, stopped, regenerated, edited and copied."""
 
 from minichat.chats.model import Message
-from minichat.features.feature import Command, Context, Feature, HelpSection
+from minichat.features.feature import Context, Feature, HelpSection, ScreenCommand
 
 
 def stop(context: Context) -> None:
@@ -54,13 +54,15 @@ REPLIES = Feature(
     name="replies",
     title="Replies",
     commands=(
-        Command("prompt.send", "Prompt", "Send", None, "enter", palette=False),
-        Command("prompt.newline", "Prompt", "New line", None, "ctrl+j,alt+enter,shift+enter", palette=False),
-        Command("reply.stop", "Reply", "Stop this reply", stop, "escape", "stop"),
-        Command("reply.stop_all", "Reply", "Stop all replies", stop_all),
-        Command("reply.retry", "Reply", "Regenerate the last reply", retry, "alt+r", "retry"),
-        Command("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),
-        Command("reply.copy", "Reply", "Send the last reply to the clipboard", copy, "alt+y"),
+        ScreenCommand("prompt.send", "Prompt", "Send", None, "enter", palette=False),
+        ScreenCommand(
+            "prompt.newline", "Prompt", "New line", None, "ctrl+j,alt+enter,shift+enter", palette=False
+        ),
+        ScreenCommand("reply.stop", "Reply", "Stop this reply", stop, "escape", "stop"),
+        ScreenCommand("reply.stop_all", "Reply", "Stop all replies", stop_all),
+        ScreenCommand("reply.retry", "Reply", "Regenerate the last reply", retry, "alt+r", "retry"),
+        ScreenCommand("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),
+        ScreenCommand("reply.copy", "Reply", "Send the last reply to the clipboard", copy, "alt+y"),
     ),
     help=(
         HelpSection(

@@ -9,7 +9,7 @@ from engine.api.errors import EngineError
 from engine.api.snapshot import BeamsView, Snapshot, Speculation
 from minichat.features.decoding.drawer import DecodingDrawer
 from minichat.features.decoding.knobs import Knobs
-from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
+from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.session.conversation import Conversation
 from minichat.session.decoding import grammar_of, preset_of
 from minichat.ui.dialogs.ask import AskScreen
@@ -154,13 +154,13 @@ def ask_for_grammar(context: Context) -> None:
     context.app.push_screen(AskScreen(question, given), take)
 
 
-SAVE = Command("decoding.save", "View", "Save this decoding as a preset", save_preset)
-DELETE = Command("decoding.delete", "View", "Delete a saved preset", delete_preset)
+SAVE = ScreenCommand("decoding.save", "View", "Save this decoding as a preset", save_preset)
+DELETE = ScreenCommand("decoding.delete", "View", "Delete a saved preset", delete_preset)
 DECODING = Feature(
     name="decoding",
     title="Decoding",
     commands=(
-        Command(
+        ScreenCommand(
             "view.decoding",
             "View",
             "Decoding of this chat",

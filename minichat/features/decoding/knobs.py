@@ -26,7 +26,7 @@ _HINTS = {_STRATEGY: "change it to choose another", _PRESET: "change it to choos
 
 
 @dataclass(slots=True)
-class Typing:
+class TypedValue:
     """A value while it is typed."""
 
     text: str
@@ -82,7 +82,7 @@ class Knobs(Widget, can_focus=True):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._typing: Typing | None = None
+        self._typing: TypedValue | None = None
         self.strategies = Strategies()  # of the chat whose decoding this is
 
     @property
@@ -253,7 +253,7 @@ class Knobs(Widget, can_focus=True):
     # What comes of them
 
     def _type(self, text: str) -> None:
-        self._typing = Typing(text)
+        self._typing = TypedValue(text)
         self.refresh()
 
     def _commit(self) -> None:

@@ -9,7 +9,7 @@ from textual import on
 from engine.api.errors import EngineError
 from engine.api.events import TokenLogprob
 from minichat.chats.model import Message
-from minichat.features.feature import Command, Context, Feature, HelpSection, MessageCommand
+from minichat.features.feature import Context, Feature, HelpSection, MessageCommand, ScreenCommand
 from minichat.features.picking.line import TokenPicker
 from minichat.session.branching import go_on_with
 from minichat.session.conversation import Conversation
@@ -212,7 +212,9 @@ def _pick_message(context: Context, message: Message) -> None:
 PICKING = Feature(
     name="picking",
     title="Along the tokens of a reply",
-    commands=(Command("reply.pick", "Reply", "Tokens of the last reply: pick another one", pick, "alt+c"),),
+    commands=(
+        ScreenCommand("reply.pick", "Reply", "Tokens of the last reply: pick another one", pick, "alt+c"),
+    ),
     message_commands=(
         MessageCommand(
             "Walk along its tokens, and go on with another one", _pick_message, _reply, at_rest=True

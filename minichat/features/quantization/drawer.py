@@ -33,7 +33,7 @@ _PURPOSES = {
 Row = tuple[str, str, float | None]  # a label, its figure, and a share of the whole to draw
 
 
-class Facts(Widget):
+class Figures(Widget):
     """Labels with figures, and bars where there is a whole to compare with."""
 
     rows: reactive[tuple[Row, ...]] = reactive((), layout=True)
@@ -112,7 +112,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
 
     def __init__(self, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
-        self.scheme, self.memory, self.room = Facts(), Facts(), Facts()
+        self.scheme, self.memory, self.room = Figures(), Figures(), Figures()
         self.schemes, self.change = Schemes(), Static(classes="change")
         self.forms, self._of_forms = Schemes(), Static("KV cache, a token", classes="section")
         self.preview = Static(classes="preview")

@@ -3,7 +3,7 @@
 from textual import on
 
 from engine.api.commands import CancelQuantization, SetKvScheme, SetQuantization
-from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
+from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 from minichat.features.quantization.drawer import QuantizationDrawer, Schemes
 from minichat.ui.marks import ASCII
 
@@ -49,7 +49,7 @@ QUANTIZATION = Feature(
     name="quantization",
     title="Quantization and memory",
     commands=(
-        Command(
+        ScreenCommand(
             "view.quantization",
             "View",
             "Quantization and memory of the engine",

@@ -8,7 +8,7 @@ from textual.app import SuspendNotSupported
 from textual.content import Content
 
 from engine.api.errors import EngineError
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.monitor import MonitorSide
 from minichat.features.tour.guide import Guide
 from minichat.features.tour.pages import PAGES, SYSTEM, Page
@@ -155,7 +155,7 @@ def _lead(context: Context) -> Tour | None:
 TOUR = Feature(
     name="tour",
     title="A tour of the engine",
-    commands=(Command("program.tour", "Program", "A tour of the engine", start),),
+    commands=(ScreenCommand("program.tour", "Program", "A tour of the engine", start),),
     part=_lead,
     css="""
     #tour {

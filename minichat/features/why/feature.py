@@ -15,7 +15,7 @@ from engine.api.commands import MeasureSpeeds
 from engine.api.errors import EngineError
 from engine.api.snapshot import Snapshot, Speeds
 from minichat.clients.protocol import Backend
-from minichat.features.feature import Command, Context, Feature
+from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.why.speed import Speed, Use, explain
 from minichat.ui.dialogs.dialog import Dialog
 from minichat.ui.engine_watch import EngineWatch
@@ -155,6 +155,6 @@ def why(context: Context) -> None:
 WHY = Feature(
     name="why",
     title="Why this speed",
-    commands=(Command("view.why", "View", "Why this speed", why, "f8"),),
+    commands=(ScreenCommand("view.why", "View", "Why this speed", why, "f8"),),
     css=".sheet.-figures { width: 76; }",
 )

@@ -7,6 +7,6 @@ from minichat.ui.monitor.latency import Latency
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.panel import MonitorPanel
 from minichat.ui.monitor.queues import Queues
-from minichat.ui.monitor.rates import Rates
+from minichat.ui.monitor.rates import RateGraphs
 
-__all__ = ["EngineLine", "EventLog", "KVMap", "Latency", "MonitorPanel", "Owner", "Queues", "Rates"]
+__all__ = ["EngineLine", "EventLog", "KVMap", "Latency", "MonitorPanel", "Owner", "Queues", "RateGraphs"]

@@ -20,7 +20,7 @@ _WIDE, _AIRY = 76, 46  # columns from which there is room for all, and for blank
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class EngineSummary:
     """What the line says; nothing is drawn while it stays the same."""
 
     used: int
@@ -42,7 +42,7 @@ class EngineLine(Widget):
     DEFAULT_CSS = """
     EngineLine { height: 1; }
     """
-    facts: reactive[Facts | None] = reactive(None, layout=False)
+    facts: reactive[EngineSummary | None] = reactive(None, layout=False)
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -55,7 +55,7 @@ class EngineLine(Widget):
         self._history.append(rate)
         phases = Counter(request.phase for request in snapshot.requests)
         out = phases["preempted"] + phases["swapped"]
-        self.facts = Facts(
+        self.facts = EngineSummary(
             used=snapshot.blocks.in_use,
             size=len(snapshot.blocks.refs),
             waiting=max(phases["waiting"], snapshot.waiting - out),

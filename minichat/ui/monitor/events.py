@@ -20,7 +20,7 @@ _KEPT = 2000
 _KIND = 9  # cells of the longest kind
 
 
-class Entry(NamedTuple):
+class EventLine(NamedTuple):
     """One line, made when the event came."""
 
     clock: str
@@ -66,9 +66,9 @@ class EventLog(Pane):
         self.pattern = ""
         self._clock = clock
         self._ahead: float | None = None  # of the engine's clock to ours
-        self._entries: deque[Entry] = deque(maxlen=_KEPT)
-        self._fresh: deque[Entry] = deque(maxlen=_KEPT)  # not looked at yet
-        self._shown: deque[Entry] = deque(maxlen=_KEPT)  # those that match
+        self._entries: deque[EventLine] = deque(maxlen=_KEPT)
+        self._fresh: deque[EventLine] = deque(maxlen=_KEPT)  # not looked at yet
+        self._shown: deque[EventLine] = deque(maxlen=_KEPT)  # those that match
         self._back = 0  # lines between the view's end and the log's
         self._woken = False
         self._finder = Input(placeholder="a letter, or words", compact=True)
@@ -84,7 +84,7 @@ class EventLog(Pane):
             self._ahead = self._clock() - event.at
         at = time.strftime("%H:%M:%S", time.localtime(event.at + self._ahead))
         kind, words = said(event)
-        entry = Entry(at, getattr(event, "request", -1), kind, self.signs.line(words))
+        entry = EventLine(at, getattr(event, "request", -1), kind, self.signs.line(words))
         self._entries.append(entry)
         self._fresh.append(entry)
         if self.is_attached and not self._woken and not self.note:
@@ -114,7 +114,7 @@ class EventLog(Pane):
             return [self.heading(*facts), ((f" {empty}", "muted"),)]
         return [self.heading(*facts, right=right), *(self._line(entry, width) for entry in shown)]
 
-    def _line(self, entry: Entry, width: int) -> Row:
+    def _line(self, entry: EventLine, width: int) -> Row:
         owner = self.owner_of(entry.request)
         spans: list[Span] = [(f" {entry.clock} ", "muted")]
         spans.append((f"{owner.letter if entry.request >= 0 else '':<2}", f"owner:{owner.index}"))
@@ -132,7 +132,7 @@ class EventLog(Pane):
                 self._shown.append(entry)
                 self._back += self._back > 0
 
-    def _matches(self, entry: Entry) -> bool:
+    def _matches(self, entry: EventLine) -> bool:
         """A word of one or two letters is a chat's; longer ones are looked for in the whole line."""
         letter = self.owner_of(entry.request).letter.lower()
         line = f"{entry.request} {entry.kind} {entry.words}".lower()

@@ -20,7 +20,7 @@ from minichat.ui.monitor.latency import Latency
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Pane
 from minichat.ui.monitor.queues import Queues
-from minichat.ui.monitor.rates import Rates
+from minichat.ui.monitor.rates import RateGraphs
 from minichat.ui.switches import named, turned
 
 
@@ -63,7 +63,7 @@ class MonitorPanel(Widget):
         super().__init__(id=id)
         self.kvmap, self.queues = KVMap(ascii=ascii), Queues(ascii=ascii)
         self.rates, self.latency, self.event_log = (
-            Rates(ascii=ascii),
+            RateGraphs(ascii=ascii),
             Latency(ascii=ascii),
             EventLog(ascii=ascii),
         )

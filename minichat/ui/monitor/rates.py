@@ -12,7 +12,7 @@ _MARKS = 32
 _LABEL = 22  # cells of ` prefill   1,234 tok/s`
 
 
-class Rates(Pane):
+class RateGraphs(Pane):
     """Prefill and decode as graphs with their axes, and what a step holds."""
 
     number, title = 3, "rates"

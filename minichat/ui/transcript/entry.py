@@ -13,13 +13,13 @@ from minichat.ui.transcript.markdown.cells import cell_width, clip, wrap
 from minichat.ui.transcript.markdown.document import Document, Enough, estimate
 from minichat.ui.transcript.markdown.draw import draw
 from minichat.ui.transcript.markdown.leaves import Leaf
-from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Look, Row
+from minichat.ui.transcript.markdown.rows import Fragment, Look, RenderedLeaf, Row
 
 RETRY = "r to retry"
 _THOUGHT: Look = ("thought",)
 
 
-class Part(IntEnum):
+class EntryPart(IntEnum):
     """What an entry is made of, from top to bottom."""
 
     HEAD = 0
@@ -35,7 +35,7 @@ class Part(IntEnum):
 class Spot(NamedTuple):
     """A line of an entry."""
 
-    part: Part
+    part: EntryPart
     leaf: int
     row: int
 
@@ -59,7 +59,7 @@ class Entry:
     _thought_for: float | None = None
     _tail = ""
     _tail_leaf: Leaf | None = None
-    _note: Drawn | None = None
+    _note: RenderedLeaf | None = None
     _note_width = 0
 
     def __init__(self, message: Message, serial: int, letter: str, canvas: Canvas) -> None:
@@ -94,7 +94,7 @@ class Entry:
         begins = not body.text and not self._tail
         self._tail = tail
         line, self._tail_leaf = body.extend(text, tail, enough)
-        return 0 if begins else self.part_top(Part.BODY) + line
+        return 0 if begins else self.part_top(EntryPart.BODY) + line
 
     def settle(self, message: Message, enough: Enough) -> bool:
         """The finished message. True where its text is what had come already."""
@@ -141,27 +141,27 @@ class Entry:
             return 2 + lines + bool(message.reasoning) + (message.state in ("failed", "stopped"))
         return sum(height for _, height in self.parts())
 
-    def parts(self) -> Iterator[tuple[Part, int]]:
+    def parts(self) -> Iterator[tuple[EntryPart, int]]:
         """The parts that there are, with their heights."""
-        yield Part.HEAD, 1
+        yield EntryPart.HEAD, 1
         if self.thought is not None or self.message.reasoning:
-            yield Part.FOLD, 1
+            yield EntryPart.FOLD, 1
         if self.thought is not None and self.thought.unfolded:
-            yield Part.THOUGHT, self.thought.document.known
+            yield EntryPart.THOUGHT, self.thought.document.known
         if self.body is None:
             if self.message.text:
-                yield Part.BODY, estimate(len(self.message.text), self._lines, self._canvas.width)
+                yield EntryPart.BODY, estimate(len(self.message.text), self._lines, self._canvas.width)
         else:
-            yield Part.BODY, self.body.known
+            yield EntryPart.BODY, self.body.known
             if self._tail_leaf is not None:
-                yield Part.TAIL, len(self._tail_drawn().rows)
+                yield EntryPart.TAIL, len(self._tail_drawn().rows)
         if self.behind:
-            yield Part.COMING, 1 + estimate(self.behind, 0, self._canvas.width)
+            yield EntryPart.COMING, 1 + estimate(self.behind, 0, self._canvas.width)
         if self.message.state in ("failed", "stopped"):
-            yield Part.NOTE, len(self.note().rows)
-        yield Part.SPACE, 1
+            yield EntryPart.NOTE, len(self.note().rows)
+        yield EntryPart.SPACE, 1
 
-    def part_top(self, wanted: Part) -> int:
+    def part_top(self, wanted: EntryPart) -> int:
         top = 0
         for part, height in self.parts():
             if part >= wanted:
@@ -181,11 +181,11 @@ class Entry:
             above = self.part_top(part)
             document.measure(top - above, bottom - above)
 
-    def documents(self) -> list[tuple[Part, Document]]:
-        shown = [(Part.THOUGHT, self.thought.document)] if self.thought and self.thought.unfolded else []
-        return [*shown, (Part.BODY, self.body)] if self.body is not None else shown
+    def documents(self) -> list[tuple[EntryPart, Document]]:
+        shown = [(EntryPart.THOUGHT, self.thought.document)] if self.thought and self.thought.unfolded else []
+        return [*shown, (EntryPart.BODY, self.body)] if self.body is not None else shown
 
-    def document(self, part: Part) -> Document | None:
+    def document(self, part: EntryPart) -> Document | None:
         return next((document for each, document in self.documents() if each == part), None)
 
     def spot(self, y: int) -> Spot:
@@ -195,7 +195,7 @@ class Entry:
                 document = self.document(part)
                 return Spot(part, *document.find(y)) if document is not None else Spot(part, 0, y)
             y -= height
-        return Spot(Part.SPACE, 0, 0)
+        return Spot(EntryPart.SPACE, 0, 0)
 
     def line(self, spot: Spot) -> int:
         """The line on which a spot is now."""
@@ -208,31 +208,35 @@ class Entry:
 
     # Drawing
 
-    def drawn(self, spot: Spot) -> Drawn:
+    def drawn(self, spot: Spot) -> RenderedLeaf:
         """All rows of the leaf that a spot is in; spot.row counts in these."""
         document = self.document(spot.part)
         if document is not None and document.leaves:
             return document.sheet(min(spot.leaf, len(document.leaves) - 1)).drawn
         match spot.part:
-            case Part.HEAD:
-                return Drawn("", (self._head(),))
-            case Part.FOLD:
-                return Drawn("", (self._fold(),))
-            case Part.TAIL:
+            case EntryPart.HEAD:
+                return RenderedLeaf("", (self._head(),))
+            case EntryPart.FOLD:
+                return RenderedLeaf("", (self._fold(),))
+            case EntryPart.TAIL:
                 return self._tail_drawn()
-            case Part.COMING:
+            case EntryPart.COMING:
                 text = f"{self._canvas.glyphs.cut} {self.behind:,} characters are being read"
-                return Drawn("", (Row((Fragment(text, ("note",)),)),))
-            case Part.NOTE:
+                return RenderedLeaf("", (Row((Fragment(text, ("note",)),)),))
+            case EntryPart.NOTE:
                 return self.note()
             case _:
-                return Drawn("", (Row(),))
+                return RenderedLeaf("", (Row(),))
 
-    def _tail_drawn(self) -> Drawn:
+    def _tail_drawn(self) -> RenderedLeaf:
         leaf = self._tail_leaf
-        return draw(leaf, self._canvas.width, self._canvas.glyphs, (), self._tail) if leaf else Drawn("", ())
+        return (
+            draw(leaf, self._canvas.width, self._canvas.glyphs, (), self._tail)
+            if leaf
+            else RenderedLeaf("", ())
+        )
 
-    def note(self) -> Drawn:
+    def note(self) -> RenderedLeaf:
         """How it ended, where it did not end well."""
         canvas = self._canvas
         if self._note is None or self._note_width != canvas.width:
@@ -246,7 +250,7 @@ class Entry:
                 source, look = f"stopped: {reason}" if reason else "stopped", ("note",)
             source = drawable(source.expandtabs(1))
             rows = (Row((Fragment(source[start:end], look),)) for start, end in wrap(source, canvas.width))
-            self._note, self._note_width = Drawn("", tuple(rows)), canvas.width
+            self._note, self._note_width = RenderedLeaf("", tuple(rows)), canvas.width
         return self._note
 
     def _head(self) -> Row:

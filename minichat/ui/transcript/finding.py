@@ -3,9 +3,9 @@
 import re
 from typing import NamedTuple
 
-from minichat.ui.transcript.entry import Part, Spot
+from minichat.ui.transcript.entry import EntryPart, Spot
 from minichat.ui.transcript.markdown.document import Enough
-from minichat.ui.transcript.markdown.rows import Drawn
+from minichat.ui.transcript.markdown.rows import RenderedLeaf
 from minichat.ui.transcript.marks import row_of
 from minichat.ui.transcript.view import Place, View
 
@@ -24,7 +24,7 @@ class Find:
         self._pattern = re.compile(re.escape(wanted), re.IGNORECASE)
         self.current: Hit | None = None
 
-    def ranges(self, drawn: Drawn) -> list[tuple[int, int]]:
+    def ranges(self, drawn: RenderedLeaf) -> list[tuple[int, int]]:
         """Where it occurs in what a leaf shows."""
         return [found.span() for found in self._pattern.finditer(drawn.plain)]
 
@@ -86,7 +86,7 @@ class Find:
         ranges = self.ranges(drawn)
         rank = min(rank, len(ranges) - 1)
         row = row_of(drawn, ranges[rank][0]) if ranges else 0
-        return Place(entry, Spot(Part.BODY, leaf, row)), rank
+        return Place(entry, Spot(EntryPart.BODY, leaf, row)), rank
 
     def _offsets(self, index: int) -> list[int]:
         text = self._view.entries[index].text

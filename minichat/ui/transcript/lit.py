@@ -6,7 +6,7 @@ from typing import Literal, get_args
 from textual.geometry import Offset
 from textual.selection import Selection
 
-from minichat.ui.transcript.entry import Entry, Part, Spot
+from minichat.ui.transcript.entry import Entry, EntryPart, Spot
 from minichat.ui.transcript.markdown.cells import Span
 from minichat.ui.transcript.markdown.document import Document
 from minichat.ui.transcript.marks import row_of
@@ -40,7 +40,7 @@ class Lit:
         """The characters to light of the leaf that this line is of."""
         wanted = self.spans.get(place.entry.message.id)
         document = place.entry.body
-        if not wanted or document is None or place.spot.part != Part.BODY or not document.leaves:
+        if not wanted or document is None or place.spot.part != EntryPart.BODY or not document.leaves:
             return []
         drawn = document.sheet(place.spot.leaf).drawn
         kept = self._kept.get(place.key)
@@ -56,10 +56,10 @@ class Lit:
                 if not document.leaves:
                     continue
                 leaf = document.leaf_at(start)
-                place = Place(entry, Spot(Part.BODY, leaf, 0))
+                place = Place(entry, Spot(EntryPart.BODY, leaf, 0))
                 ranges = self.ranges(place)
                 row = row_of(document.sheet(leaf).drawn, ranges[0][0]) if ranges else 0
-                return Place(entry, Spot(Part.BODY, leaf, row))
+                return Place(entry, Spot(EntryPart.BODY, leaf, row))
         return None
 
 
@@ -68,7 +68,7 @@ def chosen_spans(view: View, selection: Selection) -> dict[int, list[Span]]:
     start, end = selection
     found: dict[int, list[Span]] = {}
     for entry in view.entries:
-        first, last = (Place(entry, Spot(part, 0, 0)).key for part in (Part.HEAD, Part.SPACE))
+        first, last = (Place(entry, Spot(part, 0, 0)).key for part in (EntryPart.HEAD, EntryPart.SPACE))
         if (start is not None and start.y > last) or (end is not None and end.y < first):
             continue
         if span := _of_entry(entry, start, end):
@@ -78,7 +78,7 @@ def chosen_spans(view: View, selection: Selection) -> dict[int, list[Span]]:
 
 def _of_entry(entry: Entry, start: Offset | None, end: Offset | None) -> Span | None:
     document = entry.open(lambda: False)
-    base, count = Place(entry, Spot(Part.BODY, 0, 0)).key, len(document.leaves)
+    base, count = Place(entry, Spot(EntryPart.BODY, 0, 0)).key, len(document.leaves)
     if not count:
         return None
     low, high = 0, len(document.text)

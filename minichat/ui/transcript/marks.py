@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 
 from minichat.ui.transcript.markdown.cells import cell_width
-from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Row
+from minichat.ui.transcript.markdown.rows import Fragment, RenderedLeaf, Row
 
 _WORD = re.compile(r"[\w./~-]*\w")
 
@@ -58,7 +58,7 @@ def column_of(row: Row, character: int) -> int:
     return column
 
 
-def row_of(drawn: Drawn, character: int) -> int:
+def row_of(drawn: RenderedLeaf, character: int) -> int:
     """The row that shows a character; the last one that begins before it, where white space is not drawn."""
     found = 0
     for index, row in enumerate(drawn.rows):

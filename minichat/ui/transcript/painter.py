@@ -12,12 +12,12 @@ from minichat.ui.transcript.lit import WAYS, Lit
 from minichat.ui.transcript.markdown import highlight
 from minichat.ui.transcript.markdown.cells import clip
 from minichat.ui.transcript.markdown.leaves import Leaf
-from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Row
+from minichat.ui.transcript.markdown.rows import Fragment, RenderedLeaf, Row
 from minichat.ui.transcript.marks import marked
 from minichat.ui.transcript.view import Place, View
 
 
-class Frame(NamedTuple):
+class PaintContext(NamedTuple):
     """What is the same for all lines that are drawn in one go."""
 
     top: int
@@ -37,7 +37,7 @@ class Painter:
         self.current: tuple[int, int] | None = None  # the leaf with the present hit, and which it is
         self.lit = {way: Lit(view, way) for way in WAYS}
 
-    def row(self, place: Place) -> tuple[Row, Drawn]:
+    def row(self, place: Place) -> tuple[Row, RenderedLeaf]:
         drawn = place.entry.drawn(place.spot)
         return drawn.rows[min(place.spot.row, len(drawn.rows) - 1)] if drawn.rows else Row(), drawn
 

@@ -4,7 +4,7 @@ from textual.geometry import Offset
 from textual.message import Message
 from textual.selection import Selection
 
-from minichat.ui.transcript.entry import Part
+from minichat.ui.transcript.entry import EntryPart
 from minichat.ui.transcript.marks import character_at, word_at
 from minichat.ui.transcript.painter import Painter
 from minichat.ui.transcript.requests import LinkClicked, MessageMenu, RetryRequested
@@ -15,9 +15,9 @@ def asked_at(painter: Painter, place: Place, x: int) -> Message | None:
     """What somebody wants who clicks there."""
     message = place.entry.message
     match place.spot.part:
-        case Part.HEAD:
+        case EntryPart.HEAD:
             return MessageMenu(message.id)
-        case Part.NOTE if message.retriable:
+        case EntryPart.NOTE if message.retriable:
             return RetryRequested(message.id)
     row, drawn = painter.row(place)
     at = character_at(row, x)

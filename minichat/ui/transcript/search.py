@@ -1,16 +1,16 @@
 """Going from one place where a text occurs to the next."""
 
-from minichat.ui.transcript.entry import Part
+from minichat.ui.transcript.entry import EntryPart
 from minichat.ui.transcript.finding import Find
 from minichat.ui.transcript.painter import Painter
 from minichat.ui.transcript.view import View
-from minichat.ui.transcript.window import Window, budget
+from minichat.ui.transcript.window import Viewport, budget
 
 
 class Search:
     """Highlights what it finds, and brings one hit after the other into view."""
 
-    def __init__(self, view: View, painter: Painter, window: Window) -> None:
+    def __init__(self, view: View, painter: Painter, window: Viewport) -> None:
         self._view, self._painter, self._window = view, painter, window
 
     def begin(self, text: str) -> bool:
@@ -20,7 +20,7 @@ class Search:
             return False
         top = self._view.place(self._window.top)
         leaf = self._painter.leaf(top)
-        in_body = leaf is not None and top.spot.part == Part.BODY
+        in_body = leaf is not None and top.spot.part == EntryPart.BODY
         find = self._painter.find = Find(self._view, text)
         found = find.start(self._view.index(top.entry), leaf.start if leaf and in_body else 0)
         self._show()

@@ -5,7 +5,7 @@ from textwrap import dedent
 from textual.geometry import Offset
 from textual.selection import Selection
 
-from minichat.ui.transcript.entry import Entry, Part, Spot
+from minichat.ui.transcript.entry import Entry, EntryPart, Spot
 from minichat.ui.transcript.glyphs import pasteable
 from minichat.ui.transcript.markdown.document import Document
 from minichat.ui.transcript.view import Place, View
@@ -30,14 +30,14 @@ def selected(view: View, selection: Selection) -> str:
     return "\n\n".join(messages)
 
 
-def _documents(entry: Entry) -> list[tuple[Part, Document]]:
+def _documents(entry: Entry) -> list[tuple[EntryPart, Document]]:
     body = entry.open(lambda: False)
     entry.catch_up(lambda: False)
-    return entry.documents() or [(Part.BODY, body)]
+    return entry.documents() or [(EntryPart.BODY, body)]
 
 
 def _of_document(
-    entry: Entry, part: Part, document: Document, start: Offset | None, end: Offset | None
+    entry: Entry, part: EntryPart, document: Document, start: Offset | None, end: Offset | None
 ) -> str:
     """What of one text lies between two places."""
     leaves = document.leaves

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from minichat.chats.model import Message
-from minichat.ui.transcript.entry import Entry, Part, Spot
+from minichat.ui.transcript.entry import Entry, EntryPart, Spot
 from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.markdown.document import Enough
 from minichat.ui.transcript.markdown.heights import Heights
@@ -119,7 +119,7 @@ class View:
         """The first line of the leaf with this key."""
         part, leaf = key >> _BITS_LEAF, key & ((1 << _BITS_LEAF) - 1)
         entry = self.by_serial(part >> _BITS_PART)
-        return Place(entry, Spot(Part(part & ((1 << _BITS_PART) - 1)), leaf, 0)) if entry else None
+        return Place(entry, Spot(EntryPart(part & ((1 << _BITS_PART) - 1)), leaf, 0)) if entry else None
 
     def by_serial(self, serial: int) -> Entry | None:
         index = serial - self.entries[0].serial if self.entries else -1

@@ -17,19 +17,19 @@ from minichat.ui.lines import Bar, lines_of
 from minichat.ui.transcript import requests
 from minichat.ui.transcript.bindings import HINTS, KEYS
 from minichat.ui.transcript.caret import Caret
-from minichat.ui.transcript.entry import Entry, Part, Spot
+from minichat.ui.transcript.entry import Entry, EntryPart, Spot
 from minichat.ui.transcript.glyphs import UNICODE, Glyphs
 from minichat.ui.transcript.greeting import Greeting
 from minichat.ui.transcript.lit import Spans, Way, chosen_spans
 from minichat.ui.transcript.markdown import highlight
 from minichat.ui.transcript.markdown.canvas import Canvas
-from minichat.ui.transcript.painter import Frame, Painter
+from minichat.ui.transcript.painter import PaintContext, Painter
 from minichat.ui.transcript.palette import CSS, LOOKS, colour, component
 from minichat.ui.transcript.pointer import asked_at, word_at_pointer
 from minichat.ui.transcript.search import Search
 from minichat.ui.transcript.selecting import selected
 from minichat.ui.transcript.view import Place, View
-from minichat.ui.transcript.window import Window, budget
+from minichat.ui.transcript.window import Viewport, budget
 
 _WIDTH = 80  # until the screen has given one
 
@@ -67,9 +67,9 @@ class Transcript(ScrollView, can_focus=True):
         self._view = View(self._canvas)
         self._painter = Painter(self._view, self._want)
         self._caret = Caret(self._view)
-        self._window = Window(self, self._view)
+        self._window = Viewport(self, self._view)
         self._search = Search(self._view, self._painter, self._window)
-        self._frame: Frame | None = None  # while it is drawn
+        self._frame: PaintContext | None = None  # while it is drawn
         self._cursor: Entry | None = None  # the message that keys act on, where the reader chose one
         self._languages: set[str] = set()  # whose lexers were asked for
         self._greeting = Greeting()
@@ -180,7 +180,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         window = self._window
-        self._frame = Frame(window.top, window.height - 1, self._notice(), self.text_selection)
+        self._frame = PaintContext(window.top, window.height - 1, self._notice(), self.text_selection)
         try:
             return lines_of(self, crop)
         finally:
@@ -282,7 +282,7 @@ class Transcript(ScrollView, can_focus=True):
 
     def action_select_message(self) -> None:
         if (entry := self._current()) is not None:
-            first, last = (Place(entry, Spot(part, 0, 0)).key for part in (Part.HEAD, Part.SPACE))
+            first, last = (Place(entry, Spot(part, 0, 0)).key for part in (EntryPart.HEAD, EntryPart.SPACE))
             self._select(Selection(Offset(0, first), Offset(0, last)))
 
     def action_copy(self) -> None:
@@ -342,7 +342,7 @@ class Transcript(ScrollView, can_focus=True):
     def _toggle(self, entry: Entry) -> None:
         """Show or hide a message's reasoning; the line with its length stays where it is."""
         entry.open(budget())
-        y = self._view.top(entry) + entry.part_top(Part.FOLD)
+        y = self._view.top(entry) + entry.part_top(EntryPart.FOLD)
         if self._window.top <= y:
             self._window.leave()
         entry.toggle()
@@ -367,7 +367,7 @@ class Transcript(ScrollView, can_focus=True):
             if event.chain > 1:
                 if word := word_at_pointer(self._painter, place, offset.x, whole=event.chain > 2):
                     self._select(word)
-            elif place.spot.part == Part.FOLD:
+            elif place.spot.part == EntryPart.FOLD:
                 self._toggle(place.entry)
             elif (wanted := asked_at(self._painter, place, offset.x)) is not None:
                 self.post_message(wanted)

@@ -23,7 +23,7 @@ def budget() -> Enough:
     return lambda: time.perf_counter() >= end
 
 
-class Window:
+class Viewport:
     """Measures what comes into view, and keeps it still while heights around it become known."""
 
     def __init__(self, widget: ScrollView, view: View) -> None:

@@ -6,7 +6,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Static
 
 from engine.api.snapshot import Snapshot
-from minichat.features.feature import Command, Context, Feature, HelpSection, PanelSpec
+from minichat.features.feature import Context, Feature, HelpSection, PanelSpec, ScreenCommand
 
 
 class Fullness(Static, can_focus=True):
@@ -40,7 +40,9 @@ def toggle(context: Context) -> None:
 FULLNESS = Feature(
     name="fullness",
     title="How full the cache has been",
-    commands=(Command("view.fullness", "View", "How full the cache has been", toggle, "f9", "fullness"),),
+    commands=(
+        ScreenCommand("view.fullness", "View", "How full the cache has been", toggle, "f9", "fullness"),
+    ),
     panel=PanelSpec(Fullness, sees=Fullness.see_snapshot),
     help=(HelpSection("In the fullness drawer", (("{fullness.forget}", "forget the largest share"),)),),
     keyed=(("fullness", Fullness),),

@@ -5,7 +5,7 @@ from textual.content import Content
 
 from engine.api.snapshot import Load, Quantiles, Snapshot, Speculation, StepTimes
 from engine.api.snapshot import Throughput as Speeds
-from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, Rates
+from minichat.ui.monitor import EngineLine, Latency, MonitorPanel, RateGraphs
 from minichat.ui.monitor.graphs import History, rounded_up
 from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import lines, staged, until
@@ -16,7 +16,7 @@ def at(decode: float, prefill: float = 0.0, *, when: float = 0.0) -> Snapshot:
 
 
 async def test_rates_have_a_history_and_axes() -> None:
-    rates = Rates(ascii=True)
+    rates = RateGraphs(ascii=True)
     async with staged(rates, (55, 6), focus=False):  # 30 cells for 30 seconds
         for second, decode in enumerate((0, 100, 200, 300, 400)):
             rates.remember(at(decode, when=100.0 + second))
@@ -81,7 +81,7 @@ def test_the_top_of_an_axis_is_a_round_number(value: float, top: float) -> None:
 
 
 async def test_rates_tell_what_guessing_ahead_has_brought() -> None:
-    rates = Rates(ascii=True)
+    rates = RateGraphs(ascii=True)
     async with staged(rates, (50, 8), focus=False):
         rates.update_from(snapshot(8, speculation=Speculation("", True, 10, 40, 30, 1.52)), {})
         assert " guesses 75% stand  4.0 tok a try  gain 1.52x" in [line.rstrip() for line in lines(rates)]
@@ -90,7 +90,7 @@ async def test_rates_tell_what_guessing_ahead_has_brought() -> None:
 
 
 async def test_graphs_grow_with_the_pane() -> None:
-    rates = Rates()
+    rates = RateGraphs()
     async with staged(rates, (80, 14), focus=False):
         for decode in range(201):
             rates.remember(at(decode, 5, when=decode / 4))

@@ -9,7 +9,7 @@ from textual.color import Color
 from textual.geometry import Region
 
 from engine.api import events
-from engine.api.snapshot import Quantiles, Rates, StepTimes
+from engine.api.snapshot import Quantiles, StepTimes, Throughput
 from minichat.ui.monitor import MonitorPanel, Queues
 from minichat.ui.monitor.arrange import PANES, arrange
 from minichat.ui.monitor.pane import Pane
@@ -17,7 +17,7 @@ from tests.widgets.monitor.snapshots import OWNERS, request, snapshot
 from tests.widgets.monitor.stage import heard, lines, staged, until
 
 SHOT = snapshot(640, [request(number, blocks=range(number * 9, number * 9 + 9)) for number in range(6)])
-IDLE = snapshot(640, rates=Rates(), ttft=Quantiles(), itl=Quantiles(), step_times=StepTimes())
+IDLE = snapshot(640, rates=Throughput(), ttft=Quantiles(), itl=Quantiles(), step_times=StepTimes())
 
 
 @given(st.integers(1, 300), st.integers(1, 100), st.sampled_from([None, *PANES]))

@@ -9,7 +9,7 @@ from textual.geometry import Offset
 from textual.selection import SELECT_ALL, Selection
 
 from minichat.ui.transcript import UNICODE, Transcript
-from minichat.ui.transcript.entry import Part, Spot
+from minichat.ui.transcript.entry import EntryPart, Spot
 from minichat.ui.transcript.glyphs import pasteable
 from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.selecting import selected
@@ -29,7 +29,7 @@ def view_of(*sources: str, width: int = 30) -> View:
 
 def key(view: View, message: int, leaf: int) -> int:
     view.entries[message].open(lambda: False)
-    return Place(view.entries[message], Spot(Part.BODY, leaf, 0)).key
+    return Place(view.entries[message], Spot(EntryPart.BODY, leaf, 0)).key
 
 
 def chosen(reader: Reader) -> str:

@@ -12,7 +12,7 @@ from minichat.ui.transcript.glyphs import Glyphs
 from minichat.ui.transcript.markdown.cells import cell_width
 from minichat.ui.transcript.markdown.draw import draw
 from minichat.ui.transcript.markdown.leaves import Leaf
-from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Look, Row
+from minichat.ui.transcript.markdown.rows import Fragment, Look, RenderedLeaf, Row
 
 MAX_ROWS = 400  # that are kept: some screens of them
 
@@ -26,7 +26,7 @@ class Sheet:
     leaf: Leaf
     tail: str
     growing: bool
-    drawn: Drawn
+    drawn: RenderedLeaf
     strips: dict[int, Strip] = field(default_factory=dict)
 
 

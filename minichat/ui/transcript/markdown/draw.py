@@ -8,7 +8,7 @@ from minichat.ui.transcript.markdown import highlight
 from minichat.ui.transcript.markdown.cells import Span, break_line, cell_width, clip, wrap
 from minichat.ui.transcript.markdown.inline import Run, as_written, parse
 from minichat.ui.transcript.markdown.leaves import Leaf
-from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Look, Row, fragments_of, links_in
+from minichat.ui.transcript.markdown.rows import Fragment, Look, RenderedLeaf, Row, fragments_of, links_in
 from minichat.ui.transcript.markdown.table import draw_table
 
 _TAB = 4
@@ -18,7 +18,7 @@ _MARKED = 8  # widths that the source of a row with markup may have
 
 def draw(
     leaf: Leaf, width: int, glyphs: Glyphs, base: Look = (), tail: str = "", growing: bool = False
-) -> Drawn:
+) -> RenderedLeaf:
     """A leaf's rows, none wider than the width. The tail may be taken back; what grows goes on."""
     first, others = margins(leaf, width, glyphs)
     room = max(1, width - cell_width(others))
@@ -30,7 +30,7 @@ def draw(
         case "table":
             drawn = draw_table(leaf, room, glyphs, base)
         case "rule":
-            drawn = Drawn("", (Row((Fragment(glyphs.rule * room, (*base, "mark")),)),))
+            drawn = RenderedLeaf("", (Row((Fragment(glyphs.rule * room, (*base, "mark")),)),))
         case "plain":
             drawn = _folded(as_written(leaf.text), room, base)
         case _:
@@ -93,7 +93,7 @@ def _gap(leaf: Leaf, glyphs: Glyphs, base: Look) -> Row:
     return Row((Fragment(glyphs.quote * quotes, (*base, "mark")),)) if quotes else Row()
 
 
-def _text(leaf: Leaf, width: int, base: Look, tail: str) -> Drawn:
+def _text(leaf: Leaf, width: int, base: Look, tail: str) -> RenderedLeaf:
     runs = parse(leaf.text)
     if leaf.kind == "heading":
         base += ("heading", "title") if leaf.info == "1" else ("heading",)
@@ -102,13 +102,13 @@ def _text(leaf: Leaf, width: int, base: Look, tail: str) -> Drawn:
     return _folded(runs, width, base)
 
 
-def _folded(runs: tuple[Run, ...], width: int, base: Look) -> Drawn:
+def _folded(runs: tuple[Run, ...], width: int, base: Look) -> RenderedLeaf:
     plain = "".join(run.text for run in runs)
     lines = fragments_of(runs, wrap(plain, width), base)
-    return Drawn(plain, tuple(Row(tuple(line)) for line in lines), links_in(runs))
+    return RenderedLeaf(plain, tuple(Row(tuple(line)) for line in lines), links_in(runs))
 
 
-def _code(leaf: Leaf, width: int, glyphs: Glyphs, base: Look, tail: str, growing: bool) -> Drawn:
+def _code(leaf: Leaf, width: int, glyphs: Glyphs, base: Look, tail: str, growing: bool) -> RenderedLeaf:
     """Code never loses a space: lines that are too long go on after a sign."""
     look = (*base, "block")
     plain = drawable(leaf.text.removesuffix("\n"))
@@ -138,7 +138,7 @@ def _code(leaf: Leaf, width: int, glyphs: Glyphs, base: Look, tail: str, growing
         if any("\t" in fragment.text for fragment in fragments):
             fragments = _untabbed(fragments)
         rows.append(Row((bar, turn, *fragments) if turned else (bar, *fragments), look))
-    return Drawn(plain, tuple(rows))
+    return RenderedLeaf(plain, tuple(rows))
 
 
 def _fold(text: str, start: int, end: int, width: int, most: int) -> list[Span]:

@@ -32,25 +32,25 @@ class Row(NamedTuple):
         return sum(cell_width(fragment.text) for fragment in self.fragments)
 
 
-class Link(NamedTuple):
+class Hyperlink(NamedTuple):
     start: int
     end: int
     address: str
 
 
-class Drawn(NamedTuple):
+class RenderedLeaf(NamedTuple):
     """A leaf at one width. `plain` is what a reader sees of it, free of line breaks that the width made."""
 
     plain: str
     rows: tuple[Row, ...]
-    links: tuple[Link, ...] = ()
+    links: tuple[Hyperlink, ...] = ()
 
 
-def links_in(runs: Iterable[Run], at: int = 0) -> tuple[Link, ...]:
+def links_in(runs: Iterable[Run], at: int = 0) -> tuple[Hyperlink, ...]:
     found = []
     for run in runs:
         if run.link:
-            found.append(Link(at, at + len(run.text), run.link))
+            found.append(Hyperlink(at, at + len(run.text), run.link))
         at += len(run.text)
     return tuple(found)
 

@@ -6,7 +6,7 @@ from minichat.ui.transcript.glyphs import Glyphs
 from minichat.ui.transcript.markdown.cells import Span, cell_width, wrap
 from minichat.ui.transcript.markdown.inline import Run, parse
 from minichat.ui.transcript.markdown.leaves import Leaf
-from minichat.ui.transcript.markdown.rows import Drawn, Fragment, Look, Row, fragments_of, links_in
+from minichat.ui.transcript.markdown.rows import Fragment, Look, RenderedLeaf, Row, fragments_of, links_in
 from minichat.ui.transcript.markdown.splitter import cells_of
 
 _NARROWEST = 4  # a column that has less is no column
@@ -14,7 +14,7 @@ _NARROWEST = 4  # a column that has less is no column
 Cell = tuple[Run, ...]
 
 
-def draw_table(leaf: Leaf, width: int, glyphs: Glyphs, base: Look) -> Drawn:
+def draw_table(leaf: Leaf, width: int, glyphs: Glyphs, base: Look) -> RenderedLeaf:
     """`plain` has a tab between cells and a newline between rows, whatever the width."""
     count = len(leaf.info)
     table = []
@@ -26,7 +26,7 @@ def draw_table(leaf: Leaf, width: int, glyphs: Glyphs, base: Look) -> Drawn:
     room = width - (count - 1) * cell_width(glyphs.column)
     links = links_in(run for cells in table for cell in cells for run in (*cell, Run(" ")))
     if room < min(_NARROWEST * count, sum(natural)):
-        return Drawn(plain, _as_lines(table, width, base), links)
+        return RenderedLeaf(plain, _as_lines(table, width, base), links)
     widths = fitted(natural, room)
     rows: list[Row] = []
     at = 0
@@ -37,7 +37,7 @@ def draw_table(leaf: Leaf, width: int, glyphs: Glyphs, base: Look) -> Drawn:
             line = glyphs.cross.join(glyphs.rule * each for each in widths)
             rows.append(Row((Fragment(line, (*base, "mark")),)))
         at += sum(len(_plain(cell)) + 1 for cell in cells)
-    return Drawn(plain, tuple(rows), links)
+    return RenderedLeaf(plain, tuple(rows), links)
 
 
 def _plain(cell: Cell) -> str:
