@@ -140,6 +140,21 @@ def _figures(
     return model_card(model, draft, scores, likes, made)
 
 
+def measure(recipe: Recipe, folder: Path, device: str) -> None:
+    """Right answers of exported weights, greedy, a kind at a time, with the wrong ones."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = _decoder(recipe.main, tokenizer.get_vocab_size(), recipe.seed, device, folder).eval()
+    cases = evaluate.make_cases(recipe.cases, recipe.seed + 1)
+    scores = {}
+    for kind in dict.fromkeys(case.kind for case in cases):
+        asked = [case for case in cases if case.kind == kind]
+        scores |= evaluate.score(model, tokenizer, asked, How(), recipe.longest_reply)
+        say(f"{kind}: {scores[kind].right} of {scores[kind].asked}")
+        for question, reply in scores[kind].wrong:
+            say(f"  wrong: {question!r} -> {reply!r}")
+    say(table({"greedy": scores}))
+
+
 def _device_name(device: str) -> str:
     return f"one {torch.cuda.get_device_name()}" if device == "cuda" else "a CPU"
 
@@ -180,24 +195,30 @@ def main(arguments: list[str]) -> int:
         "--base", type=Path, help="an exported folder whose tokenizer and weights to start from"
     )
     parser.add_argument("--seed", type=int, help="another seed: other text, other test cases")
+    parser.add_argument("--cases", type=int, help="test cases of a kind")
+    parser.add_argument(
+        "--measure",
+        type=Path,
+        metavar="FOLDER",
+        help="train nothing: only count right answers of exported weights",
+    )
     args = parser.parse_args(arguments)
     recipe = TINY if args.tiny else FULL
     recipe = replace(
         recipe,
         rows=args.rows or recipe.rows,
         seed=args.seed or recipe.seed,
+        cases=args.cases or recipe.cases,
         workers=min(recipe.workers, os.cpu_count() or 1),
         main_schedule=_schedule(recipe.main_schedule, args.steps, args.rate),
         draft_schedule=_schedule(recipe.draft_schedule, args.draft_steps, args.rate),
     )
     torch.set_float32_matmul_precision("high")
-    run(
-        recipe,
-        args.work,
-        args.out,
-        "cuda" if torch.cuda.is_available() and not args.tiny else "cpu",
-        args.base,
-    )
+    device = "cuda" if torch.cuda.is_available() and not args.tiny else "cpu"
+    if args.measure:
+        measure(recipe, args.measure, device)
+    else:
+        run(recipe, args.work, args.out, device, args.base)
     return 0
 
 

@@ -6,6 +6,7 @@ from string import ascii_lowercase
 from training.chat import Exchange
 from training.check import Honest
 from training.facts import known_names
+from training.kinds import cannot
 from training.lexicon import pick
 from training.phrasing import fill, made_up, phrase, roughly, wrapped
 
@@ -43,6 +44,21 @@ PEOPLE = {
         "In which country was {x} at home?",
         "Name something that {x} made.",
         "Was {x} married?",
+        *(
+            "birthday of {x}",
+            "age of {x}",
+            "{x} age",
+            "wife of {x}",
+            "death of {x}",
+            "quotes by {x}",
+            "books by {x}",
+            "life of {x}",
+            "{x} biography",
+            "height of {x}",
+            "songs of {x}",
+            "net worth of {x}",
+            "children of {x}",
+        ),
         "Did {x} have children?",
         "What language did {x} speak?",
         "Show me a picture of {x}.",
@@ -81,6 +97,32 @@ PLACES = {
         "Have you been to {x}?",
         "What does the flag of {x} look like?",
         "Is {x} an island?",
+        *(
+            "capital of {x}",
+            "{x} capital",
+            "population of {x}",
+            "weather in {x}",
+            "president of {x}",
+            "flag of {x}",
+            "currency of {x}",
+            "{x} population",
+            "people of {x}",
+            "language of {x}",
+            "map of {x}",
+        ),
+        *(
+            "the capital of {x}",
+            "capital city of {x}?",
+            "best food in {x}",
+            "size of {x}",
+            "history of {x}",
+            "king of {x}",
+            "{x} weather",
+            "time in {x}",
+            "hotels in {x}",
+            "flights to {x}",
+            "distance to {x}",
+        ),
     ),
     True: ("What do they grow in {x}?", "How old is the city of {x}?", "Which sea is near {x}?"),
 }
@@ -120,6 +162,33 @@ THINGS = {
         "Who owns {x}?",
         "Can I eat {x}?",
         "Is {x} expensive?",
+        *(
+            "price of {x}",
+            "inventor of {x}",
+            "height of {x}",
+            "age of {x}",
+            "colour of {x}",
+            "the price of {x}?",
+            "meaning of {x}",
+            "history of {x}",
+            "cost of {x}",
+            "weight of {x}",
+            "best {x}",
+            "{x} price",
+            "{x} near me",
+            "types of {x}",
+        ),
+        *(
+            "cheapest {x}",
+            "where to buy {x}",
+            "origin of {x}",
+            "the best {x} in town",
+            "facts about {x}",
+            "pictures of {x}",
+            "how to make {x}",
+            "who made {x}",
+            "size of {x}",
+        ),
     ),
     True: ("Who was the first to study {x}?", "How long has there been {x}?", "What smells like {x}?"),
 }
@@ -187,12 +256,12 @@ LOOSE = (
     "Why is the sky blue?", "Why is grass green?", "How do birds fly?", "How far is the moon?", "What is the tallest mountain?",
     "How many planets are there?", "What is the speed of light?", "How many bones do we have?", "Why do we dream?", "Is there a god?",
     "What happens when we die?", "Who wrote Hamlet?", "What is the longest river?", "When did the war end?", "Who was the first man on the moon?",
-    "What should I eat tonight?", "What should I wear today?", "Where can I buy shoes?", "How do I fix my car?", "My head hurts. What should I do?",
-    "Is this mole dangerous?", "Can I take two pills?", "Should I sell my house?", "How do I ask for a raise?", "How do I make friends?",
+    "What should I eat tonight?", "What should I wear today?", "Where can I buy shoes?", "How do I fix my car?",
+    "Should I sell my house?", "How do I ask for a raise?", "How do I make friends?",
     "Am I in love?", "What is your favourite film?", "What is your favourite colour?", "Do you dream?", "Are you happy?", "How old are you?",
     "Where do you live?", "Do you have feelings?", "What did you do yesterday?", "Do you have a family?", "Are you married?",
     "What is the stock price today?", "How tall is the tower?", "What language is spoken on Mars?", "Who is the richest person?",
-    "How do I cook rice?", "How long do I boil an egg?", "What rhymes with orange?", "How do you say hello in French?",
+    "How do I cook rice?", "How long do I boil an egg?", "What rhymes with orange?",
     "What does bonjour mean?", "Who painted the ceiling?", "What is two to the power of one hundred?", "How many stars are there?",
     "What is the square root of two?", "What is the best car?", "Who is the best player?", "How do planes fly?", "What is the opposite of hot?", "Is water wet?",
     "What do cows eat?", "How do magnets work?", "Why is the sea salty?", "How does a clock work?", "What is a good name for a dog?", "Who is my neighbour?",
@@ -200,7 +269,7 @@ LOOSE = (
     "How much is the fish?", "What is the plot of that film?", "Which team won?", "How do you spell success in German?", "Is it going to snow?",
     "What is the meaning of the word love?", "How many people are on earth?", "What is the largest animal?", "Are there aliens?", "Who built the pyramids?",
     "How old is the universe?", "What is inside the sun?", "Can dogs see colours?", "How do I tie a tie?", "What is the best language to learn?",
-    "Should I buy a house?", "How do I fall asleep?", "What helps against a cold?", "Is coffee healthy?", "How many calories does an apple have?",
+    "Should I buy a house?", "How do I fall asleep?", "Is coffee healthy?", "How many calories does an apple have?",
     "Is 7 a prime number?", "Is it open source?", "What does it cost?", "How much do you cost?", "Is it free?", "What licence is it under?", "How do I update it?", "Who pays for this?",
     "What is ten percent of fifty?", "What is pi?", "How do I install Linux?", "How do I exit vim?", "What is the best laptop?",
     "Which programming language is best?", "Is Python better than Rust?", "What is my IP address?", "What is the wifi password?",
@@ -364,7 +433,7 @@ def _question(rng: Random, held_out: bool) -> tuple[str, str]:
             )
         if not held_out and rng.random() < 0.2:
             return phrase(rng, "do", False, x=task), KNOW
-        return fill(rng.choice(TASKS[side]), x=task), CAN
+        return fill(rng.choice(TASKS[side]), x=task), cannot.refusal(task) or CAN
     if draw < 0.91:
         return fill(rng.choice(OPINIONS[side]), x=pick(rng, "opinions", held_out)), KNOW
     return (fill("What is {x}?", x=_thing(rng, True)) if held_out else rng.choice(LOOSE)), KNOW
