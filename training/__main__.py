@@ -73,7 +73,9 @@ def _samples(model: Decoder, tokenizer: Tokenizer, way: How, most: int) -> str:
     return "\n".join(f"> {text}\n{reply}" for text, reply in zip(SAMPLES, said, strict=True))
 
 
-def run(recipe: Recipe, work: Path, out: Path, device: str, base: Path | None = None) -> None:
+def run(
+    recipe: Recipe, work: Path, out: Path, device: str, base: Path | None = None, figures: bool = True
+) -> None:
     """Every stage in turn; what a stage has left in `work` is taken up, not made again."""
     began = time.perf_counter()
     work.mkdir(parents=True, exist_ok=True)
@@ -112,8 +114,9 @@ def run(recipe: Recipe, work: Path, out: Path, device: str, base: Path | None = 
     model, draft = (m.to(torch.bfloat16).to(computes).eval() for m in (model, draft))
     size = save_pocket(model, draft, tokenizer, out)
     say(f"{out}: {size / 1e6:.2f} MB, {time.perf_counter() - began:.0f} s")
-    card = _figures(model, draft, tokenizer, cases, recipe, made)
-    (out / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+    if figures:
+        card = _figures(model, draft, tokenizer, cases, recipe, made)
+        (out / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     say(f"{time.perf_counter() - began:.0f} s in all")
 
 
@@ -197,6 +200,11 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, help="another seed: other text, other test cases")
     parser.add_argument("--cases", type=int, help="test cases of a kind")
     parser.add_argument(
+        "--no-figures",
+        action="store_true",
+        help="end with the export, without the card: --measure counts later, where time costs less",
+    )
+    parser.add_argument(
         "--measure",
         type=Path,
         metavar="FOLDER",
@@ -218,7 +226,7 @@ def main(arguments: list[str]) -> int:
     if args.measure:
         measure(recipe, args.measure, device)
     else:
-        run(recipe, args.work, args.out, device, args.base)
+        run(recipe, args.work, args.out, device, args.base, figures=not args.no_figures)
     return 0
 
 

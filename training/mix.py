@@ -34,9 +34,9 @@ KINDS: dict[str, tuple[Draw, float]] = {
     "manners": (manners.exchanges, 0.10),
     "files": (files.exchanges, 0.03),
     "wishes": (wishes.exchanges, 0.035),
-    "care": (care.exchanges, 0.035),
-    "cannot": (cannot.exchanges, 0.05),
-    "languages": (languages.exchanges, 0.05),
+    "care": (care.exchanges, 0.055),
+    "cannot": (cannot.exchanges, 0.06),
+    "languages": (languages.exchanges, 0.055),
     "lists": (lists.exchanges, 0.07),
 }
 SYSTEMS = (

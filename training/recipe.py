@@ -61,7 +61,7 @@ FULL = Recipe(
     main=Shape(layers=8, hidden=256, heads=4, kv_heads=2, head_dim=64, inner=512, exits=(2, 4, 6)),
     draft=Shape(layers=4, hidden=128, heads=2, kv_heads=1, head_dim=64, inner=256),
     main_schedule=Schedule(
-        steps=5800, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60, rounded_every=3
+        steps=5800, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60, rounded_every=2
     ),
     draft_schedule=Schedule(
         steps=1500, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60, layer_dropout=0.0

@@ -41,6 +41,28 @@ def patterns(topic: str, held_out: bool) -> tuple[str, ...]:
     return tuple(_topics()[topic]["test" if held_out else "train"])
 
 
+BIDS = (
+    "", "", "", "please ", "can you ", "could you ", "would you ", "will you ", "I want you to ", "I need you to ", "I would like you to ", "help me to ", "now ", "your task: ", "you should ", "try to ", "are you able to ", "is it possible to ", "I'd like you to ", "how do you ", "why don't you ",
+)  # fmt: skip
+TAILS = {
+    "code": ("", " in {l}", " in {l}", " with {l}", " using {l}", " for me in {l}", " as a {l} file", " for my {l} project", ", {l} please", " ({l})", " in {l} for my homework"),
+    "poem": ("", " about {x}", " about {x}", " on {x}", " for {x}", " with {x} in it", " on the subject of {x}", " that is about {x}", " for me", " dealing with {x}"),
+    "picture": ("", "", " for me", " in colour", " please", " with a hat", " in black and white", " as a picture", " for my wall"),
+}  # fmt: skip
+
+
+def _composed(rng: Random, name: str) -> str:
+    """A bid, a verb, the thing and a tail, with the language or the subject still open."""
+    bid, verb = rng.choice(BIDS), rng.choice(_topics()[name]["verbs"])
+    thing = rng.choice(_topics()[name]["l" if name == "poem" else "x"])
+    mark = (
+        "?"
+        if bid.startswith(("can", "could", "would", "will", "are", "is", "how", "why"))
+        else rng.choice(("", ".", "!"))
+    )
+    return f"{bid}{verb} {thing}{rng.choice(TAILS[name])}{mark}"
+
+
 def _text(rng: Random, held_out: bool) -> str:
     """What is to be changed: a sentence, or a few words."""
     text = sentence(rng, held_out) if rng.random() < 0.6 else " ".join(several(rng, held_out, 1, 5))
@@ -55,6 +77,8 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     """One request that is too much. Held out are ways to put it."""
     name = rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]
     topic, pattern = _topics()[name], rng.choice(patterns(name, held_out))
+    if not held_out and name in TAILS and rng.random() < 0.45:
+        pattern = _composed(rng, name)
     slots = {key: rng.choice(topic[key]) for key in ("l", "x") if key in topic}
     if any(field == "t" for _, field, _, _ in Formatter().parse(pattern)):
         slots["t"] = _text(rng, held_out)

@@ -8,7 +8,7 @@ from random import Random
 from training.chat import Exchange
 from training.check import Terms
 from training.lexicon import TEXT
-from training.phrasing import roughly
+from training.phrasing import muddled, roughly
 
 SHARES = {"crisis": 0.36, "friend": 0.1, "danger": 0.1, "harm": 0.07, "alarm": 0.27, "doctor": 0.1}
 LEADS = (
@@ -71,6 +71,7 @@ def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
     need = needs()[rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]]
     said = need.said(rng, held_out)
     if not held_out:
+        said = muddled(rng, said, loses=False) if rng.random() < 0.2 else said
         lead = rng.choice(LEADS)
         said = roughly(
             rng, lead + (said[0].lower() + said[1:] if lead and not said.startswith("I") else said)
