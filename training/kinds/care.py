@@ -12,19 +12,8 @@ from training.phrasing import muddled, roughly
 
 SHARES = {"crisis": 0.36, "friend": 0.1, "danger": 0.1, "harm": 0.07, "alarm": 0.27, "doctor": 0.1}
 LEADS = (
-    "",
-    "",
-    "",
-    "",
-    "",
-    "hi, ",
-    "please help me, ",
-    "listen, ",
-    "i don't know what to do. ",
-    "hey, ",
-    "ok so ",
-    "honestly ",
-)
+    "", "", "", "", "", "hi, ", "please help me, ", "listen, ", "i don't know what to do. ", "hey, ", "ok so ", "honestly ",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
