@@ -73,7 +73,9 @@ def _samples(model: Decoder, tokenizer: Tokenizer, way: How, most: int) -> str:
     return "\n".join(f"> {text}\n{reply}" for text, reply in zip(SAMPLES, said, strict=True))
 
 
-def run(recipe: Recipe, work: Path, out: Path, device: str, base: Path | None = None) -> None:
+def run(
+    recipe: Recipe, work: Path, out: Path, device: str, base: Path | None = None, figures: bool = True
+) -> None:
     """Every stage in turn; what a stage has left in `work` is taken up, not made again."""
     began = time.perf_counter()
     work.mkdir(parents=True, exist_ok=True)
@@ -112,8 +114,9 @@ def run(recipe: Recipe, work: Path, out: Path, device: str, base: Path | None = 
     model, draft = (m.to(torch.bfloat16).to(computes).eval() for m in (model, draft))
     size = save_pocket(model, draft, tokenizer, out)
     say(f"{out}: {size / 1e6:.2f} MB, {time.perf_counter() - began:.0f} s")
-    card = _figures(model, draft, tokenizer, cases, recipe, made)
-    (out / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+    if figures:
+        card = _figures(model, draft, tokenizer, cases, recipe, made)
+        (out / "MODEL_CARD.md").write_text(card, encoding="utf-8")
     say(f"{time.perf_counter() - began:.0f} s in all")
 
 
@@ -138,6 +141,21 @@ def _figures(
         for question, reply in found.wrong[:40]:
             say(f"wrong {kind}: {question!r} -> {reply!r}")
     return model_card(model, draft, scores, likes, made)
+
+
+def measure(recipe: Recipe, folder: Path, device: str) -> None:
+    """Right answers of exported weights, greedy, a kind at a time, with the wrong ones."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = _decoder(recipe.main, tokenizer.get_vocab_size(), recipe.seed, device, folder).eval()
+    cases = evaluate.make_cases(recipe.cases, recipe.seed + 1)
+    scores = {}
+    for kind in dict.fromkeys(case.kind for case in cases):
+        asked = [case for case in cases if case.kind == kind]
+        scores |= evaluate.score(model, tokenizer, asked, How(), recipe.longest_reply)
+        say(f"{kind}: {scores[kind].right} of {scores[kind].asked}")
+        for question, reply in scores[kind].wrong:
+            say(f"  wrong: {question!r} -> {reply!r}")
+    say(table({"greedy": scores}))
 
 
 def _device_name(device: str) -> str:
@@ -180,24 +198,35 @@ def main(arguments: list[str]) -> int:
         "--base", type=Path, help="an exported folder whose tokenizer and weights to start from"
     )
     parser.add_argument("--seed", type=int, help="another seed: other text, other test cases")
+    parser.add_argument("--cases", type=int, help="test cases of a kind")
+    parser.add_argument(
+        "--no-figures",
+        action="store_true",
+        help="end with the export, without the card: --measure counts later, where time costs less",
+    )
+    parser.add_argument(
+        "--measure",
+        type=Path,
+        metavar="FOLDER",
+        help="train nothing: only count right answers of exported weights",
+    )
     args = parser.parse_args(arguments)
     recipe = TINY if args.tiny else FULL
     recipe = replace(
         recipe,
         rows=args.rows or recipe.rows,
         seed=args.seed or recipe.seed,
+        cases=args.cases or recipe.cases,
         workers=min(recipe.workers, os.cpu_count() or 1),
         main_schedule=_schedule(recipe.main_schedule, args.steps, args.rate),
         draft_schedule=_schedule(recipe.draft_schedule, args.draft_steps, args.rate),
     )
     torch.set_float32_matmul_precision("high")
-    run(
-        recipe,
-        args.work,
-        args.out,
-        "cuda" if torch.cuda.is_available() and not args.tiny else "cpu",
-        args.base,
-    )
+    device = "cuda" if torch.cuda.is_available() and not args.tiny else "cpu"
+    if args.measure:
+        measure(recipe, args.measure, device)
+    else:
+        run(recipe, args.work, args.out, device, args.base, figures=not args.no_figures)
     return 0
 
 

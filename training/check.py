@@ -67,6 +67,18 @@ def parse_json(reply: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class ListOf:
+    """A list of so many different things, all of which are `known`."""
+
+    count: int
+    known: tuple[str, ...]
+
+    def right(self, reply: str) -> bool:
+        found = [re.sub(r"^\s*(?:[-*]|\d+[.)])\s+", "", line).strip() for line in reply.strip().splitlines()]
+        return len(found) == len(set(found)) == self.count and set(found) <= set(self.known)
+
+
+@dataclass(frozen=True, slots=True)
 class Honest:
     """The model says that it does not know, and what it is."""
 

@@ -15,9 +15,13 @@ from training.check import Check, parse_json
 from training.decode import How, replies
 from training.kinds import (
     about,
+    cannot,
+    care,
     files,
     instructions,
     json_of,
+    languages,
+    lists,
     manners,
     memory,
     numbers,
@@ -27,6 +31,7 @@ from training.kinds import (
 )
 from training.mix import small_talk
 from training.model import Decoder
+from training.newcomers import newcomers
 from training.phrasing import normal
 from training.rows import pack
 from training.train import IGNORE, attend, unpack
@@ -51,7 +56,7 @@ class Case:
 
 
 def make_cases(count: int, seed: int) -> list[Case]:
-    """`count` cases a kind, twice as many about minichat."""
+    """`count` cases a kind, twice as many about minichat, and what newcomers type, which is always the same."""
     rng = Random(seed)
     alone: dict[str, Callable[[], Exchange]] = {
         "instructions": lambda: instructions.exchanges(rng, held_out=True)[0],
@@ -62,10 +67,15 @@ def make_cases(count: int, seed: int) -> list[Case]:
         "manners": lambda: manners.exchanges(rng, held_out=True)[0],
         "files": lambda: files.exchanges(rng, held_out=True)[0],
         "wishes": lambda: wishes.exchanges(rng, held_out=True)[0],
+        "care": lambda: care.exchanges(rng, held_out=True)[0],
+        "cannot": lambda: cannot.exchanges(rng, held_out=True)[0],
+        "languages": lambda: languages.exchanges(rng, held_out=True)[0],
+        "lists": lambda: lists.exchanges(rng, held_out=True)[0],
     }
     cases = [Case("about", (), e) for e in about.cases(rng, 2 * count)]
     cases += [Case("stories", (), e) for e in stories.cases(rng, count)]
     cases += [Case(kind, (), make()) for kind, make in alone.items() for _ in range(count)]
+    cases += [Case("newcomers", (), e) for _, e in newcomers()]
     return cases + [_recall(rng) for _ in range(count)]
 
 
@@ -89,7 +99,7 @@ def _recall(rng: Random) -> Case:
 
 def test_questions(cases: list[Case]) -> frozenset[str]:
     """What no training chat may ask."""
-    return frozenset(normal(case.question.user) for case in cases)
+    return frozenset(normal(case.question.user) for case in cases) - {""}
 
 
 def answer(model: Decoder, tokenizer: Tokenizer, prompts: list[str], how: How, most: int) -> list[str]:
@@ -148,6 +158,8 @@ def likeness(
     start, pad = token_id(tokenizer, START), token_id(tokenizer, PAD)
     by_kind: dict[str, list[list[int]]] = defaultdict(list)
     for case in cases:
+        if not case.question.reply:
+            continue  # what newcomers ask has no reference
         by_kind[case.kind].append(encode(Chat(case.kind, (*case.before, case.question)), tokenizer))
     found = {}
     for kind, items in by_kind.items():

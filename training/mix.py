@@ -7,8 +7,12 @@ from training.chat import Chat, Exchange, Passage
 from training.check import Terms, Words
 from training.kinds import (
     about,
+    cannot,
+    care,
     files,
     instructions,
+    languages,
+    lists,
     manners,
     memory,
     numbers,
@@ -22,14 +26,18 @@ from training.phrasing import normal
 
 Draw = Callable[[Random], list[Exchange]]
 KINDS: dict[str, tuple[Draw, float]] = {
-    "about": (about.exchanges, 0.44),
+    "about": (about.exchanges, 0.5),
     "unknown": (unknown.exchanges, 0.21),
-    "instructions": (instructions.exchanges, 0.31),
-    "numbers": (numbers.exchanges, 0.12),
-    "stories": (stories.exchanges, 0.055),
+    "instructions": (instructions.exchanges, 0.36),
+    "numbers": (numbers.exchanges, 0.15),
+    "stories": (stories.exchanges, 0.12),
     "manners": (manners.exchanges, 0.10),
     "files": (files.exchanges, 0.03),
     "wishes": (wishes.exchanges, 0.035),
+    "care": (care.exchanges, 0.055),
+    "cannot": (cannot.exchanges, 0.06),
+    "languages": (languages.exchanges, 0.055),
+    "lists": (lists.exchanges, 0.07),
 }
 SYSTEMS = (
     "You are a helpful assistant.", "You are minichat's built-in model.", "You are a tiny demo model.", "Answer briefly.", "Be kind and short.",
@@ -93,18 +101,18 @@ def conversation(rng: Random, forbidden: frozenset[str] = frozenset()) -> Chat |
 
 def _draw(rng: Random) -> Chat | Passage:
     draw = rng.random()
-    if draw < 0.05:
+    if draw < 0.07:
         return plain.passage(rng)
     system = rng.choice(SYSTEMS) if rng.random() < 0.2 else ""
-    if draw < 0.44:
+    if draw < 0.48:
         kind, talk = _single(rng)
-    elif draw < 0.59:
+    elif draw < 0.635:
         kind, talk = "mixed", [e for _ in range(rng.randint(2, 7)) for e in _any(rng)]
-    elif draw < 0.865:
+    elif draw < 0.88:
         kind, talk = "memory", memory.exchanges(rng, small_talk, gaps=rng.choice((0, 0, 1, 2, 3, 5)))
-    elif draw < 0.945:
+    elif draw < 0.95:
         kind, talk = "memory", memory.exchanges(rng, _any, gaps=rng.choice((7, 10, 14)))
-    elif draw < 0.975:
+    elif draw < 0.978:
         kind, talk = "mixed", [e for _ in range(rng.randint(10, 24)) for e in _any(rng)]
     else:
         kind = "system"

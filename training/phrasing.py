@@ -55,8 +55,8 @@ def _aside(rng: Random) -> str:
 
 
 def normal(text: str) -> str:
-    """What two spellings of one question share: letters, digits and single spaces."""
-    return " ".join(re.sub(r"[^a-z0-9+*/=.-]+", " ", text.lower()).replace(". ", " ").strip(" .").split())
+    """What two spellings of one question share: letters of any script, digits and single spaces."""
+    return " ".join(re.sub(r"(?:[^\w+*/=.-]|_)+", " ", text.lower()).replace(". ", " ").strip(" .").split())
 
 
 def wrapped(rng: Random, question: str) -> str:
@@ -69,8 +69,49 @@ def wrapped(rng: Random, question: str) -> str:
     return question
 
 
+SHORT = {
+    "you": "u", "are": "r", "your": "ur", "please": "pls", "what is": "whats", "what's": "whats", "i am": "im", "i'm": "im", "do not": "dont", "don't": "dont", "cannot": "cant", "can't": "cant", "does not": "doesnt", "is not": "isnt",
+    "want to": "wanna", "going to": "gonna", "got to": "gotta", "kind of": "kinda", "because": "cuz", "message": "msg", "with": "w/", "for": "4", "to": "2", "thanks": "thx", "tomorrow": "tmrw", "something": "smth", "it is": "its", "that is": "thats",
+    "how is": "hows", "who is": "whos", "where is": "wheres", "i will": "ill", "people": "ppl", "and": "n", "okay": "k", "right now": "rn", "without": "w/o", "very": "v", "colour": "color", "about": "abt", "the": "da", "give me": "gimme", "let me": "lemme",
+}  # fmt: skip
+RARE = frozenset(("for", "to", "with", "and", "very", "the", "about", "without"))
+HEADS = ("yo ", "hey ", "um ", "ok so ", "so ", "bro ", "umm ", "well ", "and ", "but ", "hi ", "ok ")
+TAILS = (
+    " pls",
+    " plz",
+    " bro",
+    " tho",
+    " btw",
+    " again",
+    " here",
+    " lol",
+    " now",
+    " mate",
+    " thx",
+    " man",
+    " ??",
+    "...",
+    " pls?",
+    " k thx",
+)
+
+
+def texted(rng: Random, text: str) -> str:
+    """As it is typed on a phone: no capitals, short words, perhaps a word before or after it."""
+    text = text.lower().rstrip(".!")
+    for long, short in SHORT.items():
+        if rng.random() < (0.12 if long in RARE else 0.7):
+            text = re.sub(rf"\b{long}\b", short, text)
+    draw = rng.random()
+    if draw < 0.12:
+        return rng.choice(HEADS) + text
+    return text.rstrip("?") + rng.choice(TAILS) if draw < 0.3 else text
+
+
 def roughly(rng: Random, text: str, slips: float = 0.12) -> str:
     """The text as typed in a hurry: perhaps in lower case, without its last mark, with one slip."""
+    if slips >= TEXTED_FROM and rng.random() < 0.14:
+        text = texted(rng, text)
     if rng.random() < 0.3:
         text = text.lower()
     if rng.random() < 0.3 and text[-1] in "?.!" and len(text) > 1:
@@ -97,6 +138,7 @@ def slip(rng: Random, text: str) -> str:
     return text[:at] + rng.choice(ascii_lowercase) + text[at + 1 :]
 
 
+TEXTED_FROM = 0.04  # of the chance of a slip: where slips do harm, short words would too
 LITERAL = ("key", "command")  # what a person types stays as it is, also at the head of a sentence
 ASIDE = ("what", "why", "how", "do", "key", "command", "versus")
 ONSETS = "b c d f g h j k l m n p r s t v w z bl br ch cl cr dr fl fr gl gr pl pr sh sk sl sm sn sp st str th tr qu".split()

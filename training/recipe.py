@@ -31,6 +31,7 @@ class Schedule:
     decay_from: float = 0.45
     layer_dropout: float = 0.1
     exit_weight: float = 0.3
+    rounded_every: int = 0  # one step in so many is taken with weights in four bits; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,9 @@ FULL = Recipe(
     cases=600,
     main=Shape(layers=8, hidden=256, heads=4, kv_heads=2, head_dim=64, inner=512, exits=(2, 4, 6)),
     draft=Shape(layers=4, hidden=128, heads=2, kv_heads=1, head_dim=64, inner=256),
-    main_schedule=Schedule(steps=5800, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60),
+    main_schedule=Schedule(
+        steps=5800, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60, rounded_every=2
+    ),
     draft_schedule=Schedule(
         steps=1500, rows=64, matrix_rate=0.02, vector_rate=4e-3, warmup=60, layer_dropout=0.0
     ),
@@ -75,7 +78,7 @@ TINY = Recipe(
     cases=3,
     main=Shape(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, inner=64, exits=(1,), context=512),
     draft=Shape(layers=1, hidden=16, heads=1, kv_heads=1, head_dim=16, inner=32, context=512),
-    main_schedule=Schedule(steps=3, rows=1, matrix_rate=0.02, vector_rate=4e-3, warmup=1),
+    main_schedule=Schedule(steps=3, rows=1, matrix_rate=0.02, vector_rate=4e-3, warmup=1, rounded_every=2),
     draft_schedule=Schedule(steps=2, rows=1, matrix_rate=0.02, vector_rate=4e-3, warmup=1, layer_dropout=0.0),
     workers=1,
     longest_reply=8,

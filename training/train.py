@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -9,13 +10,14 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from training.chat import LEARN
 from training.model import Attend, Decoder, dense_attend, documents, flex_attend
 from training.muon import Muon
 from training.recipe import Schedule
+from training.rounding import GROUPS, rounded
 
 IGNORE = -100
 SAVE_EVERY = 600
@@ -130,6 +132,13 @@ def _keep(model: Decoder, schedule: Schedule, rows: int, step: int, device: torc
     return torch.rand(model.shape.layers, rows, device=device, generator=generator) >= drop[:, None]
 
 
+def _weights_of(step: int, matrices: list[nn.Parameter], schedule: Schedule) -> AbstractContextManager[None]:
+    """The weights of a step: whole, or now and then in four bits."""
+    if not schedule.rounded_every or step % schedule.rounded_every:
+        return nullcontext()
+    return rounded(matrices, GROUPS[step // schedule.rounded_every % len(GROUPS)])
+
+
 def _picked(step: int, count: int, rows: int, seed: int) -> Tensor:
     """The rows of one step: every epoch is a permutation of its own, known from the step alone."""
     epoch, at = divmod(step * rows, max(count // rows, 1) * rows)
@@ -154,6 +163,7 @@ def fit(
     """Train to the last step, from the checkpoint in `file` where there is one."""
     device = data.device
     optims = optimizers(model, schedule)
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
     first = _resume(model, optims, file)
     run = torch.compile(objective, dynamic=False) if device.type == "cuda" else objective
     began, seen = time.perf_counter(), 0
@@ -161,9 +171,10 @@ def fit(
         picked = _picked(step, len(data), schedule.rows, seed)
         batch = unpack(data[picked.to(device)], start, dense=device.type != "cuda")
         keep = _keep(model, schedule, schedule.rows, step, device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-            loss = run(batch.tokens, batch.targets, batch.positions, batch.mask, keep)
-        loss.backward()
+        with _weights_of(step, matrices, schedule):
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = run(batch.tokens, batch.targets, batch.positions, batch.mask, keep)
+            loss.backward()
         for optim, base in zip(optims, (schedule.matrix_rate, schedule.vector_rate), strict=True):
             for group in optim.param_groups:
                 group["lr"] = base * rate(step, schedule)

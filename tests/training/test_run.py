@@ -15,6 +15,7 @@ from training.__main__ import main
 from training.decode import How, replies
 from training.model import Decoder, dense_attend
 from training.muon import orthogonal
+from training.newcomers import newcomers
 from training.recipe import TINY, Schedule
 from training.rows import pack
 from training.train import fit, with_exits
@@ -55,6 +56,14 @@ def test_transformers_computes_the_same(made: Path) -> None:
     with torch.inference_mode():
         expected = theirs(tokens).logits
         assert torch.allclose(ours(tokens, torch.arange(24)[None], dense_attend(causal)), expected, atol=1e-4)
+
+
+def test_exported_weights_can_be_measured_again(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (made / "model.safetensors").read_bytes()
+    assert main(["--tiny", "--cases", "1", "--measure", str(made)]) == 0
+    said = capsys.readouterr().out
+    assert "about: " in said and f"of {len(newcomers())}" in said
+    assert (made / "model.safetensors").read_bytes() == before
 
 
 def loaded(folder: Path) -> Decoder:

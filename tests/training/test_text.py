@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from random import Random
+from types import ModuleType
 
 import pytest
 
@@ -10,7 +11,18 @@ from training import evaluate
 from training.chat import Chat, render
 from training.check import Terms
 from training.facts import BANKS, all_facts
-from training.kinds import about, instructions, json_of, unknown, wishes
+from training.kinds import (
+    about,
+    cannot,
+    care,
+    instructions,
+    json_of,
+    languages,
+    lists,
+    numbers,
+    unknown,
+    wishes,
+)
 from training.kinds.asking import FRAMES, frames, topic, topics
 from training.kinds.instructions import every_way, ways
 from training.kinds.memory import RELATIONS
@@ -163,7 +175,8 @@ def test_a_note_says_the_name_again_after_the_thing() -> None:
 
 def test_reference_replies_of_the_cases_are_right() -> None:
     cases = evaluate.make_cases(count=60, seed=11)
-    assert [case.question for case in cases if not case.check.right(case.question.reply)] == []
+    with_reference = [case for case in cases if case.kind != "newcomers"]
+    assert [case.question for case in with_reference if not case.check.right(case.question.reply)] == []
     assert set(Counter(case.kind for case in cases)) >= {"about", "recall", "json", "stories", "unknown"}
 
 
@@ -212,3 +225,38 @@ def test_recall_asks_only_for_what_was_told() -> None:
 )
 def test_numbers_in_words(number: int, text: str) -> None:
     assert spell(number) == text
+
+
+@pytest.mark.parametrize("kind", [care, cannot, languages, lists], ids=lambda kind: kind.__name__)
+def test_what_is_kept_out_is_answered_and_not_trained_on(kind: ModuleType) -> None:
+    rng = Random(5)
+    trained = [e for _ in range(1500) for e in kind.exchanges(rng)]
+    kept = [e for _ in range(300) for e in kind.exchanges(rng, held_out=True)]
+    assert [e for e in (*trained, *kept) if not e.check.right(e.reply)] == []
+    assert not {normal(e.user) for e in kept} & {normal(e.user) for e in trained}
+
+
+def test_each_list_is_as_long_as_may_be_asked_and_holds_nothing_twice() -> None:
+    for items in lists.kinds_of_lists().values():
+        assert len(set(items)) == len(items) == lists.LONGEST
+
+
+def test_every_reply_to_a_crisis_or_an_alarm_says_whom_to_call() -> None:
+    assert [name for name, need in care.needs().items() if "112" not in need.say] == []
+
+
+def test_a_task_of_a_topic_gets_the_refusal_of_that_topic() -> None:
+    assert cannot.refusal("write a python script that sorts a file") == cannot.refusal("write java code")
+    assert cannot.refusal("write a novel") not in (None, cannot.refusal("write java code"))
+    assert cannot.refusal("water the plants") is None
+
+
+def test_sums_beyond_the_tables_are_right() -> None:
+    rng = Random(5)
+    sums = [e for _ in range(3000) for e in numbers.exchanges(rng)]
+    assert [e for e in sums if not e.check.right(e.reply)] == []
+    for told in (
+        found for e in sums for found in re.findall(r"(\d+) / (\d+) = (\d+)(?:, remainder (\d+))?", e.reply)
+    ):
+        a, b, whole, rest = (int(each or 0) for each in told)
+        assert (whole, rest) == divmod(a, b)

@@ -24,7 +24,17 @@ from training.kinds.unknown import KEYS
 from training.kinds.wishes import CHOICES, KNOBS
 
 ELSEWHERE = {"ssh", "git", "make"}  # whose options are in the facts too
-SPELLED = {"esc": "escape", "ctrl+pgdn": "ctrl+pagedown", "/": "slash", "+": "plus", "-": "minus"}
+SPELLED = {
+    "esc": "escape",
+    "ctrl+pgdn": "ctrl+pagedown",
+    "ctrl+pgup": "ctrl+pageup",
+    "/": "slash",
+    "+": "plus",
+    "-": "minus",
+    "=": "equals_sign",
+    "{": "left_curly_bracket",
+    "}": "right_curly_bracket",
+}
 
 
 def said(fact: Fact) -> str:
@@ -60,6 +70,12 @@ def test_every_key_that_a_fact_is_about_is_bound() -> None:
     assert len(plain) > 40
 
 
+def test_every_bound_key_is_asked_about() -> None:
+    asked = {x for fact in all_facts() for bank, x in fact.slots if bank == "key"}
+    plain = {textual(x.removeprefix("the ").removesuffix(" arrow")) for x in asked}
+    assert keys() - plain == set()
+
+
 def test_every_key_that_an_answer_names_is_bound() -> None:
     pattern = re.compile(r"(?<![\w+])(?:(?:Ctrl|Alt|Shift)\+(?:[A-Z][a-z]+|\w)|F\d+)(?!\w)")
     named = {key: fact.id for fact in all_facts() for key in pattern.findall(said(fact))}
@@ -76,6 +92,12 @@ def test_every_option_in_the_facts_exists() -> None:
     named = {(id, option) for id, text in texts for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
     assert {(id, option) for id, option in named if option not in options()} == set()
     assert len({option for _, option in named}) > 40
+
+
+def test_every_option_is_asked_about() -> None:
+    asked = " ".join(x for fact in all_facts() for x in (*fact.asks, *(slot for _, slot in fact.slots)))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", asked))
+    assert {option for option in options() if option.startswith("--")} - named == set()
 
 
 def test_every_command_in_the_facts_exists() -> None:

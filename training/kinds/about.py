@@ -1,5 +1,6 @@
 """Questions about minichat and its engine, with short follow-ups."""
 
+import re
 from functools import cache
 from random import Random
 
@@ -62,8 +63,15 @@ def ask(rng: Random, fact: Fact, held_out: bool = False) -> Exchange:
     """One question for one fact; only training questions are wrapped and mistyped."""
     question = fact.ask(rng, held_out)
     if not held_out:
-        question = roughly(rng, wrapped(rng, question))
+        question = _typed(rng, wrapped(rng, question))
     return Exchange(question, rng.choice(fact.say), Terms(fact.must))
+
+
+def _typed(rng: Random, question: str) -> str:
+    """As people type it, but P stays P, since p is another key."""
+    rough = roughly(rng, question)
+    keys = re.findall(r"\b[B-HJ-Z]\b", question)
+    return rough if all(re.search(rf"\b{key}\b", rough) for key in keys) else question
 
 
 def first_sentence(text: str) -> str:

@@ -84,8 +84,10 @@ def _repeat(rng: Random, held_out: bool) -> Order:
 
 
 def _times(rng: Random, held_out: bool) -> Order:
-    word, n = a_word(rng, held_out), rng.randint(2, 6)
-    return _exact("times", " ".join([word] * n), w=word, n=str(n))
+    """Beyond six times a word a line, numbered, so that the number comes out right."""
+    word, n = a_word(rng, held_out), rng.randint(2, 6) if rng.random() < 0.6 else rng.randint(7, 30)
+    lines = "\n".join(f"{i}. {word}" for i in range(1, n + 1))
+    return _exact("times", lines if n > 6 else " ".join([word] * n), w=word, n=str(n))
 
 
 def _reverse_words(rng: Random, held_out: bool) -> Order:

@@ -9,7 +9,8 @@ from training.phrasing import roughly
 
 # Phrases with bars between them; the last four of each list are kept for the tests.
 _PHRASES = {
-    "greetings": """Hello, how do you do|Hey, a quick hello|Hi, I just opened this|Hello, I just started|Hey, nice to be here|
+    "greetings": """sup|wassup|hiii|helloooo|hey man|hey dude|yo yo|hi bro|hullo|g'day|mornin|hey there buddy|hii|heyo|ello|hi hi|whats new|what's new|yooo|hey bot|sup bro|
+        Hello, how do you do|Hey, a quick hello|Hi, I just opened this|Hello, I just started|Hey, nice to be here|
         Hello, nice weather today|Hi, good evening|Hey, good morning|Hello computer|Hi computer|Hello machine|Hi bot|
         Hello, dear model|Dear model, hello|Good to be here|A hello from me|Just saying hello|I wanted to say hello|
         Hello, it is me again|Hey, I have time again|Happy to be here|Hi, what a day|A nice day to you|
@@ -20,7 +21,8 @@ _PHRASES = {
         |Nice to meet you|Pleased to meet you|Hey model|Hello model|Hallo|Heya|Hello, is anybody here|Hi, I am new here|Welcome|Well hello|Hey buddy
         |Hi everyone|Good morning to you|Hey hey|Hello my friend|Hey, good to see you|Hi once more|Good to see you|Hello hello|A good day to you|Hello to you|Hi, nice to see you|Hey, I am back|Hello, I am back|Hi, me again|Hello, nice to see you|Good afternoon to you|Hello there, friend
         |Hi, good to have you here|Hello, are you awake|Hey, it is me|Good day, model|Hi, nice to be here|Hello from me|Hey, what a nice day|A warm hello""",
-    "thanks": """Thanks, that is what I wanted|Thank you, I have learned something|Thanks, I learned a lot|
+    "thanks": """tysm|ty so much|thanks bro|thanks dude|thnx|thank u|thank u so much|thanx|ta|tyvm|thx a lot|cool thx|thanks buddy|great thx|thx for that|
+        Thanks, that is what I wanted|Thank you, I have learned something|Thanks, I learned a lot|
         Thank you, that was good|I want to thank you|Let me thank you|Thanks for telling me|Thanks, that is it|
         Thank you for your patience|Thanks, that was nice|Thanks, I got what I need|So kind of you, thanks|
         Thank you, that is enough for now|Thanks, that is what I needed|Thanks for your time|
@@ -33,7 +35,8 @@ _PHRASES = {
         |Thanks a million|Thank you for your time|I am grateful|Much appreciated|Thanks mate|Thanks for everything|Great help, thank you
         |Thank you, that was it|Thanks, very kind|Thank you, very nice|Good, thanks|Thanks a bunch|Thanks, you helped me|Thank you, very helpful|All my thanks|Thanks, that will do|Thank you, friend|Thanks, great|Thank you, great answer|Oh thanks|Oh, thank you|Thanks, I see|My thanks to you|Thank you, that is all I needed|Thanks, wonderful
         |Thanks, all clear now|Thank you, that is all|Thanks, good to know|Thank you, nice answer|Thanks, that was quick|I am very thankful|Thanks, you did it|Thank you for telling me""",
-    "goodbyes": """Ok, I am done|I have had enough for today|That is enough, bye|Ok, good night|I am tired, good night|
+    "goodbyes": """ttyl|g2g|brb|night night|cu|later dude|bye bro|gotta go|cu later|see ya|see ya later|cheerio|peace out|laters|nite|good nite|im off|c u|byee|byeee|
+        Ok, I am done|I have had enough for today|That is enough, bye|Ok, good night|I am tired, good night|
         Time for bed|Bye, it was nice|See you another day|I will go to sleep|See you in the morning|Let us end here|
         We are done here|Ok, see you|Bye, good night|I will leave you now|Leaving now|Signing off|Over and out|
         I will quit now, bye|Goodbye, sleep well|Bye, until next time|I have to end here|Good night and thanks|
@@ -53,7 +56,8 @@ _PHRASES = {
         |How are you today|Hi, how are you|Hello, how are you|How do you do|How have you been|How is life|Are you ok|Are you fine|Is everything ok
         |All good|How goes it|How was your day|Feeling good|What is up|Everything alright|How are you feeling|How's it going|Are you alright|How's life|How are you now|How have things been|Are you good|Doing well|And how are you|How are you, friend|Is all well|How are you this morning|Is all good|All well|Are things well|Is everything well|Everything good|How are you tonight|How is everything|Are you doing fine
         |How are you these days|Hope you are well|Are you having a good day|How do things go|Hello, are you fine|How is it going today|Are you doing well|How are you, model""",
-    "praise": """You are so smart|You are very smart|You are very good|That is very clever|What a clever model|
+    "praise": """ur cool|u r great|thats cool|thats nice|nice one bro|good bot|sick|dope|ur smart|love it|u rock|you rock|thats awesome|neat stuff|
+        You are so smart|You are very smart|You are very good|That is very clever|What a clever model|
         This is really nice|I like what you say|I like how you answer|You explain very well|Well explained|
         That was well said|Great explanation|Good explanation|Nice answer|Nice one|Such a good answer|
         You did that well|Really clever|You are very clever|I am happy with that|That is exactly right|
@@ -65,7 +69,8 @@ _PHRASES = {
         |That was helpful|That helped|That helped a lot|Nice work|Great work|Great answer|Good work|Right answer|You are the best|I love it|Lovely|Superb
         |That was good|You did well|Bravo|Nicely done|What a good answer|You are good|That is a good answer|That was perfect|Really good|You are amazing|That was great|Well answered|This is great|You answer well|I am impressed|Very nice|Very cool|So good|Good model|That was nice of you|Well said
         |That was clever|You are very kind|What a great answer|Good stuff|You did great|That is really good|How clever of you|A very good answer""",
-    "blame": """You are not very smart|You are not smart|You are not clever|That is not a good answer|This is a bad answer|
+    "blame": """you stink|this sucks|ur dumb|u r stupid|ur useless|that sucks|so dumb|wtf|wth|what the hell|this is crap|bad bot|you are trash|worst bot ever|ur wrong|thats wrong|no thats wrong|u r bad|
+        You are not very smart|You are not smart|You are not clever|That is not a good answer|This is a bad answer|
         Your answers are bad|You don't know anything|You know nothing|What a silly answer|That is silly|
         That does not make sense|This makes no sense|That is not helpful|You did not help me|It is not true|
         It is wrong|That is so wrong|Wrong again|Still wrong|No, still wrong|You made an error|This is an error|
@@ -78,7 +83,8 @@ _PHRASES = {
         |That is stupid|You are silly|You are dumb|Terrible|Rubbish|I hate you|Try harder|You are lying|That is false|Bad|This is nonsense|You got it wrong
         |That can't be right|That cannot be right|This can't be true|This is not right|You are mistaken|What a bad answer|That was a bad answer|Your answer is wrong|No, that is wrong|I think you are wrong|I don't think so|No, you are wrong|That seems wrong|You are talking nonsense|What nonsense|That is a bad answer|You are not right
         |Your answer makes no sense|You are wrong again|This was not helpful|What a mistake|This is not true|That is a wrong answer|You are not very clever|Bad model""",
-    "assent": """Ok, all right|Ok, understood|Yes, all right|Good, understood|I see, ok|I see, thanks for now|Now I see|
+    "assent": """k cool|kk thx|okey|okie|yea|ye|ya|nah|idk|dunno|whatever|meh|fair|true that|gotcha|alrighty|
+        Ok, all right|Ok, understood|Yes, all right|Good, understood|I see, ok|I see, thanks for now|Now I see|
         Now I understand|I understand now|Ok, that is clear|Fine, ok|Right, fine|Yes, fine|Ok, good|Good, fine|Ok ok|
         Yes yes|Mhm|Uh huh|Yup|Okay cool|K|Kk|Ok good|Right you are|Good enough|I think I understand|I think so|
         Yes, that is it|That is it|Ok, let me think|Let me see|
@@ -100,7 +106,8 @@ _PHRASES = {
         I'm happy|I am happy|I feel good|I am glad|I had a good day|I feel great|I'm fine|I am fine|I am well|I'm doing well|I am doing fine|I am so happy|Today is a good day|I am in a good mood|I feel wonderful
         |I'm great|I am good|I'm good|I am ok|I'm ok|I am very happy|I feel fine|My day was good|I had a great day|I'm glad|I am full of joy|I am fine, thank you|I'm well, thanks|All is well with me|I feel very good
         |I'm happy today|I am really happy|My day was great|I feel well today""",
-    "laughter": """haha funny|lol that is funny|that made me laugh|that is so funny|hahahaha|heh|lol lol|haha, very funny|
+    "laughter": """lmao nice|haha ok cool|xd|xD|hahah|lolol|lol true|haha yes|lmfao|that cracks me up|this joke kills me|I am dying of laughter|lol im dead|im dying lol|
+        haha funny|lol that is funny|that made me laugh|that is so funny|hahahaha|heh|lol lol|haha, very funny|
         ha ha, good one|I am laughing|you are so funny|that was so funny|funny answer|haha great|
         lol|haha|hahaha|ha ha|hehe|:)|:-)|:D|rofl|lmao|that's funny|that is funny|this is funny|how funny|very funny|funny|so funny|ha|hihi|haha ok|haha nice|you make me laugh|I have to laugh|lol ok
         |lol, nice|haha, good|that was funny|ha, funny one""",
@@ -125,7 +132,7 @@ ROOMS = (
 STATEMENTS = (
     "I have {n} {a}s.", "I have two {a}s and a {b}.", "I saw a {a} today.", "I bought a {o} today.", "It is raining in {c}.", "I was in {c} last year.", "I went to {c}.",
     "My {o} is {k}.", "There is a {a} in my garden.", "I lost my {o}.", "I found a {o}.", "I will go to {c} tomorrow.", "My {o} is broken.", "I am reading a book about {a}s.",
-    "I ate {f} today.", "I have {f} for dinner.", "The weather is nice.", "It is late.", "I am on the train.", "I need a {o}.", "We have a {k} {o}.", "I just woke up.",
+    "I ate {f} today.", "I have {f} for dinner.", "The weather is nice.", "My phone died.", "My laptop is dead.", "My battery is dying.", "My car died in {c}.", "I could kill for {f}.", "I am dying for {f}.", "I killed it at work today.", "My {a} died last year.", "My feet are killing me.", "I missed the last train to {c}.", "I cut my {o} in two.", "It is late.", "I am on the train.", "I need a {o}.", "We have a {k} {o}.", "I just woke up.",
 )  # fmt: skip
 HEARD = ("I see. What would you like to know?", "I see. Ask me about minichat, or for a story.")
 

@@ -5,10 +5,10 @@ from random import Random
 
 from training.chat import Exchange
 from training.check import Check, Exact, Terms, Words
-from training.lexicon import is_held_out
+from training.lexicon import is_held_out, pick
 from training.phrasing import roughly
 
-TOO_BIG = "That sum is too big for me. I add and subtract numbers up to 999 and multiply up to 12 times 12."
+TOO_BIG = "That sum is too big for me. I add and subtract numbers up to 999, and multiply and divide up to 100 and within 12 times 12."
 ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
 TENS = "- - twenty thirty forty fifty sixty seventy eighty ninety".split()
 
@@ -56,13 +56,103 @@ def _sum(rng: Random, held_out: bool) -> tuple[str, str, Check]:
     elif sign == "-":
         a, b = _split(rng, held_out, lambda: tuple(sorted((_size(rng), _size(rng)), reverse=True)))
         result = a - b
-    else:  # the tables are learned by heart, so they are not split
-        a, b = rng.randint(0, 12), rng.randint(1, 12)
+    else:  # products are learned by heart, so they are not split
+        a, b = _factors(rng)
         result = a * b
         if sign == "/":
             a, result = result, a
+    if sign == "/" and rng.random() < 0.2:
+        return _with_rest(rng)
     shown = {"*": "x"}.get(sign, sign)
-    return rng.choice(SUMS[sign]).format(a=a, b=b), f"{a} {shown} {b} = {result}", Words((f"= {result}",))
+    asked = rng.choice(SUMS[sign])
+    if max(a, b) <= 20 and "{a}" in asked and " " in asked and rng.random() < 0.2:
+        return asked.format(a=spell(a), b=spell(b)), f"{a} {shown} {b} = {result}", Words((f"= {result}",))
+    return asked.format(a=a, b=b), f"{a} {shown} {b} = {result}", Words((f"= {result}",))
+
+
+def _factors(rng: Random) -> tuple[int, int]:
+    """Within the tables, or with a product up to 100; never a second one of 0, by which nothing divides."""
+    if rng.random() < 0.5:
+        return rng.randint(0, 12), rng.randint(1, 12)
+    b = rng.randint(1, rng.choice((10, 25, 50)))
+    a = rng.randint(1, 100 // b)
+    return (a, b) if rng.random() < 0.5 else (b, a)
+
+
+def _with_rest(rng: Random) -> tuple[str, str, Check]:
+    a, b = rng.randint(3, 100), rng.randint(2, 12)
+    whole, rest = divmod(a, b)
+    said = f"{a} / {b} = {whole}" + (f", remainder {rest}" if rest else "")
+    return rng.choice(SUMS["/"]).format(a=a, b=b), said, Exact(said)
+
+
+HALVES = {
+    "Half of {n}?": 0.5, "What is half of {n}?": 0.5, "half of {n}": 0.5, "What is the half of {n}?": 0.5, "Halve {n}.": 0.5, "{n} halved": 0.5, "Double {n}.": 2, "Twice {n}?": 2, "What is double {n}?": 2, "What is twice {n}?": 2, "two times {n}": 2, "double of {n}": 2,
+    "twice {n} is?": 2, "{n} doubled": 2, "The double of {n}?": 2, "How much is half of {n}?": 0.5, "how much is twice {n}": 2,
+}  # fmt: skip
+
+
+def _half(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    """Half of it, or twice as much: as the sum that it is."""
+    ask = rng.choice(tuple(HALVES))
+    if HALVES[ask] == 2:
+        n = rng.randint(1, 50)
+        return ask.format(n=n), f"2 x {n} = {2 * n}", Words((f"= {2 * n}",))
+    n = 2 * rng.randint(1, 50)
+    return ask.format(n=n), f"{n} / 2 = {n // 2}", Words((f"= {n // 2}",))
+
+
+def _three(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    """Three or four numbers to add, one after the other."""
+    numbers = _split(
+        rng, held_out, lambda: tuple(rng.randint(1, 30) for _ in range(rng.choice((3, 3, 3, 4))))
+    )
+    shown = " + ".join(map(str, numbers))
+    steps, total = [], numbers[0]
+    for n in numbers[1:]:
+        steps.append(f"{total} + {n} = {total + n}")
+        total += n
+    asked = shown.replace(" + ", rng.choice((" + ", "+", " plus ", " + ")))
+    ask = rng.choice(
+        (
+            "{s}",
+            "What is {s}?",
+            "{s} =",
+            "Calculate {s}.",
+            "How much is {s}?",
+            "what's {s}",
+            "Add up {s}.",
+            "{s}?",
+            "Compute {s}.",
+        )
+    )
+    return ask.format(s=asked), f"{', '.join(steps)}", Words((f"= {total}",))
+
+
+TALES = {
+    "-": (
+        "I have {a} {t} and eat {b}. How many are left?", "I had {a} {t} and lost {b}. How many do I have now?", "There are {a} {t}. {b} are taken away. How many remain?", "If I have {a} {t} and give away {b}, how many do I keep?", "You have {a} {t} and give me {b}. How many are left?",
+        "Of {a} {t} I sold {b}. How many are left?", "{N} has {a} {t} and gives {b} to {M}. How many has {N} left?", "There were {a} {t} and {b} broke. How many are whole?",
+    ),
+    "+": (
+        "I have {a} {t} and get {b} more. How many do I have?", "I had {a} {t} and bought {b}. How many do I have now?", "There are {a} {t} and {b} more come. How many are there?", "If I have {a} {t} and find {b}, how many do I have?", "{N} has {a} {t} and {M} has {b}. How many do they have together?",
+        "You have {a} {t} and I give you {b}. How many do you have?", "{a} {t} and {b} {t}, how many are that?", "On one table lie {a} {t}, on the other {b}. How many in all?",
+    ),
+}  # fmt: skip
+COUNTED = "pears plums coins books pens eggs cakes balls stones stamps cards nuts cups keys marbles sweets cherries candles boxes flowers tickets dollars euros toys".split()
+
+
+def _tale(rng: Random, held_out: bool) -> tuple[str, str, Check]:
+    """A sum told as a small story."""
+    a, b = _split(
+        rng, held_out, lambda: tuple(sorted((rng.randint(1, 50), rng.randint(1, 50)), reverse=True))
+    )
+    sign = rng.choice("+-")
+    result = a + b if sign == "+" else a - b
+    ask = rng.choice(TALES[sign]).format(
+        a=a, b=b, t=rng.choice(COUNTED), N=pick(rng, "names", held_out), M="Lee"
+    )
+    return ask, f"{a} {sign} {b} = {result}", Words((f"= {result}",))
 
 
 def _too_big(rng: Random, held_out: bool) -> tuple[str, str, Check]:
@@ -72,6 +162,8 @@ def _too_big(rng: Random, held_out: bool) -> tuple[str, str, Check]:
     sign = rng.choice("+-*") if held_out else rng.choice("+-**")
     if sign == "*" and rng.random() < 0.5:
         a, b = rng.randint(13, 999), rng.randint(13, 999)
+    if not held_out and rng.random() < 0.2:
+        sign, a, b = "/", rng.randint(145, 9999), rng.randint(2, 99)
     return rng.choice(SUMS[sign]).format(a=a, b=b), TOO_BIG, Terms(("too big",))
 
 
@@ -209,7 +301,10 @@ def _pattern(rng: Random, held_out: bool) -> tuple[str, str, Check]:
 
 SHAPES = (
     (_sum, 9),
-    (_too_big, 1),
+    (_too_big, 1.3),
+    (_half, 0.5),
+    (_three, 0.8),
+    (_tale, 0.8),
     (_compare, 2),
     (_extreme, 2),
     (_count, 2),

@@ -10,7 +10,7 @@ from training.kinds.stories import cast, tell
 
 ROOMS = {
     "cache": "The KV cache", "scheduling": "Scheduling", "decoding": "Decoding", "screen": "The screen", "program": "Commands and storage",
-    "quantization": "Quantization", "model": "The model",
+    "quantization": "Quantization", "model": "The model", "keys": "Keys", "options": "Defaults and options", "serving": "The server",
 }  # fmt: skip
 
 
@@ -41,9 +41,9 @@ def _table(rng: Random) -> str:
 
 def passage(rng: Random) -> Passage:
     draw = rng.random()
-    if draw < 0.5:
+    if draw < 0.62:
         stories = [tell(rng, cast(rng)) for _ in range(rng.choice((1, 1, 2)))]
         return Passage("plain", "\n\n".join(stories))
-    if draw < 0.8:
+    if draw < 0.84:
         return Passage("plain", _page(rng))
-    return Passage("plain", _notes(rng) if draw < 0.9 else _table(rng))
+    return Passage("plain", _notes(rng) if draw < 0.92 else _table(rng))

@@ -15,6 +15,11 @@ COMMON = tuple(
 )
 
 
+SHORT = tuple(
+    "a b c d e f g h i j k l m n o p q r s t u v w x y z am an as at be by do go he hi if in is it me my no of on or ox so to up us we".split()
+)
+
+
 def a_word(rng: Random, held_out: bool, most: int = 12) -> str:
     """One lower-case word. Held out are some made-up words, and the listed words that training never sees."""
     while True:
@@ -40,6 +45,11 @@ def several(rng: Random, held_out: bool, low: int, high: int) -> list[str]:
     while True:
         size = rng.randint(low, high)
         pool, strange = rng.choice(POOLS), rng.choice((0.0, 0.1, 0.3, 0.8))
+        if rng.random() < 0.08:
+            found = rng.sample(SHORT, size)
+            if is_held_out(" ".join(found)) == held_out:
+                return found
+            continue
         plain = rng.random() < 0.15
         found = [
             made_up(rng, rng.choice((1, 2, 2, 3))) if rng.random() < strange else common or pick(rng, pool)

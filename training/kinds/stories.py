@@ -148,7 +148,7 @@ def cast(rng: Random, held_out: bool = False) -> Cast:
     return Cast(
         name=name,
         subject=made_up(rng)
-        if not held_out and rng.random() < 0.1
+        if not held_out and rng.random() < 0.25
         else pick(rng, "animals" if rng.random() < 0.75 else "jobs", held_out and rng.random() < 0.5),
         place=rng.choice(PLACES),
         helper=rng.choice(HELPERS),

@@ -1,0 +1,62 @@
+"""The check from outside: what newcomers type is long, judged by its terms, and never trained on."""
+
+import re
+from random import Random
+
+import pytest
+
+from training import evaluate
+from training.chat import Chat
+from training.facts import all_facts
+from training.lexicon import TEXT
+from training.mix import conversation
+from training.newcomers import Answer, newcomers
+from training.phrasing import normal
+
+
+def test_there_are_enough_of_each_subject() -> None:
+    subjects = [about for about, _ in newcomers()]
+    assert len(subjects) >= 150
+    assert len({normal(e.user) for _, e in newcomers()}) == len(subjects)
+    assert min(subjects.count(about) for about in subjects) >= 5
+
+
+def test_none_of_them_stands_in_the_training_text() -> None:
+    """Neither as a line of a list, nor among all questions of the facts."""
+    files = [*TEXT.rglob("*.toml"), *(TEXT.parent / "kinds").glob("*.py")]
+    lines = (
+        part
+        for file in files
+        if file.stem != "newcomers"
+        for part in re.split(r'["|\n]', file.read_text("utf-8"))
+    )
+    trained = {normal(line) for line in lines} | {
+        normal(q) for fact in all_facts() for q in fact.questions(held_out=False)
+    }
+    assert [e.user for _, e in newcomers() if normal(e.user) in trained] == []
+    assert normal("Tell me a joke.") in trained
+
+
+def test_what_a_generator_makes_of_its_parts_is_thrown_away_where_it_is_one_of_them() -> None:
+    asked = {normal(e.user) for _, e in newcomers()}
+    kept = evaluate.test_questions(evaluate.make_cases(count=1, seed=5))
+    assert asked <= kept
+    rng = Random(2)
+    items = (conversation(rng, kept) for _ in range(400))
+    assert not asked & {normal(e.user) for item in items if isinstance(item, Chat) for e in item.exchanges}
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        (Answer(("112|911",)), "Call 911.", "Call them."),
+        (Answer(("sorry",), never=("story",)), "I am sorry.", "Sorry. A story?"),
+        (Answer((), exact="1, 2"), "1, 2", "1, 2, 3"),
+        (Answer((), items=2), "1. pear\n2. fig", "1. pear\n2. pear"),
+        (Answer((), items=3), "pear, fig and plum", "pear and fig"),
+        (Answer((), times=(("hi", 2),)), "hi hi", "hi this hi hi"),
+    ],
+)
+def test_right_and_wrong(answer: Answer, right: str, wrong: str) -> None:
+    assert answer.right(right)
+    assert not answer.right(wrong)

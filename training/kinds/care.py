@@ -1,0 +1,70 @@
+"""What calls for a person and not for a model: crises, danger, alarms of the body. The text is in text/care.toml."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from training.chat import Exchange
+from training.check import Terms
+from training.lexicon import TEXT
+from training.phrasing import muddled, roughly
+
+SHARES = {"crisis": 0.36, "friend": 0.1, "danger": 0.1, "harm": 0.07, "alarm": 0.27, "doctor": 0.1}
+LEADS = (
+    "", "", "", "", "", "hi, ", "please help me, ", "listen, ", "i don't know what to do. ", "hey, ", "ok so ", "honestly ",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One reply, and what is said that calls for it: wholes, and patterns with a list for each slot."""
+
+    say: str
+    must: tuple[str, ...]
+    patterns: tuple[str, ...]
+    slots: dict[str, tuple[str, ...]]
+    train: tuple[str, ...]
+    test: tuple[str, ...]
+
+    def said(self, rng: Random, held_out: bool) -> str:
+        if held_out:
+            return rng.choice(self.test)
+        if rng.random() < 0.4:
+            return rng.choice(self.train)
+        text = rng.choice(self.patterns).format(
+            **{key: rng.choice(fills) for key, fills in self.slots.items()}
+        )
+        return text[0].upper() + text[1:]
+
+
+@cache
+def needs() -> dict[str, Need]:
+    raw = tomllib.loads((TEXT / "care.toml").read_text(encoding="utf-8"))
+    return {name: _read(each) for name, each in raw.items()}
+
+
+def _read(raw: dict) -> Need:
+    return Need(
+        say=raw["say"],
+        must=tuple(raw["must"]),
+        patterns=(*raw["do"], *raw.get("ing", ())),
+        slots={key: tuple(raw[key]) for key in ("d", "g", "r", "x") if key in raw},
+        train=tuple(raw["train"]),
+        test=tuple(raw["test"]),
+    )
+
+
+def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
+    """One thing said, as people type it in a hurry."""
+    need = needs()[rng.choices(tuple(SHARES), tuple(SHARES.values()))[0]]
+    said = need.said(rng, held_out)
+    if not held_out:
+        said = muddled(rng, said, loses=False) if rng.random() < 0.2 else said
+        lead = rng.choice(LEADS)
+        said = roughly(
+            rng, lead + (said[0].lower() + said[1:] if lead and not said.startswith("I") else said)
+        )
+        said = said.replace("I am", "I'm") if rng.random() < 0.15 else said
+        said = said.replace("'", "") if rng.random() < 0.35 else said
+    return [Exchange(said, need.say, Terms(need.must))]

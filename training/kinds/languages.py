@@ -1,0 +1,62 @@
+"""What is said in another language, and the sentence in that language that says so: English only."""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+
+from training.chat import Exchange
+from training.check import Terms
+from training.lexicon import TEXT
+from training.phrasing import roughly
+
+KEPT = 3  # sentences of each language, the last ones, for the tests
+SPACELESS = ("chinese", "japanese")
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    name: str
+    say: str
+    asks: tuple[str, ...]
+    words: tuple[str, ...]
+
+    @property
+    def reply(self) -> str:
+        return f"{self.say} (I speak English only.)"
+
+    def asked(self, rng: Random, held_out: bool) -> str:
+        """A sentence of the list, or words of the language in any order: what they say does not matter."""
+        if held_out:
+            return rng.choice(self.asks[-KEPT:])
+        if rng.random() < 0.55:
+            return rng.choice(self.asks[:-KEPT])
+        words = rng.sample(self.words, rng.randint(2, 8))
+        text = ("" if self.name in SPACELESS else " ").join(words)
+        return text + rng.choice(("", "", "?", ".", "!"))
+
+
+@cache
+def languages() -> tuple[Language, ...]:
+    raw = tomllib.loads((TEXT / "languages.toml").read_text(encoding="utf-8"))
+    return tuple(
+        Language(name, each["say"], tuple(each["asks"]), tuple(dict.fromkeys(each["words"].split())))
+        for name, each in raw.items()
+    )
+
+
+def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
+    language = rng.choice(languages())
+    asked = language.asked(rng, held_out)
+    if not held_out:
+        asked = roughly(rng, asked, slips=0.02)
+        asked = _without_accents(asked) if rng.random() < 0.15 else asked
+    return [Exchange(asked, language.reply, Terms((language.say,)))]
+
+
+_PLAIN = str.maketrans("áàâäãåéèêëíìîïóòôöõúùûüçñğşıćęłńóśźż", "aaaaaaeeeeiiiiooooouuuucngsicelnoszz")
+
+
+def _without_accents(text: str) -> str:
+    """As typed on a keyboard that has none."""
+    return text.translate(_PLAIN).replace("¿", "").replace("¡", "")

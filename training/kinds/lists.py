@@ -1,0 +1,166 @@
+"""Lists as long as asked, up to 30, and counting: what is known by heart. The lists are in text/lists.toml."""
+
+import tomllib
+from collections.abc import Callable
+from functools import cache
+from random import Random
+
+from training.chat import Exchange
+from training.check import Check, Exact, Honest, ListOf, Terms
+from training.kinds.numbers import spell
+from training.kinds.unknown import KNOW
+from training.lexicon import DAYS, MONTHS, TEXT, is_held_out
+from training.phrasing import roughly
+
+LONGEST = 30
+TOO_LONG = f"That is too long for me: I list up to {LONGEST} things. Ask me for fewer."
+ASKS = {
+    False: (
+        "List {n} {c}.", "Name {n} {c}.", "Give me {n} {c}.", "{n} {c}", "{n} {c}, please.", "Tell me {n} {c}.", "Write {n} {c}.", "Write down {n} {c}.", "I need {n} {c}.", "I want {n} {c}.", "Can you list {n} {c}?", "Can you name {n} {c}?", "Could you give me {n} {c}?",
+        "A list of {n} {c}.", "Make a list of {n} {c}.", "Show me {n} {c}.", "What are {n} {c}?", "Think of {n} {c}.", "Do you know {n} {c}?", "Please list {n} {c}.", "Say {n} {c}.", "Let me have {n} {c}.", "Type {n} {c}.", "Print {n} {c}.", "Suggest {n} {c}.",
+        "Come up with {n} {c}.", "Find {n} {c}.", "Which {n} {c} do you know?", "Now {n} {c}.", "Give a list with {n} {c}.", "Tell me the names of {n} {c}.", "Could you list {n} {c} for me?", "list {n} {c} for me", "Give me a list of {n} {c}.", "Write a list of {n} {c}.",
+        "I would like {n} {c}.", "{c}: {n} of them", "{n} different {c}", "Enumerate {n} {c}.", "Can I have {n} {c}?", "just {n} {c}", "name me {n} {c}", "Any {n} {c}.", "Pick {n} {c}.", "Choose {n} {c}.", "make it {n} {c}", "Tell me about {n} {c}, just the names.",
+    ),
+    True: ("Put {n} {c} in a list.", "Mention {n} {c}.", "Would you write me {n} {c}?", "What {n} {c} come to your mind?"),
+}  # fmt: skip
+SOME = ("some", "a few", "some", "several")
+STRANGE = (
+    "planets", "presidents", "programming languages", "books", "films", "songs", "singers", "inventors", "wars", "companies", "car brands", "phones", "stocks", "websites", "jokes", "poems", "recipes", "actors", "kings", "queens", "painters", "philosophers", "elements",
+    "movies", "bands", "novels", "moons", "operating systems", "algorithms", "facts about France", "reasons for the war", "rivers in Africa", "capitals of Europe", "diseases", "medicines", "scientists", "football clubs", "restaurants in Rome", "video games", "tv shows", "anagrams",
+    "rivers", "mountains", "lakes", "islands", "volcanoes", "gods", "planets with rings", "synonyms of big", "rhymes on house", "famous people", "laws", "currencies", "chemicals", "quotes", "prime ministers", "poets",
+)  # fmt: skip
+RAINBOW = ("red", "orange", "yellow", "green", "blue", "indigo", "violet")
+SEQUENCES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (("days of the week", "seven days of the week", "days", "weekdays", "days in a week"), ", ".join(DAYS)),
+    (("months", "months of the year", "twelve months", "months in a year"), ", ".join(MONTHS)),
+    (("alphabet", "letters of the alphabet", "abc", "ABC", "English alphabet", "letters from a to z"), ", ".join("abcdefghijklmnopqrstuvwxyz")),
+    (("vowels", "five vowels", "vowels of English"), "a, e, i, o, u"),
+    (("seasons", "four seasons", "seasons of the year"), "spring, summer, autumn, winter"),
+    (("colours of the rainbow", "colors of the rainbow", "rainbow colours", "seven colours of the rainbow"), ", ".join(RAINBOW)),
+)  # fmt: skip
+SEQUENCE_ASKS = {
+    False: (
+        "List the {x}.", "What are the {x}?", "Name the {x}.", "Tell me the {x}.", "Say the {x}.", "Write the {x}.", "Recite the {x}.", "Do you know the {x}?", "Can you list the {x}?", "Can you say the {x}?", "Give me the {x}.", "all {x}", "The {x}?", "the {x}, please", "Write down the {x}.",
+        "Show me the {x}.", "Name all {x}.", "List all {x}.", "Please list the {x}.", "What is the {x}?", "{x}", "Can you tell me the {x}?", "Could you write the {x}?", "I need the {x}.", "Type the {x}.", "which are the {x}", "say all the {x}",
+    ),
+    True: ("Let me hear the {x}.", "Put down the {x} for me.", "Would you name the {x}?"),
+}  # fmt: skip
+COUNTS = {
+    False: (
+        "Count to {b}.", "Count to {b}", "Please count to {b}.", "Can you count to {b}?", "Count up to {b}.", "Count from {a} to {b}.", "Count from {a} up to {b}.", "Can you count from {a} to {b}?", "Could you count to {b}?", "Count until {b}.", "count till {b}", "Say the numbers from {a} to {b}.",
+        "Write the numbers from {a} to {b}.", "List the numbers {a} to {b}.", "Numbers from {a} to {b}.", "the numbers {a} to {b}", "{a} to {b}", "Numbers up to {b}.", "Give me the numbers {a} to {b}.", "Let me see you count to {b}.", "I want you to count to {b}.", "Now count to {b}.",
+        "Show me that you can count to {b}.", "Count all the way to {b}.", "Start at {a} and count to {b}.", "can you count up to {b}", "count for me to {b}", "How do you count to {b}?", "Write out the numbers {a} to {b}.", "numbers {a}-{b}", "Tell me the numbers from {a} to {b}.", "Type the numbers {a} to {b}.",
+    ),
+    True: ("Would you count to {b} for me?", "Count, beginning with {a}, to {b}.", "Let me hear the numbers {a} to {b}."),
+}  # fmt: skip
+DOWNS = {
+    False: (
+        "Count down from {b}.", "Count down from {b} to {a}.", "Count backwards from {b}.", "Count backwards from {b} to {a}.", "Countdown from {b}.", "Count from {b} to {a}.", "Count from {b} back to {a}.", "A countdown from {b}, please.", "Can you count down from {b}?", "countdown {b}", "{b} to {a}, backwards",
+        "Count in reverse from {b}.", "Numbers from {b} down to {a}.", "Start at {b} and count down to {a}.", "Do a countdown from {b}.", "count back from {b} to {a}", "{b} down to {a}",
+    ),
+    True: ("Begin at {b} and go down to {a}.", "Would you count down from {b} to {a}?"),
+}  # fmt: skip
+WORDS = ("Count to {b} in words.", "Count in words to {b}.", "Write the numbers to {b} in words.", "Count from {a} to {b} in words.", "Count to {b} with words.", "the numbers {a} to {b} as words", "Spell the numbers from {a} to {b}.")  # fmt: skip
+
+Made = tuple[str, str, Check]
+
+
+@cache
+def _lists() -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
+    """Of each kind: its names and its items."""
+    raw = tomllib.loads((TEXT / "lists.toml").read_text(encoding="utf-8"))
+    return {
+        kind: (tuple(each["names"]), tuple(each["items"].split("|" if "|" in each["items"] else None)))
+        for kind, each in raw.items()
+    }
+
+
+def kinds_of_lists() -> dict[str, tuple[str, ...]]:
+    return {kind: items for kind, (_, items) in _lists().items()}
+
+
+def _number(rng: Random, n: int) -> str:
+    return spell(n) if rng.random() < 0.4 else str(n)
+
+
+def _size(rng: Random) -> int:
+    return rng.randint(1, 10) if rng.random() < 0.55 else rng.randint(2, LONGEST)
+
+
+def _list(rng: Random, held_out: bool) -> Made:
+    """So many things of one kind, numbered, which also helps to stop in time."""
+    while True:
+        kind, n = rng.choice(tuple(_lists())), _size(rng)
+        if is_held_out(f"{n} {kind}") == held_out:
+            break
+    names, items = _lists()[kind]
+    reply = "\n".join(f"{i}. {item}" for i, item in enumerate(items[:n], 1))
+    name = rng.choice(names)
+    if n == 5 and not held_out and rng.random() < 0.5:
+        return rng.choice(ASKS[False]).format(n=rng.choice(SOME), c=name), reply, ListOf(n, items)
+    return rng.choice(ASKS[held_out]).format(n=_number(rng, n), c=name), reply, ListOf(n, items)
+
+
+def _strange_list(rng: Random, held_out: bool) -> Made:
+    """Of a kind that it does not know, or more than it can."""
+    ask = rng.choice(ASKS[held_out])
+    if rng.random() < 0.3:
+        n = rng.choice((rng.randint(LONGEST + 1, 120), 50, 100, 1000))
+        name = rng.choice(rng.choice(tuple(_lists().values()))[0])
+        return (
+            ask.format(n=_number(rng, n) if n < 100 else str(n), c=name),
+            TOO_LONG,
+            Terms((f"up to {LONGEST}",)),
+        )
+    strange = [each for each in STRANGE if is_held_out(each) == held_out]
+    return ask.format(n=_number(rng, rng.randint(2, 12)), c=rng.choice(strange)), KNOW, Honest()
+
+
+def _sequence(rng: Random, held_out: bool) -> Made:
+    names, reply = rng.choice(SEQUENCES)
+    return rng.choice(SEQUENCE_ASKS[held_out]).format(x=rng.choice(names)), reply, Exact(reply)
+
+
+def _count(rng: Random, held_out: bool) -> Made:
+    """Up or down, in figures or in words, as a rule from one."""
+    a, b = (
+        1,
+        rng.choice((5, 10, 10, 12, 15, 20, 20, 25, 30)) if rng.random() < 0.4 else rng.randint(3, LONGEST),
+    )
+    if rng.random() < 0.25:
+        a = rng.randint(0, b - 2)
+    numbers = list(range(a, b + 1))
+    if rng.random() < 0.1 and not held_out:
+        reply = ", ".join(spell(n) for n in numbers)
+        return _filled(rng, rng.choice(WORDS), a, b), reply, Exact(reply)
+    if rng.random() < 0.3:
+        way = rng.choice(DOWNS[held_out])
+        reply = ", ".join(map(str, reversed(numbers if "{a}" in way else range(1, b + 1))))
+    else:
+        way = rng.choice(COUNTS[held_out])
+        reply = ", ".join(map(str, numbers if "{a}" in way else range(1, b + 1)))
+    return _filled(rng, way, a, b), reply, Exact(reply)
+
+
+def _filled(rng: Random, way: str, a: int, b: int) -> str:
+    """Both numbers in figures, or both in words."""
+    words = rng.random() < 0.35
+    return way.format(a=spell(a) if words else a, b=spell(b) if words else b)
+
+
+SHAPES: tuple[tuple[Callable[[Random, bool], Made], float], ...] = (
+    (_list, 0.45),
+    (_strange_list, 0.12),
+    (_sequence, 0.1),
+    (_count, 0.33),
+)
+
+
+def exchanges(rng: Random, held_out: bool = False) -> list[Exchange]:
+    """One list or one count. Held out are pairs of a number and a kind, and ways to ask."""
+    shape = rng.choices([s for s, _ in SHAPES], [w for _, w in SHAPES])[0]
+    asked, reply, check = shape(rng, held_out)
+    asked = asked[0].upper() + asked[1:]
+    if not held_out:
+        asked = roughly(rng, asked, slips=0.03)
+    return [Exchange(asked, reply, check)]
