@@ -31,7 +31,7 @@ def emit(value):
 
 def decode(rows):
     draw = random.Random(rows)
-    params = gpu.SamplingParams(temperature=0.6, max_tokens=STEPS + 100, ignore_eos=True)
+    params = gpu.SamplingParams(temperature=0.6, max_tokens=STEPS + 60, ignore_eos=True)
     for _ in range(rows):
         engine.submit([draw.randrange(10000) for _ in range(512)], params, gpu.Heard())
     while engine.scheduler.waiting or any(each.generated < 16 for each in engine.scheduler.running):

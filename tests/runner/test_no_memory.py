@@ -16,7 +16,7 @@ from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.runner import ModelRunner
-from engine.scheduling import rules
+from engine.scheduling import settings as scheduler_settings
 from engine.serving.engine import Engine
 from engine.start import start
 from tests.models.tiny import write_config
@@ -88,7 +88,7 @@ def test_a_second_try_with_what_was_held_in_reserve(llama: Path, monkeypatch: py
 
 
 def test_steps_grow_again_when_memory_has_lasted(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "EASED", 4)
+    monkeypatch.setattr(scheduler_settings, "EASED", 4)
     engine, least = engine_on(llama), []
     full = engine.scheduler.rules.step_tokens
     tight = [True]
