@@ -127,7 +127,7 @@ class TestWhenThingsBreak:
         stop = host.subscribe(lambda event: heard.append(event.kind))
         host.submit([1], params(2)).result()
         assert called == 1
-        assert "a subscriber failed on queued and is dropped" in caplog.text
+        assert "a subscriber failed on queued and was dropped" in caplog.text
         assert heard == ["queued", "admitted", "firsttoken", "finished"]
         stop()
         host.submit([1], params(2)).result()

@@ -149,10 +149,10 @@ def test_into_a_process(parent: Parent) -> None:
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        (encode_command(Dump()), "there is no command 'dump' here"),
-        ({"v": 1, "command": "count_held", "with": {"note": 5}}, "note must be a text, not 5"),
-        ({"v": 1, "command": 5}, "must have the name of a command, not 5"),
-        ({"v": 2, "command": "count_held", "with": {}}, "version 2 of the wire"),
+        (encode_command(Dump()), "there is no command 'dump'"),
+        ({"v": 1, "command": "count_held", "with": {"note": 5}}, "note must be a string, not 5"),
+        ({"v": 1, "command": 5}, "must name a command, not 5"),
+        ({"v": 2, "command": "count_held", "with": {}}, "protocol version 2"),
         (5, "command: must be an object, not 5"),
     ],
 )

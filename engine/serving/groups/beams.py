@@ -1,4 +1,4 @@
-"""A beam search in the batch: every hypothesis is a request of its own, with a row, and shared blocks."""
+"""A beam search in the batch: each hypothesis is a request with its own row and shared blocks."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,10 +15,10 @@ from engine.serving.reply import ReplyOutput, Sink, TextStream
 
 
 class BeamGroup:
-    """Each hypothesis runs, gives way and comes back on its own; all have drawn before any goes on.
+    """Hypotheses run, are preempted and resume independently; the search advances when all have candidates.
 
-    Between two steps `members` are the live hypotheses, the best first. Numbers of dropped ones are used
-    again, so that the group keeps its place in every line.
+    Between steps, `members` are the live hypotheses, best first. Ids of dropped hypotheses are reused, so
+    that the group keeps its place in every queue.
     """
 
     def __init__(
@@ -33,16 +33,16 @@ class BeamGroup:
         self.id, self.arrived = root.id, root.arrived
         self.first_token_at, self.last_token_at = root.first_token_at, root.last_token_at
         self.params = root.params
-        self._later: tuple[SamplingParams, int] | None = None  # with how long it may be, in all
+        self._later: tuple[SamplingParams, int] | None = None  # with the new maximum length
         self._scheduler, self._number, self._sink, self._stop_ids = scheduler, number, sink, stop_ids
         self.members = [root]
-        self._base = len(root.tokens)  # the search began behind so many
+        self._base = len(root.tokens)  # the token count at which the search began
         self._said = root.generated  # tokens of the reply before that
         self._search = BeamSearch(SearchRules.of(root.params, stop_ids), root.max_len - self._base)
         self._enders = root.params.enders(stop_ids)
-        self._start, self._written = written, written.copy()  # the text there, and up to what is certain
-        self._certain = 0  # tokens behind the base that all hypotheses share
-        self._voices = [written.copy()]  # the text of each live one, kept where stop strings are looked for
+        self._start, self._written = written, written.copy()  # the text at the base, and up to `_certain`
+        self._certain = 0  # tokens after the base that all hypotheses share
+        self._voices = [written.copy()]  # the text of each live hypothesis; kept only for stop strings
         self._heard: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._spare: list[int] = []
         self._dropped: tuple[HypothesisView, ...] = ()
@@ -50,13 +50,13 @@ class BeamGroup:
         root.group, root.awaits = root.id, True
 
     def take(self, request: Request, ids: np.ndarray, values: np.ndarray) -> bool:
-        """What one hypothesis could go on with; says whether the group goes on with it."""
-        count = self._search.rules.candidates  # another search in the same step may look at more
+        """Take in the candidates of one hypothesis. Returns whether the group now has all of them."""
+        count = self._search.rules.candidates  # another search in the same step may need more
         self._heard[request.id] = ids[:count], values[:count]
         return len(self._heard) == len(self.members)
 
     def advance(self) -> Finish | None:
-        """All have drawn: chooses those that go on. Says why the group ends, if it does."""
+        """Choose the hypotheses that continue. Returns why the group ends, if it does."""
         heard = [self._heard.pop(each.id) for each in self.members]
         ids, values = (np.stack(side) for side in zip(*heard, strict=True))
         scores = self._search.scores()
@@ -70,7 +70,7 @@ class BeamGroup:
 
     @property
     def generated(self) -> int:
-        """Tokens of the reply, by any hypothesis."""
+        """Length of the reply in tokens, the same for every live hypothesis."""
         return self._said + self._search.length
 
     @property
@@ -78,13 +78,13 @@ class BeamGroup:
         return self._base + self._search.length
 
     def end(self, finish: Finish, error: str = "") -> None:
-        """Ends it from outside, with what leads by now."""
+        """End the search from outside with the leading hypothesis."""
         tokens = () if error else self._leader()[self._certain :]
         text = "" if error else self._text(self._written, tokens, self._certain) + self._written.flush()
         self._sink(Delta(self.id, tokens, text, (), finish, error, blocks=self._held))
 
     def view(self) -> BeamsView:
-        """The live hypotheses behind what is certain, those that are done, and those dropped last."""
+        """The live hypotheses after the certain tokens, the finished ones, and those dropped last."""
         start, scores = self._base + self._certain, self._search.scores()
         live = (
             HypothesisView(each.id, parent, score, tuple(each.tokens[start:]))
@@ -96,25 +96,24 @@ class BeamGroup:
         certain = self._said + self._certain
         return BeamsView(self.id, self.params.beams, certain, (*live,), (*done,), self._dropped)
 
-    # Another way to go on
+    # Changed parameters
 
     @property
     def asked(self) -> SamplingParams:
-        """The newest parameters, which may have to wait."""
+        """The newest parameters, which may not apply yet."""
         return self._later[0] if self._later else self.params
 
     def retune(self, params: SamplingParams, max_len: int) -> None:
-        """For the time when no hypothesis is under way."""
+        """Apply these parameters once no hypothesis is in flight."""
         self._later = params, max_len
 
     def turn(self) -> tuple[Request, ReplyOutput] | None:
-        """Goes on by the parameters that have waited, if it can now: as one request with its reply, or still
-        as a search."""
+        """Apply pending parameters if possible. If the search ends, returns the request and its reply."""
         if self._later is None or any(each.pending for each in self.members):
             return None
         params, max_len = self._later
         if params.beams > 1 and self._heard:
-            return None  # these were drawn for the search as it is
+            return None  # those candidates were chosen for the current search
         self._later = None
         for each in self.members:
             each.params, each.max_len = params, max_len
@@ -131,7 +130,7 @@ class BeamGroup:
         return None
 
     def _narrow(self) -> tuple[Request, ReplyOutput]:
-        """The best live hypothesis is all that is left."""
+        """Drop all but the best live hypothesis and continue it as an ordinary request."""
         best = self.members[0]
         rest = tuple(best.tokens[self._base + self._certain :])
         text = self._text(self._written, rest, self._certain)
@@ -158,7 +157,7 @@ class BeamGroup:
         return finish is not None
 
     def _reorder(self, kept: Sequence[Continuation], scores: Sequence[float]) -> None:
-        """A parent goes on in place with its first token, and is forked for each other one."""
+        """Continue each parent in place with its first token, and fork it for each further token."""
         before, first = self.members, dict[int, int]()
         for rank, each in enumerate(kept):
             first.setdefault(each.parent, rank)
@@ -182,7 +181,7 @@ class BeamGroup:
         for parent, rank in first.items():
             self._scheduler.go_on(before[parent], kept[rank].token)
             if self.params.penalised:
-                self._scheduler.restamp(before[parent])  # what it has seen is another text now
+                self._scheduler.restamp(before[parent])  # the slot's tokens have changed
         self._parents = [each.parent for each in kept]
         if self.params.stop:
             self._voices = [self._voices[parent].copy() for parent in self._parents]
@@ -208,7 +207,7 @@ class BeamGroup:
     # Text
 
     def _settle(self) -> tuple[tuple[int, ...], str]:
-        """Tokens, and their text, that no hypothesis which may still be returned does without."""
+        """The tokens and text that every hypothesis that may still be returned shares."""
         base, lead = self._base, self.members[0].tokens
         live = [each.tokens for each in self.members[1:]]
         done = [each.tokens for each in self._search.done[: self.params.n]]
@@ -226,11 +225,11 @@ class BeamGroup:
         return fresh, text
 
     def _tail(self) -> str:
-        """What the hypothesis that leads adds to it."""
+        """The text that the leading hypothesis adds."""
         return self._text(self._written.copy(), self._leader()[self._certain :], self._certain)
 
     def _leader(self) -> tuple[int, ...]:
-        """Tokens behind the base of what would be the best if all ended now."""
+        """The tokens after the base of the hypothesis that would win if all ended now."""
         done = self._search.done
         if done and done[0].score > self._search.scores()[0]:
             return done[0].tokens
@@ -242,20 +241,20 @@ class BeamGroup:
         return voice
 
     def _text(self, written: TextStream, tokens: Sequence[int], at: int) -> str:
-        """What these tokens, from place `at` behind the base, add to a text."""
+        """The text that tokens at position `at` after the base add to a stream."""
         begin = self._said + at + 1
         return "".join([written.take(token, n, full=False)[0] for n, token in enumerate(tokens, begin)])
 
     @property
     def _held(self) -> int:
-        """Blocks of all members; most are shared."""
+        """The number of blocks that the members hold; most are shared."""
         return len({block for each in self.members for block in held(each.blocks)})
 
     def _finish(self) -> Finish:
-        """The best ones, whole. The first goes on from what was certain."""
+        """Send the best hypotheses in full. The first continues from the certain tokens."""
         results = self._search.done[: self.params.n]
         if not results:
-            self._sink(Delta(self.id, finish=Finish.FAILED, error="no hypothesis could go on or end"))
+            self._sink(Delta(self.id, finish=Finish.FAILED, error="no hypothesis could continue or end"))
             return Finish.FAILED
         finishes = []
         for choice, (score, tokens) in enumerate(results):
