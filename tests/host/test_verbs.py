@@ -182,7 +182,7 @@ def test_what_is_not_for_a_key_is_not_there(served: Served, verb: str) -> None:
         answer = client.post(f"/engine/commands/{verb}", json={})
         assert answer.status_code == 404
         error = wire.decode_error(answer.json()["engine"])
-        assert (type(error), str(error)) == (UnknownCommand, f"there is no command {verb!r} here")
+        assert (type(error), str(error)) == (UnknownCommand, f"there is no command {verb!r}")
         assert client.get(f"/engine/commands/{verb}").status_code == 405
 
 
