@@ -95,7 +95,7 @@ def record(kind: type, *, sparse: bool = False, forms: Mapping[str, Codec] = _US
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
-            raise _unlike("an object", value)
+            raise _mismatch("an object", value)
         known, name = {}, ""
         try:
             for name, part in parts.items():
@@ -103,8 +103,8 @@ def record(kind: type, *, sparse: bool = False, forms: Mapping[str, Codec] = _US
                     known[name] = part.read(value[name])
                 elif name not in defaults:
                     raise DecodeError("is missing")
-        except DecodeError as misfit:
-            misfit.place.append(name)
+        except DecodeError as error:
+            error.place.append(name)
             raise
         return kind(**known)
 
@@ -132,7 +132,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 # Single values
 
 
-def _unlike(wanted: str, value: Any) -> DecodeError:
+def _mismatch(wanted: str, value: Any) -> DecodeError:
     shown = repr(value)
     return DecodeError(f"must be {wanted}, not {shown if len(shown) <= 60 else shown[:57] + '...'}")
 
@@ -140,7 +140,7 @@ def _unlike(wanted: str, value: Any) -> DecodeError:
 def _exactly(kind: type, words: str) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if type(value) is not kind:
-            raise _unlike(words, value)
+            raise _mismatch(words, value)
         return value
 
     return read
@@ -159,7 +159,7 @@ def _read_float(value: Any) -> float:
         return _ODD_FLOATS[value]
     if type(value) is int and abs(value) <= 2**1023:
         return float(value)
-    raise _unlike("a number", value)
+    raise _mismatch("a number", value)
 
 
 def _write_bytes(value: bytes) -> str:
@@ -172,7 +172,7 @@ def _read_bytes(value: Any) -> bytes:
             return base64.b64decode(value, validate=True)
     except binascii.Error:
         pass
-    raise _unlike("base64", value)
+    raise _mismatch("base64", value)
 
 
 def _choice(allowed: tuple[Any, ...]) -> Callable[[Any], Any]:
@@ -180,7 +180,7 @@ def _choice(allowed: tuple[Any, ...]) -> Callable[[Any], Any]:
         for each in allowed:
             if type(value) is type(each) and value == each:
                 return value
-        raise _unlike(f"one of {', '.join(map(str, allowed))}", value)
+        raise _mismatch(f"one of {', '.join(map(str, allowed))}", value)
 
     return read
 
@@ -204,7 +204,7 @@ def _optional(inner: Codec) -> Codec:
 
 def _read_list(value: Any) -> list[Any]:
     if type(value) is not list:
-        raise _unlike("a list", value)
+        raise _mismatch("a list", value)
     return value
 
 
@@ -227,7 +227,7 @@ def _row(parts: list[Codec]) -> Codec:
 
     def read(value: Any) -> tuple[Any, ...]:
         if len(_read_list(value)) != len(parts):
-            raise _unlike(f"a list of {len(parts)}", value)
+            raise _mismatch(f"a list of {len(parts)}", value)
         return tuple([part.read(each) for part, each in zip(parts, value, strict=True)])
 
     return Codec(write, read)
@@ -238,7 +238,7 @@ def _table(inner: Codec) -> Codec:
 
     def read_table(value: Any) -> dict[str, Any]:
         if type(value) is not dict:
-            raise _unlike("an object", value)
+            raise _mismatch("an object", value)
         return {name: read(each) for name, each in value.items()}
 
     return Codec(
@@ -281,7 +281,7 @@ def _holds(kind: np.dtype, low: int, high: int) -> bool:
 
 def _read_column(value: Any) -> np.ndarray:
     if type(value) is not dict or not {"dtype", "as", "data"} <= value.keys():
-        raise _unlike("a column (an object with dtype, as and data)", value)
+        raise _mismatch("a column (an object with dtype, as and data)", value)
     data, stored = _read_bytes(value["data"]), _dtype(value["as"])
     if len(data) % stored.itemsize:
         raise DecodeError(f"has {len(data)} bytes, which is not a whole number of {stored.name} values")

@@ -244,8 +244,8 @@ def command_of(verb: str, fields: Any, sender: Sender) -> Command[Any]:
         raise BadInput(f"{unknown[:100]} is not a field of {verb}; {known}", field=unknown)
     try:
         command: Command[Any] = _form(kind).read(fields)
-    except DecodeError as misfit:
-        raise BadInput(str(misfit), field=misfit.field) from None
+    except DecodeError as error:
+        raise BadInput(str(error), field=error.field) from None
     return command
 
 
@@ -269,8 +269,8 @@ def encode_result(kind: type[Command[Any]], result: Any) -> Any:
 def decode_result(kind: type[Command[Any]], value: Any) -> Any:
     try:
         return _result_form(kind).read(value)
-    except DecodeError as misfit:
-        raise BadWire(f"the answer to {kind.verb}: {misfit}") from None
+    except DecodeError as error:
+        raise BadWire(f"the answer to {kind.verb}: {error}") from None
 
 
 def _result_of(kind: Any) -> Any:

@@ -67,9 +67,7 @@ class Request:
     salt: bytes = b""  # separates prefix caches of different owners
     group: int = -1  # the caller's request, if this is one of several rows that answer it
     guided_from: int = 0  # index of the first token a grammar applies to, if after the prompt
-    guide: GrammarState | None = (
-        None  # made when the first token is drawn by it; made anew from the tokens if lost
-    )
+    guide: GrammarState | None = None  # created on first use, and again from the tokens if lost
     awaits: bool = False  # its next token depends on a decision on the host
 
     launched: int = 0  # tokens whose KV is written or being written; the next step starts here

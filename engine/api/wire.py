@@ -120,8 +120,8 @@ def check_version(what: str, value: Any) -> dict[str, Any]:
 def _read(what: str, part: Codec, value: Any) -> Any:
     try:
         return part.read(value)
-    except DecodeError as misfit:
-        raise BadWire(f"{what}: {misfit}") from None
+    except DecodeError as error:
+        raise BadWire(f"{what}: {error}") from None
 
 
 def _below(kind: Any) -> Iterator[Any]:

@@ -81,7 +81,7 @@ class Runner(Protocol):
     def collect(self, handle: Any) -> StepResult:
         """Wait for a launched step. Steps are collected in launch order."""
 
-    def ailing(self) -> str | None:
+    def device_error(self) -> str | None:
         """None if the device still works, else a description of its permanent failure."""
 
     def memory(self) -> dict[str, int]:

@@ -103,7 +103,7 @@ class ModelRunner:
         self._memory = MemoryMeter(self.model, self.store, self.device)
         for drafter in self._drafters.values():
             drafter.serve(self.store)
-        for each in (self.store, *self._beside()):
+        for each in (self.store, *self._draft_stores()):
             each.mover = mover_on(self.device)
 
     def products_changed(self, *, recordable: bool) -> None:
@@ -215,7 +215,7 @@ class ModelRunner:
         for tokens in step.history:
             for drafter in self._drafters.values():
                 drafter.read(tokens)
-        for each in (self.store, *self._beside()):
+        for each in (self.store, *self._draft_stores()):
             each.copy(step.copies)
 
     @torch.inference_mode()
@@ -268,11 +268,11 @@ class ModelRunner:
     def collect(self, handle: InFlightStep) -> StepResult:
         if handle.arrived is not None:
             handle.arrived.synchronize()
-        rows, drawn = handle.rows, handle.sampled
-        logprobs = logprobs_of(rows, drawn.tokens, drawn.logprobs) if drawn.logprobs else {}
-        likeliest = likeliest_of(rows, drawn.candidates) if drawn.candidates else None
+        rows, sampled = handle.rows, handle.sampled
+        logprobs = logprobs_of(rows, sampled.tokens, sampled.logprobs) if sampled.logprobs else {}
+        likeliest = likeliest_of(rows, sampled.candidates) if sampled.candidates else None
         seconds = time.monotonic() - handle.began
-        tokens, runs = group_runs(drawn.tokens.tolist(), rows, handle.drafts)
+        tokens, runs = group_runs(sampled.tokens.tolist(), rows, handle.drafts)
         return StepResult(
             tokens,
             logprobs,
@@ -281,7 +281,7 @@ class ModelRunner:
             likeliest=likeliest,
         )
 
-    def ailing(self) -> str | None:
+    def device_error(self) -> str | None:
         """Report a CUDA error after which no call can succeed."""
         if self.device.type == "cuda":
             try:
@@ -316,17 +316,17 @@ class ModelRunner:
         every = sampling_rows is rows and piece.single == len(rows)  # each row decodes one token
         if steps is not None and every and not piece.drafts:
             return self._decode(steps, piece)
-        laid = self._batches.build(rows, piece.ids, piece.single, self._sampling_state.last_ids)
+        packed = self._batches.build(rows, piece.ids, piece.single, self._sampling_state.last_ids)
         stage, wanted = self._stage, self._for_kernels(piece)
 
         def launches() -> SampledTokens | Tensor:
             """The sampled tokens, or hidden states for the sampler."""
-            hidden = self._forward(laid.batch)
-            if laid.ends is not None:
-                hidden = hidden[laid.ends]
+            hidden = self._forward(packed.batch)
+            if packed.ends is not None:
+                hidden = hidden[packed.ends]
             if stage is None or wanted is None:
                 return hidden
-            return self._sampling_state.by_stage(stage, stage.head(hidden), laid.slots, wanted)
+            return self._sampling_state.by_stage(stage, stage.head(hidden), packed.slots, wanted)
 
         if stage is not None:
             self._precompile(stage, piece, wanted, launches)
@@ -335,7 +335,7 @@ class ModelRunner:
             return lambda masks: found
         if not len(sampling_rows):
             return None
-        return self._sampler(self.model.logits(found), laid.slots, piece)
+        return self._sampler(self.model.logits(found), packed.slots, piece)
 
     def _decode(self, steps: DecodeSteps, piece: ModelInput) -> Sampled:
         """Run a decode step in a graph. Rows that the kernels cannot sample are sampled after it."""
@@ -343,8 +343,8 @@ class ModelRunner:
         wanted = self._sampling_state.wanted(rows)
         if wanted is not None and steps.may_draw(wanted):
             tokens, *found = steps.draw(rows, piece.ids, wanted)
-            drawn = by_row(tokens, found, wanted)
-            return lambda masks: drawn
+            sampled = by_row(tokens, found, wanted)
+            return lambda masks: sampled
         (slots,) = upload([rows.slots], self.device)
         return self._sampler(steps.logits(rows, piece.ids).float(), slots, piece)
 
@@ -383,7 +383,7 @@ class ModelRunner:
         attend = attending(self.attention, self.store.layers, batch)
         return self.model.forward(batch.ids, batch.positions, self._splitter.clocked(attend))
 
-    def _beside(self) -> list[KVStore]:
+    def _draft_stores(self) -> list[KVStore]:
         """The caches of draft models, which use the same block numbers."""
         return [each.store for each in self._drafters.values() if isinstance(each, SmallModel)]
 

@@ -44,14 +44,14 @@ class KVManager:
         self.tables.write(request.slot, at, fresh)
         request.blocks += fresh
 
-    def cut(self, request: Request) -> None:
+    def drop_draft_blocks(self, request: Request) -> None:
         """Release the blocks beyond the known tokens, which were taken for drafts."""
         if request.slot >= 0:
             keep = self.blocks_for(request.known)
             self.pool.give_back(request.blocks[keep:])
             del request.blocks[keep:]
 
-    def moved(self, request: Request, moves: dict[int, int]) -> None:
+    def apply_moves(self, request: Request, moves: dict[int, int]) -> None:
         """Update the request's blocks after a resize moved some."""
         if not moves.keys().isdisjoint(request.blocks):
             request.blocks = [moves.get(block, block) for block in request.blocks]
@@ -130,7 +130,7 @@ class KVManager:
         request.shares_tail = self.pool.is_shared(block)
         return block if request.shares_tail else None
 
-    def part(self, request: Request, block: int) -> int:
+    def unshare(self, request: Request, block: int) -> int:
         """Replace a shared block with a fresh one of the request's own, and return the fresh block."""
         at = request.blocks.index(block)
         [fresh] = self.pool.take(1, request.id, at)
@@ -165,7 +165,7 @@ class KVManager:
             for at, block in enumerate(found[:count])
         ]
 
-    def begin_anew(self, request: Request) -> None:
+    def reset_prefix(self, request: Request) -> None:
         """Reset the prefix hashes of a request that holds nothing if the weights have changed."""
         if request.epoch != self.epoch:
             request.epoch, request.chain = self.epoch, []
@@ -186,7 +186,7 @@ class KVManager:
                 self.pool.publish(request.blocks[at], request.chain[at])
         request.published = max(request.published, full)  # fewer may be launched after a preemption
 
-    def reweigh(self) -> None:
+    def weights_changed(self) -> None:
         """Note that the weights have changed. Forget cached blocks; requests keep the blocks they hold."""
         self.epoch += 1
         self.pool.forget_all()
@@ -214,11 +214,11 @@ class KVManager:
 
     # Blocks outside the window
 
-    def let_go(self, request: Request, window: Window) -> None:
+    def trim_window(self, request: Request, window: Window) -> None:
         """Release blocks that no later token of the request sees. Cached ones remain findable."""
         past = slice(window.first + request.gone, self._start(request, window))
         if going := request.blocks[past]:
-            self.pool.let_go(going)
+            self.pool.leave_window(going)
             request.blocks[past] = [GONE] * len(going)
             request.gone += len(going)
 

@@ -78,7 +78,7 @@ class BlockPool:
                     self.owner[block] = -1
                     self._free.append(block)
 
-    def let_go(self, blocks: Sequence[int]) -> None:
+    def leave_window(self, blocks: Sequence[int]) -> None:
         """Release blocks that left a window. Those without other holders are marked until they are taken."""
         self.give_back(blocks)
         for block in blocks:

@@ -20,7 +20,7 @@ def take_back(scheduler: Scheduler, step: Step) -> Request | None:
         request.launched -= row.length
         request.pending -= row.samples
         if row.drafted:
-            scheduler.kv.cut(request)
+            scheduler.kv.drop_draft_blocks(request)
     resend(scheduler, step)
     if len(step.rows) == 1 and (step.tokens == 1 or not rules.chunked_prefill):
         return scheduler.requests.get(step.rows[0].request)

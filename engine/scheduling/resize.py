@@ -10,8 +10,8 @@ def make_room(scheduler: Scheduler, size: int) -> None:
     `size` must hold at least one request of full length. Blocks may still be in transfer to a tier.
     """
     builder, pool, transfers = StepBuilder(0), scheduler.pool, scheduler.transfers
-    while pool.in_use - transfers.leaving > size:
-        scheduler.give_way(builder)
+    while pool.in_use - transfers.freeing > size:
+        scheduler.preempt_last(builder)
 
 
 def shrink(scheduler: Scheduler, size: int) -> Step:
@@ -23,6 +23,6 @@ def shrink(scheduler: Scheduler, size: int) -> Step:
     moved = pool.shrink(size)
     assert not scheduler.transfers.under_way, "a transfer holds blocks that would move"
     for request in scheduler.requests.values():
-        scheduler.kv.moved(request, moved)
+        scheduler.kv.apply_moves(request, moved)
     builder.copies = dict(enumerate(moved.items()))
     return scheduler.changes.build(builder, scheduler.step)

@@ -55,7 +55,7 @@ class Scheduler:
         self._preempt_next: list[Request] = []  # preempted by the user, in the next step
         self._stamps = itertools.count()
         self.step = 0
-        self.gave_way = False  # a request was preempted in the last step, so none was admitted
+        self.preempted = False  # a request was preempted in the last step, so none was admitted
         self.held_until: float | None = None  # no request is admitted before this time
         self.preemptions = 0
         self.prompt_tokens = self.cached_tokens = 0  # of admitted requests, for the cache hit rate
@@ -78,7 +78,7 @@ class Scheduler:
             self._admit_waiting(builder)
             if builder.empty:
                 self._make_room(builder)
-        self.gave_way = builder.preempted
+        self.preempted = builder.preempted
         if builder.empty:
             return None
         step = self.changes.build(builder, self.step)
@@ -93,7 +93,7 @@ class Scheduler:
         prefilling, speculating = [], []
         if (window := self.kv.window) is not None:
             for request in self.running:
-                self.kv.let_go(request, window)
+                self.kv.trim_window(request, window)
         size = self.pool.block_size
         for request in list(self.running):
             tokens, start = request.tokens, request.launched
@@ -144,25 +144,25 @@ class Scheduler:
         self, builder: StepBuilder, request: Request, count: int, drafts: Drafts | None = None
     ) -> bool:
         """Add a row for a running request and take the blocks it needs, preempting others if necessary."""
-        holdings, pool = self.kv, self.pool
+        kv, pool = self.kv, self.pool
         start, drafted = request.launched, drafts.length if drafts else 0
         count += drafted
-        tail = holdings.shared_tail(request) if request.shares_tail else None
-        missing = holdings.blocks_for(start + count) - len(request.blocks)
+        tail = kv.shared_tail(request) if request.shares_tail else None
+        missing = kv.blocks_for(start + count) - len(request.blocks)
         while not pool.can_take(wanted := missing + (tail is not None)):
-            if wanted <= pool.available + self.transfers.leaving:
+            if wanted <= pool.available + self.transfers.freeing:
                 builder.short = True
                 return False
-            if self.give_way(builder) is request:
+            if self.preempt_last(builder) is request:
                 return False
             if tail is not None and not pool.is_shared(tail):
                 tail = None
         if tail is not None:
-            fresh = holdings.part(request, tail)
+            fresh = kv.unshare(request, tail)
             builder.copies[request.id] = (tail, fresh)
             self.emit(events.Copied(self.step, self.clock(), request.id, tail, fresh))
         if missing > 0:
-            holdings.lengthen(request, missing)
+            kv.lengthen(request, missing)
         tokens = request.tokens[start : start + count - drafted] or [LAST]
         samples = start + count - drafted == request.known
         if drafts:
@@ -180,26 +180,26 @@ class Scheduler:
         self.held_until = None
         if not len(self.waiting):
             return
-        holdings = self.kv
-        promised = sum(map(holdings.missing, itertools.chain(self.running, self.transfers.coming)))
+        kv = self.kv
+        promised = sum(map(kv.missing, itertools.chain(self.running, self.transfers.incoming)))
         while builder.budget > 0 and self.tables.free and (request := self.waiting.head()):
             if hold := self._hold(request):
                 request.why = f"held for {hold * 1000:.0f} ms to fill the batch"
                 self.held_until = self.clock() + hold
                 return
             if request.stored is None:
-                self.kv.begin_anew(request)
+                self.kv.reset_prefix(request)
             found = self.transfers.find(request)
-            need, spare = holdings.needs(request, found.hits), holdings.spare(found.hits) - promised
+            need, spare = kv.needs(request, found.hits), kv.spare(found.hits) - promised
             if need > spare:
-                request.why = f"waiting for blocks: needs {need}, {max(spare, 0)} available"
+                request.why = f"needs {need} blocks, {max(spare, 0)} available"
                 return
             if not (count := self._chunk(builder, request.known - found.tokens)):
-                request.why = "waiting for a step of its own: chunked prefill is off"
+                request.why = "needs a step to itself: chunked prefill is off"
                 return
             if self._admit(request, found):
                 self._schedule_row(builder, request, count)
-            promised += holdings.missing(request)
+            promised += kv.missing(request)
 
     def _hold(self, head: Request) -> float:
         left, most = self.waiting.tokens, self.rules.step_tokens
@@ -210,7 +210,7 @@ class Scheduler:
         kept = request.stored is not None and found.tokens == request.launched
         self.waiting.remove(request)
         if not found.tokens:
-            self.kv.begin_anew(request)
+            self.kv.reset_prefix(request)
         if not self.transfers.begin(request, found):
             request.phase, request.why = Phase.SWAPPED, f"loading its blocks from {found.tier}"
             return False
@@ -233,7 +233,7 @@ class Scheduler:
         if request.slot >= 0:
             self._preempt_next.append(request)
 
-    def give_way(self, builder: StepBuilder) -> Request:
+    def preempt_last(self, builder: StepBuilder) -> Request:
         """Preempt the running request that the policy ranks last."""
         victim = max(self.running, key=self.policy.rank)
         self._preempt(builder, victim)
@@ -301,7 +301,7 @@ class Scheduler:
         left = request.known - request.launched
         request.pending += count - 1
         request.launched = min(request.launched, request.known - 1)
-        self.kv.cut(request)
+        self.kv.drop_draft_blocks(request)
         if request.slot < 0:
             self.waiting.tokens += request.known - request.launched - left
 
@@ -349,12 +349,12 @@ class Scheduler:
         self._start_running(child)
         return True
 
-    def go_on(self, request: Request, token: int) -> None:
+    def append_token(self, request: Request, token: int) -> None:
         """Append the next token of a request that awaits one, decided outside the scheduler."""
         request.tokens.append(token)
         self.waiting.wake(request)
 
-    def again(self, request: Request) -> None:
+    def resample_last(self, request: Request) -> None:
         """Recompute the request's last token, to sample from it with other parameters."""
         request.launched = min(request.launched, len(request.tokens) - 1)
         request.shares_tail = bool(request.blocks)
@@ -374,7 +374,7 @@ class Scheduler:
 
     def _line_up(self, request: Request) -> None:
         self.requests[request.id] = request
-        request.phase, request.why = Phase.WAITING, "waiting in the queue"
+        request.phase, request.why = Phase.WAITING, "queued"
         self.waiting.push(request)
 
     def _start_running(self, request: Request) -> None:

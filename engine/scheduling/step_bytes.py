@@ -49,8 +49,8 @@ def encode(step: Step) -> bytes:
         "history": step.history,
         "drafts": (*step.drafts.items(),),
     }
-    told = {name: _RARE[name].write(value) for name, value in rare.items() if value}
-    tail = json.dumps(told, separators=(",", ":")).encode() if told else b""
+    fields = {name: _RARE[name].write(value) for name, value in rare.items() if value}
+    tail = json.dumps(fields, separators=(",", ":")).encode() if fields else b""
     counts = (len(step.rows), len(step.ids), len(step.copies), len(step.tables.cells), len(step.guided))
     parts = [
         _HEAD.pack(step.number, step.single, *counts, len(tail)),
@@ -81,7 +81,7 @@ def decode(data: bytes, bounds: Bounds) -> Step:
         views.append(data[at : at + size])
         at += size
     wide = [np.frombuffer(view, _WIDE).astype(np.int64) for view in (*views[:4], views[5])]
-    told = _told(views[6])
+    fields = _read_tail(views[6])
     step = Step(
         number=number,
         rows=Rows(wide[0].reshape(-1, _ROW)),
@@ -89,10 +89,10 @@ def decode(data: bytes, bounds: Bounds) -> Step:
         single=single,
         copies=_pairs(wide[2]),
         tables=TableDelta(wide[3], np.frombuffer(views[4], _NARROW).astype(np.int32)),
-        sampling=told["sampling"],
-        history=told["history"],
+        sampling=fields["sampling"],
+        history=fields["history"],
         guided=tuple(wide[4].tolist()),
-        drafts=dict(told["drafts"]),
+        drafts=dict(fields["drafts"]),
     )
     check(step, bounds)
     return step
@@ -161,7 +161,7 @@ def _within(what: str, values: Any, low: int, beyond: Any) -> None:
         _refuse(f"has a {what} of {np.atleast_1d(numbers)[np.atleast_1d(wrong)][0]}")
 
 
-def _told(tail: bytes) -> dict[str, Any]:
+def _read_tail(tail: bytes) -> dict[str, Any]:
     try:
         value = json.loads(tail) if tail else {}
         if type(value) is not dict:

@@ -59,12 +59,12 @@ class Transfers:
         return tuple((tier.name, tier.size) for tier in self.tiers.values())
 
     @property
-    def coming(self) -> tuple[Request, ...]:
+    def incoming(self) -> tuple[Request, ...]:
         """Requests that have blocks but do not run yet."""
         return (*self.loading.values(), *self.loaded)
 
     @property
-    def leaving(self) -> int:
+    def freeing(self) -> int:
         """Blocks that become free when the current stores end."""
         refs = self._kv.pool.refs
         return sum(

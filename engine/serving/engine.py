@@ -192,7 +192,7 @@ class Engine:
     def set_kv_scheme(self, scheme: str) -> None:
         """Change the scheme of the cache. No request may be alive; cached blocks are forgotten."""
         self._refuse_if_dead()
-        self._come_to_rest()  # a step of ended requests may be in flight
+        self._drain()  # a step of ended requests may be in flight
         self._lifecycle.set_kv_scheme(scheme, alive=self.outputs.alive)
 
     @property
@@ -231,7 +231,7 @@ class Engine:
     def step(self) -> bool:
         """Run one iteration of the main loop. False if there was nothing to do."""
         if self._lifecycle.changing:
-            self._come_to_rest()
+            self._drain()
             self._lifecycle.turn()
             return True
         moving = self.scheduler.transfers
@@ -250,9 +250,9 @@ class Engine:
             self._supply(flight)
         if self.depth == 0:
             self._commit_what_is_ahead()
-        return step is not None or before is not None or self.scheduler.gave_way or sends
+        return step is not None or before is not None or self.scheduler.preempted or sends
 
-    def _come_to_rest(self) -> None:
+    def _drain(self) -> None:
         """Commit the step in flight and finish all transfers."""
         self._commit_what_is_ahead()
         transfers.finish(self)
@@ -267,7 +267,7 @@ class Engine:
         try:
             handle = self.runner.launch(step)
         except NoMemory as error:
-            self._lighten(step, error)
+            self._shrink_steps(step, error)
         except Exception as error:
             self._step_failed(step, error)
         else:
@@ -282,7 +282,7 @@ class Engine:
             self.runner.supply(flight.handle, masks)
         except NoMemory as error:
             self._ahead = None
-            self._lighten(flight.step, error)
+            self._shrink_steps(flight.step, error)
         except Exception as error:
             self._ahead = None
             self._step_failed(flight.step, error)
@@ -295,7 +295,7 @@ class Engine:
             self._step_failed(step, error)
             return
         now, prefill = self.clock(), step.prefill
-        self._learn(step, result, prefill, now)
+        self._record_cost(step, result, prefill, now)
         sampled = iter(result.tokens)
         for row in step.rows:
             if row.samples:
@@ -307,7 +307,7 @@ class Engine:
         if blocks := self.meters.evicted(now, self.scheduler.pool.evictions):
             self.bus.emit(events.Evicted(step.number, now, blocks))
 
-    def _learn(self, step: Step, result: StepResult, prefill: int, now: float) -> None:
+    def _record_cost(self, step: Step, result: StepResult, prefill: int, now: float) -> None:
         """Report what this step cost to the scheduler."""
         begun = max(self._committed_at, now - result.seconds) if self.depth else now - result.seconds
         self.scheduler.costs.saw_step(prefill, now - begun)
@@ -324,7 +324,7 @@ class Engine:
         if self._logged is not None:
             raise BadInput("the engine is already being recorded; stop that recording first")
         self._lifecycle.refuse_while_changing()
-        self._come_to_rest()
+        self._drain()
         if alive := self.outputs.alive:
             raise BadInput(f"a recording needs an idle engine; wait for {alive}, or end them")
         self.scheduler.pool.forget_all()
@@ -334,7 +334,7 @@ class Engine:
     def stop_recording(self) -> None:
         """Stop recording, after the step in flight. No-op if there is no recording."""
         if self._logged is not None:
-            self._come_to_rest()
+            self._drain()
             self._logged.close()
             self.runner, self._logged = self._logged.runner, None
 
@@ -357,10 +357,10 @@ class Engine:
         recovery.resend(self.scheduler, step)
         for request in recovery.relying_on(self.scheduler, step):
             self.outputs.end(request, Finish.FAILED, reason)
-        if problem := self.runner.ailing():
+        if problem := self.runner.device_error():
             raise EngineDead(f"{problem} (after: {reason})")
 
-    def _lighten(self, step: Step, error: NoMemory) -> None:
+    def _shrink_steps(self, step: Step, error: NoMemory) -> None:
         """Undo a step that ran out of memory and make the next ones smaller. A request alone in it fails."""
         alone = recovery.take_back(self.scheduler, step)
         log.warning(

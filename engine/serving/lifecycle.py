@@ -116,7 +116,7 @@ class WeightsChange:
         self._after = self._before if blocks is None else blocks
         self._began = engine.clock()
         self._started = False
-        self._say()
+        self._report()
 
     @property
     def wanted(self) -> str:
@@ -141,7 +141,7 @@ class WeightsChange:
                 self._give_room()
         elif not self._conversion.over:
             self._advance()
-        self._say()
+        self._report()
         if self._conversion.over:
             self._end()
         return not self._conversion.over
@@ -187,7 +187,7 @@ class WeightsChange:
             self._take_room(self._before)
         else:
             engine.runner.apply(UseScheme(conversion.new.name))
-            engine.scheduler.kv.reweigh()
+            engine.scheduler.kv.weights_changed()
             self._take_room(self._after)
         engine.bus.emit(
             events.Quantized(
@@ -201,7 +201,7 @@ class WeightsChange:
             )
         )
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         engine, conversion = self._engine, self._conversion
         done, total = conversion.done, conversion.total
         engine.bus.emit(events.Quantizing(engine.scheduler.step, engine.clock(), self.wanted, done, total))

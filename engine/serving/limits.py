@@ -35,14 +35,14 @@ class Limits:
         biased = [token for token, _ in params.logit_bias]
         named = {"prompt": prompt, "said": reply_prefix, "stop_ids": params.stop_ids, "logit_bias": biased}
         for field, ids in named.items():
-            if strange := self._strange(model, ids):
-                raise BadParams(field, strange)
+            if problem := self._outside_vocab(model, ids):
+                raise BadParams(field, problem)
         if params.min_tokens and len(params.enders(self.stop_ids)) >= self.vocab:
             raise BadParams("stop_ids", f"min_tokens is {params.min_tokens}, but every token ends the reply")
         if params.beams > rows:
             raise BadParams("beams", f"{params.beams} beams need as many rows; this engine runs {rows}")
 
-    def _strange(self, model: str, tokens: Iterable[int]) -> str:
+    def _outside_vocab(self, model: str, tokens: Iterable[int]) -> str:
         """A message about the first token outside the vocabulary, or ""."""
         token = next((token for token in tokens if not 0 <= token < self.vocab), None)
         if token is None:

@@ -37,11 +37,11 @@ class Meters:
 
     def evicted(self, now: float, count: int) -> int:
         """The evictions to report now, given the total; at most one report a second."""
-        told_at, told = self._evictions
-        if count <= told or now - told_at < _WINDOW:
+        reported_at, reported = self._evictions
+        if count <= reported or now - reported_at < _WINDOW:
             return 0
         self._evictions = now, count
-        return count - told
+        return count - reported
 
     def times(self) -> StepTimes:
         return StepTimes(*self._means)

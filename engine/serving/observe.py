@@ -42,7 +42,7 @@ def snapshot(engine: Observed) -> Snapshot:
     now = engine.clock()
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
     parked = scheduler.waiting.parked.values()
-    shown = itertools.chain(scheduler.running, scheduler.transfers.coming, parked, line)
+    shown = itertools.chain(scheduler.running, scheduler.transfers.incoming, parked, line)
     return Snapshot(
         at=now,
         step=scheduler.step,

@@ -155,17 +155,17 @@ class OutputProcessor:
             if finish := group.advance():
                 self._close(group, finish)
                 return
-        self._turn(group)
+        self._apply_pending(group)
 
-    def _note(self, who: Request | BeamGroup, step: int, now: float) -> None:
+    def _note(self, target: Request | BeamGroup, step: int, now: float) -> None:
         """Record when a token arrived."""
-        if who.first_token_at is None:
-            who.first_token_at = now
-            self._meters.first_token(now - who.arrived)
-            self._bus.emit(events.FirstToken(step, now, who.id, now - who.arrived))
+        if target.first_token_at is None:
+            target.first_token_at = now
+            self._meters.first_token(now - target.arrived)
+            self._bus.emit(events.FirstToken(step, now, target.id, now - target.arrived))
         else:
-            self._meters.next_token(now - who.last_token_at)
-        who.last_token_at = now
+            self._meters.next_token(now - target.last_token_at)
+        target.last_token_at = now
 
     # Changed parameters
 
@@ -186,7 +186,7 @@ class OutputProcessor:
         rows = self.rows(id)
         if group := self._searches.get(id):
             group.retune(params, max_len)
-            self._turn(group)
+            self._apply_pending(group)
             if group.length >= max_len and id in self._searches:
                 self.end(rows[0], Finish.LENGTH)
             return
@@ -211,11 +211,11 @@ class OutputProcessor:
         elif request.awaits and not request.pending:
             self._search(request)
 
-    def _turn(self, group: BeamGroup) -> None:
+    def _apply_pending(self, group: BeamGroup) -> None:
         """Apply parameters that were changed while the search was in flight."""
-        if turned := group.turn():
+        if ended := group.apply_pending():
             del self._searches[group.id]
-            request, self._replies[group.id] = turned
+            request, self._replies[group.id] = ended
             if len(request.tokens) >= request.max_len:
                 self.end(request, Finish.LENGTH)
 

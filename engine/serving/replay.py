@@ -86,13 +86,13 @@ class StepLog:
         self._write(_TAKEN_BACK, _NUMBER.pack(step))
 
     def result(self, step: int, result: StepResult) -> None:
-        told = json.dumps(_RECORDED.write(Recorded.of(result)), separators=(",", ":"))
-        self._write(_RESULT, _NUMBER.pack(step) + told.encode())
+        written = json.dumps(_RECORDED.write(Recorded.of(result)), separators=(",", ":"))
+        self._write(_RESULT, _NUMBER.pack(step) + written.encode())
 
     def change(self, change: Change) -> None:
         name = type(change).__name__
-        told = [name, codec(_CHANGES[name]).write(change)]
-        self._write(_CHANGE, json.dumps(told, separators=(",", ":")).encode())
+        written = [name, codec(_CHANGES[name]).write(change)]
+        self._write(_CHANGE, json.dumps(written, separators=(",", ":")).encode())
 
     def transfer(self, order: TransferOrder) -> None:
         self._write(_TRANSFER, json.dumps(_ORDER.write(order), separators=(",", ":")).encode())
@@ -295,11 +295,11 @@ def _masks(payload: bytes) -> tuple[int, Masks]:
 
 
 def _change(payload: bytes) -> Change:
-    told = _json(payload)
-    kind = _CHANGES.get(told[0]) if type(told) is list and len(told) == 2 and type(told[0]) is str else None
+    pair = _json(payload)
+    kind = _CHANGES.get(pair[0]) if type(pair) is list and len(pair) == 2 and type(pair[0]) is str else None
     if kind is None:
-        raise BadWire(f"the recording has an unknown change {told!r:.60}")
-    change: Change = _read(codec(kind).read, told[1])
+        raise BadWire(f"the recording has an unknown change {pair!r:.60}")
+    change: Change = _read(codec(kind).read, pair[1])
     return change
 
 

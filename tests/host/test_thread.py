@@ -230,7 +230,7 @@ class TestSnapshots:
         waiting = host.submit([1], params(1))
         first, second = host.snapshot().requests
         assert (first.id, first.phase) == (running.id, "decode")
-        assert (second.id, second.phase, second.why) == (waiting.id, "waiting", "waiting in the queue")
+        assert (second.id, second.phase, second.why) == (waiting.id, "waiting", "queued")
         host.send(Abort((running.id,))).result()
         waiting.result()
         shot = host.snapshot()

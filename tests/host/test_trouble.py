@@ -103,7 +103,7 @@ class TestWhenThingsBreak:
     def test_a_lost_device_is_the_end(self, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = roomy()
         host = opened(engine)
-        monkeypatch.setattr(engine.runner, "ailing", lambda: "the GPU is gone")
+        monkeypatch.setattr(engine.runner, "device_error", lambda: "the GPU is gone")
         stream = endless(host)
         runner_of(engine).fails = lambda step: True
         with pytest.raises(ReplyFailed, match="told to fail"):

@@ -57,9 +57,9 @@ class Recording:
         if self._recorder is None:
             # Buffers and the model's tensors are overwritten before the result is collected, so copy it.
             return tuple(each.clone() for each in self._launches())
-        return self._aside(self._recorder)
+        return self._run_on_stream(self._recorder)
 
-    def _aside(self, recorder: Recorder) -> tuple[Tensor, ...]:
+    def _run_on_stream(self, recorder: Recorder) -> tuple[Tensor, ...]:
         """Run on the capture stream, so that its workspaces are allocated."""
         now = torch.cuda.current_stream()
         with recorder.alone:

@@ -59,7 +59,7 @@ class StagingBuffers:
         self._hosts = [views(piece) for piece in self._pieces]
         self._blanks = [{name: view.numpy() for name, view in each.items()} for each in self._hosts]
         self.on_device = views(self._there)
-        self._told = places[-1] // _WORD
+        self._tokens_at = places[-1] // _WORD
         self._at = 0  # the current piece
         # The same counter on the device.
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
@@ -98,7 +98,7 @@ class StagingBuffers:
             from engine.kernels.triton.kv.staging import copy_out
 
             pieces, there = self._words()
-            copy_out(pieces, there, self._turn, self._told, self._rows)
+            copy_out(pieces, there, self._turn, self._tokens_at, self._rows)
         else:
             self._hosts[self._turn[0]]["tokens"].copy_(self.on_device["tokens"])
             self._turn.add_(1).remainder_(BEHIND)

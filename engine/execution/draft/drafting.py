@@ -75,10 +75,10 @@ class _Held:
 class SmallModel:
     """A small draft model. Its cache is a separate store with the same block numbers."""
 
-    def __init__(self, model: LanguageModel, attention: AttentionBackend, beside: KVStore) -> None:
+    def __init__(self, model: LanguageModel, attention: AttentionBackend, store: KVStore) -> None:
         self.model, self._attention = model, attention
         self._held: dict[int, _Held] = {}  # by slot
-        self.serve(beside)
+        self.serve(store)
 
     def serve(self, store: KVStore) -> None:
         """Create an empty cache with as many blocks as `store`."""
@@ -165,7 +165,7 @@ def drafts_of(
     """Drafts by request, as many as each row has room for. `rows`: each row and its token."""
     wanted = {row.request: row.drafted for row, _ in rows}
     turns = [_caught_up(drafter, drafter.begin(row, token), batches, last_ids) for row, token in rows]
-    drawn: list[tuple[list[StepRow], Tensor]] = []
+    sampled: list[tuple[list[StepRow], Tensor]] = []
     while turns:
         turns.sort(key=lambda turn: turn[0].length > 1)
         of = Rows.of([row for row, _ in turns])
@@ -173,15 +173,15 @@ def drafts_of(
         hidden = drafter.hidden(batch)
         if ends is not None:
             hidden = hidden[ends]
-        drawn.append((list(of), draw(drafter.logits(hidden), slots, of)))
+        sampled.append((list(of), draw(drafter.logits(hidden), slots, of)))
         turns = [
             (StepRow(row.request, row.slot, row.start + row.length, 1, True), [LAST])
             for row, _ in turns
-            if wanted[row.request] > len(drawn)
+            if wanted[row.request] > len(sampled)
         ]
     found: dict[int, tuple[int, ...]] = {}
-    tokens = iter(torch.cat([ids for _, ids in drawn]).tolist())
-    for made, _ in drawn:
+    tokens = iter(torch.cat([ids for _, ids in sampled]).tolist())
+    for made, _ in sampled:
         for row in made:
             found[row.request] = (*found.get(row.request, ()), next(tokens))
     for row, _ in rows:
@@ -204,5 +204,5 @@ def _pack_rows(
     rows: Rows, turns: Sequence[Turn], batches: BatchBuilder, last_ids: Tensor
 ) -> tuple[Batch, Tensor | None, Tensor]:
     ids = np.concatenate([np.asarray(tokens, np.int64) for _, tokens in turns])
-    laid = batches.build(rows, ids, int((rows.lengths == 1).sum()), last_ids)
-    return laid.batch, laid.ends, laid.slots
+    packed = batches.build(rows, ids, int((rows.lengths == 1).sum()), last_ids)
+    return packed.batch, packed.ends, packed.slots

@@ -33,7 +33,7 @@ class BeamGroup:
         self.id, self.arrived = root.id, root.arrived
         self.first_token_at, self.last_token_at = root.first_token_at, root.last_token_at
         self.params = root.params
-        self._later: tuple[SamplingParams, int] | None = None  # with the new maximum length
+        self._pending: tuple[SamplingParams, int] | None = None  # with the new maximum length
         self._scheduler, self._number, self._sink, self._stop_ids = scheduler, number, sink, stop_ids
         self.members = [root]
         self._base = len(root.tokens)  # the token count at which the search began
@@ -42,8 +42,8 @@ class BeamGroup:
         self._enders = root.params.enders(stop_ids)
         self._start, self._written = written, written.copy()  # the text at the base, and up to `_certain`
         self._certain = 0  # tokens after the base that all hypotheses share
-        self._voices = [written.copy()]  # the text of each live hypothesis; kept only for stop strings
-        self._heard: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._streams = [written.copy()]  # the text of each live hypothesis; kept only for stop strings
+        self._candidates: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._spare: list[int] = []
         self._dropped: tuple[HypothesisView, ...] = ()
         self._parents: list[int] = [0]
@@ -52,13 +52,13 @@ class BeamGroup:
     def take(self, request: Request, ids: np.ndarray, values: np.ndarray) -> bool:
         """Take in the candidates of one hypothesis. Returns whether the group now has all of them."""
         count = self._search.rules.candidates  # another search in the same step may need more
-        self._heard[request.id] = ids[:count], values[:count]
-        return len(self._heard) == len(self.members)
+        self._candidates[request.id] = ids[:count], values[:count]
+        return len(self._candidates) == len(self.members)
 
     def advance(self) -> Finish | None:
         """Choose the hypotheses that continue. Returns why the group ends, if it does."""
-        heard = [self._heard.pop(each.id) for each in self.members]
-        ids, values = (np.stack(side) for side in zip(*heard, strict=True))
+        candidates = [self._candidates.pop(each.id) for each in self.members]
+        ids, values = (np.stack(side) for side in zip(*candidates, strict=True))
         scores = self._search.scores()
         kept = self._search.advance(ids, values, self._stops)
         if self._search.over:
@@ -101,35 +101,35 @@ class BeamGroup:
     @property
     def asked(self) -> SamplingParams:
         """The newest parameters, which may not apply yet."""
-        return self._later[0] if self._later else self.params
+        return self._pending[0] if self._pending else self.params
 
     def retune(self, params: SamplingParams, max_len: int) -> None:
         """Apply these parameters once no hypothesis is in flight."""
-        self._later = params, max_len
+        self._pending = params, max_len
 
-    def turn(self) -> tuple[Request, ReplyOutput] | None:
+    def apply_pending(self) -> tuple[Request, ReplyOutput] | None:
         """Apply pending parameters if possible. If the search ends, returns the request and its reply."""
-        if self._later is None or any(each.pending for each in self.members):
+        if self._pending is None or any(each.pending for each in self.members):
             return None
-        params, max_len = self._later
-        if params.beams > 1 and self._heard:
+        params, max_len = self._pending
+        if params.beams > 1 and self._candidates:
             return None  # those candidates were chosen for the current search
-        self._later = None
+        self._pending = None
         for each in self.members:
             each.params, each.max_len = params, max_len
             each.seed = each.seed if params.seed is None else params.seed % 2**64
             self._scheduler.restamp(each)
         self.params = params
         if params.beams == 1:
-            return self._narrow()
+            return self._end_search()
         self._search.rules, self._search.most = SearchRules.of(params, self._stop_ids), max_len - self._base
         self._enders = params.enders(self._stop_ids)
         for written in (self._start, self._written):
             written.retune(params)
-        self._voices = [self._voice(each) for each in self.members]
+        self._streams = [self._stream_of(each) for each in self.members]
         return None
 
-    def _narrow(self) -> tuple[Request, ReplyOutput]:
+    def _end_search(self) -> tuple[Request, ReplyOutput]:
         """Drop all but the best live hypothesis and continue it as an ordinary request."""
         best = self.members[0]
         rest = tuple(best.tokens[self._base + self._certain :])
@@ -138,7 +138,7 @@ class BeamGroup:
         for each in self.members[1:]:
             self._scheduler.drop(each)
         if best.id == self.id:
-            self._scheduler.again(best)
+            self._scheduler.resample_last(best)
         else:
             best, parent = self._child(best, self.id), best
             self._scheduler.branch(parent, best)
@@ -153,7 +153,7 @@ class BeamGroup:
     def _stops(self, parent: int, token: int) -> bool:
         if not self.params.stop:
             return token in self._enders
-        _, finish = self._voices[parent].copy().take(token, self.generated, full=False)
+        _, finish = self._streams[parent].copy().take(token, self.generated, full=False)
         return finish is not None
 
     def _reorder(self, kept: Sequence[Continuation], scores: Sequence[float]) -> None:
@@ -179,14 +179,14 @@ class BeamGroup:
                 self._scheduler.branch(before[parent], member)
             self.members.append(member)
         for parent, rank in first.items():
-            self._scheduler.go_on(before[parent], kept[rank].token)
+            self._scheduler.append_token(before[parent], kept[rank].token)
             if self.params.penalised:
                 self._scheduler.restamp(before[parent])  # the slot's tokens have changed
         self._parents = [each.parent for each in kept]
         if self.params.stop:
-            self._voices = [self._voices[parent].copy() for parent in self._parents]
-            for voice, each in zip(self._voices, kept, strict=True):
-                voice.take(each.token, self.generated, full=False)
+            self._streams = [self._streams[parent].copy() for parent in self._parents]
+            for stream, each in zip(self._streams, kept, strict=True):
+                stream.take(each.token, self.generated, full=False)
 
     def _child(self, parent: Request, id: int) -> Request:
         return Request(
@@ -235,10 +235,10 @@ class BeamGroup:
             return done[0].tokens
         return tokens_of(self._search.live[0])
 
-    def _voice(self, member: Request) -> TextStream:
-        voice = self._written.copy()
-        self._text(voice, member.tokens[self._base + self._certain :], self._certain)
-        return voice
+    def _stream_of(self, member: Request) -> TextStream:
+        stream = self._written.copy()
+        self._text(stream, member.tokens[self._base + self._certain :], self._certain)
+        return stream
 
     def _text(self, written: TextStream, tokens: Sequence[int], at: int) -> str:
         """The text that tokens at position `at` after the base add to a stream."""

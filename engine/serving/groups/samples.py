@@ -78,7 +78,7 @@ class SampleGroup:
         return replace(params, logprobs=params.logprobs or 0) if self._best else params
 
     def reply(self, written: TextStream, choice: int = 0) -> ReplyOutput:
-        return ReplyOutput(written, partial(self._hear, choice))
+        return ReplyOutput(written, partial(self._forward, choice))
 
     def spread(self) -> Iterable[tuple[Request, ReplyOutput]]:
         """Start the other replies from the end of the prompt, which the first has computed."""
@@ -101,18 +101,18 @@ class SampleGroup:
             self.members.append(child)
             yield child, self.reply(self._written.copy(), choice)
 
-    def _hear(self, choice: int, delta: Delta) -> None:
+    def _forward(self, choice: int, delta: Delta) -> None:
         if not delta.finish:
-            self._tell(choice, delta, 0)
+            self._send(choice, delta, 0)
         elif self.whole:
             self._running -= 1
-            self._tell(choice, delta, self._running)
+            self._send(choice, delta, self._running)
         else:  # it ended before any token, so the others end with it
-            self._tell(0, delta, len(self._ids) - 1)
+            self._send(0, delta, len(self._ids) - 1)
             for other in range(1, len(self._ids)):
-                self._tell(other, delta._replace(blocks=0), len(self._ids) - 1 - other)
+                self._send(other, delta._replace(blocks=0), len(self._ids) - 1 - other)
 
-    def _tell(self, choice: int, delta: Delta, left: int) -> None:
+    def _send(self, choice: int, delta: Delta, left: int) -> None:
         if not self._best:
             self._sink(delta._replace(request=self.id, choice=choice, left=left))
             return
