@@ -107,7 +107,7 @@ class Scheduler:
             elif request.params.speculate:
                 speculating.append(request)
             elif start < len(request.blocks) * size and not request.shares_tail:
-                # The plain case, for most rows of most steps.
+                # The common case.
                 builder.decode(request.id, request.slot, start, LAST if request.pending else tokens[start])
                 if request.params.grammar:
                     builder.guide(request.id)

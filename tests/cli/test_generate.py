@@ -196,7 +196,7 @@ USAGE = {
     ),
     "blocks": (["--blocks", "0"], "blocks must be a whole number above 0, not 0"),
     "context": (["--max-context", "500"], "max_context is 500; "),
-    "too-long": (["--max-context", "1"], "holds 1 here"),
+    "too-long": (["--max-context", "1"], "1 tokens; plain0 takes 0"),
     "speculate": (["--speculate", "magic"], "speculate: must be one of ngram, suffix, draft, exit"),
     "no-draft": (["--speculate", "draft"], "has no draft model here, neither of its own nor"),
     "beams-and-chance": (
@@ -215,7 +215,7 @@ USAGE = {
     "draft-unasked": (["--draft", "pocket", "--speculate", "ngram"], "--draft is for --speculate draft"),
     "sinks-alone": (["--kv-sinks", "8"], "--kv-sinks is for --kv-window"),
     "no-exit": (["--speculate", "exit"], "config.json names no early_exit_layers"),
-    "too-many": (["--max-tokens", "500"], "asks for 500 more, but"),
+    "too-many": (["--max-tokens", "500"], "1 tokens and 500 more for the reply; plain0 takes 128 in all"),
 }
 
 
