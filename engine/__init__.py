@@ -1,1 +1,1 @@
-"""A small, fast inference engine: paged, batched, observable. It knows nothing of who shows it."""
+"""A small, fast inference engine: paged, batched, observable. Independent of any user interface."""

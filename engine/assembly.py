@@ -1,4 +1,4 @@
-"""From a configuration, and a model's files, to an engine that is ready."""
+"""Builds a ready engine from a configuration and a model's files."""
 
 import secrets
 from collections.abc import Sequence
@@ -40,22 +40,22 @@ from engine.serving.machine import EngineInfo
 from engine.text.bare import BareTokenizer
 from engine.text.tokenizer import Tokenizer
 
-# The share of free memory that the cache takes. A GPU is ours alone, but a step needs room of its own; main
-# memory is everybody's.
+# The share of free memory for the cache. A GPU is ours alone, but steps need memory too; main memory is
+# shared with other programs.
 _GPU_SHARE, _HOST_SHARE = 0.85, 0.25
-_STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # so many do not stall for long those who decode beside them
-_PINNED = 2 * 2**30  # bytes of swap room beside a GPU: to pin more would take seconds at every start
+_STEP_TOKENS = {"cuda": 8192, "cpu": 512}  # small enough not to stall concurrent decodes for long
+_PINNED = 2 * 2**30  # bytes of swap space on a GPU machine; pinning more would take seconds at each start
 _ALL_THREADS = torch.get_num_threads()
 _ONE_THREAD = 64 * 2**20  # bytes of weights below which one thread is enough
-_FULL_CONTEXTS = 32  # on a CPU, blocks for more requests of full length than that would never be used
+_FULL_CONTEXTS = 32  # on a CPU, blocks for more full-length requests than this would never be used
 
 
 def assemble(
     config: EngineConfig, place: ModelPlace, progress: Progress | None, below: Sequence[Tier] = ()
 ) -> Engine:
-    """Loads the model, sizes the cache by the memory that is left, and puts the parts together.
+    """Load the model, size the cache by the remaining memory, and build the engine.
 
-    `below`: more tiers of the cache, under the host's.
+    `below`: more cache tiers, below host memory.
     """
     config = replace(config, block_size=block_size_for(config.attention, config.block_size))
     device = pick(config.device)
@@ -124,7 +124,7 @@ def assemble(
 def _load(
     config: EngineConfig, place: ModelPlace, device: torch.device, progress: Progress | None
 ) -> LanguageModel:
-    """The model; on a CPU, with as many threads as its size is worth."""
+    """Load the model; on a CPU, choose the number of threads by its size."""
     on_cpu, dummy = device.type == "cpu", config.dummy_weights
     if on_cpu:
         _use_threads(config.threads, _ONE_THREAD if dummy else _stored_bytes(place.folder))
@@ -137,13 +137,13 @@ def _load(
         dummy=dummy,
         progress=progress,
     )
-    if on_cpu and dummy:  # there was no file whose size could have been asked for before
+    if on_cpu and dummy:  # there was no file to take the size from before
         _use_threads(config.threads, sum(each.nbytes for each in chain(model.parameters(), model.buffers())))
     return model
 
 
 def _stand_in(model: LanguageModel) -> Tokenizer:
-    """It has no chat template, so that nothing else of a tokenizer is asked of it."""
+    """A tokenizer for a model without one. It has no chat template, so only the basic calls are used."""
     return cast(Tokenizer, BareTokenizer(model.config.vocab, model.config.stop_ids))
 
 
@@ -174,8 +174,8 @@ def _scheduler(
 
 
 def _use_threads(wanted: int | None, weights: int) -> None:
-    """A small model gains nothing from a second thread, and loses much where other cores are busy, also as it
-    is loaded. Another model in the same process may be a large one.
+    """Set the number of CPU threads. A small model gains nothing from a second thread, even while loading,
+    and loses a lot on a busy machine. The next model in this process may be large.
     """
     torch.set_num_threads(wanted or (1 if weights < _ONE_THREAD else _ALL_THREADS))
 
@@ -192,7 +192,7 @@ def _room(
     device: torch.device,
     found: Found,
 ) -> CacheBudget:
-    """On a CPU there is no swap room by default: it would be the same memory again."""
+    """On a CPU, swap space defaults to none: it would be the same memory."""
     on_gpu, longest = device.type == "cuda", model.config.max_context
     full = -(-longest // config.block_size)
     own = KVStore.block_bytes(specs, config.block_size, dtype, config.kv_scheme)
@@ -216,15 +216,13 @@ def _room(
 
 
 def _refuse_beyond(name: str, wanted: int | None, each: int, there: int) -> None:
-    """What a system would grant, and then end the process for."""
+    """Reject sizes beyond the device's memory. The system would grant them and later kill the process."""
     if wanted is not None and wanted * each > there:
-        raise BadInput(
-            f"{name}: {wanted} of them, {each} bytes each, are more than the memory of {there} bytes"
-        )
+        raise BadInput(f"{name}: {wanted} blocks of {each} bytes exceed the {there} bytes of memory")
 
 
 def _windowed(specs: tuple[LayerSpec, ...], config: EngineConfig) -> tuple[LayerSpec, ...]:
-    """With the window that was asked for; a layer whose own is narrower keeps that."""
+    """Apply the configured window. A layer with a narrower window keeps it."""
     if (size := config.kv_window) is None:
         return specs
     return tuple(

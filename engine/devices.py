@@ -1,4 +1,4 @@
-"""What there is to run on, and how much memory is left there."""
+"""Devices to run on, and their memory."""
 
 import ctypes
 import os
@@ -10,26 +10,26 @@ from engine.api.errors import BadInput
 
 
 def pick(name: str) -> torch.device:
-    """The device of that name; `auto` takes a CUDA GPU where there is one."""
+    """The device with this name; `auto` chooses a CUDA GPU if there is one."""
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise BadInput(f"there is no device {name!r}; say cpu, cuda, or cuda:1 and the like") from None
+        raise BadInput(f"unknown device {name!r}; use cpu, cuda, or cuda:<index>") from None
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise BadInput(f"device {name!r} is not there: torch {torch.__version__} sees no CUDA GPU")
+            raise BadInput(f"device {name!r} is not available: torch {torch.__version__} finds no CUDA GPU")
         if (device.index or 0) >= torch.cuda.device_count():
-            raise BadInput(f"device {name!r} is not there: {torch.cuda.device_count()} CUDA GPUs are")
+            raise BadInput(f"device {name!r} is not available: {torch.cuda.device_count()} CUDA GPUs found")
         return torch.device("cuda", device.index or 0)
     if device.type != "cpu":
-        raise BadInput(f"device {name!r} is of a kind that the engine does not run on; say cpu or cuda")
+        raise BadInput(f"device {name!r} is not supported; use cpu or cuda")
     return device
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken there."""
+    """Free bytes of device memory."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
@@ -37,12 +37,12 @@ def free_memory(device: torch.device) -> int:
 
 
 def memory(device: torch.device) -> int:
-    """Bytes that it has in all."""
+    """Total bytes of device memory."""
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else host_memory()
 
 
 def free_host_memory() -> int:
-    """Bytes of main memory that are left, within the limits of a container."""
+    """Free bytes of main memory, within the container's limit."""
     free = _meminfo("MemAvailable")
     if free is None:
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -51,14 +51,14 @@ def free_host_memory() -> int:
 
 
 def give_back() -> None:
-    """Main memory that this process holds and does not use; its allocator would keep it for later."""
+    """Return unused heap memory to the system; the allocator would keep it."""
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):  # glibc's
+    if hasattr(libc, "malloc_trim"):  # glibc only
         libc.malloc_trim(0)
 
 
 def host_memory() -> int:
-    """Bytes of main memory in all."""
+    """Total bytes of main memory."""
     return _meminfo("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

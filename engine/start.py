@@ -1,4 +1,4 @@
-"""Finds a model, and starts an engine for it."""
+"""Find a model and start an engine for it."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def start(config: EngineConfig, progress: Progress | None = None, below: Sequence[Tier] = ()) -> "Engine":
-    """Torch comes when there is something to load: a name that leads nowhere is told at once.
+    """Start an engine. torch is imported only after the model is found, so a wrong name fails at once.
 
-    `below`: more tiers of the cache, under the host's.
+    `below`: more cache tiers, below host memory.
     """
     place = find_model(config.model, dummy=config.dummy_weights, progress=progress)
     from engine.assembly import assemble

@@ -1,1 +1,1 @@
-"""The vocabulary: what everything else speaks of, and its form as bytes and JSON. No torch."""
+"""The engine's public types, and their form as bytes and JSON. No torch."""

@@ -1,7 +1,7 @@
-"""Typed values as JSON values and back, derived from the types' own fields: a new field travels by itself.
+"""Converts typed values to JSON and back, using the fields of their types; new fields need no code here.
 
-Reading is strict: a value of another type is refused, with its place. Fields that the type does not have are
-passed over, and a field that is missing takes its default, if it has one.
+Reading is strict: a value of the wrong type is rejected with its path. Unknown fields are ignored, and a
+missing field takes its default, if it has one.
 """
 
 import base64
@@ -16,14 +16,14 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 
 import numpy as np
 
-MAX_COLUMN = 2**26  # values: a few run lengths must not fill the memory
-_RUN = 4  # runs are written where they are at least so long on average
+MAX_COLUMN = 2**26  # values; limits what a few run lengths can expand to
+_RUN = 4  # runs are used if their average length is at least this
 _INTEGERS = tuple(np.dtype(name) for name in ("int8", "int16", "int32", "int64"))
-_ODD_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # JSON has no numbers for them
+_ODD_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # no JSON literals for these
 
 
 class DecodeError(Exception):
-    """A JSON value is not what its type asks for; `place` grows outwards as the error passes."""
+    """A JSON value does not fit its type. `place` collects the path as the error propagates."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -39,7 +39,7 @@ class DecodeError(Exception):
 
 
 class Codec(NamedTuple):
-    """Both ways of one type."""
+    """The two directions of a type's conversion."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
@@ -49,13 +49,13 @@ _USUAL: Mapping[str, Codec] = {}
 
 
 def _as_is(value: Any) -> Any:
-    """Writes what is JSON already."""
+    """Return a value that is JSON already."""
     return value
 
 
 @cache
 def codec(kind: Any) -> Codec:
-    """How values of a type travel; raises TypeError for a type that cannot."""
+    """The codec of a type. Raises TypeError if there is none."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in _PLAIN:
         return _PLAIN[kind]
@@ -73,13 +73,13 @@ def codec(kind: Any) -> Codec:
         return _enum(kind)
     if isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields")):
         return record(kind)
-    raise TypeError(f"{kind} has no form as JSON: give it one in engine/api/codec.py")
+    raise TypeError(f"{kind} has no JSON form; add one in engine/api/codec.py")
 
 
 def record(kind: type, *, sparse: bool = False, forms: Mapping[str, Codec] = _USUAL) -> Codec:
-    """A dataclass or named tuple as an object; `sparse` leaves out what is as it would be by itself.
+    """A codec for a dataclass or named tuple, as an object. `sparse` omits fields with default values.
 
-    `forms`: of fields whose form does not follow from their types.
+    `forms`: codecs of fields whose form does not follow from their types.
     """
     defaults = _defaults(kind)
     parts = {name: forms[name] if name in forms else codec(each) for name, each in field_types(kind).items()}
@@ -95,7 +95,7 @@ def record(kind: type, *, sparse: bool = False, forms: Mapping[str, Codec] = _US
 
     def read(value: Any) -> Any:
         if type(value) is not dict:
-            raise _unlike("an object", value)
+            raise _mismatch("an object", value)
         known, name = {}, ""
         try:
             for name, part in parts.items():
@@ -103,8 +103,8 @@ def record(kind: type, *, sparse: bool = False, forms: Mapping[str, Codec] = _US
                     known[name] = part.read(value[name])
                 elif name not in defaults:
                     raise DecodeError("is missing")
-        except DecodeError as misfit:
-            misfit.place.append(name)
+        except DecodeError as error:
+            error.place.append(name)
             raise
         return kind(**known)
 
@@ -112,14 +112,14 @@ def record(kind: type, *, sparse: bool = False, forms: Mapping[str, Codec] = _US
 
 
 def field_types(kind: Any) -> dict[str, Any]:
-    """The fields of a dataclass or named tuple, in order."""
+    """The fields of a dataclass or named tuple with their types, in order."""
     types = get_type_hints(kind)
     names = kind._fields if hasattr(kind, "_fields") else [each.name for each in fields(kind)]
     return {name: types[name] for name in names}
 
 
 def _defaults(kind: Any) -> dict[str, Any]:
-    """Of the fields that may be missing; one that is made anew each time equals nothing."""
+    """The defaults of optional fields. A default factory stands for itself and equals no value."""
     if hasattr(kind, "_field_defaults"):
         return dict(kind._field_defaults)
     return {
@@ -132,7 +132,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
 # Single values
 
 
-def _unlike(wanted: str, value: Any) -> DecodeError:
+def _mismatch(wanted: str, value: Any) -> DecodeError:
     shown = repr(value)
     return DecodeError(f"must be {wanted}, not {shown if len(shown) <= 60 else shown[:57] + '...'}")
 
@@ -140,7 +140,7 @@ def _unlike(wanted: str, value: Any) -> DecodeError:
 def _exactly(kind: type, words: str) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
         if type(value) is not kind:
-            raise _unlike(words, value)
+            raise _mismatch(words, value)
         return value
 
     return read
@@ -159,7 +159,7 @@ def _read_float(value: Any) -> float:
         return _ODD_FLOATS[value]
     if type(value) is int and abs(value) <= 2**1023:
         return float(value)
-    raise _unlike("a number", value)
+    raise _mismatch("a number", value)
 
 
 def _write_bytes(value: bytes) -> str:
@@ -172,7 +172,7 @@ def _read_bytes(value: Any) -> bytes:
             return base64.b64decode(value, validate=True)
     except binascii.Error:
         pass
-    raise _unlike("base64", value)
+    raise _mismatch("base64", value)
 
 
 def _choice(allowed: tuple[Any, ...]) -> Callable[[Any], Any]:
@@ -180,7 +180,7 @@ def _choice(allowed: tuple[Any, ...]) -> Callable[[Any], Any]:
         for each in allowed:
             if type(value) is type(each) and value == each:
                 return value
-        raise _unlike(f"one of {', '.join(map(str, allowed))}", value)
+        raise _mismatch(f"one of {', '.join(map(str, allowed))}", value)
 
     return read
 
@@ -204,12 +204,12 @@ def _optional(inner: Codec) -> Codec:
 
 def _read_list(value: Any) -> list[Any]:
     if type(value) is not list:
-        raise _unlike("a list", value)
+        raise _mismatch("a list", value)
     return value
 
 
 def _many(inner: Codec, plain: type | None) -> Codec:
-    """`plain`: what all of them are if one look at their types is enough, as a prompt's tokens."""
+    """A codec for a list. `plain`: the element type, if checking types is enough, as for token ids."""
     write, read = inner
 
     def read_all(value: Any) -> tuple[Any, ...]:
@@ -227,7 +227,7 @@ def _row(parts: list[Codec]) -> Codec:
 
     def read(value: Any) -> tuple[Any, ...]:
         if len(_read_list(value)) != len(parts):
-            raise _unlike(f"a list of {len(parts)}", value)
+            raise _mismatch(f"a list of {len(parts)}", value)
         return tuple([part.read(each) for part, each in zip(parts, value, strict=True)])
 
     return Codec(write, read)
@@ -238,7 +238,7 @@ def _table(inner: Codec) -> Codec:
 
     def read_table(value: Any) -> dict[str, Any]:
         if type(value) is not dict:
-            raise _unlike("an object", value)
+            raise _mismatch("an object", value)
         return {name: read(each) for name, each in value.items()}
 
     return Codec(
@@ -246,12 +246,12 @@ def _table(inner: Codec) -> Codec:
     )
 
 
-# Columns: whole numbers in the narrowest type that holds them; as runs, where neighbours are mostly equal
+# Columns: integers in the narrowest type that holds them, run-length encoded if neighbors are mostly equal
 
 
 def _write_column(column: np.ndarray) -> dict[str, Any]:
     if column.ndim != 1 or column.dtype.kind not in "biuf":
-        raise TypeError(f"a column is a row of numbers, not {column.dtype} of shape {column.shape}")
+        raise TypeError(f"a column must be a row of numbers, not {column.dtype} of shape {column.shape}")
     written: dict[str, Any] = {"dtype": column.dtype.name}
     if column.dtype.kind != "f" and len(column) > 1:
         starts = np.flatnonzero(column[1:] != column[:-1]) + 1
@@ -264,7 +264,7 @@ def _write_column(column: np.ndarray) -> dict[str, Any]:
 
 
 def _narrow(column: np.ndarray) -> np.ndarray:
-    """In the form whose bytes travel: small, and little-endian."""
+    """The column in its smallest type, little-endian."""
     best = column.dtype
     if column.dtype.kind != "f" and len(column):
         low, high = int(column.min()), int(column.max())
@@ -281,10 +281,10 @@ def _holds(kind: np.dtype, low: int, high: int) -> bool:
 
 def _read_column(value: Any) -> np.ndarray:
     if type(value) is not dict or not {"dtype", "as", "data"} <= value.keys():
-        raise _unlike("a column (an object with dtype, as and data)", value)
+        raise _mismatch("a column (an object with dtype, as and data)", value)
     data, stored = _read_bytes(value["data"]), _dtype(value["as"])
     if len(data) % stored.itemsize:
-        raise DecodeError(f"has {len(data)} bytes, which is no whole number of {stored.name} values")
+        raise DecodeError(f"has {len(data)} bytes, which is not a whole number of {stored.name} values")
     column = np.frombuffer(data, stored.newbyteorder("<")).astype(_dtype(value["dtype"]))
     if "runs" in value:
         lengths = _read_column(value["runs"])
@@ -300,7 +300,7 @@ def _read_column(value: Any) -> np.ndarray:
 def _dtype(name: Any) -> np.dtype:
     if type(name) is str and name in _DTYPES:
         return _DTYPES[name]
-    raise DecodeError(f"is of dtype {name!r}, which is not known")
+    raise DecodeError(f"has the unknown dtype {name!r}")
 
 
 _DTYPES = {
@@ -310,7 +310,7 @@ _DTYPES = {
 _PLAIN: dict[Any, Codec] = {
     bool: Codec(_as_is, _exactly(bool, "true or false")),
     int: Codec(_as_is, _exactly(int, "a whole number")),
-    str: Codec(_as_is, _exactly(str, "a text")),
+    str: Codec(_as_is, _exactly(str, "a string")),
     float: Codec(_write_float, _read_float),
     bytes: Codec(_write_bytes, _read_bytes),
     NoneType: Codec(_as_is, _exactly(NoneType, "null")),

@@ -1,6 +1,6 @@
-"""What may be asked of an engine: a class for each verb, with who may send it and what the engine answers.
+"""The commands of an engine: a class for each verb, with its permitted senders and its result.
 
-A new verb is a class here and a handler in engine/serving/handlers.py; every way to an engine then knows it.
+To add a verb, add a class here and a handler in engine/serving/handlers.py; every client can then use it.
 """
 
 import re
@@ -24,16 +24,16 @@ from engine.api.wire import (
 )
 
 T = TypeVar("T")
-_MAX_NAME = 100  # characters of a scheme or a switch
+_MAX_NAME = 100  # characters of a scheme's or switch's name
 _MAX_ID = 2**63
 
 
 class Sender(IntEnum):
-    """Who sends a command. A higher one may send less."""
+    """Who sends a command. Higher values have fewer permissions."""
 
-    LIBRARY = 0  # code in the engine's own process
-    SCREEN = 1  # the program that owns the engine, also from another process
-    KEY = 2  # a client with an API key, over HTTP; a screen elsewhere is one
+    LIBRARY = 0  # code in the engine's process
+    SCREEN = 1  # the program that owns the engine, perhaps in another process
+    KEY = 2  # an HTTP client with an API key, including a remote screen
 
 
 _PARAMS = Codec(params_to_json, params_from_json)
@@ -46,10 +46,10 @@ _registry: dict[str, "type[Command[Any]]"] = {}
 
 
 class Command(Generic[T]):
-    """The base of all verbs. `T` is what the engine answers."""
+    """The base class of all commands. `T` is the type of the result."""
 
     __slots__ = ()
-    sender: ClassVar[Sender] = Sender.LIBRARY  # not from outside, unless a class allows it
+    sender: ClassVar[Sender] = Sender.LIBRARY  # least trusted sender permitted; default: in-process only
     forms: ClassVar[Mapping[str, Codec]] = {}  # of fields whose form does not follow from their types
     verb: ClassVar[str]  # its name on the wire
 
@@ -60,19 +60,19 @@ class Command(Generic[T]):
         cls.verb = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
         known = _registry.setdefault(cls.verb, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
-            raise TypeError(f"there is a command {cls.verb!r} already, in {known.__module__}")
-        _registry[cls.verb] = cls  # slots make a dataclass anew, under the same name
+            raise TypeError(f"command {cls.verb!r} already exists in {known.__module__}")
+        _registry[cls.verb] = cls  # slots=True creates the dataclass again, under the same name
 
 
 class Begun(NamedTuple):
-    """The engine has taken a request."""
+    """The engine has accepted a request."""
 
     id: int
     prompt_tokens: int
 
 
 class Beginning(Command[Begun], abstract=True):
-    """A command whose deltas go to a stream of the sender's."""
+    """A command that starts a request and streams its deltas to the sender."""
 
     __slots__ = ()
 
@@ -82,25 +82,25 @@ class Beginning(Command[Begun], abstract=True):
 
 @dataclass(frozen=True, slots=True)
 class Submit(Beginning):
-    """A new request."""
+    """Submit a new request."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
-    priority: int = 0  # smaller runs first
+    priority: int = 0  # lower runs first
     deadline: float | None = None  # seconds from now to its first token
     salt: bytes = b""  # separates prefix caches of different owners
-    said: tuple[int, ...] = ()  # tokens with which the reply begins already
-    continues: bool = True  # the reply's text goes on from the prompt's
-    sender = Sender.SCREEN  # over HTTP, a prompt has to pass the gate
+    said: tuple[int, ...] = ()  # tokens that the reply starts with
+    continues: bool = True  # the reply's text continues the prompt's
+    sender = Sender.SCREEN  # over HTTP, prompts go through the server's routes, which check limits
     forms: ClassVar = {"params": _PARAMS}
 
 
 @dataclass(frozen=True, slots=True)
 class Fork(Beginning):
-    """A request that goes on from a running one's tokens, and shares its blocks."""
+    """Start a request that continues a running one's tokens and shares its blocks."""
 
     id: int
-    params: SamplingParams | None = None  # None: those of the running one
+    params: SamplingParams | None = None  # None: those of the running request
     sender = Sender.SCREEN
     forms: ClassVar = {"params": _SOME_PARAMS}
 
@@ -110,7 +110,7 @@ class Fork(Beginning):
 
 @dataclass(frozen=True, slots=True)
 class Update(Command[None]):
-    """Other sampling parameters, from the next step on that is not launched yet."""
+    """Change sampling parameters from the next launched step on."""
 
     id: int
     changes: Mapping[str, Any]
@@ -125,7 +125,7 @@ class Update(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Abort(Command[None]):
-    """Ends requests, all between the same two steps. One that has ended already is left in peace."""
+    """End requests, all between the same two steps. Requests that have already ended are skipped."""
 
     ids: tuple[int, ...]
     sender = Sender.KEY
@@ -137,7 +137,7 @@ class Abort(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Preempt(Command[None]):
-    """Makes a running request give way for a moment."""
+    """Preempt a running request. It resumes when there is room."""
 
     id: int
     sender = Sender.KEY
@@ -151,7 +151,7 @@ class Preempt(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class SetSwitch(Command[None]):
-    """Turns one of the snapshot's switches off or on. Tokens stay the same."""
+    """Turn one of the snapshot's switches on or off. Replies do not change."""
 
     name: str
     on: bool
@@ -163,7 +163,7 @@ class SetSwitch(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class SetQuantization(Command[None]):
-    """Begins to keep the weights in another scheme. Events and snapshots report the progress."""
+    """Start converting the weights to another scheme. Events and snapshots report the progress."""
 
     scheme: str
     sender = Sender.KEY
@@ -174,14 +174,14 @@ class SetQuantization(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class CancelQuantization(Command[None]):
-    """Goes back to the scheme before, where a change is under way."""
+    """Return to the previous scheme, if a change is in progress."""
 
     sender = Sender.KEY
 
 
 @dataclass(frozen=True, slots=True)
 class SetKvScheme(Command[None]):
-    """Another form of the cache, while no request is alive. What was cached is forgotten."""
+    """Change the scheme of the cache. No request may be alive; cached blocks are forgotten."""
 
     scheme: str
     sender = Sender.KEY
@@ -192,30 +192,30 @@ class SetKvScheme(Command[None]):
 
 @dataclass(frozen=True, slots=True)
 class Warm(Command[None]):
-    """Does now, beside the steps, what the first request to need it would wait for."""
+    """Do now, concurrently with the steps, what the first request to need it would wait for."""
 
     sender = Sender.SCREEN
 
 
 @dataclass(frozen=True, slots=True)
 class GetSnapshot(Command[Snapshot]):
-    """The engine between two steps."""
+    """The state of the engine between two steps."""
 
-    sender = Sender.SCREEN  # over HTTP, GET /engine/snapshot makes one for all who ask at once
+    sender = Sender.SCREEN  # over HTTP, GET /engine/snapshot serves all concurrent readers with one
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureSpeeds(Command[Speeds]):
-    """What the engine's device can do at best. Measured once, beside the steps."""
+    """The peak speeds of the engine's device. Measured once, concurrently with the steps."""
 
     sender = Sender.KEY
 
 
-# The form
+# JSON form
 
 
 def encode_command(command: Command[Any]) -> dict[str, Any]:
-    """Raises the error of a field that the sender could have known to be wrong."""
+    """Encode a command. Raises the error of an invalid field."""
     return {"v": VERSION, "command": command.verb, "with": fields_of(command)}
 
 
@@ -223,42 +223,42 @@ def decode_command(value: Any, sender: Sender) -> Command[Any]:
     asked = check_version("command", value)
     verb = asked.get("command")
     if type(verb) is not str:
-        raise BadWire(f"command: must have the name of a command, not {verb!r:.60}")
+        raise BadWire(f"command: must name a command, not {verb!r:.60}")
     return command_of(verb, asked.get("with"), sender)
 
 
 def fields_of(command: Command[Any]) -> dict[str, Any]:
-    """What differs from the defaults, as JSON."""
+    """The fields that differ from their defaults, as JSON."""
     written: dict[str, Any] = _form(type(command)).write(command)
     return written
 
 
 def command_of(verb: str, fields: Any, sender: Sender) -> Command[Any]:
-    """The command of that name; raises what is wrong with the name, or with a field."""
+    """Build a command from its name and fields. Raises if either is invalid."""
     kind = known_command(verb, sender)
     names = field_types(kind)
     if type(fields) is not dict:
-        raise BadInput(f"{verb} takes an object of its fields, not {fields!r:.60}")
+        raise BadInput(f"{verb}: fields must be an object, not {fields!r:.60}")
     if unknown := next((name for name in fields if name not in names), None):
         known = f"it has {', '.join(names)}" if names else "it has none"
         raise BadInput(f"{unknown[:100]} is not a field of {verb}; {known}", field=unknown)
     try:
         command: Command[Any] = _form(kind).read(fields)
-    except DecodeError as misfit:
-        raise BadInput(str(misfit), field=misfit.field) from None
+    except DecodeError as error:
+        raise BadInput(str(error), field=error.field) from None
     return command
 
 
 def known_command(verb: str, sender: Sender) -> type[Command[Any]]:
-    """The class of that name. What this sender may not send is unknown to it."""
+    """The class of a command. Commands that this sender may not send are unknown to it."""
     kind = _registry.get(verb)
     if kind is None or kind.sender < sender:
-        raise UnknownCommand(f"there is no command {verb[:100]!r} here", field="command", value=verb)
+        raise UnknownCommand(f"there is no command {verb[:100]!r}", field="command", value=verb)
     return kind
 
 
 def commands_for(sender: Sender) -> list[type[Command[Any]]]:
-    """All that this sender may send, by name."""
+    """The commands that this sender may send, sorted by name."""
     return [kind for _, kind in sorted(_registry.items()) if kind.sender >= sender]
 
 
@@ -269,18 +269,18 @@ def encode_result(kind: type[Command[Any]], result: Any) -> Any:
 def decode_result(kind: type[Command[Any]], value: Any) -> Any:
     try:
         return _result_form(kind).read(value)
-    except DecodeError as misfit:
-        raise BadWire(f"the answer to {kind.verb}: {misfit}") from None
+    except DecodeError as error:
+        raise BadWire(f"the answer to {kind.verb}: {error}") from None
 
 
 def _result_of(kind: Any) -> Any:
     for base in (each for above in kind.__mro__ for each in getattr(above, "__orig_bases__", ())):
         if get_origin(base) is Command:
             return get_args(base)[0]
-    raise TypeError(f"{kind.__name__} does not say what it gives: derive it from Command[...]")
+    raise TypeError(f"{kind.__name__} has no result type; derive it from Command[...]")
 
 
-result_of: Callable[[Any], Any] = cache(_result_of)  # the type of what a command gives
+result_of: Callable[[Any], Any] = cache(_result_of)  # the type of a command's result
 _form: Callable[[Any], Codec] = cache(lambda kind: record(kind, sparse=True, forms=kind.forms))
 _result_form: Callable[[Any], Codec] = cache(lambda kind: codec(result_of(kind)))
 
@@ -288,7 +288,7 @@ _result_form: Callable[[Any], Codec] = cache(lambda kind: codec(result_of(kind))
 def _check_id(name: str, value: object) -> None:
     if type(value) is not int or not 0 <= value < _MAX_ID:
         shown = value if type(value) is not int or value.bit_length() < 128 else hex(value)
-        raise BadInput(f"{name} must be the number of a request, not {shown!r:.60}", field=name, value=value)
+        raise BadInput(f"{name} must be a request id, not {shown!r:.60}", field=name, value=value)
 
 
 def _check_name(name: str, value: object) -> None:

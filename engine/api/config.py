@@ -1,4 +1,4 @@
-"""What an engine is made with, and what a model is made of. Plain values, no tensors."""
+"""The configuration of an engine and the shape of a model. Plain values, no tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,36 +24,36 @@ _CHOICES: dict[str, tuple[str | int, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The choices made when an engine starts; a sensible one stands where nothing is said."""
+    """The options of an engine, with sensible defaults."""
 
     model: str
     dtype: DTypeName = "auto"  # auto: the checkpoint's
-    quantization: str = "none"  # the scheme in which weights are kept; none: the checkpoint's own
+    quantization: str = "none"  # the scheme of the weights; none: the checkpoint's own
     device: str = "auto"
     threads: int | None = None  # on a CPU; None: all cores, and one for a small model
     dummy_weights: bool = False  # random weights of the model's shape
     attention: str = "auto"
     policy: str = "fcfs"
-    block_size: int = 16  # tokens; a back end for attention that is asked for may read another size alone
-    blocks: int | None = None  # None: from the memory that is free
-    host_blocks: int | None = None  # room for swapped requests; None: as many as blocks, within host memory
-    kv_scheme: KvSchemeName = "none"  # how the cache keeps keys and values; none: as the model computes them
-    kv_window: int | None = None  # a token sees so many before it, and the first few; None: all of them
-    kv_sinks: int = 4  # with a window, the first tokens that all see
+    block_size: int = 16  # tokens; an attention backend chosen by name may support only another size
+    blocks: int | None = None  # None: computed from free memory
+    host_blocks: int | None = None  # for swapped requests; None: as many as blocks, within host memory
+    kv_scheme: KvSchemeName = "none"  # how the cache stores keys and values; none: as computed
+    kv_window: int | None = None  # how many tokens back a token sees, plus the first few; None: all
+    kv_sinks: int = 4  # with a window: the first tokens, which all tokens see
     max_context: int | None = None  # None: the model's
     max_running: int = 256  # rows in one step
-    max_step_tokens: int | None = None  # the token budget of one step; None: 8192 on a GPU, 512 on a CPU
+    max_step_tokens: int | None = None  # token budget of a step; None: 8192 on a GPU, 512 on a CPU
     max_waiting: int = 100_000
     prefix_cache: bool = True
     chunked_prefill: bool = True
     preemption: PreemptionName = "auto"
-    depth: Literal[0, 1] | None = None  # steps launched ahead of the one committed; None: 1 on a GPU
-    seed: int | None = None  # of the seeds drawn for requests that bring none
-    draft: str | None = None  # a small model that drafts; None: the model's folder `draft`, if there
-    exit_layer: int | None = None  # after which early exits draft; None: the first the model was trained for
+    depth: Literal[0, 1] | None = None  # steps launched ahead of the last committed one; None: 1 on a GPU
+    seed: int | None = None  # generates the seeds of requests without one
+    draft: str | None = None  # a small draft model; None: the model's folder `draft`, if it exists
+    exit_layer: int | None = None  # the layer after which early exits draft; None: the first trained one
 
     def __post_init__(self) -> None:
-        """Values come from files, flags and other processes, so their types are looked at, too."""
+        """Check values and their types, because they come from files, flags and other processes."""
         for name in ("model", "quantization", "device", "attention", "policy"):
             self._need(name, "a name", isinstance(getattr(self, name), str))
         self._need("draft", "a name", self.draft is None or isinstance(self.draft, str))
@@ -86,13 +86,13 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_one_of(value: object, choices: tuple[str | int, ...]) -> bool:
-    """Also by its type: 1.0 and True equal 1."""
+    """Whether a value is one of the choices, including its type: 1.0 and True equal 1."""
     return value in choices and (isinstance(value, str) or _is_whole(value))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """What a layer keeps between steps and attention must know of it; the cache sizes its tensors by it."""
+    """What a layer caches between steps and what attention needs; determines the cache's tensor sizes."""
 
     heads: int
     kv_heads: int
@@ -100,17 +100,17 @@ class CacheSpec:
     value_dim: int
     scale: float
     window: int | None = None  # a token sees itself and the window - 1 before it
-    kept: int = 0  # and, with a window, the first so many of its request
+    kept: int = 0  # with a window: the first tokens of a request, also visible
     softcap: float | None = None  # scores pass through cap * tanh(score / cap)
-    sinks: bool = False  # a learned score a head stands beside the keys; KVLayer.sinks holds them
+    sinks: bool = False  # a learned score per head in addition to the keys, stored in KVLayer.sinks
 
 
-LayerSpec = CacheSpec  # its older name
+LayerSpec = CacheSpec  # the older name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeSpec:
-    """Rotary positions: the plain base, and how long contexts are scaled into it."""
+    """Rotary positions: the base and the scaling for long contexts."""
 
     theta: float
     kind: Literal["default", "linear", "llama3", "yarn"] = "default"
@@ -126,7 +126,7 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What the engine relies on, of any model."""
+    """What the engine needs to know about any model."""
 
     family: str  # the checkpoint's model_type
     dtype: str  # the checkpoint's, as torch names it: float32, bfloat16, float16
@@ -140,9 +140,9 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig(ModelConfig):
-    """A model that the native decoder runs, in the engine's own words."""
+    """The configuration of a model that the native decoder runs."""
 
-    mlp: int  # the width inside a feed-forward
+    mlp: int  # hidden width of the feed-forward layer
     norm_eps: float
     rope: RopeSpec
     tied: bool
@@ -151,13 +151,13 @@ class DecoderConfig(ModelConfig):
     mlp_bias: bool = False
     qk_norm: bool = False
     unrotated: tuple[int, ...] = ()  # layers without rotary positions
-    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)  # that a family's own parts read
-    exits: tuple[int, ...] = ()  # layers after which it was trained to leave, through the last norm and head
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)  # read by the family's own parts
+    exits: tuple[int, ...] = ()  # layers trained for early exit, through the last norm and head
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlace:
-    """Where a model's files lie, and what a person calls it."""
+    """A model's folder and the name that users see."""
 
     name: str
     folder: Path

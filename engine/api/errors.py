@@ -1,4 +1,4 @@
-"""What can go wrong, by name. Every message says the thing, the value, and what to do."""
+"""The engine's errors. A message names the thing, the value, and what to do."""
 
 import math
 import os
@@ -10,10 +10,10 @@ _LONGEST = 200  # characters of a field or a value
 
 
 class EngineError(Exception):
-    """The root of all errors the engine raises on purpose.
+    """The base class of all errors that the engine raises on purpose.
 
-    `field` names what was wrong in what the caller sent, and `value` is what it held, where that is known.
-    So an error can cross a wire as a value, and no code has to read its text.
+    `field` names the invalid part of the caller's input and `value` is its value, if known. An error can be
+    sent to another process as a value, and code need not parse its text.
     """
 
     def __init__(self, text: str = "", *, field: str = "", value: object = None) -> None:
@@ -25,18 +25,18 @@ class EngineError(Exception):
 
     @classmethod
     def from_wire(cls, value: Any) -> Self:
-        """An error of its own class. A class that is not known here gives a plain EngineError."""
+        """Rebuild an error of its class. Unknown classes become a plain EngineError."""
         match value:
             case {"kind": str(kind), "text": str(text), "field": str(field), "value": held}:
                 known = next((each for each in _below(cls) if each.__name__ == kind), cls)
-                error = known.__new__(known, text)  # __init__ would put the text together once more
+                error = known.__new__(known, text)  # __init__ would compose the text again
                 EngineError.__init__(error, text, field=field, value=held)
                 return error
         raise BadWire(f"error: must have a kind, a text, a field and a value, not {value!r:.60}")
 
 
 class BadInput(EngineError):
-    """The caller asked for something that has no meaning."""
+    """The caller's input is invalid."""
 
 
 class BadParams(BadInput):
@@ -51,11 +51,11 @@ class RequestTooLong(BadInput):
 
 
 class UnknownRequest(BadInput):
-    """No request of that id is alive."""
+    """There is no live request with this id."""
 
 
 class UnknownCommand(BadInput):
-    """There is no command of that name, or none for this sender."""
+    """There is no command with this name, or not for this sender."""
 
 
 class TemplateError(BadInput):
@@ -63,49 +63,49 @@ class TemplateError(BadInput):
 
 
 class BadWire(EngineError):
-    """What another process sent is not of the form, or the version, that this one reads."""
+    """Data from another process does not have the form or version that this one reads."""
 
 
 class QueueFull(EngineError):
-    """Too many requests wait already; try again later."""
+    """Too many requests are waiting; try again later."""
 
 
 class ModelNotFound(EngineError):
-    """There is no model of that name, here or on the hub."""
+    """There is no model with this name, locally or on the hub."""
 
 
 class UnsupportedModel(EngineError):
-    """The model exists, but this engine cannot run it; the message names the part."""
+    """The model exists, but this engine cannot run it; the message names the unsupported part."""
 
 
 class BadCheckpoint(EngineError):
-    """The model's files are broken, incomplete, or of a kind that is refused."""
+    """The model's files are damaged, incomplete, or of a rejected kind."""
 
 
 class NoMemory(EngineError):
-    """A step found no memory to compute in; its block moves are done, and nothing else of it is."""
+    """A step ran out of memory. Its block copies are done, nothing else."""
 
 
 class Ending(EngineError):
-    """The server is about to end and takes nothing more; another one may come in its place."""
+    """The server is shutting down and accepts no requests; another may replace it."""
 
 
 class EngineDead(EngineError):
-    """The engine has stopped for good and takes nothing more."""
+    """The engine has stopped permanently and accepts no requests."""
 
 
 def place(error: Exception) -> str:
-    """Where it was raised, for the author of that code: `back_end.py:31, in attend`."""
+    """Where an error was raised, such as `back_end.py:31, in attend`."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{os.path.basename(frame.filename)}:{frame.lineno}, in {frame.name}"
 
 
 def _shortened(value: object) -> object:
-    """What is short and JSON stays as it is; of all else the beginning of its text."""
+    """Keep a short JSON value; shorten anything else to the start of its repr."""
     match value:
         case None | bool():
             return value
-        case int():  # repr refuses the very long ones
+        case int():  # repr fails for very long ones
             return value if value.bit_length() <= 64 else hex(value)[:_LONGEST]
         case float() if math.isfinite(value):
             return value

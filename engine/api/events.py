@@ -1,4 +1,4 @@
-"""What the engine says as it works. The bus is synchronous: a handler only hands off, never works."""
+"""The engine's events. The bus is synchronous, so a handler must only hand events off."""
 
 import logging
 import threading
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from engine.api.request import Finish
 
 log = logging.getLogger("minichat.engine")
-log.addHandler(logging.NullHandler())  # a library is silent unless its program listens
+log.addHandler(logging.NullHandler())  # a library logs nothing unless its program configures logging
 
 
 class TokenLogprob(NamedTuple):
-    """How likely the chosen token was, and its strongest rivals."""
+    """The chosen token's log-probability, and the likeliest alternatives."""
 
     token: int
     logprob: float
@@ -22,10 +22,10 @@ class TokenLogprob(NamedTuple):
 
 
 class Delta(NamedTuple):
-    """What one step added to one reply. The last one of a reply has a finish.
+    """What one step added to a reply. The last delta of a reply has a finish.
 
-    Where a request has several replies, `choice` tells them apart; `tail` is what may still be taken back,
-    and stands only until the next delta of its choice.
+    If a request has several replies, `choice` distinguishes them. `tail` is text that may still change; it
+    is valid until the next delta of the same choice.
     """
 
     request: int
@@ -35,21 +35,21 @@ class Delta(NamedTuple):
     finish: Finish | None = None
     error: str = ""
     choice: int = 0
-    left: int = 0  # with a finish: replies of the request that are still to end
+    left: int = 0  # with a finish: replies of the request that have yet to end
     tail: str = ""
-    score: float | None = None  # with a finish, of beams and of the best of several: what they were ranked by
-    fault: str = ""  # with an error: the sampling parameter that is to blame, if it is the request's own
-    blocks: int = 0  # with a finish: those of the cache that it held; of a search, all its hypotheses
+    score: float | None = None  # with a finish, of beam search and best_of: the ranking score
+    fault: str = ""  # with an error: the sampling parameter that caused it, if one did
+    blocks: int = 0  # with a finish: cache blocks it held; of a search, all hypotheses'
 
     @property
     def last(self) -> bool:
-        """Whether nothing comes after it."""
+        """Whether this is the request's last delta."""
         return self.finish is not None and not self.left
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something happened. `kind` is the class's name in small letters."""
+    """The base class of events. `kind` is the class's name in lower case."""
 
     step: int
     at: float  # on the engine's clock
@@ -71,7 +71,7 @@ class Queued(Event):
 @dataclass(frozen=True, slots=True)
 class Admitted(Event):
     request: int
-    cached: int  # tokens that the prefix cache had
+    cached: int  # tokens found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Resumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Transferred(Event):
-    """Blocks of a request are in a tier below the device, or back from there. `error`: why they are not."""
+    """A store to a lower tier or a load from it has ended. `error`: why it failed."""
 
     request: int
     tier: str
@@ -128,14 +128,14 @@ class Updated(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evicted(Event):
-    """Cached blocks made way, so many since this was said before; said once a second at most."""
+    """Cached blocks were evicted: the number since the last such event, at most one a second."""
 
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class Switched(Event):
-    """A technique was turned off or on; `name` is one of the snapshot's switches."""
+    """A technique was switched on or off. `name` is one of the snapshot's switches."""
 
     name: str
     on: bool
@@ -143,27 +143,27 @@ class Switched(Event):
 
 @dataclass(frozen=True, slots=True)
 class Quantizing(Event):
-    """The weights are on their way to another scheme, and no step is taken."""
+    """The weights are being converted to another scheme. No steps run."""
 
     scheme: str
-    done: int  # layers; they grow fewer on the way back
+    done: int  # layers converted; decreases when a change is rolled back
     total: int
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized(Event):
-    """The way is over. With an error, `scheme` was wanted and the one before stands."""
+    """A conversion has ended. With an error, the previous scheme is still in use."""
 
     scheme: str
     before: str
-    blocks: int  # of the cache, from now on
+    blocks: int  # the cache's new size
     seconds: float
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Recached(Event):
-    """The cache is empty, and has another form."""
+    """The cache was emptied and rebuilt in another scheme."""
 
     scheme: str
     blocks: int
@@ -192,7 +192,7 @@ Handler = Callable[[Event], None]
 
 
 class Bus:
-    """Handlers come from any thread, and run on the engine's. One that raises is dropped, and logged."""
+    """Handlers subscribe from any thread and run on the engine's. One that raises is logged and dropped."""
 
     def __init__(self) -> None:
         self._handlers: tuple[Handler, ...] = ()
@@ -208,7 +208,7 @@ class Bus:
             try:
                 handler(event)
             except Exception:
-                log.exception("a subscriber failed on %s and is dropped", event.kind)
+                log.exception("a subscriber failed on %s and was dropped", event.kind)
                 self._drop(handler)
 
     def _drop(self, handler: Handler) -> None:

@@ -1,10 +1,10 @@
-"""What the tokens of a prompt stand for."""
+"""Which text each token of a prompt came from."""
 
 from typing import NamedTuple
 
 
 class TokenSpan(NamedTuple):
-    """The characters that one token of a prompt stands for. Message -1: the template's own, or not known."""
+    """The characters of a message that one prompt token covers. Message -1: the template, or unknown."""
 
     message: int
     start: int = 0

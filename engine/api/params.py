@@ -1,4 +1,4 @@
-"""How one request is sampled. Frozen: a person who turns a knob gets a new one."""
+"""How a request is sampled. Frozen: changing a parameter creates a new object."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -22,8 +22,9 @@ GrammarKind = Literal["json", "regex", "choice", "lark"]
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a reply's text must keep to: a JSON schema, a regular expression, a JSON list of choices, or a
-    grammar in Lark as llguidance reads it."""
+    """A constraint on a reply's text: a JSON schema, a regular expression, a JSON list of choices, or a
+    Lark grammar as llguidance reads it.
+    """
 
     kind: GrammarKind
     text: str
@@ -32,16 +33,16 @@ class Grammar:
         if self.kind not in get_args(GrammarKind):
             raise BadParams("grammar", f"kind must be json, regex, choice or lark, not {self.kind!r:.60}")
         if not isinstance(self.text, str):
-            raise BadParams("grammar", f"text must be a text, not {self.text!r:.60}")
+            raise BadParams("grammar", f"text must be a string, not {self.text!r:.60}")
         if len(self.text) > MAX_GRAMMAR:
-            raise BadParams("grammar", f"has {len(self.text)} characters; {MAX_GRAMMAR} are the most")
+            raise BadParams("grammar", f"has {len(self.text)} characters; at most {MAX_GRAMMAR} are allowed")
         if not self.text.isascii() and any("\ud800" <= each <= "\udfff" for each in self.text):
-            raise BadParams("grammar", "holds half of a letter (a surrogate), which no text has")
+            raise BadParams("grammar", "contains a lone surrogate, which is not valid text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Every field is checked when it is made; an error names the field."""
+    """Every field is validated on creation; an error names the field."""
 
     temperature: float = 1.0  # 0 is greedy
     top_k: int = 0  # 0 keeps all
@@ -51,28 +52,28 @@ class SamplingParams:
     presence_penalty: float = 0.0  # over the reply
     frequency_penalty: float = 0.0  # over the reply
     logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int | None = None  # None: the engine draws one
+    seed: int | None = None  # None: the engine chooses one
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     min_tokens: int = 0
-    max_tokens: int | None = None  # None: as many as fit
-    logprobs: int | None = None  # None: none; n: the chosen token's and the n likeliest
+    max_tokens: int | None = None  # None: up to the context's limit
+    logprobs: int | None = None  # None: none; n: of the chosen token and the n likeliest
     ignore_eos: bool = False
-    speculate: str = ""  # how tokens are guessed ahead; the reply is the same without
-    draft_tokens: int = 0  # so many are guessed at once; 0: as many as pay
-    beams: int = 1  # hypotheses of a beam search, which draws nothing; 1: none
-    length_penalty: float = 1.0  # of beams: a hypothesis' score is its log-probability by length ** this
-    early_stopping: EarlyStopping = False  # of beams, as transformers understands it
+    speculate: str = ""  # the kind of speculative decoding; does not change the reply
+    draft_tokens: int = 0  # drafts per step; 0: chosen by measured gain
+    beams: int = 1  # hypotheses of a beam search, which does not sample; 1: no search
+    length_penalty: float = 1.0  # of beams: score = log-probability / length ** length_penalty
+    early_stopping: EarlyStopping = False  # of beams, as in transformers
     n: int = 1  # replies to one prompt
-    best_of: int | None = None  # draws so many replies, and gives the n likeliest of them
-    grammar: Grammar | None = None  # None: any text
+    best_of: int | None = None  # samples this many replies and returns the n likeliest
+    grammar: Grammar | None = None  # None: unconstrained
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, 100.0)
         _whole("top_k", self.top_k, 0, 2**31 - 1)
         _number("top_p", self.top_p, 0.0, 1.0, above=True)
         _number("min_p", self.min_p, 0.0, 1.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)  # less, and numbers overflow
+        _number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)  # lower values overflow
         _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _whole("min_tokens", self.min_tokens, 0, 2**31 - 1)
@@ -102,11 +103,11 @@ class SamplingParams:
         _whole("draft_tokens", self.draft_tokens, 0, MAX_DRAFT)
         if self.speculate and self.beams != 1:
             raise BadParams(
-                "speculate", f"cannot be had with beams ({self.beams}): a draft continues one hypothesis"
+                "speculate", f"cannot be combined with beams ({self.beams}): a draft continues one hypothesis"
             )
 
     def _check_many(self) -> None:
-        """The parameters of more than one reply, and which of them go together."""
+        """Check the parameters of multiple replies and their combinations."""
         _whole("beams", self.beams, 1, MAX_BEAMS)
         _whole("n", self.n, 1, MAX_SAMPLES)
         _number("length_penalty", self.length_penalty, -10.0, 10.0)
@@ -119,13 +120,13 @@ class SamplingParams:
         if self.beams > 1:
             if self.best_of is not None:
                 raise BadParams(
-                    "best_of", f"cannot be had with beams ({self.beams}), which give the best anyway"
+                    "best_of", f"cannot be combined with beams ({self.beams}), which already return the best"
                 )
             if self.n > self.beams:
                 raise BadParams("n", f"{self.n} is more than beams ({self.beams})")
             if self.logprobs is not None:
                 raise BadParams(
-                    "logprobs", f"cannot be had with beams ({self.beams}): a whole reply has a score"
+                    "logprobs", f"cannot be combined with beams ({self.beams}), which score whole replies"
                 )
 
     def _check_grammar(self) -> None:
@@ -136,17 +137,17 @@ class SamplingParams:
         if not isinstance(self.grammar, Grammar):
             raise BadParams("grammar", f"must be a kind and a text, not {self.grammar!r:.60}")
         if self.beams > 1:
-            raise BadParams("grammar", f"cannot be had with beams ({self.beams}): a search knows no grammar")
+            raise BadParams("grammar", f"cannot be combined with beams ({self.beams})")
         if self.speculate:
-            raise BadParams("grammar", f"cannot be had with speculate ({self.speculate}): drafts know none")
+            raise BadParams("grammar", f"cannot be combined with speculate ({self.speculate})")
 
     def candidates(self, enders: int) -> int:
-        """How many of each row's likeliest tokens a beam search looks at: enough, where many end it."""
+        """How many of each row's likeliest tokens a beam search considers, enough if many of them end it."""
         return max(2, 1 + enders) * self.beams
 
     @property
     def samples(self) -> int:
-        """How many replies are drawn."""
+        """How many replies are sampled."""
         return 1 if self.beams > 1 else self.best_of or self.n
 
     @property
@@ -158,14 +159,14 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     def enders(self, stop_ids: frozenset[int]) -> frozenset[int]:
-        """The tokens that end a reply; `stop_ids` are the model's own."""
+        """The tokens that end a reply; `stop_ids` are the model's."""
         own = frozenset(self.stop_ids)
         return own if self.ignore_eos else own | stop_ids
 
     def changed(self, **changes: Any) -> Self:
-        """The same with some fields replaced; an unknown one is named."""
+        """A copy with some fields replaced. Raises if a name is unknown."""
         if unknown := [name for name in changes if name not in FIELDS]:
-            raise BadParams(unknown[0], f"is no sampling parameter; there are {', '.join(FIELDS)}")
+            raise BadParams(unknown[0], f"is not a sampling parameter; available: {', '.join(FIELDS)}")
         return replace(self, **changes)
 
 
@@ -191,7 +192,7 @@ def _stops(value: Any) -> tuple[str, ...]:
         raise BadParams("stop", f"at most {MAX_STOPS} stop strings, not {len(stops)}")
     for stop in stops:
         if not isinstance(stop, str) or not stop:
-            raise BadParams("stop", f"must be strings that are not empty, not {stop!r}")
+            raise BadParams("stop", f"must be non-empty strings, not {stop!r}")
     return stops
 
 
@@ -208,7 +209,7 @@ def _biases(value: Any) -> tuple[tuple[int, float], ...]:
         raise BadParams("logit_bias", f"at most {MAX_BIASED} tokens, not {len(pairs)}")
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise BadParams("logit_bias", f"must map token ids to numbers, not hold {pair!r}")
+            raise BadParams("logit_bias", f"must map token ids to numbers, not contain {pair!r}")
         _whole("logit_bias", pair[0], 0, 2**31 - 1)
         _number("logit_bias", pair[1], -100.0, 100.0)
     return tuple(sorted((token, float(bias)) for token, bias in dict(pairs).items()))

@@ -1,7 +1,7 @@
-"""Parts that come from packages outside the tree: whether one has all that is asked of it."""
+"""Checks parts from installed packages for the members they must have."""
 
 
 def missing_members(part: object, *asked: str) -> str | None:
-    """None: it has them all; else the sentence that names what is missing."""
+    """The sentence that names the missing members, or None if there are none."""
     missing = [name for name in asked if not hasattr(part, name)]
     return f"its class lacks {', '.join(missing)}" if missing else None

@@ -1,4 +1,4 @@
-"""One request: its tokens, where it is, and why."""
+"""A request: its tokens, its state, and the reason for it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +14,8 @@ class Phase(Enum):
     WAITING = "waiting"
     PREFILL = "prefill"
     DECODE = "decode"
-    PREEMPTED = "preempted"  # its blocks were taken; it will be computed again
-    SWAPPED = "swapped"  # its blocks lie in a tier below the device, or are on their way from there
+    PREEMPTED = "preempted"  # its blocks were taken; it will be recomputed
+    SWAPPED = "swapped"  # its blocks are stored in a tier below the device, or loading from there
     DONE = "done"
 
 
@@ -27,67 +27,65 @@ class Finish(Enum):
 
 
 class GrammarState(Protocol):
-    """Follows a reply through the grammar of its parameters."""
+    """The position of a reply in its grammar."""
 
-    error: str  # why nothing can come any more, if so
-    fault: str  # which parameter is to blame then
+    error: str  # why no token can follow, or ""
+    fault: str  # the parameter that caused it
 
     @property
     def over(self) -> bool:
-        """Whether the text is whole, and nothing could follow it."""
+        """Whether the text is complete and nothing may follow."""
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Catches up with all tokens of the request."""
+        """Advance over all new tokens of the request."""
 
     def allowed(self, enders: Iterable[int], *, early: bool) -> np.ndarray:
-        """What may come next, a bit for each token."""
+        """The tokens that may come next, as a bit mask."""
 
 
 class Stored(NamedTuple):
-    """Blocks of a request that gave way."""
+    """The stored blocks of a preempted request."""
 
     tier: str
     names: tuple[bytes, ...]
-    transfer: int = -1  # by which they go there; it may be over
+    transfer: int = -1  # the transfer that stores them; it may have ended
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """Three numbers tell where it is: `prompt_len`, `launched` and `len(tokens) + pending`."""
+    """A request. `prompt_len`, `launched` and `len(tokens) + pending` describe its progress."""
 
     id: int
-    tokens: list[int]  # the prompt, then what is committed
+    tokens: list[int]  # the prompt, then the committed tokens
     prompt_len: int
-    params: SamplingParams  # replaced whole when a person turns a knob
+    params: SamplingParams  # replaced as a whole when a parameter changes
     seed: int
-    max_len: int  # tokens it may hold in all
+    max_len: int  # maximum tokens, prompt included
     arrived: float = 0.0
-    priority: int = 0  # smaller runs first
+    priority: int = 0  # lower runs first
     deadline: float | None = None  # when its first token is due, on the engine's clock
     salt: bytes = b""  # separates prefix caches of different owners
-    group: int = -1  # the request that a person knows, where this is one of several that answer it
-    guided_from: int = 0  # the token from which on a grammar holds, where that is behind the prompt
-    guide: GrammarState | None = (
-        None  # made when the first token is drawn by it; made anew from the tokens if lost
-    )
-    awaits: bool = False  # its next token cannot be computed before the last one is known here
+    group: int = -1  # the caller's request, if this is one of several rows that answer it
+    guided_from: int = 0  # index of the first token a grammar applies to, if after the prompt
+    guide: GrammarState | None = None  # created on first use, and again from the tokens if lost
+    awaits: bool = False  # its next token depends on a decision on the host
 
-    launched: int = 0  # tokens whose KV is written or being written: the next plan starts here
-    stamp: int = -1  # changes whenever it may be sampled in another way or place
-    pending: int = 0  # sampled on the device, not yet committed here
-    mirrored: int = 0  # tokens that the runner has of it for a model that drafts
-    slot: int = -1  # its row in the runner's columns while it runs
+    launched: int = 0  # tokens whose KV is written or being written; the next step starts here
+    stamp: int = -1  # changes when the parameters or the slot change
+    pending: int = 0  # sampled on the device, not yet committed
+    mirrored: int = 0  # how many of its tokens the runner has for a draft model
+    slot: int = -1  # its row in the runner's columns while it runs, else -1
     blocks: list[int] = field(default_factory=list)
     gone: int = 0  # how many of its blocks have left the window
-    shares_tail: bool = False  # its last block may be held by another request too
+    shares_tail: bool = False  # its last block may be shared with another request
     stored: Stored | None = None  # its blocks below the device, while it does not run
-    chain: list[bytes] = field(default_factory=list)  # the prefix key of each full block, as far as known
-    epoch: int = -1  # of the weights that have written all of its cache
-    published: int = 0  # how many of its blocks the prefix cache has been told of
-    cached_tokens: int = 0  # how much of the prompt came from the prefix cache
+    chain: list[bytes] = field(default_factory=list)  # the prefix key of each full block, as far as computed
+    epoch: int = -1  # of the weights that computed its whole cache
+    published: int = 0  # how many of its blocks are in the prefix cache
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
 
     phase: Phase = Phase.WAITING
-    why: str = ""  # why it waits, in words: the screen shows this line
+    why: str = ""  # why it waits, as shown on the screen
     finish: Finish | None = None
     error: str = ""
     preemptions: int = 0
@@ -101,5 +99,5 @@ class Request:
 
     @property
     def generated(self) -> int:
-        """Tokens of the reply that are committed."""
+        """The committed tokens of the reply."""
         return len(self.tokens) - self.prompt_len

@@ -1,4 +1,4 @@
-"""The engine at one moment, between two steps. Immutable; made only when somebody asks."""
+"""The engine's state between two steps. Immutable, and made only on request."""
 
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
@@ -7,14 +7,14 @@ import numpy as np
 
 
 class Speculation(NamedTuple):
-    """What drafting has brought a request so far, or the engine."""
+    """The gains of speculative decoding so far, for a request or the engine."""
 
     kind: str = ""
-    on: bool = True  # False: it lost, and rests
+    on: bool = True  # False: paused, because it did not pay
     verifications: int = 0
     drafted: int = 0  # tokens
-    accepted: int = 0  # tokens of them
-    gain: float = 0.0  # how many times as fast as without; 0: not known yet
+    accepted: int = 0  # accepted draft tokens
+    gain: float = 0.0  # speedup over plain decoding; 0: not known yet
 
     @property
     def acceptance(self) -> float:
@@ -22,12 +22,12 @@ class Speculation(NamedTuple):
 
     @property
     def tokens_a_step(self) -> float:
-        """Of the steps that verified drafts."""
+        """Mean tokens per step that verified drafts."""
         return 1 + self.accepted / self.verifications if self.verifications else 1.0
 
 
 class RequestView(NamedTuple):
-    """One request, as the queues pane shows it."""
+    """A request, as the queues pane shows it."""
 
     id: int
     phase: str
@@ -40,83 +40,83 @@ class RequestView(NamedTuple):
     priority: int
     preemptions: int
     blocks: tuple[int, ...]
-    host_blocks: tuple[int, ...]  # those that lie in a tier below the device, by their place in the request
-    group: int = -1  # the request that it helps to answer, where several do
+    host_blocks: tuple[int, ...]  # indices of its blocks in a tier below the device
+    group: int = -1  # the request it helps to answer, if several rows do
     speculation: Speculation | None = None  # None: it never drafted
-    gone: int = 0  # blocks of it that have left its window
+    gone: int = 0  # its blocks that have left the window
 
 
 class HypothesisView(NamedTuple):
-    """One text that a beam search looks at."""
+    """A hypothesis of a beam search."""
 
     id: int  # the request that computes it; -1: it has ended
-    parent: int  # its place among the live ones a step ago; -1: it has ended
+    parent: int  # its index among the previous step's live hypotheses; -1: it has ended
     score: float
-    tokens: tuple[int, ...]  # behind those that are certain
+    tokens: tuple[int, ...]  # after the tokens that are certain
 
 
 class BeamsView(NamedTuple):
-    """A beam search: the live hypotheses and those done, the best first, and what the last step dropped."""
+    """A beam search: live and finished hypotheses, best first, and those dropped in the last step."""
 
     request: int
     width: int
-    certain: int  # tokens of the reply that all of them share
+    certain: int  # tokens of the reply that all hypotheses share
     live: tuple[HypothesisView, ...]
     done: tuple[HypothesisView, ...]
     dropped: tuple[HypothesisView, ...]
 
 
 class Switch(NamedTuple):
-    """A technique that can be turned off and on while the engine runs."""
+    """A technique that can be switched on and off at run time."""
 
     name: str
     on: bool
-    usual: bool  # how the engine was started
+    usual: bool  # its value at start
 
 
 class SchemeView(NamedTuple):
-    """A way to keep the weights, or the cache."""
+    """A scheme for the weights or the cache."""
 
     name: str
-    why_not: str  # empty: it can be taken
-    nbytes: int  # of all weights, nearly, or of a token in the cache; 0 where that is not known
-    blocks: int = 0  # that the cache would have then; 0: as many as it has now
+    why_not: str  # empty: it is available
+    nbytes: int  # approximate bytes of all weights, or of a token in the cache; 0: not known
+    blocks: int = 0  # size of the cache under it; 0: unchanged
 
 
 class Change(NamedTuple):
-    """Of the scheme of the weights, while it goes on or after it has failed."""
+    """A change of the weights' scheme, in progress or failed."""
 
-    scheme: str  # that is wanted
-    done: int = 0  # layers; they grow fewer on the way back
+    scheme: str  # the new scheme
+    done: int = 0  # layers converted; decreases when a change is rolled back
     total: int = 0
-    error: str = ""  # why the old scheme stands, or will stand again
+    error: str = ""  # why the old scheme is kept or being restored
     over: bool = False
 
 
 class Reads(NamedTuple):
-    """What a step reads from the device's memory: the weights once, and the cache of each of its rows."""
+    """Bytes that a step reads from device memory: the weights once, and the cache for each row."""
 
     weights: int = 0  # bytes
-    cache: tuple[tuple[int, int], ...] = ()  # (window in tokens, 0: all of them; bytes a token)
+    cache: tuple[tuple[int, int], ...] = ()  # (window in tokens, or 0 for none; bytes per token)
 
     def of_context(self, tokens: int) -> int:
-        """Bytes that one row with so many tokens behind it reads of the cache."""
+        """Bytes of cache that a row with `tokens` tokens of context reads."""
         return sum(each * (min(tokens, window) if window else tokens) for window, each in self.cache)
 
 
 class Speeds(NamedTuple):
-    """What a device can do at best, as measured on it."""
+    """The measured peak speeds of a device."""
 
-    read: float  # bytes a second
-    multiply: float  # floating point operations a second, in the dtype of the weights
+    read: float  # bytes per second
+    multiply: float  # floating-point operations per second, in the dtype of the weights
 
 
 class Load(NamedTuple):
-    """How hard the device works, as its driver says: means over about a second."""
+    """How busy the device is, as reported by its driver: means over about a second."""
 
-    busy: float  # share of the time in which anything ran
+    busy: float  # share of the time in which any kernel ran
     watts: float
-    limit: float  # watts that it may draw
+    limit: float  # power limit in watts
 
 
 def _nothing() -> np.ndarray:
@@ -125,21 +125,21 @@ def _nothing() -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """Every block, as columns."""
+    """All blocks, as columns."""
 
     size: int
-    refs: np.ndarray  # 0: free or cached
+    refs: np.ndarray  # number of holders; 0: free or cached
     owner: np.ndarray  # the request that took it; -1: free
-    filled: np.ndarray  # tokens in it
-    used_at: np.ndarray  # the step when it was last shared or given back
+    filled: np.ndarray  # number of tokens in it
+    used_at: np.ndarray  # the step in which it was last shared or released
     in_use: int
     cached: int
     evictions: int
-    place: np.ndarray = field(default_factory=_nothing)  # which of its request's blocks it is, from 0
-    left: np.ndarray = field(default_factory=_nothing)  # whether it left a window, and nobody took it since
+    place: np.ndarray = field(default_factory=_nothing)  # its index among its request's blocks
+    left: np.ndarray = field(default_factory=_nothing)  # whether it left a window and was not taken since
 
     def emptied(self) -> Self:
-        """The same blocks, all of them free."""
+        """A copy with all blocks free."""
         return replace(
             self,
             refs=np.zeros_like(self.refs),
@@ -153,7 +153,7 @@ class BlockView:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Seconds, over the newest samples; zero where there are none."""
+    """Quantiles in seconds over the newest samples; zero if there are none."""
 
     p50: float = 0.0
     p90: float = 0.0
@@ -163,7 +163,7 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where a step's time went, in seconds, as running means."""
+    """Seconds per step by phase, as running means."""
 
     plan: float = 0.0
     launch: float = 0.0
@@ -176,7 +176,7 @@ class StepTimes:
 
 
 class StepSplit(NamedTuple):
-    """What a launch on a CPU computes: seconds a step, running means. The rest of it is smaller work."""
+    """Seconds per step of CPU work by part, as running means. Remaining work is minor."""
 
     attention: float
     products: float
@@ -185,22 +185,22 @@ class StepSplit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """Over the last second or so."""
+    """Rates over about the last second."""
 
-    prefill: float = 0.0  # tokens a second
-    decode: float = 0.0  # tokens a second
-    steps: float = 0.0  # a second
-    batch: float = 0.0  # rows a step
-    step_tokens: float = 0.0  # tokens a step
+    prefill: float = 0.0  # tokens per second
+    decode: float = 0.0  # tokens per second
+    steps: float = 0.0  # per second
+    batch: float = 0.0  # rows per step
+    step_tokens: float = 0.0  # tokens per step
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Nothing in it changes once it is made."""
+    """The state of an engine. Nothing in it changes after it is made."""
 
     at: float
     step: int
-    state: str  # ready, or dead
+    state: str  # "ready" or "dead"
     error: str
     model: str
     dtype: str
@@ -214,7 +214,7 @@ class Snapshot:
     blocks: BlockView
     host_in_use: int
     host_size: int
-    requests: tuple[RequestView, ...]  # running first, then the head of the line
+    requests: tuple[RequestView, ...]  # running ones first, then the front of the queue
     waiting: int
     running: int
     preemptions: int
@@ -229,17 +229,17 @@ class Snapshot:
     reads: Reads = field(default_factory=Reads)
     kv_dtype: str = ""  # of the cache's keys and values
     schemes: tuple[SchemeView, ...] = ()
-    change: Change | None = None  # of the weights' scheme; None: the last one went well
+    change: Change | None = None  # of the weights' scheme; None: none in progress, and the last one succeeded
     beams: tuple[BeamsView, ...] = ()
     speculation: Speculation = field(default_factory=Speculation)  # of all requests so far
-    speculates: tuple[str, ...] = ()  # the kinds that can be had
-    kv_scheme: str = "none"  # in which the cache keeps keys and values
+    speculates: tuple[str, ...] = ()  # the available kinds
+    kv_scheme: str = "none"  # of the cache
     kv_schemes: tuple[SchemeView, ...] = ()
-    load: Load | None = None  # of a GPU; None: nobody says it
+    load: Load | None = None  # of a GPU; None: not measured
     split: StepSplit | None = None  # of a CPU, for a while after `MeasureSpeeds`
 
     def ended(self, why: str) -> Self:
-        """The same engine with nothing in it: the last that is known of one that answers no more."""
+        """A copy without requests or blocks: the last known state of an engine that no longer responds."""
         return replace(
             self,
             state="dead",

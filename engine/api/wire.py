@@ -1,7 +1,7 @@
-"""The one form in which events, deltas, snapshots and sampling parameters leave a process: JSON values.
+"""The JSON form of events, deltas, snapshots and sampling parameters between processes.
 
-docs/wire.md describes it. What may be added without a new version: kinds of events, and fields that have a
-default. Anything else that changes raises VERSION.
+docs/wire.md describes it. New kinds of events and fields with defaults need no new version. Any other change
+must increase VERSION.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ VERSION = 1
 _DEFAULTS = SamplingParams()
 _PARAMS = {name: codec(kind) for name, kind in field_types(SamplingParams).items()}
 _DELTA = record(Delta, sparse=True)
-_kinds: dict[str, Any] = {}  # of events; read anew when one is met that is not in it
+_kinds: dict[str, Any] = {}  # event classes by kind; updated when an unknown kind is met
 
 
 def encode_event(event: Event) -> dict[str, Any]:
@@ -28,17 +28,17 @@ def encode_event(event: Event) -> dict[str, Any]:
 
 
 def decode_event(value: Any) -> Event:
-    """An event of a kind that this program does not know comes as a plain `Event`: its step and its time."""
+    """Decode an event. An unknown kind becomes a plain `Event` with step and time."""
     kind = check_version("event", value).get("kind")
     if type(kind) is not str:
-        raise BadWire(f"event: kind must be a text, not {kind!r}")
+        raise BadWire(f"event: kind must be a string, not {kind!r}")
     if kind not in _kinds:
         _kinds.update((each.__name__.lower(), each) for each in _below(Event))
     return _read(f"event {kind}", codec(_kinds.get(kind, Event)), value)
 
 
 def encode_delta(delta: Delta) -> dict[str, Any]:
-    """What is empty is left out."""
+    """Encode a delta without its empty fields."""
     return {"v": VERSION, **_DELTA.write(delta)}
 
 
@@ -55,7 +55,7 @@ def decode_snapshot(value: Any) -> Snapshot:
 
 
 def params_to_json(params: SamplingParams) -> dict[str, Any]:
-    """Only what differs from the defaults."""
+    """The fields that differ from the defaults."""
     return {
         name: part.write(each)
         for name, part in _PARAMS.items()
@@ -64,18 +64,18 @@ def params_to_json(params: SamplingParams) -> dict[str, Any]:
 
 
 def params_from_json(value: Any, base: SamplingParams = _DEFAULTS) -> SamplingParams:
-    """`base` with the fields given; a field that is unknown or out of range raises BadParams by its name."""
+    """`base` with the given fields replaced. An invalid field raises BadParams with its name."""
     return base.changed(**changes_from_json(value))
 
 
 def changes_to_json(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Some fields, checked."""
+    """The given fields as JSON, validated."""
     params = _DEFAULTS.changed(**changes)
     return {name: _PARAMS[name].write(getattr(params, name)) for name in changes}
 
 
 def changes_from_json(value: Any) -> dict[str, Any]:
-    """What `SamplingParams.changed` takes; it also says what is wrong with a field."""
+    """The arguments for `SamplingParams.changed`, which also reports invalid fields."""
     if not isinstance(value, Mapping):
         raise BadInput(f"sampling parameters must be an object, not {value!r}")
     return {name: _param(name, each) for name, each in value.items()}
@@ -85,7 +85,7 @@ def _param(name: str, value: Any) -> Any:
     try:
         return _PARAMS[name].read(value) if name in _PARAMS else value
     except DecodeError:
-        return value  # a stop may be a single text; all else is refused with what the field may be
+        return value  # `stop` may be a single string; `changed` rejects anything else
 
 
 def config_to_json(config: EngineConfig) -> dict[str, Any]:
@@ -105,25 +105,23 @@ def decode_error(value: Any) -> EngineError:
 
 
 def check_version(what: str, value: Any) -> dict[str, Any]:
-    """An object of this version, whatever else is in it."""
+    """Check that a value is an object of this version."""
     if type(value) is not dict:
         raise BadWire(f"{what}: must be an object, not {value!r:.60}")
     version = value.get("v")
     if type(version) is not int:
-        raise BadWire(f"{what}: v must be the version of the wire, a whole number, not {version!r:.60}")
+        raise BadWire(f"{what}: v must be the protocol version, a whole number, not {version!r:.60}")
     if version != VERSION:
         newer = "this program" if version > VERSION else "the engine"
-        raise BadWire(
-            f"the engine speaks version {version} of the wire, this program {VERSION}: update {newer}"
-        )
+        raise BadWire(f"the engine uses protocol version {version}, this program {VERSION}; update {newer}")
     return value
 
 
 def _read(what: str, part: Codec, value: Any) -> Any:
     try:
         return part.read(value)
-    except DecodeError as misfit:
-        raise BadWire(f"{what}: {misfit}") from None
+    except DecodeError as error:
+        raise BadWire(f"{what}: {error}") from None
 
 
 def _below(kind: Any) -> Iterator[Any]:

@@ -1,1 +1,1 @@
-"""Turns a plan into tensors, runs the model, and brings the sampled tokens back."""
+"""Turns a step into tensors, runs the model, and returns the sampled tokens."""

@@ -1,4 +1,4 @@
-"""Lays a step's rows out as the tensors that a model and its attention read."""
+"""Packs a step's rows into the tensors that a model and its attention read."""
 
 from dataclasses import dataclass
 
@@ -13,22 +13,22 @@ from engine.scheduling.step import LAST, Rows
 
 @dataclass(slots=True)
 class PackedBatch:
-    """Rows as tensors."""
+    """The rows of a step as tensors."""
 
     batch: Batch
-    ends: torch.Tensor | None  # the last token of each row that samples; None: every token is one
+    ends: torch.Tensor | None  # index of the last token of each row that samples; None: every token
     slots: torch.Tensor  # of the rows that sample
 
 
 class BatchBuilder:
-    """Reads the runner's block tables."""
+    """Packs rows, using the runner's block tables."""
 
     def __init__(self, tables: TableMirror, block_size: int, device: torch.device):
         self._tables, self._block_size, self._device = tables, block_size, device
-        self._ones = np.arange(len(tables.grid) + 1, dtype=np.int32)  # where rows of one token begin
+        self._ones = np.arange(len(tables.grid) + 1, dtype=np.int32)  # starts of rows with one token each
 
     def build(self, rows: Rows, ids: np.ndarray, single: int, last_ids: torch.Tensor) -> PackedBatch:
-        """`last_ids[slot]` is the token a slot has drawn last; it may not have reached the host yet."""
+        """`last_ids[slot]` is the token a slot sampled last; it may not have reached the host yet."""
         slots, firsts, counts, contexts = rows.slots, rows.starts, rows.lengths, rows.ends
         many = len(slots)
         plain = single == many
@@ -55,7 +55,7 @@ class BatchBuilder:
             samples = rows.samples
             arrays += [slots[samples], starts[1:][samples].astype(np.int64) - 1]
         if len(pending):
-            arrays[0] = ids.copy()  # on a CPU the tensor shares its memory
+            arrays[0] = ids.copy()  # on a CPU the tensor shares the array's memory
             arrays += [pending, slots[pending]]
         sent = upload(arrays, self._device)
         if len(pending):

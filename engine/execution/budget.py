@@ -1,4 +1,4 @@
-"""The memory that is the cache's, and what fits into it under each scheme."""
+"""The cache's memory, and what fits into it under each scheme."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,28 +16,28 @@ from engine.kv.window import Window
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheBudget:
-    """Measured once, when the engine starts; whoever changes the cache's form asks it again."""
+    """Measured once at start; used again when the cache's scheme changes."""
 
     specs: tuple[LayerSpec, ...]
     sinks: Mapping[int, Tensor]
     block_size: int
     dtype: torch.dtype
     device: torch.device
-    longest: int  # tokens that the model holds for one request
-    blocks: int | None  # so many, whatever that takes; None: as many as fit
+    longest: int  # the model's maximum tokens per request
+    blocks: int | None  # a fixed number, or None for as many as fit
     host_blocks: int | None
     nbytes: int
     host_nbytes: int
-    most: int | None  # more blocks than that would never be used
-    window: Window | None = None  # what leaves it holds no block, so a request may be longer than the cache
+    most: int | None  # more blocks would never be used
+    window: Window | None = None  # blocks outside it are released, so a request can be longer than the cache
 
     def fit(self, scheme: KvSchemeName) -> Fit:
-        """Raises where not even one block fits."""
+        """What fits under this scheme. Raises if not even one block does."""
         each = KVStore.block_bytes(self.specs, self.block_size, self.dtype, scheme)
         blocks = self.blocks or self.nbytes // each
         if blocks < 1:
             raise BadInput(
-                f"no memory is left on {self.device} for the KV cache: one block takes {each} bytes"
+                f"not enough memory on {self.device} for the KV cache: one block takes {each} bytes"
             )
         if self.blocks is None and self.most is not None:
             blocks = min(blocks, self.most)
@@ -49,12 +49,12 @@ class CacheBudget:
         if blocks < (least := min(self.window.peak, -(-self.longest // self.block_size))):
             raise BadInput(
                 f"a window of {self.window.size} tokens needs {least} blocks of {self.block_size} for one "
-                f"request, and the cache has {blocks}: lower kv_window, or give it more blocks"
+                f"request, but the cache has {blocks}; lower kv_window or add blocks"
             )
         return Fit(blocks, host_blocks, self.longest)
 
     def views(self, problem_of: Callable[[KvSchemeName], str | None]) -> tuple[SchemeView, ...]:
-        """Every form of the cache; `problem_of` says of one whether anything but room is in its way."""
+        """Views of all schemes. `problem_of` returns why a scheme is not supported, aside from memory."""
         return tuple(self._view(scheme, problem_of(scheme)) for scheme in KV_SCHEMES)
 
     def _view(self, scheme: KvSchemeName, problem: str | None) -> SchemeView:
@@ -65,7 +65,7 @@ class CacheBudget:
             return SchemeView(scheme, problem or str(error), nbytes)
 
     def widest(self, schemes: tuple[KvSchemeName, ...]) -> int:
-        """The most blocks that one request may ever hold, whichever of the schemes comes."""
+        """The maximum blocks of a request under any of the schemes."""
         return max(-(-self.fit(scheme).context // self.block_size) for scheme in schemes)
 
     def store(self, scheme: KvSchemeName) -> KVStore:

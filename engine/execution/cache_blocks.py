@@ -1,4 +1,4 @@
-"""Blocks of the device's cache on their way to a tier, or from it."""
+"""Copies blocks between the device's cache and a tier."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.kv.store import KVStore, bits
 from engine.kv.tiers.tier import CompletedTransfer, Transfer
 
-_PIECE = 2**26  # bytes that are gathered on a GPU at once
+_PIECE = 2**26  # bytes gathered on a GPU at a time
 
 
 def blocks_of(store: KVStore, device: torch.device) -> Callable[[tuple[int, ...]], "CacheBlocks"]:
@@ -19,11 +19,11 @@ def blocks_of(store: KVStore, device: torch.device) -> Callable[[tuple[int, ...]
 
 
 class OnStream:
-    """Work on a GPU, which has been launched."""
+    """Work launched on a GPU stream."""
 
     def __init__(self, start: torch.cuda.Event, end: torch.cuda.Event, work: Callable[[], None]) -> None:
         self._start, self._end = start, end
-        self._work = work  # holds what the launches read
+        self._work = work  # keeps what the launches read alive
 
     def done(self) -> bool:
         return self._end.query()
@@ -34,7 +34,7 @@ class OnStream:
 
 
 class CacheBlocks:
-    """Blocks of the cache. On a CPU they are copied at once, on a GPU on a stream beside the steps'."""
+    """Blocks of the cache. Copied synchronously on a CPU, on a separate stream on a GPU."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class CacheBlocks:
         return torch.tensor(self.numbers[piece], device=self._device)
 
     def _gathered(self, piece: slice, sizes: Sequence[int]) -> Tensor:
-        """[blocks, bytes]: of each block all tensors, one behind the other."""
+        """[blocks, bytes]: all tensors of each block, concatenated."""
         at = self._at(piece)
         rows = (tensor[at].view(len(at), -1).view(torch.uint8) for tensor in self._tensors)
         return torch.cat(list(rows), 1)

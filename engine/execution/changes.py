@@ -1,6 +1,6 @@
-"""What changes a runner between two steps, as values.
+"""Changes to a runner between steps, as values.
 
-A fresh runner that is given the same ones, and the same steps in between, computes the same tokens.
+A fresh runner that gets the same changes and the same steps in between computes the same tokens.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from engine.api.config import KvSchemeName
 
 @dataclass(frozen=True, slots=True)
 class ReplaceLayer:
-    """A layer of weights in another scheme; behind the last layer comes the head."""
+    """Convert one layer's weights to another scheme. The index after the last layer is the head."""
 
     index: int
     scheme: str
@@ -18,14 +18,14 @@ class ReplaceLayer:
 
 @dataclass(frozen=True, slots=True)
 class UseScheme:
-    """All weights are of this scheme now: steps may go on."""
+    """All weights have this scheme now, so steps can resume."""
 
     scheme: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """So many blocks from now on; what is in those held stays."""
+    """Change the number of blocks. The contents of `held` blocks are kept."""
 
     blocks: int
     held: tuple[int, ...]
@@ -33,14 +33,14 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Recache:
-    """Another form of the cache, of which no request holds any block."""
+    """Rebuild the cache in another scheme. No request holds blocks."""
 
     scheme: KvSchemeName
 
 
 @dataclass(frozen=True, slots=True)
 class UseGraphs:
-    """Whether steps are replayed from recorded graphs."""
+    """Turn the replay of captured graphs on or off."""
 
     on: bool
 

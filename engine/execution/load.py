@@ -1,4 +1,4 @@
-"""How busy the GPU is and what it draws, from the library that comes with NVIDIA's driver."""
+"""GPU utilization and power draw, from the NVML library of NVIDIA's driver."""
 
 import ctypes
 import threading
@@ -10,21 +10,21 @@ import torch
 
 from engine.api.snapshot import Load
 
-_EVERY = 1.0  # seconds: the driver itself takes means over about as long
+_EVERY = 1.0  # seconds; the driver averages over about as long
 _LIBRARY = "libnvidia-ml.so.1"
 
 
 class _Shares(ctypes.Structure):
-    """Of the last moment, in percent."""
+    """Utilization of the last interval, in percent."""
 
     _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
 
 
 class Nvml:
-    """One GPU, asked by its name for life: numbers change with CUDA_VISIBLE_DEVICES."""
+    """A GPU, identified by its UUID, because indices change with CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, uuid: str, library: Any) -> None:
-        """Raises OSError where the library does not know that GPU, as with a part of one."""
+        """Raises OSError if the library does not list the GPU, such as a MIG partition."""
         self._library = library
         self._gpu = ctypes.c_void_p()
         self._ask("nvmlInit_v2")
@@ -43,7 +43,7 @@ class Nvml:
 
 
 class LoadMeter:
-    """Never waits: a driver may take its time, so a thread asks it, once a second at most."""
+    """Never blocks: the driver may be slow, so a thread queries it, at most once a second."""
 
     def __init__(self, look: Callable[[], Load], clock: Callable[[], float] = time.monotonic) -> None:
         self._look, self._clock = look, clock
@@ -53,17 +53,17 @@ class LoadMeter:
 
     @classmethod
     def of(cls, device: torch.device) -> "LoadMeter | None":
-        """None where nobody says it."""
+        """A meter for the device, or None if its load cannot be measured."""
         if device.type != "cuda":
             return None
         try:
             gpu = Nvml(f"{torch.cuda.get_device_properties(device).uuid}", ctypes.CDLL(_LIBRARY))
-        except (OSError, AttributeError):  # no such library, or no such call in it
+        except (OSError, AttributeError):  # no such library, or it lacks the function
             return None
         return cls(gpu.look)
 
     def read(self) -> Load | None:
-        """What was found last; has it found anew where that is old."""
+        """The last result. Starts a new query if that is old."""
         now, found = self._clock(), self._found
         if now - self._asked >= _EVERY and not (self._thread and self._thread.is_alive()):
             self._asked = now
@@ -74,5 +74,5 @@ class LoadMeter:
     def _find(self) -> None:
         try:
             self._found = self._look()
-        except OSError:  # it says so no longer
+        except OSError:  # it can no longer be measured
             self._found = None

@@ -1,4 +1,4 @@
-"""Whose memory is whose, in bytes."""
+"""Memory by purpose, in bytes."""
 
 import time
 from collections.abc import Callable
@@ -11,11 +11,11 @@ from engine.kv.store import KVStore
 from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
 
-_EVERY = 1.0  # seconds: a snapshot is made more often than a driver should be asked
+_EVERY = 1.0  # seconds; snapshots are more frequent than the driver should be queried
 
 
 class MemoryMeter:
-    """Looks once a second at most, however often it is read."""
+    """Measures at most once a second, however often it is read."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class MemoryMeter:
         self._found: dict[str, int] = {}
 
     def read(self) -> dict[str, int]:
-        """weights, cache, host_cache; on a GPU workspace: what its steps took; device_free, device_total."""
+        """weights, cache, host_cache; on a GPU, workspace (used by steps); device_free, device_total."""
         now = self._clock()
         if now - self._looked >= _EVERY:
             self._looked, self._found = now, self._look()
@@ -47,7 +47,7 @@ class MemoryMeter:
 
 
 def weight_bytes(model: LanguageModel) -> int:
-    """As they are kept now. The table of rotary angles is made from the config, and is no weight."""
+    """Bytes of the weights as stored now. The rotary table is computed from the config, so it is excluded."""
     rope = model.rope if isinstance(model, Decoder) else None
     tensors = {id(each): each for each in chain(model.parameters(), model.buffers())}
     return sum(each.nbytes for each in tensors.values() if each is not rope)

@@ -1,4 +1,4 @@
-"""How blocks move on a device."""
+"""Chooses how blocks are copied on a device."""
 
 import torch
 
@@ -6,10 +6,10 @@ from engine.kv.store import Mover, move_blocks
 
 
 def mover_on(device: torch.device) -> Mover:
-    """On a GPU one launch for all layers, which nobody waits for."""
+    """On a GPU, one asynchronous kernel launch for all layers."""
     if device.type != "cuda":
         return move_blocks
-    # Brings Triton, which is there where a GPU is.
+    # Imports Triton, which is only installed with a GPU.
     from engine.kernels.triton.kv.blocks import move
 
     return move

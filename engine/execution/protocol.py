@@ -1,4 +1,4 @@
-"""What the engine asks of the part that runs the model. No tensors: tests put other runners behind it."""
+"""The interface between the engine and the runner of the model. No tensors, so tests can use fakes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,22 +14,22 @@ from engine.scheduling.step import Masks, Step
 
 
 class Fit(NamedTuple):
-    """What the memory that is the cache's holds in one of its forms."""
+    """What fits into the cache's memory under a scheme."""
 
     blocks: int
     host_blocks: int
-    context: int  # tokens that one request may have
+    context: int  # maximum tokens of a request
 
 
-BAD = -1  # in place of a token: the model gave no number to draw from
+BAD = -1  # in place of a token: the model's logits were NaN
 
 
 @dataclass(frozen=True, slots=True)
 class Likeliest:
-    """The best next tokens of each row for which somebody else decides which of them to take."""
+    """The likeliest next tokens of each row whose next token a beam search chooses."""
 
-    places: Mapping[int, int]  # by request, its row in the arrays
-    ids: np.ndarray  # [rows, most], the likeliest first
+    places: Mapping[int, int]  # by request: its row in the arrays
+    ids: np.ndarray  # [rows, most], likeliest first
     values: np.ndarray  # [rows, most] float32: log-probabilities
 
     def of(self, request: int) -> tuple[np.ndarray, np.ndarray]:
@@ -39,74 +39,74 @@ class Likeliest:
 
 @dataclass(slots=True)
 class StepResult:
-    """What a step has brought: a token for each row that samples, in the step's order; a run's first."""
+    """The result of a step: a token for each row that samples, in the step's order; for a run, its first."""
 
     tokens: list[int]
     logprobs: Mapping[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # by request
-    seconds: float = 0.0  # from launch to the tokens' arrival
-    likeliest: Likeliest | None = None  # of requests whose parameters ask for beams
-    runs: Mapping[int, list[int]] = field(default_factory=dict)  # by request: what rows with drafts brought
+    seconds: float = 0.0  # from launch until the tokens arrived
+    likeliest: Likeliest | None = None  # of requests with beams
+    runs: Mapping[int, list[int]] = field(default_factory=dict)  # by request: the tokens of rows with drafts
 
 
 class Runner(Protocol):
-    graphs: bool | None  # whether steps are replayed from recorded graphs; None: they cannot be here
+    graphs: bool | None  # whether steps are replayed from captured graphs; None: not supported
 
     def launch(self, step: Step) -> Any:
-        """Starts a step and returns at once where the device works by itself.
+        """Launch a step. Returns at once if the device runs asynchronously.
 
-        Its changes of tables, sampling and tokens hold even if it raises.
+        The step's changes to tables, sampling and tokens apply even if this raises.
         """
 
     def supply(self, handle: Any, masks: Masks) -> None:
-        """For a step with guided rows, once: it samples no row before. Raises as `launch` does."""
+        """Supply the masks of a step with guided rows, once, before any row is sampled. May raise."""
 
     def skip(self, step: Step) -> None:
-        """Its changes and its block moves, and nothing else: what holds of a step that failed."""
+        """Apply only the changes and block copies of a step that failed."""
 
     def apply(self, change: Change) -> None:
-        """Between two steps, when none is under way. Raises BadInput where it cannot be."""
+        """Apply a change between steps, with none in flight. Raises BadInput if it is not possible."""
 
     def transfer(self, order: TransferOrder) -> None:
-        """A store or a load goes on beside the steps, behind those launched so far.
+        """Start a store or load, which runs concurrently with steps, after those launched so far.
 
-        It never raises: what fails is told at its end.
+        Never raises: failures are reported by `transferred`.
         """
 
     def transferred(self, *, wait: bool = False) -> Sequence[TransferEnd]:
-        """Stores and loads that are over since this was last asked. `wait`: all, once they are."""
+        """Stores and loads that have ended since the last call. `wait`: wait for all of them."""
 
     def fit(self) -> Fit:
-        """What the cache holds in its present form."""
+        """What fits in the cache under its current scheme."""
 
     def collect(self, handle: Any) -> StepResult:
-        """Waits for a launched step. Steps are collected in the order they were launched."""
+        """Wait for a launched step. Steps are collected in launch order."""
 
-    def ailing(self) -> str | None:
-        """None where the device still works; else what is wrong with it, for good."""
+    def device_error(self) -> str | None:
+        """None if the device still works, else a description of its permanent failure."""
 
     def memory(self) -> dict[str, int]:
-        """Bytes, by what they are for."""
+        """Bytes by purpose."""
 
     def weight_schemes(self) -> tuple[SchemeView, ...]:
-        """The schemes that the weights could have, and of those that they cannot, why."""
+        """All schemes for the weights, and for those not available, the reason."""
 
     def blocks_with(self, more: int) -> int | None:
-        """How many blocks fit if the cache has so many bytes more; None: their number is settled."""
+        """How many blocks fit if the cache gets `more` bytes; None if the number is fixed."""
 
     def kv_schemes(self) -> tuple[SchemeView, ...]:
-        """The forms that the cache could have, and of those that it cannot, why."""
+        """All schemes for the cache, and for those not available, the reason."""
 
     def load(self) -> Load | None:
-        """How hard the device works; None where nobody says it. Never waits."""
+        """How busy the device is; None if it cannot be measured. Never waits."""
 
     def split(self) -> StepSplit | None:
-        """What launches compute; None where nobody has asked for `speeds` of late, and on a GPU."""
+        """Time by part of a step; None on a GPU, or if `speeds` was not called recently."""
 
     def reads(self) -> Reads:
-        """What a step of the present model reads."""
+        """What a step of the current model reads."""
 
     def speeds(self) -> Speeds:
-        """What the device can do: measured when first asked, on the caller's thread, in a moment.
+        """Peak speeds of the device, measured on the first call, on the caller's thread.
 
-        For some seconds `split` says more of a CPU's steps then.
+        On a CPU, this also turns on `split` for some seconds.
         """

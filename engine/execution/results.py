@@ -1,4 +1,4 @@
-"""What a step draws, on its way to the host, and as those read it who asked."""
+"""Sampled tokens and log-probabilities: their copy to the host, and their form for the engine."""
 
 import math
 from dataclasses import dataclass, replace
@@ -15,14 +15,14 @@ from engine.scheduling.step import Rows
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """On the device, or on the host once what was launched is over."""
+    """On the device, or on the host once the copies are done."""
 
-    tokens: Tensor  # of each row that samples; BAD where it had no number to draw from
+    tokens: Tensor  # of each row that samples; BAD if its logits were NaN
     logprobs: Logprobs | None = None
     candidates: Candidates | None = None
 
     def to_host(self) -> "SampledTokens":
-        """On the host, where all of it is once the device has come so far."""
+        """Start copying to the host. The contents are valid once the device has reached the copies."""
         likely, found = self.logprobs, self.candidates
         if likely is not None:
             columns = map(to_host, (likely.chosen, likely.ranks, likely.ids, likely.values))
@@ -45,13 +45,13 @@ def likeliest_of(rows: Rows, found: Candidates) -> Likeliest:
 
 
 def logprobs_of(rows: Rows, tokens: Tensor, found: Logprobs) -> dict[int, tuple[TokenLogprob, ...]]:
-    """By request, for those that asked."""
+    """By request, for those that asked for log-probabilities."""
     columns = [each.tolist() for each in (found.chosen, found.ranks, found.ids, found.values)]
     by_request: dict[int, tuple[TokenLogprob, ...]] = {}
     for (row, wanted), place in zip(found.asked, found.places, strict=True):
         chosen, rank, ids, values = (column[place] for column in columns)
         likely = zip(ids[:wanted], values[:wanted], strict=True)
-        top = tuple(pair for pair in likely if pair[1] > -math.inf)  # a grammar may leave fewer
+        top = tuple(pair for pair in likely if pair[1] > -math.inf)  # a grammar may allow fewer
         request = rows[row].request
         by_request[request] = (
             *by_request.get(request, ()),

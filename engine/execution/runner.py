@@ -1,4 +1,4 @@
-"""Runs steps on a real model."""
+"""Runs steps on the model."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LARGE = 10  # from so many bits on, steps of all sizes take the same kernels
+LARGE = 10  # from this bit length of the token count on, steps of all sizes use the same kernels
 
 
 class ModelRunner:
@@ -67,7 +67,7 @@ class ModelRunner:
         weights: Weights | None = None,
         tiers: Sequence[Tier] = (),
     ) -> None:
-        """`slots` rows of at most `width` blocks."""
+        """`slots` rows of at most `width` blocks each."""
         self._drafters = drafters
         self.model, self.attention, self.device, self._room = model, attention, device, room
         self._tables, self._block_size = TableMirror(slots, width), block_size
@@ -76,20 +76,20 @@ class ModelRunner:
             slots=slots, vocab=model.config.vocab, stop_ids=stop_ids, device=device
         )
         self.graphs: bool | None = None
-        self._inference = torch.inference_mode()  # made once: making it costs as much as entering it
+        self._inference = torch.inference_mode()  # created once: creating it costs as much as entering it
         self._speeds: Speeds | None = None
         self._load = LoadMeter.of(device)
         self._splitter = StepSplitter(model)
         self.weights = weights
-        self._recordable = weights is None or weights.scheme.graphs  # whether a graph may hold the products
+        self._recordable = weights is None or weights.scheme.graphs  # whether a graph can hold the layers
         self.store = store
         self._transfers = TransferRunner(tiers, blocks_of(store, device))
         self._on_store()
 
     def _on_store(self) -> None:
-        """What depends on the form of the cache."""
+        """Rebuild what depends on the cache's scheme."""
         self._stage = self._stage_on(self.device)
-        self._precompiled: set[object] = set()  # kinds of steps
+        self._precompiled: set[object] = set()  # kinds of steps whose kernels are compiled
         self._steps = None
         if self._stage is not None:
             self._steps = DecodeSteps(
@@ -98,45 +98,45 @@ class ModelRunner:
                 block_size=self._block_size,
                 last_ids=self._sampling_state.last_ids,
             )
-        if (self._steps is None) is not (self.graphs is None):  # they came, or went
+        if (self._steps is None) is not (self.graphs is None):  # graphs became available, or unavailable
             self.graphs = None if self._steps is None else True
         self._memory = MemoryMeter(self.model, self.store, self.device)
         for drafter in self._drafters.values():
             drafter.serve(self.store)
-        for each in (self.store, *self._beside()):
+        for each in (self.store, *self._draft_stores()):
             each.mover = mover_on(self.device)
 
     def products_changed(self, *, recordable: bool) -> None:
-        """Others stand in the model now. `recordable`: whether a graph may hold them."""
+        """The model's linear layers have been replaced. `recordable`: whether a graph can hold them."""
         self._recordable = recordable
         self._precompiled.clear()
         if self._steps is not None:
             self._steps.forget()
 
     def blocks_with(self, more: int) -> int | None:
-        """How many blocks fit if the cache has so many bytes more; None: their number is settled."""
+        """How many blocks fit if the cache gets `more` bytes; None if the number is fixed."""
         if self._room is None or any(isinstance(each, SmallModel) for each in self._drafters.values()):
             return None
         if self._room.blocks is not None:
             return None
         try:
             return replace(self._room, nbytes=self._room.nbytes + more).fit(self.store.scheme).blocks
-        except BadInput:  # not even one
+        except BadInput:  # not even one block fits
             return 0
 
     def _own_weights(self) -> Weights:
         if self.weights is None:
-            raise BadInput("this engine's weights have one form, and keep it")
+            raise BadInput("the weights of this engine cannot be changed")
         return self.weights
 
     def _use_scheme(self, weights: Weights, scheme: str) -> None:
-        """What the weights win or lose, the cache's room gets or gives."""
+        """Finish a change of scheme. The cache gets the memory the weights freed, or gives up some."""
         won = weights.settle(scheme)
         if self._room is not None:
             self._room = replace(self._room, nbytes=self._room.nbytes + won)
         self.products_changed(recordable=weights.scheme.graphs)
         if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # what the other products leave is the cache's, and other processes'
+            torch.cuda.empty_cache()  # torch's cached memory goes to the KV cache, and to other processes
         give_back()
 
     def weight_schemes(self) -> tuple[SchemeView, ...]:
@@ -144,18 +144,18 @@ class ModelRunner:
 
     def fit(self) -> Fit:
         if self._room is None:
-            raise BadInput("this engine's cache has one form, and keeps it")
+            raise BadInput("the cache of this engine cannot be changed")
         return self._room.fit(self.store.scheme)
 
     def _recache(self, scheme: KvSchemeName) -> None:
-        """On failure the old form is made anew."""
+        """Rebuild the cache in another scheme. On failure, rebuild it in the old one."""
         if self._room is None:
-            raise BadInput("this engine's cache has one form, and keeps it")
+            raise BadInput("the cache of this engine cannot be changed")
         if problem := self._kv_problem(scheme):
             raise BadInput(problem)
-        self._room.fit(scheme)  # raises where it holds nothing
+        self._room.fit(scheme)  # raises if not even one block fits
         before = self.store.scheme
-        self.store.clear()  # first, as there is seldom room for both
+        self.store.clear()  # freed first, because there is rarely memory for both
         self._stage = self._steps = None
         try:
             self.store.become(self._room.store(scheme))
@@ -170,10 +170,10 @@ class ModelRunner:
         return () if self._room is None else self._room.views(self._kv_problem)
 
     def _kv_problem(self, scheme: KvSchemeName) -> str | None:
-        able = getattr(self.attention, "kv_schemes", ("none",))  # others' may be older than it
+        able = getattr(self.attention, "kv_schemes", ("none",))  # external backends may predate the attribute
         if scheme in able:
             return None
-        return f"attention {self.attention.name} serves a cache of {' or '.join(able)}, not {scheme}"
+        return f"attention {self.attention.name} supports the KV schemes {', '.join(able)}, not {scheme}"
 
     def apply(self, change: Change) -> None:
         self._splitter.forget()
@@ -209,13 +209,13 @@ class ModelRunner:
         return self._transfers.ended(wait=wait)
 
     def _begin(self, step: Step) -> None:
-        """Changes, and copies of blocks."""
+        """Apply the step's changes and block copies."""
         self._tables.apply(step.tables)
         self._sampling_state.apply(step.sampling)
         for tokens in step.history:
             for drafter in self._drafters.values():
                 drafter.read(tokens)
-        for each in (self.store, *self._beside()):
+        for each in (self.store, *self._draft_stores()):
             each.copy(step.copies)
 
     @torch.inference_mode()
@@ -223,27 +223,27 @@ class ModelRunner:
         self._with_memory(lambda: self._sample(handle, masks))
 
     def _with_memory(self, work: Callable[[], T], step: Step | None = None) -> T:
-        """Without memory for it, what is held in reserve is given back for a second try; then NoMemory."""
+        """Run `work`. If it runs out of memory, release reserves and retry once; then raise NoMemory."""
         for _ in range(2):
             try:
                 return work()
             except torch.OutOfMemoryError as error:
                 problem = str(error)
-            # Nothing holds the error from here on, and with it the tensors of the frames it went through.
+            # The error is gone here, and with it the tensors of the frames it held.
             if step is not None:
                 self._sampling_state.apply(step.sampling)  # drafts of the first try were counted
             self._give_back_reserve()
         raise NoMemory(problem)
 
     def _compute(self, step: Step, began: float) -> InFlightStep:
-        """The model's part of a step. What draws from it may have to wait for masks."""
+        """Run the model for a step. Sampling may have to wait for masks."""
         rows, ids, single, drafts = step.rows, step.ids, step.single, step.drafts
         if drafts:
             drafts, ids = with_drafts(step, self._drafters, self._batches, self._sampling_state)
             rows, single = unroll_drafts(rows, single)
         sampling_rows = rows.sampling
         launched = InFlightStep(sampling_rows, began, drafts)
-        if len(rows):  # a step may only copy blocks
+        if len(rows):  # a step may consist of block copies only
             launched.sample = self._run(ModelInput(rows, ids, single, sampling_rows, drafts))
         if not step.guided:
             self._sample(launched, None)
@@ -258,7 +258,7 @@ class ModelRunner:
                 launched.arrived.record()
 
     def _give_back_reserve(self) -> None:
-        """Recorded steps, which are recorded anew, and what torch keeps for tensors to come."""
+        """Free the captured graphs, which are captured again later, and torch's cached memory."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             if self._steps is not None:
@@ -268,11 +268,11 @@ class ModelRunner:
     def collect(self, handle: InFlightStep) -> StepResult:
         if handle.arrived is not None:
             handle.arrived.synchronize()
-        rows, drawn = handle.rows, handle.sampled
-        logprobs = logprobs_of(rows, drawn.tokens, drawn.logprobs) if drawn.logprobs else {}
-        likeliest = likeliest_of(rows, drawn.candidates) if drawn.candidates else None
+        rows, sampled = handle.rows, handle.sampled
+        logprobs = logprobs_of(rows, sampled.tokens, sampled.logprobs) if sampled.logprobs else {}
+        likeliest = likeliest_of(rows, sampled.candidates) if sampled.candidates else None
         seconds = time.monotonic() - handle.began
-        tokens, runs = group_runs(drawn.tokens.tolist(), rows, handle.drafts)
+        tokens, runs = group_runs(sampled.tokens.tolist(), rows, handle.drafts)
         return StepResult(
             tokens,
             logprobs,
@@ -281,13 +281,13 @@ class ModelRunner:
             likeliest=likeliest,
         )
 
-    def ailing(self) -> str | None:
-        """A CUDA error can be of the kind that no later call survives."""
+    def device_error(self) -> str | None:
+        """Report a CUDA error after which no call can succeed."""
         if self.device.type == "cuda":
             try:
                 torch.cuda.synchronize(self.device)
             except RuntimeError as error:
-                return f"the GPU is lost to this process: {error}"
+                return f"this process has lost the GPU: {error}"
         return None
 
     def memory(self) -> dict[str, int]:
@@ -310,23 +310,23 @@ class ModelRunner:
         return self._speeds
 
     def _run(self, piece: ModelInput) -> Sampled | None:
-        """A step of the model; what it gives draws a token for each row that samples, if there are any."""
+        """Run the model. The result samples a token for each row that samples; None without such rows."""
         rows, sampling_rows = piece.rows, piece.sampling_rows
         steps = self._steps if self.graphs and self._recordable else None
-        every = sampling_rows is rows and piece.single == len(rows)  # decodes one token, and no more
+        every = sampling_rows is rows and piece.single == len(rows)  # each row decodes one token
         if steps is not None and every and not piece.drafts:
             return self._decode(steps, piece)
-        laid = self._batches.build(rows, piece.ids, piece.single, self._sampling_state.last_ids)
+        packed = self._batches.build(rows, piece.ids, piece.single, self._sampling_state.last_ids)
         stage, wanted = self._stage, self._for_kernels(piece)
 
         def launches() -> SampledTokens | Tensor:
-            """Tokens, or what others draw them from."""
-            hidden = self._forward(laid.batch)
-            if laid.ends is not None:
-                hidden = hidden[laid.ends]
+            """The sampled tokens, or hidden states for the sampler."""
+            hidden = self._forward(packed.batch)
+            if packed.ends is not None:
+                hidden = hidden[packed.ends]
             if stage is None or wanted is None:
                 return hidden
-            return self._sampling_state.by_stage(stage, stage.head(hidden), laid.slots, wanted)
+            return self._sampling_state.by_stage(stage, stage.head(hidden), packed.slots, wanted)
 
         if stage is not None:
             self._precompile(stage, piece, wanted, launches)
@@ -335,16 +335,16 @@ class ModelRunner:
             return lambda masks: found
         if not len(sampling_rows):
             return None
-        return self._sampler(self.model.logits(found), laid.slots, piece)
+        return self._sampler(self.model.logits(found), packed.slots, piece)
 
     def _decode(self, steps: DecodeSteps, piece: ModelInput) -> Sampled:
-        """A step of one token a row, in a graph; what its kernels do not know is sampled behind it."""
+        """Run a decode step in a graph. Rows that the kernels cannot sample are sampled after it."""
         rows = piece.rows
         wanted = self._sampling_state.wanted(rows)
         if wanted is not None and steps.may_draw(wanted):
             tokens, *found = steps.draw(rows, piece.ids, wanted)
-            drawn = by_row(tokens, found, wanted)
-            return lambda masks: drawn
+            sampled = by_row(tokens, found, wanted)
+            return lambda masks: sampled
         (slots,) = upload([rows.slots], self.device)
         return self._sampler(steps.logits(rows, piece.ids).float(), slots, piece)
 
@@ -355,11 +355,11 @@ class ModelRunner:
         )
 
     def _for_kernels(self, piece: ModelInput) -> SamplingInputs | None:
-        """How these rows draw, if kernels draw for them."""
+        """The sampling inputs if kernels can sample these rows, else None."""
         if self._stage is None or not len(piece.sampling_rows):
             return None
         wanted = self._sampling_state.wanted(piece.sampling_rows)
-        if wanted is not None and wanted.seen and piece.drafts:  # penalties have to see the drafts
+        if wanted is not None and wanted.seen and piece.drafts:  # penalties must count the drafts
             return None
         return wanted
 
@@ -370,7 +370,7 @@ class ModelRunner:
         wanted: SamplingInputs | None,
         launches: Callable[[], object],
     ) -> None:
-        """The first step of a kind. Which kernels it takes depends on its size, nearly by powers of two."""
+        """Compile the kernels of a new kind of step. They depend on its size, roughly by powers of two."""
         size = min((len(piece.ids) - 1).bit_length(), LARGE)
         kind = (size, piece.single > 0, wanted and Draws.of(wanted))
         if kind not in self._precompiled:
@@ -383,14 +383,14 @@ class ModelRunner:
         attend = attending(self.attention, self.store.layers, batch)
         return self.model.forward(batch.ids, batch.positions, self._splitter.clocked(attend))
 
-    def _beside(self) -> list[KVStore]:
-        """The caches of draft models, in the same blocks."""
+    def _draft_stores(self) -> list[KVStore]:
+        """The caches of draft models, which use the same block numbers."""
         return [each.store for each in self._drafters.values() if isinstance(each, SmallModel)]
 
     def _stage_on(self, device: torch.device) -> "GpuStage | None":
         if device.type != "cuda":
             return None
-        # Brings Triton, which is there where a GPU is.
+        # Imports Triton, which is only installed with a GPU.
         from engine.execution.cuda.stage import stage_for
 
         return stage_for(self.model, self.store, self.attention)

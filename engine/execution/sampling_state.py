@@ -1,4 +1,4 @@
-"""Tokens for the rows of a step: by kernels where they know how, else by the sampler of all devices."""
+"""Samples tokens for the rows of a step: with kernels if they can, else with the generic sampler."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -20,29 +20,29 @@ from engine.scheduling.step import Masks, Rows, SlotSampling
 
 
 class SamplingState:
-    """Owns how each slot samples, and what it has drawn last. Steps say what changes."""
+    """Owns each slot's sampling parameters and last token. Steps deliver the changes."""
 
     def __init__(self, *, slots: int, vocab: int, stop_ids: frozenset[int], device: torch.device) -> None:
         self._stop_ids, self._device = stop_ids, device
         self._sampling = SamplingRows(slots, vocab, device)
-        self._origins = np.zeros(slots, np.int64)  # where each slot's reply begins
+        self._origins = np.zeros(slots, np.int64)  # where each slot's reply starts
         self._changed: dict[int, SlotSampling] = {}
-        self.last_ids = torch.zeros(slots + 1, dtype=torch.int64, device=device)  # the last one is padding's
+        self.last_ids = torch.zeros(slots + 1, dtype=torch.int64, device=device)  # the last entry: padding
 
     def apply(self, changes: Iterable[SlotSampling]) -> None:
-        """From the next rows on. Applied again after drafts, which were counted as if they were text."""
+        """Apply changes from the next rows on. Applied again after drafting, which counted drafts as text."""
         self._changed |= {each.slot: each for each in changes}
 
     def wanted(self, rows: Rows) -> SamplingInputs | None:
-        """How the rows draw, for kernels; None where only the sampler knows how."""
+        """The sampling inputs for kernels; None if only the sampler supports them."""
         return self._sampling.wanted(*self._settle(rows))
 
     def view(self, rows: Rows, ahead: Sequence[tuple[int, int]] = ()) -> RowsView:
-        """The same for the sampler. `ahead`: which drafts come before a row, as (row, token)."""
+        """The same for the sampler. `ahead`: drafts that precede a row, as (row, token)."""
         return self._sampling.view(*self._settle(rows), ahead)
 
     def by_stage(self, stage: Stage, logits: Tensor, slots: Tensor, wanted: SamplingInputs) -> SampledTokens:
-        """As the graphs draw."""
+        """Sample as the graphs do."""
         fields, draws = {"tokens": torch.empty_like(slots), "slots": slots}, Draws.of(wanted)
         arrays = {"columns": np.ascontiguousarray(wanted.numbers.T)}
         if draws.logprobs:
@@ -64,31 +64,31 @@ class SamplingState:
         logprobs: bool = True,
         masks: Masks | None = None,
     ) -> SampledTokens:
-        """May be called again with the same logits after it has found no memory."""
+        """Sample. Can be called again with the same logits after running out of memory."""
         view, of = self.view(rows, ahead), rows.slots.tolist()
         if not logprobs:
             view = replace(view, logprobs=())
-        if masks is not None and masks.slots:  # none: those rows have ended
+        if masks is not None and masks.slots:  # empty: the rows have ended
             place = {slot: at for at, slot in enumerate(of)}
             mask_logits(logits, [place[slot] for slot in masks.slots], masks.bits)
         sampled = sample(logits, view)
         likeliest = candidates(logits, view) if view.candidates else None
         drawn = SampledTokens(sampled.ids.masked_fill(sampled.bad, BAD), sampled.logprobs, likeliest)
-        # Last of all, so that a step without memory for the rest can be computed again.
+        # Done last, so that the step can be recomputed if memory runs out before.
         self.last_ids[slots] = sampled.ids
         self._sampling.note(of, sampled.ids)
         return drawn
 
     def guess(self, logits: Tensor, slots: Tensor, rows: Rows) -> Tensor:
-        """Drawn as the tokens at these places will be."""
+        """Sample drafts with the same random numbers as the tokens at these positions."""
         return self.by_sampler(logits, slots, rows, logprobs=False).tokens.clamp(min=0)
 
     def _settle(self, rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """The rows' slots, and which token of its reply each draws; what has changed is set first."""
+        """The rows' slots, and the index in its reply of the token each samples. Applies changes first."""
         while self._changed:
             slot, change = next(iter(self._changed.items()))
             self._set(change)
-            del self._changed[slot]  # not before: without memory it is set again
+            del self._changed[slot]  # not earlier: if memory runs out, it is set again
         slots = rows.slots
         return slots, rows.ends - self._origins[slots]
 
@@ -107,7 +107,7 @@ class SamplingState:
 
 
 def by_row(tokens: Tensor, found: Sequence[Tensor], wanted: SamplingInputs) -> SampledTokens:
-    """`found`: what kernels say of the likeliest tokens, of all rows, or nothing."""
+    """`found`: what the kernels return about the likeliest tokens of all rows, or nothing."""
     if not found:
         return SampledTokens(tokens)
     return SampledTokens(tokens, Logprobs(wanted.logprobs, tuple(row for row, _ in wanted.logprobs), *found))

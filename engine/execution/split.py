@@ -1,4 +1,4 @@
-"""What steps on a CPU spend their time on, while somebody asks."""
+"""Measures what steps on a CPU spend their time on, while a reader asks for it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,23 +13,23 @@ from engine.models.base import LanguageModel
 
 T = TypeVar("T")
 
-_ASKED = 10.0  # seconds for which one question holds
+_ASKED = 10.0  # seconds that a request for measurements lasts
 _NEWEST = 0.1  # the weight of the newest step in a running mean
 ATTENTION, PRODUCTS, SAMPLING = range(3)
 
 
 class StepSplitter:
-    """Clocks around attention, products and sampling. When nobody asks there is none."""
+    """Timers around attention, matrix products and sampling. They are installed only while needed."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
         self._until = 0.0
-        self._clocked: list[tuple[nn.Module, str, Clocked]] = []  # each in its place
+        self._clocked: list[tuple[nn.Module, str, Clocked]] = []  # the installed timers
         self._spent = [0.0, 0.0, 0.0]
         self.means: StepSplit | None = None
 
     def ask(self) -> None:
-        """From any thread: the next steps are split."""
+        """Measure the next steps. Callable from any thread."""
         self._until = time.monotonic() + _ASKED
 
     @property
@@ -37,7 +37,7 @@ class StepSplitter:
         return bool(self._clocked)
 
     def begin(self) -> None:
-        """A step is about to begin: what the one before it took is counted."""
+        """Start a step: record the times of the one before."""
         asked = time.monotonic() < self._until
         if not asked and not self.on:
             return
@@ -52,7 +52,7 @@ class StepSplitter:
             self._clock_products()
 
     def forget(self) -> None:
-        """The clocks go: nobody asks any longer, or the model is about to change."""
+        """Remove the timers, because no reader asks, or the model is about to change."""
         for parent, name, clocked in self._clocked:
             parent.add_module(name, clocked.product)
         self._clocked, self.means = [], None
@@ -66,14 +66,14 @@ class StepSplitter:
             self._spent[part] += time.perf_counter() - began
 
     def timed(self, part: int, call: Callable[[], T]) -> T:
-        """What the call returns; its time is counted if anybody asks."""
+        """Return the call's result; measure its time if measuring is on."""
         if not self.on:
             return call()
         with self.clock(part):
             return call()
 
     def clocked(self, attend: Attend) -> Attend:
-        """The same attention; its time is counted if anybody asks."""
+        """Wrap the attention with a timer if measuring is on."""
         if not self.on:
             return attend
 
@@ -84,7 +84,7 @@ class StepSplitter:
         return timed
 
     def _clock_products(self) -> None:
-        """By a module in the place of each: packed products pass torch's hooks by."""
+        """Replace each product with a timed wrapper. torch's hooks do not work for packed products."""
         for parent in list(self._model.modules()):
             for name, child in list(parent.named_children()):
                 if _is_product(child):
@@ -94,7 +94,7 @@ class StepSplitter:
 
 
 class Clocked(nn.Module):
-    """A product whose time is counted."""
+    """A matrix product whose time is measured."""
 
     def __init__(self, product: nn.Module, splitter: StepSplitter) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Clocked(nn.Module):
 
 
 def _is_product(module: nn.Module) -> bool:
-    """It has a matrix of its own, and is no table."""
+    """Whether the module has its own matrix and is not an embedding."""
     if isinstance(module, nn.Embedding) or next(module.children(), None) is not None:
         return False
     own = (*module.parameters(recurse=False), *module.buffers(recurse=False))

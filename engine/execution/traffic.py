@@ -1,4 +1,4 @@
-"""What a step reads, and what the device could do at best: measured, for specifications promise more."""
+"""Bytes that a step reads, and the device's peak speeds, measured because specifications overstate them."""
 
 import time
 from collections.abc import Callable
@@ -11,14 +11,14 @@ from torch import nn
 from engine.api.snapshot import Speeds
 from engine.models.base import LanguageModel
 
-_TABLES = ("embed", "rope")  # a step looks up a few rows of these
-_LEAST, _MOST = 2**20, 2**28  # bytes that are read to measure
-_SECONDS = 0.1  # that each of the two takes
-_SIDES = {"cuda": 4096, "cpu": 512}  # of the matrices that are multiplied
+_TABLES = ("embed", "rope")  # a step looks up only a few rows of these
+_LEAST, _MOST = 2**20, 2**28  # bytes to read in the measurement
+_SECONDS = 0.1  # duration of each measurement
+_SIDES = {"cuda": 4096, "cpu": 512}  # of the matrices to multiply
 
 
 def weights_read(model: LanguageModel) -> int:
-    """Bytes of weights that every step reads. A table that is the output's matrix too is read whole."""
+    """Bytes of weights that each step reads. An embedding that is also the output matrix is read in full."""
     read: dict[int, int] = {}
     for module in model.modules():
         own = chain(module.named_parameters(recurse=False), module.named_buffers(recurse=False))
@@ -30,10 +30,10 @@ def weights_read(model: LanguageModel) -> int:
 
 @torch.inference_mode()
 def measure(device: torch.device, dtype: torch.dtype, size: int) -> Speeds:
-    """`size`: the bytes that a step reads. A small model lies in a CPU's caches: they are its measure."""
+    """`size`: the bytes a step reads. A small model fits a CPU's caches, so their speed is measured."""
     on_gpu = device.type == "cuda"
     size, side = _MOST if on_gpu else min(max(size, _LEAST), _MOST), _SIDES[device.type]
-    # On a stream of its own, it does not stand in line behind the engine's steps.
+    # A separate stream, so it does not queue behind the engine's steps.
     with torch.cuda.stream(torch.cuda.Stream(device)) if on_gpu else nullcontext():
         source = torch.ones(size // 4, device=device)
         read = source.nbytes / _best(device, source.sum)
@@ -42,7 +42,7 @@ def measure(device: torch.device, dtype: torch.dtype, size: int) -> Speeds:
 
 
 def _best(device: torch.device, work: Callable[[], object]) -> float:
-    """The shortest of many runs, in seconds: others use the device too."""
+    """The shortest of many runs, in seconds, because other programs use the device too."""
     best, end = float("inf"), time.perf_counter() + _SECONDS
     while True:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Carries out orders of transfers beside the steps."""
+"""Runs transfer orders concurrently with the steps."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,13 +7,13 @@ from engine.kv.tiers.tier import DeviceBlocks, Tier, Transfer, TransferEnd, Tran
 
 
 class TransferRunner:
-    """Begins each store and load behind the steps launched so far, and tells when it is over."""
+    """Starts each store and load after the steps launched so far, and reports its end."""
 
     def __init__(self, tiers: Sequence[Tier], blocks: Callable[[tuple[int, ...]], DeviceBlocks]) -> None:
-        """`blocks`: those of the cache by number, as steps launched before the call leave them."""
+        """`blocks`: returns cache blocks by number, as left by the steps launched before the call."""
         self._tiers, self._blocks = {tier.name: tier for tier in tiers}, blocks
         self._under_way: dict[int, Transfer] = {}
-        self._failed: list[TransferEnd] = []  # before they began
+        self._failed: list[TransferEnd] = []  # failed before they started
 
     def begin(self, order: TransferOrder) -> None:
         tier = self._tiers[order.tier]
@@ -29,7 +29,7 @@ class TransferRunner:
                 self._failed.append(_failure(order.id, error))
 
     def ended(self, *, wait: bool = False) -> list[TransferEnd]:
-        """Those that are over since this was last asked. `wait`: all that are under way, once they are."""
+        """Transfers that have ended since the last call. `wait`: wait for all in flight."""
         ends, self._failed = self._failed, []
         for id, transfer in list(self._under_way.items()):
             if wait or transfer.done():

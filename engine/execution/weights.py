@@ -1,4 +1,4 @@
-"""The weights' owner: how they are kept, what other schemes would take, and what that leaves to the cache."""
+"""Owns the weights: their scheme, the size under other schemes, and what that leaves for the cache."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -14,29 +14,29 @@ from engine.quant.base import Scheme
 from engine.quant.conversion import Conversion, Replace, replace_part
 from engine.quant.registry import named, names, why_not
 
-BlocksWith = Callable[[int], int | None]  # how many fit with so many bytes more; None: as many as now
+BlocksWith = Callable[[int], int | None]  # bytes more -> how many blocks fit; None if the number is fixed
 
-_FOREIGN = "this model is run by transformers, whose weights stay as they are"
+_FOREIGN = "this model runs through transformers, and its weights cannot be changed"
 
 
 class Weights:
-    """Of one model. What changes them comes between two steps."""
+    """The weights of a model. They change only between steps."""
 
     def __init__(self, model: LanguageModel, scheme: Scheme, *, share: float) -> None:
-        """`share`: of the memory that weights win or lose, what the cache gets or gives."""
+        """`share`: the fraction of memory freed or taken by the weights that the cache gets or gives up."""
         self._model, self._share = model, share
         self.scheme = scheme
         self._known = {scheme.name: scheme}
-        self._views: dict[str, tuple[SchemeView, ...]] = {}  # by the cache's form, which its room depends on
+        self._views: dict[str, tuple[SchemeView, ...]] = {}  # by the cache's scheme
 
     def schemes(self, kv_scheme: str, blocks_with: BlocksWith) -> tuple[SchemeView, ...]:
-        """All there are; what cannot be taken says why. Found out once for each form of the cache."""
+        """All schemes, and why some are not available. Computed once for each scheme of the cache."""
         if kv_scheme not in self._views:
             self._views[kv_scheme] = tuple(self._view(name, blocks_with) for name in names())
         return self._views[kv_scheme]
 
     def begin(self, name: str, replace: Replace) -> Conversion:
-        """Raises where it cannot be; nothing has been touched then."""
+        """Start a conversion. If it is not possible, raises and changes nothing."""
         if not isinstance(self._model, Decoder) or self._model.source is None:
             raise BadInput(f"quantization {name!r}: {_FOREIGN}", field="scheme", value=name)
         new = self._model.source.scheme(name)
@@ -44,19 +44,19 @@ class Weights:
         return Conversion(self._model, self.scheme, new, replace)
 
     def replace(self, index: int, scheme: str) -> None:
-        """A layer, or behind the last one the head, in that scheme."""
+        """Convert a layer to a scheme. The index after the last layer is the head."""
         if not isinstance(self._model, Decoder) or self._model.source is None:
             raise BadInput(_FOREIGN)
         replace_part(self._model, index, self._named(scheme))
 
     def settle(self, scheme: str) -> int:
-        """The model's products are of this scheme now. Gives the bytes that the cache gets, or gives."""
+        """Record that all weights have this scheme. Returns the bytes that the cache gains (or loses)."""
         new = self._named(scheme)
         won, self.scheme = self.won(new), new
         return won
 
     def _named(self, scheme: str) -> Scheme:
-        """A checkpoint's own form has a name of its own, which cannot be asked for."""
+        """A checkpoint's own scheme has a unique name that users cannot choose."""
         return self._known.get(scheme) or scheme_of(self._model, scheme)
 
     def won(self, scheme: Scheme) -> int:
@@ -69,17 +69,17 @@ class Weights:
             return SchemeView(name, problem, 0)
         scheme = source.scheme(name)
         if scheme.name != name:
-            return SchemeView(name, f"of this checkpoint, that is {scheme.name}", 0)
+            return SchemeView(name, f"for this checkpoint, use {scheme.name}", 0)
         return SchemeView(name, "", nbytes(self._model, scheme), blocks_with(self.won(scheme)) or 0)
 
 
 def scheme_of(model: LanguageModel, name: str) -> Scheme:
-    """What a model has been loaded in."""
+    """The scheme that a model was loaded in."""
     return model.source.scheme(name) if isinstance(model, Decoder) and model.source else named(name)
 
 
 def nbytes(model: LanguageModel, scheme: Scheme) -> int:
-    """What the weights would take under a scheme, nearly; unquantized ones exactly that."""
+    """The approximate size of the weights under a scheme; exact if they are unquantized."""
     assert isinstance(model, Decoder) and model.source is not None
     config, dtype = model.config, model.embed.dtype
     total = sum({id(each): each.nbytes for each in _outside(model)}.values())
@@ -99,7 +99,7 @@ def _kept_in(product: Linear, scheme: Scheme, dtype: torch.dtype) -> int:
 
 
 def _outside(model: Decoder) -> chain[torch.Tensor]:
-    """The tensors that no scheme touches."""
+    """The tensors that no scheme changes."""
     touched = {"layers"} if model.config.tied else {"layers", "head"}
     parts: list[nn.Module] = [each for name, each in model.named_children() if name not in touched]
     return chain(model.parameters(recurse=False), *(part.parameters() for part in parts))

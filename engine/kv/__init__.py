@@ -1,1 +1,1 @@
-"""Where keys and values live: blocks, who holds them, and what they can be found by."""
+"""The KV cache: blocks, their holders, and the hashes they are found by."""

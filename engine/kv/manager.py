@@ -1,4 +1,4 @@
-"""Which blocks each request holds, and the names of what is in them."""
+"""Which blocks each request holds, and the hashes of their contents."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +11,7 @@ from engine.kv.window import GONE, Window, held
 
 
 class KVManager:
-    """Takes, shares and gives back blocks for requests, and names those whose tokens others may find."""
+    """Takes, shares and releases blocks for requests, and hashes the blocks of reusable prefixes."""
 
     def __init__(
         self,
@@ -21,38 +21,38 @@ class KVManager:
         window: Window | None,
     ) -> None:
         self.pool, self.tables, self.window = pool, tables, window
-        self.kv_scheme = kv_scheme  # of the cache: another one rounds otherwise, and makes another prefix
-        self.epoch = 0  # of the weights: a prefix computed with others is another prefix
+        self.kv_scheme = kv_scheme  # part of a prefix's identity: each scheme rounds differently
+        self.epoch = 0  # of the weights; also part of a prefix's identity
 
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.pool.block_size)
 
-    # A row in the tables
+    # The request's row in the block tables
 
     def open(self, request: Request) -> None:
-        """A row for a request that starts to run."""
-        request.slot = self.tables.open([max(block, 0) for block in request.blocks])  # of none, nobody reads
+        """Give a slot to a request that starts to run."""
+        request.slot = self.tables.open([max(block, 0) for block in request.blocks])  # GONE is never read
 
     def close(self, request: Request) -> None:
         self.tables.close(request.slot)
         request.slot = -1
 
     def lengthen(self, request: Request, count: int) -> None:
-        """So many blocks more for one that runs."""
+        """Give `count` more blocks to a running request."""
         at = len(request.blocks)
         fresh = self.pool.take(count, request.id, at)
         self.tables.write(request.slot, at, fresh)
         request.blocks += fresh
 
-    def cut(self, request: Request) -> None:
-        """Only what the tokens that are known need, of a reply that drafts have made too long."""
+    def drop_draft_blocks(self, request: Request) -> None:
+        """Release the blocks beyond the known tokens, which were taken for drafts."""
         if request.slot >= 0:
             keep = self.blocks_for(request.known)
             self.pool.give_back(request.blocks[keep:])
             del request.blocks[keep:]
 
-    def moved(self, request: Request, moves: dict[int, int]) -> None:
-        """Some of its blocks may lie elsewhere now."""
+    def apply_moves(self, request: Request, moves: dict[int, int]) -> None:
+        """Update the request's blocks after a resize moved some."""
         if not moves.keys().isdisjoint(request.blocks):
             request.blocks = [moves.get(block, block) for block in request.blocks]
             self.tables.write(request.slot, 0, [max(block, 0) for block in request.blocks])
@@ -63,47 +63,47 @@ class KVManager:
         request.gone = 0
 
     def recache(self, scheme: KvSchemeName, blocks: int) -> None:
-        """Begins with an empty cache of another form; no request may hold any of the old one."""
-        assert not self.pool.in_use, "a request holds blocks of the cache that goes"
+        """Start with an empty cache in another scheme. No request may hold blocks."""
+        assert not self.pool.in_use, "a request holds blocks of the old cache"
         self.kv_scheme = scheme
         self.pool.reset(blocks)
 
     def clear(self) -> None:
-        """As if nobody had ever held any."""
+        """Reset to a state in which no request holds blocks."""
         self.tables.clear()
         self.pool.reset(self.pool.size)
 
-    # What it needs
+    # What a request needs
 
     def needs(self, request: Request, hits: list[int]) -> int:
-        """Blocks, beside those found, that it needs at its fullest before it decodes."""
+        """Blocks the request needs in addition to `hits`, at its peak before it decodes."""
         whole = self.blocks_for(request.known)
         if self.window is None:
             return whole - len(hits)
         return max(0, min(whole, self.window.peak) - len(held(hits)))
 
     def missing(self, request: Request) -> int:
-        """Of those, what it does not have yet."""
+        """How many of the blocks needed before decode the request does not have yet."""
         count = max(0, self.blocks_for(request.known) - len(request.blocks))
         if self.window is not None and count:
             count = min(count, max(1, self.window.peak - len(request.blocks) + request.gone))
         return count
 
     def spare(self, hits: list[int]) -> int:
-        """Blocks that can be taken when those found are in use again."""
+        """Blocks that can be taken once `hits` are in use again."""
         return self.pool.available - sum(not self.pool.refs[block] for block in held(hits))
 
     def draft_room(self, request: Request, running: int) -> int:
-        """How many drafts there is room for, without a reply too long and without another's block."""
+        """How many drafts fit within the reply's limit, without a block another row needs."""
         cells = len(request.blocks) * self.pool.block_size
         if self.pool.available > running:
             cells += self.pool.block_size
         return min(cells - request.launched, request.max_len - request.known) - 1
 
-    # Several that hold the same
+    # Shared blocks
 
     def may_share(self, parent: Request, tokens: int) -> bool:
-        """Whether there is a row for a child with so many tokens, and its parent has let none of them go."""
+        """Whether a slot is free for the child and the parent still has every block the child needs."""
         if parent.slot < 0 or not self.tables.free:
             return False
         if self.window is None:
@@ -111,7 +111,7 @@ class KVManager:
         return self.window.start(min(parent.launched, tokens - 1)) >= self.window.first + parent.gone
 
     def share(self, parent: Request, child: Request) -> None:
-        """The child draws for itself after its last token, so it computes that one."""
+        """Share the parent's blocks with the child, which recomputes its last token to sample from it."""
         child.launched = min(parent.launched, len(child.tokens) - 1)
         child.blocks = parent.blocks[: self.blocks_for(child.launched)]
         child.gone = child.blocks.count(GONE)
@@ -122,7 +122,7 @@ class KVManager:
         child.epoch = parent.epoch
 
     def shared_tail(self, request: Request) -> int | None:
-        """The half-full block it is about to write to, where somebody else holds that too."""
+        """The partly filled block the request will write to next, if another request holds it too."""
         if request.launched % self.pool.block_size == 0:
             request.shares_tail = False
             return None
@@ -130,8 +130,8 @@ class KVManager:
         request.shares_tail = self.pool.is_shared(block)
         return block if request.shares_tail else None
 
-    def part(self, request: Request, block: int) -> int:
-        """A block of its own in place of one that it shares."""
+    def unshare(self, request: Request, block: int) -> int:
+        """Replace a shared block with a fresh one of the request's own, and return the fresh block."""
         at = request.blocks.index(block)
         [fresh] = self.pool.take(1, request.id, at)
         self.pool.give_back([block])
@@ -140,10 +140,10 @@ class KVManager:
         request.shares_tail = False
         return fresh
 
-    # What can be found again
+    # Prefix cache
 
     def find(self, request: Request) -> list[int]:
-        """The blocks that hold its beginning already. At least one token is left to compute."""
+        """The cached blocks of the request's prefix. At least one token is left to compute."""
         most = (len(request.tokens) - 1) // self.pool.block_size
         self._name(request, most)
         if self.window is not None:
@@ -156,7 +156,7 @@ class KVManager:
         return hits
 
     def _find_in(self, window: Window, chain: list[bytes]) -> list[int]:
-        """The blocks to go on from: those that the next token sees. What has left the window may be lost."""
+        """The cached blocks the next token sees. Blocks that left the window may be missing."""
         found = [self.pool.find(key) for key in chain]
         count = window.longest_found(found)
         start = window.start(count * self.pool.block_size)
@@ -165,13 +165,13 @@ class KVManager:
             for at, block in enumerate(found[:count])
         ]
 
-    def begin_anew(self, request: Request) -> None:
-        """It holds nothing: all that it will hold is of the present weights."""
+    def reset_prefix(self, request: Request) -> None:
+        """Reset the prefix hashes of a request that holds nothing if the weights have changed."""
         if request.epoch != self.epoch:
             request.epoch, request.chain = self.epoch, []
 
     def adopt(self, request: Request, hits: list[int]) -> None:
-        """It begins with what was found."""
+        """Start a request with the cached blocks that were found."""
         self.pool.share(held(hits))
         request.blocks = hits
         request.gone = hits.count(GONE)
@@ -179,22 +179,22 @@ class KVManager:
         request.launched = len(hits) * self.pool.block_size
 
     def publish(self, request: Request, full: int) -> None:
-        """Its first blocks, all full, may be found by others from now on."""
+        """Make the request's first `full` blocks findable; all of them are full."""
         self._name(request, full)
         for at in range(request.published, full):
             if request.blocks[at] != GONE:
                 self.pool.publish(request.blocks[at], request.chain[at])
-        request.published = max(request.published, full)  # fewer may be launched again after a preemption
+        request.published = max(request.published, full)  # fewer may be launched after a preemption
 
-    def reweigh(self) -> None:
-        """The weights are others now. What was cached is forgotten; who holds blocks goes on with them."""
+    def weights_changed(self) -> None:
+        """Note that the weights have changed. Forget cached blocks; requests keep the blocks they hold."""
         self.epoch += 1
         self.pool.forget_all()
 
     def names(self, request: Request) -> tuple[bytes, ...]:
-        """Of all blocks that it has written, the last one by what is in it so far.
+        """The hashes of all blocks the request has written, including the last, partly filled one.
 
-        Empty where tokens do not say what is in them: older weights wrote some, or others write to one.
+        Empty if tokens alone do not identify the contents: blocks from older weights, or a shared last block.
         """
         size, tokens = self.pool.block_size, request.tokens[: request.launched]
         if not tokens or request.gone or request.shares_tail or request.epoch != self.epoch:
@@ -212,24 +212,24 @@ class KVManager:
     def _root(self, request: Request) -> bytes:
         return prefix.root(self.epoch, self.kv_scheme, request.salt)
 
-    # What it gives up
+    # Blocks outside the window
 
-    def let_go(self, request: Request, window: Window) -> None:
-        """Gives back the blocks that none of its tokens to come sees. They stay findable, if they were."""
+    def trim_window(self, request: Request, window: Window) -> None:
+        """Release blocks that no later token of the request sees. Cached ones remain findable."""
         past = slice(window.first + request.gone, self._start(request, window))
         if going := request.blocks[past]:
-            self.pool.let_go(going)
+            self.pool.leave_window(going)
             request.blocks[past] = [GONE] * len(going)
             request.gone += len(going)
 
     def _start(self, request: Request, window: Window) -> int:
-        """Where drafts are taken back, or its last token is computed again, it goes on from there."""
+        """The first visible block if drafts are rejected or the last token is recomputed."""
         return window.start(min(request.launched, len(request.tokens) - 1))
 
-    # The proof
+    # Consistency check
 
     def check(self, requests: Iterable[Request], moving: Iterable[Sequence[int]]) -> None:
-        """Raises AssertionError where blocks and tables disagree, or a request lacks a block that it sees.
+        """Raise AssertionError if blocks and tables disagree, or a request lacks a block it needs.
 
         `moving`: the blocks of each transfer.
         """
@@ -237,7 +237,7 @@ class KVManager:
         self.pool.check({each.id: each.blocks for each in alive}, moving)
         running = [each for each in alive if each.slot >= 0]
         slots = {each.slot for each in running}
-        assert len(slots) == len(running) == len(self.tables.grid) - self.tables.free, "a row is lost"
+        assert len(slots) == len(running) == len(self.tables.grid) - self.tables.free, "a slot is lost"
         for each in running:
             self._check_row(each)
 
@@ -248,7 +248,7 @@ class KVManager:
         assert len(each.blocks) >= self.blocks_for(each.launched), f"request {each.id} lacks a block"
         assert each.blocks.count(GONE) == each.gone, f"request {each.id} has lost count: {each.blocks}"
         if self.window is None:
-            assert not each.gone, f"request {each.id} lets go of blocks without a window"
+            assert not each.gone, f"request {each.id} released blocks without a window"
             return
         first, start = self.window.first, self._start(each, self.window)
         for at, block in enumerate(each.blocks):

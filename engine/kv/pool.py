@@ -1,4 +1,4 @@
-"""The block pool. Each block is exactly one of free, cached (findable, not held), in use, in transfer."""
+"""The block pool. Each block is in one state: free, cached (findable, not held), in use, or in transfer."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,31 +7,31 @@ import numpy as np
 
 
 class BlockPool:
-    """Counts who holds each block and remembers published ones until their room is needed."""
+    """Counts the holders of each block and keeps published blocks until their space is needed."""
 
     def __init__(self, size: int, block_size: int) -> None:
         self.block_size = block_size
         self.reset(size)
 
     def reset(self, size: int) -> None:
-        """So many blocks, all free; whoever holds one holds it no longer."""
+        """Reset to `size` free blocks without holders."""
         self.size = size
-        # Columns, so that a snapshot is a few copies.
+        # Columns, so that a snapshot takes a few array copies.
         self.refs = np.zeros(size, np.int32)
-        self.owner = np.full(size, -1, np.int64)  # the request that took it, kept while it is cached
-        self.place = np.zeros(size, np.int32)  # which of its owner's blocks it is, from 0
+        self.owner = np.full(size, -1, np.int64)  # the request that took it; kept while the block is cached
+        self.place = np.zeros(size, np.int32)  # its index in its owner's blocks
         self.used_at = np.zeros(size, np.int64)  # the clock when it was last given back or shared
-        self.left = np.zeros(size, bool)  # nobody's since it left somebody's window
-        self.clock = 0  # the step, set by whoever drives
+        self.left = np.zeros(size, bool)  # released because it left a request's window, and not held since
+        self.clock = 0  # the current step, set by the scheduler
         self.evictions = 0
         self._free: deque[int] = deque(range(size))
-        self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, the longest unused first
+        self._idle: OrderedDict[int, None] = OrderedDict()  # cached blocks, least recently used first
         self._by_key: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
 
     @property
     def available(self) -> int:
-        """Blocks that can be taken: the free, and the cached that would be evicted."""
+        """Blocks that can be taken: free ones, and cached ones that can be evicted."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -46,9 +46,9 @@ class BlockPool:
         return count <= len(self._free) + len(self._idle)
 
     def take(self, count: int, owner: int, place: int = 0) -> list[int]:
-        """That many blocks for `owner`, its `place`th and on; free ones first, then the longest unused."""
+        """Take `count` blocks for `owner`, at its indices from `place` on: free ones first, then LRU."""
         if not self.can_take(count):
-            raise ValueError(f"{count} blocks wanted, {self.available} of {self.size} are free")
+            raise ValueError(f"cannot take {count} blocks: {self.available} of {self.size} are available")
         taken = [self._free.popleft() if self._free else self._evict() for _ in range(count)]
         for at, block in enumerate(taken, place):
             self.refs[block] = 1
@@ -58,7 +58,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: Iterable[int]) -> None:
-        """One more holder for each; a cached block comes back into use."""
+        """Add a holder to each block. A cached block is in use again."""
         for block in blocks:
             if self.refs[block] == 0:
                 del self._idle[block]
@@ -67,7 +67,7 @@ class BlockPool:
             self.used_at[block] = self.clock
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """One holder less for each. The end of a chain goes first, so that it is evicted before its root."""
+        """Remove a holder from each block, the end of a chain first, so it is evicted before the root."""
         for block in reversed(blocks):
             self.refs[block] -= 1
             if self.refs[block] == 0:
@@ -78,8 +78,8 @@ class BlockPool:
                     self.owner[block] = -1
                     self._free.append(block)
 
-    def let_go(self, blocks: Sequence[int]) -> None:
-        """The same for blocks that have left a window; what nobody else holds is marked until it is taken."""
+    def leave_window(self, blocks: Sequence[int]) -> None:
+        """Release blocks that left a window. Those without other holders are marked until they are taken."""
         self.give_back(blocks)
         for block in blocks:
             self.left[block] = self.refs[block] == 0
@@ -88,7 +88,7 @@ class BlockPool:
         return bool(self.refs[block] > 1)
 
     def publish(self, block: int, key: bytes) -> None:
-        """Makes a full block findable. The first block of a key stays; later twins are ordinary blocks."""
+        """Make a full block findable. If the key has a block already, this one stays unpublished."""
         if key not in self._by_key and block not in self._key_of:
             self._by_key[key] = block
             self._key_of[block] = key
@@ -97,7 +97,7 @@ class BlockPool:
         return self._by_key.get(key)
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Makes blocks unfindable: what they hold is not to be trusted any more."""
+        """Make blocks unfindable, because their contents may be wrong."""
         for block in blocks:
             key = self._key_of.pop(block, None)
             if key is not None:
@@ -111,7 +111,7 @@ class BlockPool:
         self.forget(list(self._key_of))
 
     def grow(self, size: int) -> None:
-        """That many blocks, the new ones free."""
+        """Grow to `size` blocks; the new ones are free."""
         more = size - self.size
         self._free.extend(range(self.size, size))
         self.refs, self.place, self.used_at, self.left = (
@@ -122,12 +122,12 @@ class BlockPool:
         self.size = size
 
     def shrink(self, size: int) -> dict[int, int]:
-        """Only the first `size` blocks stay. Gives where those in use beyond have moved: from, to.
+        """Keep only the first `size` blocks. Returns where blocks in use beyond them moved: {from: to}.
 
-        Cached blocks beyond are evicted, and others where room is needed. All in use must fit.
+        Cached blocks beyond `size` are evicted, and others if their space is needed. All in use must fit.
         """
         if self.in_use > size:
-            raise ValueError(f"{self.in_use} blocks are in use, and {size} would be left")
+            raise ValueError(f"cannot shrink to {size} blocks: {self.in_use} are in use")
         beyond = [block for block in self._idle if block >= size]
         self.evictions += len(beyond)
         self.forget(beyond)
@@ -147,7 +147,7 @@ class BlockPool:
 
     @property
     def held(self) -> list[int]:
-        """The blocks that hold anything: in use, or cached."""
+        """The blocks with contents: in use or cached."""
         return [*np.flatnonzero(self.refs).tolist(), *self._idle]
 
     def _evict(self) -> int:
@@ -157,34 +157,32 @@ class BlockPool:
         return block
 
     def check(self, tables: Mapping[int, Sequence[int]], moving: Iterable[Sequence[int]] = ()) -> None:
-        """Proves the invariants against the tables of all requests, and the blocks that each transfer holds.
+        """Check the invariants against all requests' tables and the blocks each transfer holds.
 
-        Raises AssertionError with the block.
+        Raises AssertionError naming the block.
         """
         held = np.zeros(self.size, np.int32)
         for owner, blocks in tables.items():
-            # Others have left its window.
+            # Negative entries have left the request's window.
             there = {at: block for at, block in enumerate(blocks) if block >= 0}
             own = list(there.values())
             assert len(set(own)) == len(own), f"request {owner} holds a block twice: {blocks}"
             np.add.at(held, own, 1)
             places = self.place[own].tolist()
-            assert places == list(there), f"request {owner}: blocks {blocks} say places {places}"
+            assert places == list(there), f"request {owner}: blocks {blocks} have indices {places}"
         transfer: set[int] = set()
         for blocks in moving:
             np.add.at(held, list(blocks), 1)
             transfer.update(blocks)
         wrong = np.flatnonzero(held != self.refs)
-        assert not wrong.size, (
-            f"block {wrong[0]}: {held[wrong[0]]} tables hold it, {self.refs[wrong[0]]} counted"
-        )
+        assert not wrong.size, f"block {wrong[0]}: {held[wrong[0]]} holders, {self.refs[wrong[0]]} counted"
         free, idle = set(self._free), set(self._idle)
         used = set(np.flatnonzero(self.refs).tolist()) - transfer
         assert len(free) == len(self._free), "a block is free twice"
         states = (free, idle, used, transfer)
-        assert len(set().union(*states)) == sum(map(len, states)), "a block is two things at once"
+        assert len(set().union(*states)) == sum(map(len, states)), "a block is in two states"
         assert sum(map(len, states)) == self.size, "a block is lost"
-        assert not used & set(np.flatnonzero(self.left).tolist()), "a block in use counts as out of a window"
+        assert not used & set(np.flatnonzero(self.left).tolist()), "a block in use is marked out of window"
         assert self._by_key == {key: block for block, key in self._key_of.items()}, "keys and blocks disagree"
-        assert idle <= set(self._key_of), "a cached block cannot be found"
-        assert not free & set(self._key_of), "a free block can be found"
+        assert idle <= set(self._key_of), "a cached block has no key"
+        assert not free & set(self._key_of), "a free block has a key"

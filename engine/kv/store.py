@@ -12,26 +12,26 @@ from torch import Tensor
 from engine.api.config import KvSchemeName, LayerSpec
 from engine.api.events import log
 
-# What a compressed cache keeps of a number: one byte, and beside a head's numbers of a token their scale.
+# A compressed cache stores each number in one byte, and a scale for each head of each token.
 PACKED: Mapping[KvSchemeName, torch.dtype] = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
-SCALE = torch.bfloat16  # as wide a range as float32; packing divides by what it has been rounded to
+SCALE = torch.bfloat16  # the range of float32; values are divided by the rounded scale
 
-Pairs = Sequence[tuple[int, int]]  # of blocks: from, to
+Pairs = Sequence[tuple[int, int]]  # (from block, to block)
 Mover = Callable[[Sequence[Tensor], Sequence[Tensor], Pairs], None]
 
 
 @dataclass(slots=True)
 class KVLayer:
-    """One layer's share of the cache: [blocks, block_size, kv_heads, dim] each.
+    """One layer's part of the cache; each tensor is [blocks, block_size, kv_heads, dim].
 
-    Where it is compressed, a number is the stored one times its scale [blocks, block_size, kv_heads].
+    In a compressed cache, a value is the stored number times its scale [blocks, block_size, kv_heads].
     """
 
     spec: LayerSpec
     keys: Tensor
     values: Tensor
-    sinks: Tensor | None = None  # [heads]: a learned score beside the keys, for models that have one
-    key_scales: Tensor | None = None  # both or none
+    sinks: Tensor | None = None  # [heads]: a learned score in addition to the keys, in models that have one
+    key_scales: Tensor | None = None  # both scales are set, or neither
     value_scales: Tensor | None = None
 
     @property
@@ -39,14 +39,14 @@ class KVLayer:
         return self.keys.shape[1]
 
     def tensors(self) -> Iterator[Tensor]:
-        """What a block is made of."""
+        """The tensors that together hold a block."""
         yield from (self.keys, self.values)
         if self.key_scales is not None and self.value_scales is not None:
             yield from (self.key_scales, self.value_scales)
 
 
 class KVStore:
-    """A KVLayer for each of the model's, on the device and in host memory."""
+    """A KVLayer for each model layer, on the device and in host memory."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class KVStore:
             return KVLayer(spec, keys, values, None, *scales)
 
         pinned, host = device.type == "cuda", torch.device("cpu")
-        self.scheme, self.dtype = scheme, dtype  # dtype: of what goes in
+        self.scheme, self.dtype = scheme, dtype  # dtype: of the uncompressed values
         self.mover: Mover = move_blocks
         self.layers = [layer(spec, blocks, device) for spec in specs]
         for index, scores in sinks.items():
@@ -80,12 +80,12 @@ class KVStore:
         self.host: list[KVLayer] = []
         try:
             self.host += [layer(spec, host_blocks, host, pinned) for spec in specs] if host_blocks else []
-        except (RuntimeError, MemoryError) as error:  # pinned memory is scarcer than memory
-            log.warning("no host memory for %d blocks, so none are swapped: %s", host_blocks, error)
+        except (RuntimeError, MemoryError) as error:  # pinned memory is scarcer than ordinary memory
+            log.warning("not enough host memory for %d blocks, so swapping is off: %s", host_blocks, error)
 
     @property
     def kind(self) -> str:
-        """Of what it keeps, in a word."""
+        """The name of the storage format: the dtype or the compression scheme."""
         return str(self.dtype).removeprefix("torch.") if self.scheme == "none" else self.scheme
 
     @property
@@ -107,7 +107,7 @@ class KVStore:
         return block_size * sum(_cell_bytes(spec, dtype, scheme) for spec in specs)
 
     def read_per_token(self) -> tuple[tuple[int, int], ...]:
-        """Bytes that a token of a row's context costs to read, by the window of the layers (0: none)."""
+        """Bytes read for each token of context, by the layers' window size (0: no window)."""
         found: dict[int, int] = {}
         for each in self.layers:
             window = each.spec.window or 0
@@ -115,19 +115,19 @@ class KVStore:
         return tuple(found.items())
 
     def clear(self) -> None:
-        """Lets go of all memory."""
+        """Free all memory."""
         self.layers.clear()
         self.host.clear()
 
     def become(self, other: "KVStore") -> None:
-        """Takes over another one's form and memory; whoever holds this one reads that from now on."""
+        """Take over another store's scheme and memory. References to this store see the new tensors."""
         self.scheme, self.dtype = other.scheme, other.dtype
         self.layers[:], self.host[:] = other.layers, other.host
 
     def resize(self, blocks: int, held: Sequence[int]) -> None:
-        """So many blocks on the device, a layer after another; of what was there, those `held` are copied.
+        """Resize to `blocks` device blocks, layer by layer, and copy the blocks in `held`.
 
-        Whoever holds a layer reads its new tensors from then on. Where it raises, some layers have them.
+        References to a layer see its new tensors. If this raises, some layers are already resized.
         """
         at = torch.as_tensor(held, dtype=torch.int64)
         for each in self.layers:
@@ -140,15 +140,15 @@ class KVStore:
                     del old, new
 
     def copy(self, pairs: Pairs) -> None:
-        """Copies whole blocks on the device, each (from, to)."""
+        """Copy whole blocks on the device, each (from, to)."""
         self._move(self.layers, self.layers, pairs)
 
     def swap_out(self, pairs: Pairs) -> None:
-        """Device blocks to host blocks."""
+        """Copy device blocks to host blocks."""
         self._move(self.layers, self.host, pairs)
 
     def swap_in(self, pairs: Pairs) -> None:
-        """Host blocks to device blocks."""
+        """Copy host blocks to device blocks."""
         self._move(self.host, self.layers, pairs)
 
     def _move(self, source: list[KVLayer], target: list[KVLayer], pairs: Pairs) -> None:
@@ -160,26 +160,26 @@ class KVStore:
 
 
 def move_blocks(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Pairs) -> None:
-    """Block `a` of each source becomes block `b` of the target beside it, for each of the pairs (a, b)."""
+    """Copy block `a` of each source to block `b` of the matching target, for each pair (a, b)."""
     froms, tos = (torch.tensor(side) for side in zip(*pairs, strict=True))
     for old, new in zip(map(bits, sources), map(bits, targets), strict=True):
         new[tos.to(new.device)] = old[froms.to(old.device)].to(new.device)
 
 
 def bits(tensor: Tensor) -> Tensor:
-    """The same memory in a type that can be indexed everywhere; floats of one byte cannot."""
+    """The same memory in a type that can be indexed everywhere; one-byte floats cannot."""
     return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
 
 
 def _cell_bytes(spec: LayerSpec, dtype: torch.dtype, scheme: KvSchemeName) -> int:
-    """A token in one layer."""
+    """Bytes of one token in one layer."""
     size = PACKED.get(scheme, dtype).itemsize
     scales = 0 if scheme == "none" else 2 * SCALE.itemsize
     return spec.kv_heads * ((spec.key_dim + spec.value_dim) * size + scales)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> Tensor:
-    """In plain main memory, pages that nobody has touched yet cost neither time nor room."""
+    """A tensor of zeros. In plain main memory, untouched pages cost no time and no space."""
     if device.type != "cpu" or pinned:
         return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
     lazy = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)

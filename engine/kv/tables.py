@@ -1,4 +1,4 @@
-"""Block tables as one grid of numbers, a row a running request, so that a step reads them at once."""
+"""Block tables as one grid of numbers, a row for each running request, so that a step reads them at once."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class TableDelta(NamedTuple):
-    """Cells of the grid, counted through all its rows, and the blocks that are in them now."""
+    """Cells of the flattened grid, and the blocks that they now hold."""
 
     cells: np.ndarray  # int64
     blocks: np.ndarray  # int32
@@ -18,11 +18,11 @@ NO_CHANGES = TableDelta(np.zeros(0, np.int64), np.zeros(0, np.int32))
 
 
 class BlockTables:
-    """Row `slot` lists the blocks of the request that runs there. Beyond its end a row holds old numbers."""
+    """Row `slot` lists the blocks of that slot's request. Cells beyond its end hold stale numbers."""
 
     def __init__(self, slots: int, width: int) -> None:
         self.grid = np.zeros((slots, width), np.int32)
-        self._written: dict[int, tuple[int, int]] = {}  # by slot, the columns since changes were last taken
+        self._written: dict[int, tuple[int, int]] = {}  # by slot: columns written since take_changes
         self.clear()
 
     @property
@@ -30,7 +30,7 @@ class BlockTables:
         return len(self._free)
 
     def open(self, blocks: Sequence[int]) -> int:
-        """A slot for a request that starts to run with these blocks."""
+        """Return a slot for a request that starts to run with these blocks."""
         slot = self._free.pop()
         self.write(slot, 0, blocks)
         return slot
@@ -48,7 +48,7 @@ class BlockTables:
         self._free = list(reversed(range(len(self.grid))))
 
     def take_changes(self) -> TableDelta:
-        """What was written since this was last asked."""
+        """The cells written since the last call."""
         if not self._written:
             return NO_CHANGES
         written, width = self._written, self.grid.shape[1]
@@ -59,12 +59,12 @@ class BlockTables:
 
 
 class TableMirror:
-    """The same grid on the runner's side, which only steps change."""
+    """The runner's copy of the grid. Only steps change it."""
 
     def __init__(self, slots: int, width: int) -> None:
         self.grid = np.zeros((slots, width), np.int32)
         self._flat = self.grid.reshape(-1)
-        self._unsent: list[np.ndarray] = []  # cells that the device's own copy lacks
+        self._unsent: list[np.ndarray] = []  # cells that the device's copy lacks
         self._count = 0
 
     def apply(self, delta: TableDelta) -> None:
@@ -72,11 +72,11 @@ class TableMirror:
             self._flat[delta.cells] = delta.blocks
             self._unsent.append(delta.cells)
             self._count += len(delta.cells)
-            if self._count > 2 * self.grid.size:  # where no copy is ever made
+            if self._count > 2 * self.grid.size:  # no device copy is ever made
                 self.unsent()
 
     def unsent(self) -> TableDelta:
-        """What changed since `sent`, each cell once. It stays unsent until then."""
+        """What changed since `sent`, each cell once. It stays unsent until `sent` is called."""
         if not self._unsent:
             return NO_CHANGES
         if len(self._unsent) > 1:

@@ -1,15 +1,15 @@
-"""Which tokens of a long chat are still seen: the first few, and a window that ends with the newest one."""
+"""The tokens of a long chat that stay visible: the first few, and a window that ends with the newest."""
 
 from dataclasses import dataclass
 
-GONE = -1  # in a request's list of blocks, in place of one that has left the window
+GONE = -1  # replaces a block that has left the window in a request's list
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A token sees the first `sinks` tokens of its request, and the `size` up to itself, in no layer more.
+    """A token sees its request's first `sinks` tokens and the `size` tokens up to itself, in every layer.
 
-    What a token sees is a matter of its position alone, so nothing changes with the moment when a block goes.
+    What a token sees depends only on its position, not on when blocks are released.
     """
 
     size: int
@@ -18,21 +18,21 @@ class Window:
 
     @property
     def first(self) -> int:
-        """So many blocks at the front are never let go."""
+        """The number of blocks at the front that are never released."""
         return -(-self.sinks // self.block_size)
 
     @property
     def peak(self) -> int:
-        """Blocks of the longest request at its fullest: a window, and a piece of a prompt as long as that."""
+        """Most blocks a request can hold: the sinks, a window, and a prompt chunk as long as the window."""
         return self.first + (2 * self.size + 1) // self.block_size + 2
 
     def start(self, position: int) -> int:
-        """The first block, behind those of the sinks, that a token there and all later ones still see."""
+        """The first block after the sinks that a token at `position` and all later ones still see."""
         return max(self.first, (position - self.size + 1) // self.block_size)
 
     def longest_found(self, found: list[int | None]) -> int:
-        """Of a chain of blocks, some of them there: after how many of them a request may go on."""
-        there = 0  # how many blocks up to here are there without a gap
+        """How many of these blocks a request can start from. `found` has None for missing blocks."""
+        there = 0  # length of the run of found blocks that ends here
         runs = []
         for block in found:
             there = 0 if block is None else there + 1
@@ -46,5 +46,5 @@ class Window:
 
 
 def held(blocks: list[int]) -> list[int]:
-    """Those that are still there."""
+    """The blocks that have not left the window."""
     return [block for block in blocks if block != GONE]

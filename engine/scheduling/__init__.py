@@ -1,1 +1,1 @@
-"""Who runs next, and who must give way. Integers only."""
+"""Decides which requests run next and which are preempted. Works on integers only."""

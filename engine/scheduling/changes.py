@@ -1,4 +1,4 @@
-"""What a runner's copies of tables, sampling and tokens lack. It goes along with the next step."""
+"""Collects the changes to tables, sampling and tokens that the runner needs with the next step."""
 
 from engine.api.request import Request
 from engine.kv.tables import BlockTables
@@ -6,7 +6,7 @@ from engine.scheduling.step import SlotSampling, SlotTokens, Step, StepBuilder
 
 
 class Changes:
-    """Collected between steps; a step that failed has carried its changes all the same."""
+    """The changes since the last step. A failed step has delivered its changes too."""
 
     def __init__(self, tables: BlockTables) -> None:
         self._tables = tables
@@ -14,14 +14,14 @@ class Changes:
         self._history: dict[int, SlotTokens] = {}  # by request
 
     def resample(self, request: Request) -> None:
-        """How its slot samples goes along with its next row that draws."""
+        """Send the request's sampling parameters with its next row that samples."""
         self._resampled[request.id] = request
 
     def drafts(self, request: Request, *, on_device: bool) -> None:
-        """Its row has drafts.
+        """Note that the request's row has drafts.
 
-        A model that makes them reads the tokens before. Penalties count drafts as if they were text, so what
-        the slot has really seen goes along with this step, and with the next.
+        A draft model needs the tokens before them. Penalties count drafts as text, so the slot's real tokens
+        are sent with this step and with the next.
         """
         if on_device:
             known = request.mirrored
@@ -31,12 +31,12 @@ class Changes:
             self.resample(request)
 
     def build(self, builder: StepBuilder, number: int) -> Step:
-        """The step, with all that has changed for its rows. What a row without a draw samples by can wait."""
+        """Build the step with all changes to its rows. Sampling changes wait for a row that samples."""
         waiting, self._resampled = self._resampled, {}
         sampling = []
         for id, request in waiting.items():
             if request.slot < 0:
-                continue  # it is resampled once it runs again
+                continue  # it is resampled when it runs again
             if samples := builder.samples(id):
                 sampling.append(_sampling(request))
             if not samples or (id in builder.drafts and request.params.penalised):

@@ -1,4 +1,4 @@
-"""What things have cost here so far: the scheduler decides by these, not by guesses."""
+"""Measured costs of steps, which the scheduler uses instead of estimates."""
 
 from dataclasses import dataclass
 
@@ -8,21 +8,21 @@ from engine.scheduling.settings import SchedulerSettings
 
 @dataclass(slots=True)
 class Costs:
-    """Running means in seconds. None: never seen."""
+    """Running means in seconds; None before the first measurement."""
 
     prefill_token: float | None = None
     step: float | None = None
 
     def saw_step(self, prefill_tokens: int, seconds: float) -> None:
         self.step = running_mean(self.step, seconds)
-        if prefill_tokens >= 16:  # fewer say more about the decodes beside them
+        if prefill_tokens >= 16:  # with fewer, the time mostly measures the decodes of the same step
             self.prefill_token = running_mean(self.prefill_token, seconds / prefill_tokens)
 
     def recompute(self, tokens: int) -> float:
         return tokens * (self.prefill_token or 0.0)
 
     def moving_pays(self, seconds: float, tokens: int, rules: SchedulerSettings) -> bool:
-        """Whether to move the blocks of so many tokens, which takes so long, or to compute them again."""
+        """Whether moving the blocks of `tokens` tokens in `seconds` beats recomputing them."""
         if rules.preemption != "auto":
             return rules.preemption == "swap"
         return seconds < self.recompute(tokens)

@@ -1,4 +1,4 @@
-"""Who goes first. A policy ranks requests, and may hold the door a moment for a fuller batch."""
+"""Scheduling policies. A policy ranks requests and may delay admission for a fuller batch."""
 
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -13,13 +13,13 @@ from engine.scheduling.queue import Rank
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What a policy may look at before the head of the line is let in."""
+    """What a policy may consider before the first request in the queue is admitted."""
 
     now: float
     head: Request
-    waiting_tokens: int  # of the whole line
+    waiting_tokens: int  # of all waiting requests
     running: int
-    step_tokens: int  # the budget of a step
+    step_tokens: int  # the token budget of a step
     costs: Costs
 
 
@@ -27,13 +27,13 @@ class Policy(Protocol):
     name: ClassVar[str]
 
     def rank(self, request: Request) -> Rank:
-        """The smaller runs first and is preempted last. Fixed once the request has come."""
+        """Lower ranks run first and are preempted last. Must not change after the request arrives."""
 
     def hold(self, outlook: Outlook) -> float:
-        """Seconds for which nobody should be let in; 0 lets the head in now."""
+        """Seconds to delay admission; 0 admits the first request in the queue now."""
 
 
-GROUP = "minichat.policies"  # entry points of packages that bring a policy of their own
+GROUP = "minichat.policies"  # entry points of packages that provide a policy
 
 _P = TypeVar("_P", bound=type[Policy])
 POLICIES: dict[str, type[Policy]] = {}
@@ -45,27 +45,27 @@ def register(cls: _P) -> _P:
 
 
 def choose(name: str) -> Policy:
-    """The policy of that name, from here or from an installed package."""
+    """The policy with this name, built in or from an installed package."""
     if name not in POLICIES:
         POLICIES[name] = _from_outside(name)
     return POLICIES[name]()
 
 
 def names() -> list[str]:
-    """All that can be asked for, those of installed packages too."""
+    """The names of all policies, including those of installed packages."""
     return sorted({*POLICIES, *(point.name for point in entry_points(group=GROUP))})
 
 
 def _from_outside(name: str) -> type[Policy]:
     outside = {point.name: point for point in entry_points(group=GROUP)}  # takes milliseconds
     if name not in outside:
-        raise BadInput(f"there is no scheduling policy {name!r}; there are {', '.join(names())}")
+        raise BadInput(f"unknown scheduling policy {name!r}; available: {', '.join(names())}")
     try:
         found = outside[name].load()
     except (ImportError, AttributeError) as error:
-        raise BadInput(f"scheduling policy {name!r} cannot be loaded: {error}") from error
+        raise BadInput(f"cannot load scheduling policy {name!r}: {error}") from error
     if problem := missing_members(found, "name", "rank", "hold"):
-        raise BadInput(f"scheduling policy {name!r} cannot be taken: {problem}")
+        raise BadInput(f"scheduling policy {name!r} is not usable: {problem}")
     return found
 
 
@@ -84,7 +84,7 @@ class FcfsPolicy:
 
 @register
 class PriorityPolicy:
-    """The smaller priority first; among equals, first come, first served."""
+    """The lowest priority value first; among equals, first come, first served."""
 
     name: ClassVar[str] = "priority"
 
@@ -97,14 +97,14 @@ class PriorityPolicy:
 
 @register
 class LatencyPolicy:
-    """The first token that is due soonest goes first.
+    """The request whose first token is due soonest goes first.
 
-    While there is time to spare and the step would be far from full, it holds the door: one fuller
-    prefill stalls the running replies once, where several small ones stall them each time.
+    If there is time to spare and the step would be far from full, it delays admission: one fuller
+    prefill stalls the running replies once, while several small ones stall them each time.
     """
 
     name: ClassVar[str] = "latency"
-    default_target: ClassVar[float] = 1.0  # seconds to the first token, where a request names no deadline
+    default_target: ClassVar[float] = 1.0  # seconds to the first token if a request sets no deadline
     patience: ClassVar[float] = 0.05  # the longest a request is held
 
     def rank(self, request: Request) -> Rank:
@@ -112,7 +112,7 @@ class LatencyPolicy:
 
     def hold(self, outlook: Outlook) -> float:
         if not outlook.running or outlook.waiting_tokens >= outlook.step_tokens:
-            return 0.0  # nobody would be stalled, or the step is full as it is
+            return 0.0  # no reply would stall, or the step is already full
         costs = outlook.costs
         work = costs.recompute(outlook.waiting_tokens) + (costs.step or 0.0)
         spare = self._due(outlook.head) - outlook.now - 2 * work

@@ -1,4 +1,4 @@
-"""The proof that blocks, rows and lines agree."""
+"""Checks that blocks, slots and queues agree."""
 
 from collections.abc import Mapping, Sequence
 
@@ -15,17 +15,17 @@ def prove(
     transfers: Transfers,
     kv: KVManager,
 ) -> None:
-    """Raises AssertionError where they do not."""
+    """Raise AssertionError if blocks, slots and queues disagree."""
     line = [*waiting, *waiting.parked.values()]
-    rowless = [*line, *transfers.coming]
+    rowless = [*line, *transfers.incoming]
     places = [each.id for each in (*running, *rowless)]
     assert set(places) == set(requests)
     assert len(places) == len(requests), "a request is in two places"
-    assert all(each.slot >= 0 for each in running), "a request runs without a row"
-    assert all(each.slot < 0 for each in rowless), "a request waits in a row"
-    assert not any(each.blocks for each in line), "a request waits in line and holds blocks"
-    assert all(each.stored is None for each in (*running, *transfers.coming)), (
-        "a request counts on two places"
+    assert all(each.slot >= 0 for each in running), "a request runs without a slot"
+    assert all(each.slot < 0 for each in rowless), "a request waits and has a slot"
+    assert not any(each.blocks for each in line), "a request in the queue holds blocks"
+    assert all(each.stored is None for each in (*running, *transfers.incoming)), (
+        "a request has blocks and also relies on stored ones"
     )
     kv.check(requests.values(), [each.blocks for each in transfers.under_way.values()])
     transfers.check(requests.values())

@@ -1,24 +1,24 @@
-"""The waiting line: a heap by rank, from which requests may leave at any place. Some lie parked beside it."""
+"""The waiting queue: a heap by rank with removal at any position, and parked requests beside it."""
 
 import heapq
 from collections.abc import Callable, Iterator
 
 from engine.api.request import Request
 
-_SLACK = 64  # entries of those who left that are not worth a clean-up
+_SLACK = 64  # stale heap entries that are not worth a cleanup
 
 Rank = tuple[float, ...]
 
 
 class WaitingQueue:
-    """Entering, leaving and looking at the head cost the same however long the line is."""
+    """Push, remove and peek do not slow down with the queue's length."""
 
     def __init__(self, rank: Callable[[Request], Rank]) -> None:
         self._rank = rank
         self._heap: list[tuple[Rank, int]] = []
         self._waiting: dict[int, Request] = {}
-        self.parked: dict[int, Request] = {}  # gave way while others decide how they go on
-        self.tokens = 0  # that those in line have yet to compute, about
+        self.parked: dict[int, Request] = {}  # preempted while their next token is decided elsewhere
+        self.tokens = 0  # tokens that the queued requests have yet to compute, approximately
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -36,15 +36,15 @@ class WaitingQueue:
             request = self._waiting.get(self._heap[0][1])
             if request is not None:
                 return request
-            heapq.heappop(self._heap)  # it left the line long ago
+            heapq.heappop(self._heap)  # the request was removed from the queue
         return None
 
     def park(self, request: Request) -> None:
-        """It has nothing to compute before others decide how it goes on."""
+        """Park a request that has nothing to compute until its next token is decided."""
         self.parked[request.id] = request
 
     def wake(self, request: Request) -> None:
-        """That is decided. One that was not parked runs, and goes on in its row."""
+        """Queue a parked request again. No-op if it was not parked: it continues in its slot."""
         if self.parked.pop(request.id, None):
             self.push(request)
 
@@ -55,13 +55,13 @@ class WaitingQueue:
         self.tokens = 0
 
     def remove(self, request: Request) -> None:
-        """Takes it out. What it has computed must be as it was when it came in."""
+        """Remove a request. Its computed tokens must be the same as when it was pushed."""
         if self.parked.pop(request.id, None):
             return
         del self._waiting[request.id]
         self.tokens -= request.known - request.launched
         if self._heap and self._heap[0][1] == request.id:
             heapq.heappop(self._heap)
-        elif len(self._heap) > 2 * len(self._waiting) + _SLACK:  # many have left from behind the head
+        elif len(self._heap) > 2 * len(self._waiting) + _SLACK:  # many stale entries behind the head
             self._heap = [entry for entry in self._heap if entry[1] in self._waiting]
             heapq.heapify(self._heap)

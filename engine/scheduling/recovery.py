@@ -1,4 +1,4 @@
-"""What a step, or a transfer, that failed leaves to the scheduler."""
+"""How the scheduler recovers from a failed step or transfer."""
 
 from engine.api.request import Finish, Phase, Request
 from engine.kv.tiers.tier import TransferEnd
@@ -8,19 +8,19 @@ from engine.scheduling.transfers import Moving
 
 
 def take_back(scheduler: Scheduler, step: Step) -> Request | None:
-    """A step that found no memory was never computed, and steps are half as large for a while.
+    """Undo a step that ran out of memory, and halve the size of steps for a while.
 
-    Requests that have no row in such a step give way. What cannot be made smaller is one request: it is
-    returned.
+    Requests beyond the smaller step are preempted. If the step cannot be made smaller, it has one request,
+    which is returned.
     """
     rules = scheduler.rules
     for row in step.rows:
         if (request := scheduler.requests.get(row.request)) is None:
-            continue  # it ended as the step before this one was committed
+            continue  # it ended when the step before this one was committed
         request.launched -= row.length
         request.pending -= row.samples
         if row.drafted:
-            scheduler.kv.cut(request)
+            scheduler.kv.drop_draft_blocks(request)
     resend(scheduler, step)
     if len(step.rows) == 1 and (step.tokens == 1 or not rules.chunked_prefill):
         return scheduler.requests.get(step.rows[0].request)
@@ -32,12 +32,12 @@ def take_back(scheduler: Scheduler, step: Step) -> Request | None:
 
 
 def take_end(scheduler: Scheduler, end: TransferEnd) -> Moving:
-    """A store or a load is over. What did not arrive is computed again."""
+    """Handle the end of a store or load. Blocks that failed to load are recomputed."""
     moving = scheduler.transfers.end(end)
     request, tier = moving.request, moving.order.tier
     if moving.order.kind == "load" and request.phase is not Phase.DONE:
         if end.error:
-            scheduler.start_over(request, f"its blocks did not come from {tier}; will be computed again")
+            scheduler.start_over(request, f"loading its blocks from {tier} failed; will be recomputed")
             scheduler.waiting.push(request)
         else:
             scheduler.report_start(request, swapped=True)
@@ -45,7 +45,7 @@ def take_end(scheduler: Scheduler, end: TransferEnd) -> Moving:
 
 
 def relying_on(scheduler: Scheduler, step: Step) -> list[Request]:
-    """The requests of a step, and forks of them that share a block which it was to write."""
+    """The requests of a step, and forks that share a block the step was to write."""
     rows = {row.request: row for row in step.rows}
     size, blocks_for = scheduler.pool.block_size, scheduler.kv.blocks_for
     written = {
@@ -60,7 +60,7 @@ def relying_on(scheduler: Scheduler, step: Step) -> list[Request]:
 
 
 def fail_all(scheduler: Scheduler, error: str) -> None:
-    """Fails all there is without looking at it: what called for this may have left anything half done."""
+    """Fail all requests without reading their state, which may be inconsistent."""
     for request in scheduler.requests.values():
         scheduler.report_finish(request, Finish.FAILED, error)
     scheduler.requests.clear()
@@ -72,7 +72,7 @@ def fail_all(scheduler: Scheduler, error: str) -> None:
 
 
 def resend(scheduler: Scheduler, step: Step) -> None:
-    """What slots have seen is counted on the device, where a step may have failed in the middle of it."""
+    """Resend the sampling state that the device counts itself, because the step failed midway."""
     changed = {each.slot for each in step.sampling}
     for request in scheduler.running:
         if request.slot in changed or request.id in step.drafts:

@@ -1,28 +1,28 @@
-"""Another number of blocks while requests hold some, between two steps when none is under way."""
+"""Changes the number of blocks while requests hold some. Runs between steps, when none is in flight."""
 
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step import Step, StepBuilder
 
 
 def make_room(scheduler: Scheduler, size: int) -> None:
-    """Those give way that the policy ranks last, until `size` blocks are enough for the rest.
+    """Preempt the requests that the policy ranks last until `size` blocks are enough for the others.
 
-    They hold at least one request of full length. Blocks may still be on their way to a tier.
+    `size` must hold at least one request of full length. Blocks may still be in transfer to a tier.
     """
     builder, pool, transfers = StepBuilder(0), scheduler.pool, scheduler.transfers
-    while pool.in_use - transfers.leaving > size:
-        scheduler.give_way(builder)
+    while pool.in_use - transfers.freeing > size:
+        scheduler.preempt_last(builder)
 
 
 def shrink(scheduler: Scheduler, size: int) -> Step:
-    """Leaves the first `size` blocks once there is room, and no transfer is under way.
+    """Keep the first `size` blocks. There must be room, and no transfer in flight.
 
-    What is cached beyond goes. The step, which has no rows, moves the rest of what lies beyond.
+    Cached blocks beyond `size` are evicted. The returned step has no rows; it moves the other blocks.
     """
     builder, pool = StepBuilder(0), scheduler.pool
     moved = pool.shrink(size)
     assert not scheduler.transfers.under_way, "a transfer holds blocks that would move"
     for request in scheduler.requests.values():
-        scheduler.kv.moved(request, moved)
+        scheduler.kv.apply_moves(request, moved)
     builder.copies = dict(enumerate(moved.items()))
     return scheduler.changes.build(builder, scheduler.step)

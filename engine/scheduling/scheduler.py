@@ -1,6 +1,6 @@
-"""Continuous batching: who runs in each step, for how many tokens, and who gives way to it.
+"""Continuous batching: choose the requests of each step, their token counts, and which to preempt.
 
-Decodes come first, pieces of prompts beside them, within one token budget a step.
+Decodes come first; prefill chunks share the rest of the step's token budget.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from engine.speculation.speculator import Speculator
 
 
 class Scheduler:
-    """Owns every request that is alive: waiting, running, or parked beside the line."""
+    """Owns every live request: waiting, running, or parked."""
 
     def __init__(
         self,
@@ -52,18 +52,18 @@ class Scheduler:
         self.waiting = WaitingQueue(policy.rank)
         self.running: list[Request] = []
         self.changes = Changes(tables)
-        self._preempt_next: list[Request] = []  # asked for by a person
+        self._preempt_next: list[Request] = []  # preempted by the user, in the next step
         self._stamps = itertools.count()
         self.step = 0
-        self.gave_way = False  # a request was preempted in the newest step, so none was admitted
-        self.held_until: float | None = None  # nothing is admitted before
+        self.preempted = False  # a request was preempted in the last step, so none was admitted
+        self.held_until: float | None = None  # no request is admitted before this time
         self.preemptions = 0
-        self.prompt_tokens = self.cached_tokens = 0  # of admitted requests, for the hit rate
+        self.prompt_tokens = self.cached_tokens = 0  # of admitted requests, for the cache hit rate
 
     # One step
 
     def schedule(self) -> Step | None:
-        """Decides the next step and takes the blocks it needs. None when there is nothing to run."""
+        """Decide the next step and take the blocks it needs. None if there is nothing to run."""
         self.pool.clock = self.step
         self.rules.ease(self.step)
         builder = StepBuilder(self.rules.step_tokens)
@@ -78,7 +78,7 @@ class Scheduler:
             self._admit_waiting(builder)
             if builder.empty:
                 self._make_room(builder)
-        self.gave_way = builder.preempted
+        self.preempted = builder.preempted
         if builder.empty:
             return None
         step = self.changes.build(builder, self.step)
@@ -93,7 +93,7 @@ class Scheduler:
         prefilling, speculating = [], []
         if (window := self.kv.window) is not None:
             for request in self.running:
-                self.kv.let_go(request, window)
+                self.kv.trim_window(request, window)
         size = self.pool.block_size
         for request in list(self.running):
             tokens, start = request.tokens, request.launched
@@ -101,13 +101,13 @@ class Scheduler:
             if known - start > 1:
                 prefilling.append(request)
             elif request.slot < 0 or known <= start or known == request.max_len:
-                continue  # preempted a moment ago for one before it, or nothing more to compute
+                continue  # just preempted for an earlier row, or nothing left to compute
             elif request.pending and request.awaits:
                 continue
             elif request.params.speculate:
                 speculating.append(request)
             elif start < len(request.blocks) * size and not request.shares_tail:
-                # The plain case, for most rows of most steps.
+                # The common case.
                 builder.decode(request.id, request.slot, start, LAST if request.pending else tokens[start])
                 if request.params.grammar:
                     builder.guide(request.id)
@@ -120,15 +120,15 @@ class Scheduler:
                 self._schedule_row(builder, request, count)
 
     def _chunk(self, builder: StepBuilder, left: int) -> int:
-        """How many of the tokens that a request has left go into this step."""
+        """How many of the request's remaining `left` tokens go into this step."""
         if (window := self.kv.window) is not None:
-            left = min(left, window.size)  # a longer piece may need more blocks than are promised
+            left = min(left, window.size)  # a longer chunk could need more blocks than were reserved
         return builder.chunk(left, cut=self.rules.chunked_prefill)
 
     def _speculate(self, builder: StepBuilder, rows: list[Request]) -> None:
-        """Decodes that may have drafts behind them: only those wait for their tokens to be here."""
+        """Schedule decodes that may have drafts. Only these wait for their tokens to reach the host."""
         self.speculator.begin_step(len(self.running))
-        spare = (builder.budget - len(rows)) // 2  # the rest is for prompts
+        spare = (builder.budget - len(rows)) // 2  # the other half is for prompts
         for request in rows:
             if request.slot < 0 or (request.pending and self.speculator.waits(request)):
                 continue
@@ -143,26 +143,26 @@ class Scheduler:
     def _schedule_row(
         self, builder: StepBuilder, request: Request, count: int, drafts: Drafts | None = None
     ) -> bool:
-        """A row for a running request, with the blocks it needs; others give way to it if they must."""
-        holdings, pool = self.kv, self.pool
+        """Add a row for a running request and take the blocks it needs, preempting others if necessary."""
+        kv, pool = self.kv, self.pool
         start, drafted = request.launched, drafts.length if drafts else 0
         count += drafted
-        tail = holdings.shared_tail(request) if request.shares_tail else None
-        missing = holdings.blocks_for(start + count) - len(request.blocks)
+        tail = kv.shared_tail(request) if request.shares_tail else None
+        missing = kv.blocks_for(start + count) - len(request.blocks)
         while not pool.can_take(wanted := missing + (tail is not None)):
-            if wanted <= pool.available + self.transfers.leaving:
+            if wanted <= pool.available + self.transfers.freeing:
                 builder.short = True
                 return False
-            if self.give_way(builder) is request:
+            if self.preempt_last(builder) is request:
                 return False
             if tail is not None and not pool.is_shared(tail):
                 tail = None
         if tail is not None:
-            fresh = holdings.part(request, tail)
+            fresh = kv.unshare(request, tail)
             builder.copies[request.id] = (tail, fresh)
             self.emit(events.Copied(self.step, self.clock(), request.id, tail, fresh))
         if missing > 0:
-            holdings.lengthen(request, missing)
+            kv.lengthen(request, missing)
         tokens = request.tokens[start : start + count - drafted] or [LAST]
         samples = start + count - drafted == request.known
         if drafts:
@@ -180,46 +180,46 @@ class Scheduler:
         self.held_until = None
         if not len(self.waiting):
             return
-        holdings = self.kv
-        promised = sum(map(holdings.missing, itertools.chain(self.running, self.transfers.coming)))
+        kv = self.kv
+        promised = sum(map(kv.missing, itertools.chain(self.running, self.transfers.incoming)))
         while builder.budget > 0 and self.tables.free and (request := self.waiting.head()):
             if hold := self._hold(request):
-                request.why = f"held {hold * 1000:.0f} ms for a fuller batch"
+                request.why = f"held for {hold * 1000:.0f} ms to fill the batch"
                 self.held_until = self.clock() + hold
                 return
             if request.stored is None:
-                self.kv.begin_anew(request)
+                self.kv.reset_prefix(request)
             found = self.transfers.find(request)
-            need, spare = holdings.needs(request, found.hits), holdings.spare(found.hits) - promised
+            need, spare = kv.needs(request, found.hits), kv.spare(found.hits) - promised
             if need > spare:
-                request.why = f"waits for blocks: needs {need}, {max(spare, 0)} to spare"
+                request.why = f"needs {need} blocks, {max(spare, 0)} available"
                 return
             if not (count := self._chunk(builder, request.known - found.tokens)):
-                request.why = "waits for a step of its own: prompts are not cut now"
+                request.why = "needs a step to itself: chunked prefill is off"
                 return
             if self._admit(request, found):
                 self._schedule_row(builder, request, count)
-            promised += holdings.missing(request)
+            promised += kv.missing(request)
 
     def _hold(self, head: Request) -> float:
         left, most = self.waiting.tokens, self.rules.step_tokens
         return self.policy.hold(Outlook(self.clock(), head, left, len(self.running), most, self.costs))
 
     def _admit(self, request: Request, found: FoundBlocks) -> bool:
-        """The head of the line begins with what was found. False: it has to wait until that is loaded."""
+        """Start the first request in the queue with the blocks found. False if it must wait for a load."""
         kept = request.stored is not None and found.tokens == request.launched
         self.waiting.remove(request)
         if not found.tokens:
-            self.kv.begin_anew(request)
+            self.kv.reset_prefix(request)
         if not self.transfers.begin(request, found):
-            request.phase, request.why = Phase.SWAPPED, f"its blocks are on their way from {found.tier}"
+            request.phase, request.why = Phase.SWAPPED, f"loading its blocks from {found.tier}"
             return False
         self._start_running(request)
         self.report_start(request, swapped=kept)
         return True
 
     def report_start(self, request: Request, *, swapped: bool) -> None:
-        """It has all that could be found for it. `swapped`: because it had been kept in a tier."""
+        """Report that a request has started. `swapped`: its blocks had been stored in a tier."""
         if request.preemptions:
             self.emit(events.Resumed(self.step, self.clock(), request.id, swapped, request.launched))
             return
@@ -229,18 +229,18 @@ class Scheduler:
         self.emit(events.Admitted(self.step, self.clock(), request.id, request.launched))
 
     def preempt(self, request: Request) -> None:
-        """Makes a running request give way by hand, in the next step."""
+        """Preempt a running request in the next step, at the user's request."""
         if request.slot >= 0:
             self._preempt_next.append(request)
 
-    def give_way(self, builder: StepBuilder) -> Request:
-        """Takes the blocks of the request that the policy ranks last."""
+    def preempt_last(self, builder: StepBuilder) -> Request:
+        """Preempt the running request that the policy ranks last."""
         victim = max(self.running, key=self.policy.rank)
         self._preempt(builder, victim)
         return victim
 
     def _make_room(self, builder: StepBuilder) -> None:
-        """Nothing can run: of those that hold blocks and only wait for their fellows, the last gives way."""
+        """If nothing can run, preempt an idle request: one that holds blocks and waits for its group."""
         if not len(self.waiting) or self.held_until is not None:
             return
         if any(each.pending for each in self.running):
@@ -249,9 +249,9 @@ class Scheduler:
             self._preempt(builder, max(idle, key=self.policy.rank))
 
     def _preempt(self, builder: StepBuilder, victim: Request) -> None:
-        """Takes all of a running request's blocks. It comes back by itself when there is room."""
+        """Take all blocks of a running request and queue it to resume when there is room."""
         builder.preempted = True
-        copied = victim.id in builder.copies  # a copy that is never made then
+        copied = victim.id in builder.copies  # then the copy is never made
         builder.drop(victim.id)
         holds, idle = len(victim.blocks), victim.launched == victim.known and not victim.pending
         self._stop_running(victim)
@@ -259,20 +259,20 @@ class Scheduler:
         self.preemptions += 1
         tier = "" if copied else self.transfers.store(victim)
         if tier:
-            victim.phase, victim.why = Phase.SWAPPED, f"gave way; its blocks are kept in the tier {tier}"
+            victim.phase, victim.why = Phase.SWAPPED, f"preempted; its blocks are stored in tier {tier}"
             self.kv.release(victim)
         else:
-            self.start_over(victim, "gave way; will be computed again")
+            self.start_over(victim, "preempted; will be recomputed")
         if idle:
             self.waiting.park(victim)
         else:
             self.waiting.push(victim)
         self.emit(events.Preempted(self.step, self.clock(), victim.id, bool(tier), holds))
 
-    # What a step has brought
+    # Results of a step
 
     def commit(self, row: StepRow, token: int | None) -> Request | None:
-        """Takes in what a row has computed. None when its request is gone: a stop that was found late."""
+        """Record what a row computed. None if its request has ended, as when a stop is found late."""
         request = self.requests.get(row.request)
         if request is None:
             return None
@@ -281,7 +281,7 @@ class Scheduler:
             request.pending -= 1
             if request.params.speculate and not row.drafted:
                 self.speculator.saw_token(request)
-        elif row.samples:  # others decide what it goes on with
+        elif row.samples:  # its group decides the next token
             if request.slot < 0:
                 self.waiting.remove(request)
                 self.waiting.park(request)
@@ -295,31 +295,31 @@ class Scheduler:
         return request
 
     def settle(self, row: StepRow, count: int) -> None:
-        """A verification has brought so many tokens: what lies beyond them counts as never computed."""
+        """Take in a verification that yielded `count` tokens. Tokens beyond them count as never computed."""
         if (request := self.requests.get(row.request)) is None:
             return
         left = request.known - request.launched
         request.pending += count - 1
         request.launched = min(request.launched, request.known - 1)
-        self.kv.cut(request)
+        self.kv.drop_draft_blocks(request)
         if request.slot < 0:
             self.waiting.tokens += request.known - request.launched - left
 
-    # Who comes and goes
+    # Adding and ending requests
 
     def add(self, request: Request) -> None:
         self._line_up(request)
         self.emit(events.Queued(self.step, self.clock(), request.id, request.prompt_len))
 
     def finish(self, request: Request, finish: Finish, error: str = "") -> None:
-        """Ends a request in whatever phase it is; all it holds is given back."""
+        """End a request in any phase and release all it holds."""
         if error:
-            self.transfers.forget(request)  # what a failed request computed is not to be trusted
+            self.transfers.forget(request)  # its blocks may be wrong, so none may be found again
         self.drop(request)
         self.report_finish(request, finish, error)
 
     def drop(self, request: Request) -> None:
-        """The same without an event, for one of several that answer a request."""
+        """End a request without an event, for one row of a group."""
         if request.slot >= 0:
             self._stop_running(request)
         elif not self.transfers.leave(request):
@@ -331,7 +331,7 @@ class Scheduler:
         request.phase = Phase.DONE
 
     def fork(self, parent: Request, child: Request) -> None:
-        """A child with the parent's tokens. Where the parent runs and a row is free, it shares its blocks."""
+        """Add a child with the parent's tokens. It shares blocks if the parent runs and a slot is free."""
         if self.branch(parent, child):
             shared = len(child.blocks)
             self.emit(events.Forked(self.step, self.clock(), child.id, parent.id, shared))
@@ -339,7 +339,7 @@ class Scheduler:
             self.emit(events.Queued(self.step, self.clock(), child.id, child.prompt_len))
 
     def branch(self, parent: Request, child: Request) -> bool:
-        """The same without an event; tells whether blocks are shared. The child may have its own tokens."""
+        """Fork without an event; return whether blocks are shared. The child may have other tokens."""
         if not self.kv.may_share(parent, len(child.tokens)):
             self._line_up(child)
             return False
@@ -349,24 +349,24 @@ class Scheduler:
         self._start_running(child)
         return True
 
-    def go_on(self, request: Request, token: int) -> None:
-        """The next token of a request that awaits it has been decided elsewhere."""
+    def append_token(self, request: Request, token: int) -> None:
+        """Append the next token of a request that awaits one, decided outside the scheduler."""
         request.tokens.append(token)
         self.waiting.wake(request)
 
-    def again(self, request: Request) -> None:
-        """Its last token is computed once more, to draw from it in another way."""
+    def resample_last(self, request: Request) -> None:
+        """Recompute the request's last token, to sample from it with other parameters."""
         request.launched = min(request.launched, len(request.tokens) - 1)
         request.shares_tail = bool(request.blocks)
         self.waiting.wake(request)
 
     def restamp(self, request: Request) -> None:
-        """The request's parameters, or its slot, are new."""
+        """Note that the request's parameters, or its slot, have changed."""
         request.stamp = next(self._stamps)
         self.changes.resample(request)
 
     def start_over(self, request: Request, why: str) -> None:
-        """What it has computed is gone."""
+        """Drop everything the request has computed."""
         self.transfers.release(request)
         self.kv.release(request)
         request.launched = 0
@@ -374,14 +374,14 @@ class Scheduler:
 
     def _line_up(self, request: Request) -> None:
         self.requests[request.id] = request
-        request.phase, request.why = Phase.WAITING, "waits its turn"
+        request.phase, request.why = Phase.WAITING, "queued"
         self.waiting.push(request)
 
     def _start_running(self, request: Request) -> None:
         self.kv.open(request)
         request.mirrored = 0
         self.restamp(request)
-        goes_on = request.generated and request.known - request.launched == 1  # a fork, or back from a swap
+        goes_on = request.generated and request.known - request.launched == 1  # a fork, or swapped in
         request.phase, request.why = Phase.DECODE if goes_on else Phase.PREFILL, ""
         self.running.append(request)
 
@@ -395,5 +395,5 @@ class Scheduler:
         self.emit(events.Finished(self.step, now, request.id, name, request.generated, error))
 
     def check(self) -> None:
-        """Proves that blocks, rows and lines agree; raises AssertionError where they do not."""
+        """Check that blocks, slots and queues agree. Raises AssertionError if not."""
         prove(self.requests, self.running, self.waiting, self.transfers, self.kv)

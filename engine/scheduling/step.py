@@ -1,4 +1,4 @@
-"""One step as a value: all that a device needs to compute it. Nothing in it points back at the scheduler."""
+"""A step as a value: everything the runner needs to compute it. It holds no reference to the scheduler."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,29 +11,29 @@ import numpy as np
 from engine.api.params import SamplingParams
 from engine.kv.tables import NO_CHANGES, TableDelta
 
-LAST = -1  # in place of a token id: what the row's slot drew last, which may not have reached the host
+LAST = -1  # in place of a token id: the token the slot sampled last, which may not have reached the host yet
 
-Moves = tuple[tuple[int, int], ...]  # of blocks: from, to
+Moves = tuple[tuple[int, int], ...]  # (from block, to block)
 
 
 class StepRow(NamedTuple):
-    """One request's part of a step: `length` tokens from `start` on."""
+    """One request's part of a step: `length` tokens starting at position `start`."""
 
-    request: int  # a label for results and logs: a runner looks nothing up by it
-    slot: int  # its row in the runner's columns
+    request: int  # a label for results and logs; the runner does not look it up
+    slot: int  # its row in the runner's per-slot columns
     start: int
     length: int
-    samples: bool  # whether the step also draws its next token
-    drafted: int = 0  # how many of its last tokens are drafts: a token is drawn at each, and before the first
+    samples: bool  # whether the step also samples the next token
+    drafted: int = 0  # how many of the last tokens are drafts; one more token is sampled than that
 
 
 class Rows(Sequence[StepRow]):
-    """Rows as columns of numbers. Reading one gives a Row."""
+    """The rows of a step as columns of numbers. Indexing gives a `StepRow`."""
 
     __slots__ = ("_sampling", "numbers")
 
     def __init__(self, numbers: np.ndarray) -> None:
-        self.numbers = numbers  # [rows, fields of Row] int64
+        self.numbers = numbers  # [rows, fields of StepRow] int64
         self._sampling: Rows | None = None
 
     @classmethod
@@ -67,7 +67,7 @@ class Rows(Sequence[StepRow]):
 
     @property
     def sampling(self) -> "Rows":
-        """Those that draw a token: these themselves where all do."""
+        """The rows that sample a token. Returns this object if all of them do."""
         if self._sampling is None:
             samples = self.numbers[:, 4]
             self._sampling = self if samples.all() else Rows(self.numbers[samples != 0])
@@ -77,7 +77,7 @@ class Rows(Sequence[StepRow]):
         return len(self.numbers)
 
     def __iter__(self) -> Iterator[StepRow]:
-        return map(StepRow._make, self.numbers.tolist())  # `samples` is 0 or 1 then
+        return map(StepRow._make, self.numbers.tolist())  # `samples` is 0 or 1 here
 
     @overload
     def __getitem__(self, at: int) -> StepRow: ...
@@ -99,27 +99,27 @@ class Rows(Sequence[StepRow]):
 
 
 class Drafts(NamedTuple):
-    """What a row guesses its next tokens to be."""
+    """The draft tokens of a row."""
 
     kind: str
     length: int
-    tokens: tuple[int, ...]  # empty: the runner makes them
-    stamp: int  # the request's when they were made: with another one now, only the first token counts
+    tokens: tuple[int, ...]  # empty: the runner's draft model makes them
+    stamp: int  # of the request when they were made; if it has changed since, only the first token counts
 
 
 class SlotSampling(NamedTuple):
     """How a slot samples from this step on."""
 
     slot: int
-    origin: int  # where its reply begins: a row that ends at `origin` draws the reply's first token
+    origin: int  # where its reply begins: a row that ends at `origin` samples the reply's first token
     params: SamplingParams
     seed: int
-    tokens: tuple[int, ...] = ()  # with penalties: what the slot has seen, the prompt first
-    pending: bool = False  # and behind those, the token that it drew last
+    tokens: tuple[int, ...] = ()  # with penalties: the tokens of the slot so far, the prompt first
+    pending: bool = False  # whether the token it sampled last follows those
 
 
 class SlotTokens(NamedTuple):
-    """Tokens of a slot for a model that drafts. `at` 0: the slot has a new owner, and other blocks."""
+    """Tokens of a slot for a draft model. `at` 0: the slot has a new request, with other blocks."""
 
     slot: int
     at: int
@@ -127,22 +127,22 @@ class SlotTokens(NamedTuple):
 
 
 class Step(NamedTuple):
-    """Copies of blocks first, then rows: of one token, with drafts, the rest.
+    """Block copies, then rows: those of one token, those with drafts, and prefill chunks, in this order.
 
-    Changes of tables, sampling and tokens hold from this step on, even if it fails. A runner applies them
-    once; they are the only way its copies of that state change.
+    Changes to tables, sampling and tokens apply from this step on, even if it fails. A runner applies them
+    once. Its copies of that state change in no other way.
     """
 
     number: int
     rows: Rows
-    ids: np.ndarray  # [tokens] int64, the rows' end to end; LAST only in rows of one token
-    single: int = 0  # so many rows at the front have one token
-    copies: Moves = ()  # copy on write: from, to
+    ids: np.ndarray  # token ids of the rows, end to end; LAST only in rows of one token; [tokens] int64
+    single: int = 0  # the first `single` rows have one token each
+    copies: Moves = ()  # copy on write
     tables: TableDelta = NO_CHANGES
     sampling: tuple[SlotSampling, ...] = ()
     history: tuple[SlotTokens, ...] = ()
-    guided: tuple[int, ...] = ()  # rows that sample under a mask, which comes after the launch
-    drafts: Mapping[int, Drafts] = MappingProxyType({})  # by request, of the rows that have some
+    guided: tuple[int, ...] = ()  # indices of rows that sample under a mask, supplied after the launch
+    drafts: Mapping[int, Drafts] = MappingProxyType({})  # by request, for the rows that have any
 
     @property
     def tokens(self) -> int:
@@ -150,34 +150,34 @@ class Step(NamedTuple):
 
     @property
     def prefill(self) -> int:
-        """Tokens of prompts, and of replies that are computed again."""
+        """Tokens of prompts, and of replies that are recomputed after a preemption."""
         rest = self.rows.numbers[self.single :]
         return int(rest[rest[:, 5] == 0, 3].sum()) if len(rest) else 0
 
 
 class Masks(NamedTuple):
-    """Which tokens the guided rows of a step may draw."""
+    """Which tokens the guided rows of a step may sample."""
 
     slots: tuple[int, ...]
-    bits: np.ndarray  # [slots, bytes] uint8: a bit for each token, the lowest first
+    bits: np.ndarray  # [slots, bytes] uint8: a bit for each token, lowest bit first
 
 
 @dataclass(slots=True)
 class StepBuilder:
-    """A step while it is decided: rows can still be taken back."""
+    """A step under construction. Rows can still be removed."""
 
     budget: int
     copies: dict[int, tuple[int, int]] = field(default_factory=dict)  # by request
     drafts: dict[int, Drafts] = field(default_factory=dict)  # by request
     preempted: bool = False
-    short: bool = False  # a row waits for blocks that are on their way to a tier
-    # By request: a Row's fields and, of a row of one token, that token; the tokens of longer ones.
+    short: bool = False  # a row waits for blocks that are being stored in a tier
+    # By request: the fields of its StepRow, then its token if it has only one. Longer rows keep tokens apart.
     _rows: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _longer: dict[int, Sequence[int]] = field(default_factory=dict)
     _guided: set[int] = field(default_factory=set)
 
     def decode(self, request: int, slot: int, start: int, token: int) -> None:
-        """A row of one token that samples."""
+        """Add a row of one token that samples."""
         self._rows[request] = (request, slot, start, 1, 1, 0, token)
         self.budget -= 1
 
@@ -190,15 +190,15 @@ class StepBuilder:
         self.budget -= row.length
 
     def chunk(self, left: int, *, cut: bool) -> int:
-        """How many of a prompt's tokens that are left go into this step. `cut`: it may come in pieces."""
+        """How many of a prompt's remaining `left` tokens fit in this step. `cut`: chunks are allowed."""
         if left <= self.budget:
             return left
         if cut:
-            return max(0, self.budget)  # forks may be more than a step that was short of memory has
-        return 0 if self.has_prompt else left  # whole, but one a step
+            return max(0, self.budget)  # forks can overdraw the budget of a reduced step
+        return 0 if self.has_prompt else left  # whole, and one prompt per step
 
     def guide(self, request: int) -> None:
-        """Its row, which samples, does so under a mask."""
+        """Mark the request's row, which samples, as sampling under a mask."""
         self._guided.add(request)
 
     def drop(self, request: int) -> None:
@@ -211,7 +211,7 @@ class StepBuilder:
             self.budget += row[3]
 
     def samples(self, request: int) -> bool:
-        """Whether it has a row that draws a token."""
+        """Whether the request has a row that samples a token."""
         row = self._rows.get(request)
         return row is not None and bool(row[4])
 
@@ -221,7 +221,7 @@ class StepBuilder:
 
     @property
     def has_prompt(self) -> bool:
-        """Whether any row is a piece of a prompt."""
+        """Whether any row is a prefill chunk."""
         return any(row[3] > 1 + row[5] for row in self._rows.values())
 
     def build(

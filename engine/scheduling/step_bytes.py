@@ -1,7 +1,7 @@
-"""A step as bytes: columns of numbers end to end, and JSON for what seldom changes.
+"""Encodes a step as bytes: columns of numbers end to end, and JSON for the parts that rarely change.
 
-What is read was written elsewhere, so all of it is checked first: a block, a slot or a token out of bounds
-would reach memory that is not the row's.
+The bytes may come from another process, so they are checked before use: a block, slot or token out of
+bounds would reach memory of another row.
 """
 
 import json
@@ -16,9 +16,9 @@ from engine.api.errors import BadInput, BadWire
 from engine.kv.tables import TableDelta
 from engine.scheduling.step import LAST, Drafts, Rows, SlotSampling, SlotTokens, Step
 
-_HEAD = struct.Struct("<8q")  # number, single, and the lengths of what follows
+_HEAD = struct.Struct("<8q")  # number, single, and the lengths of the parts that follow
 _WIDE, _NARROW = np.dtype("<i8"), np.dtype("<i4")
-_ROW = 6  # numbers of a row
+_ROW = 6  # numbers per row
 
 
 _RARE = {
@@ -30,10 +30,10 @@ _RARE = {
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of the runner that a step is for."""
+    """The limits of the runner that a step is for."""
 
     slots: int
-    width: int  # blocks of a row, at most
+    width: int  # maximum blocks of a row
     block_size: int
     blocks: int
     vocab: int
@@ -49,8 +49,8 @@ def encode(step: Step) -> bytes:
         "history": step.history,
         "drafts": (*step.drafts.items(),),
     }
-    told = {name: _RARE[name].write(value) for name, value in rare.items() if value}
-    tail = json.dumps(told, separators=(",", ":")).encode() if told else b""
+    fields = {name: _RARE[name].write(value) for name, value in rare.items() if value}
+    tail = json.dumps(fields, separators=(",", ":")).encode() if fields else b""
     counts = (len(step.rows), len(step.ids), len(step.copies), len(step.tables.cells), len(step.guided))
     parts = [
         _HEAD.pack(step.number, step.single, *counts, len(tail)),
@@ -66,22 +66,22 @@ def encode(step: Step) -> bytes:
 
 
 def decode(data: bytes, bounds: Bounds) -> Step:
-    """Raises BadWire where these are not the bytes of a step within the bounds."""
+    """Decode a step. Raises BadWire if the bytes are not a step within the bounds."""
     if len(data) < _HEAD.size:
-        _refuse(f"has {len(data)} bytes, and its head alone takes {_HEAD.size}")
+        _refuse(f"has {len(data)} bytes; its header alone takes {_HEAD.size}")
     number, single, rows, ids, copies, cells, guided, tail = _HEAD.unpack_from(data)
     counts = (rows, ids, copies, cells, guided, tail)
     if min(number, single, *counts) < 0:
-        _refuse("has a negative number in its head")
+        _refuse("has a negative number in its header")
     sizes = (48 * rows, 8 * ids, 16 * copies, 8 * cells, 4 * cells, 8 * guided, tail)
     if _HEAD.size + sum(sizes) != len(data):
-        _refuse(f"has {len(data)} bytes, and its head speaks of {_HEAD.size + sum(sizes)}")
+        _refuse(f"has {len(data)} bytes; its header promises {_HEAD.size + sum(sizes)}")
     at, views = _HEAD.size, []
     for size in sizes:
         views.append(data[at : at + size])
         at += size
     wide = [np.frombuffer(view, _WIDE).astype(np.int64) for view in (*views[:4], views[5])]
-    told = _told(views[6])
+    fields = _read_tail(views[6])
     step = Step(
         number=number,
         rows=Rows(wide[0].reshape(-1, _ROW)),
@@ -89,17 +89,17 @@ def decode(data: bytes, bounds: Bounds) -> Step:
         single=single,
         copies=_pairs(wide[2]),
         tables=TableDelta(wide[3], np.frombuffer(views[4], _NARROW).astype(np.int32)),
-        sampling=told["sampling"],
-        history=told["history"],
+        sampling=fields["sampling"],
+        history=fields["history"],
         guided=tuple(wide[4].tolist()),
-        drafts=dict(told["drafts"]),
+        drafts=dict(fields["drafts"]),
     )
     check(step, bounds)
     return step
 
 
 def check(step: Step, bounds: Bounds) -> None:
-    """Raises BadWire where any number of it is out of bounds, or its parts disagree."""
+    """Raise BadWire if any number is out of bounds or the parts are inconsistent."""
     rows, single = step.rows, step.single
     if not (0 <= single <= len(rows) <= bounds.slots):
         _refuse(f"has {len(rows)} rows, {single} of them of one token, for {bounds.slots} slots")
@@ -107,12 +107,12 @@ def check(step: Step, bounds: Bounds) -> None:
     _within("start", rows.starts, 0, bounds.context)
     _within("length", rows.lengths, 1, bounds.context + 1)
     _within("end of a row", rows.ends, 1, bounds.context + 1)
-    _within("mark of sampling", rows.numbers[:, 4], 0, 2)
-    _within("count of drafts", rows.drafted, 0, rows.lengths)
+    _within("sampling flag", rows.numbers[:, 4], 0, 2)
+    _within("draft count", rows.drafted, 0, rows.lengths)
     if len(np.unique(rows.slots)) != len(rows):
         _refuse("has two rows in one slot")
     if (rows.lengths[:single] != 1).any() or (rows.lengths[single:] == 1).any():
-        _refuse("has rows of one token behind longer ones")
+        _refuse("has rows of one token after longer ones")
     if int(rows.lengths.sum()) != len(step.ids):
         _refuse(f"has {len(step.ids)} tokens for rows of {int(rows.lengths.sum())}")
     _within("token", step.ids[:single], LAST, bounds.vocab)
@@ -123,28 +123,28 @@ def check(step: Step, bounds: Bounds) -> None:
     guided = np.array(step.guided, np.int64)
     _within("guided row", guided, 0, len(rows))
     if len(guided) and not rows.samples[guided].all():
-        _refuse("guides a row that draws nothing")
+        _refuse("guides a row that samples no token")
     _check_drafts(step, bounds)
     for each in step.sampling:
         _within("slot that samples", each.slot, 0, bounds.slots)
-        _within("begin of a reply", each.origin, 0, bounds.context + 1)
+        _within("start of a reply", each.origin, 0, bounds.context + 1)
         _within("token of a slot", each.tokens, 0, bounds.vocab)
         _within("biased token", [token for token, _ in each.params.logit_bias], 0, bounds.vocab)
         _within("seed", each.seed >> 64, 0, 1)
     for tokens_of in step.history:
         _within("slot with tokens", tokens_of.slot, 0, bounds.slots)
-        _within("place of tokens", tokens_of.at, 0, bounds.context + 1 - len(tokens_of.tokens))
+        _within("position of tokens", tokens_of.at, 0, bounds.context + 1 - len(tokens_of.tokens))
         _within("token of a slot", tokens_of.tokens, 0, bounds.vocab)
 
 
 def _check_drafts(step: Step, bounds: Bounds) -> None:
-    """Rows with drafts come right behind those of one token, and each has what it says."""
+    """Check that rows with drafts follow those of one token and that each has the stated drafts."""
     drafted = {row.request: row for row in step.rows if row.drafted}
     if drafted.keys() != step.drafts.keys():
-        _refuse("has drafts for other rows than say so")
+        _refuse("has drafts for other rows than those marked as drafted")
     behind = step.rows.drafted[step.single : step.single + len(drafted)]
     if (behind == 0).any() or not all(row.samples for row in drafted.values()):
-        _refuse("has rows with drafts where none may be")
+        _refuse("has rows with drafts in the wrong position")
     for request, drafts in step.drafts.items():
         row = drafted[request]
         if not row.length == 1 + row.drafted == 1 + drafts.length:
@@ -161,14 +161,14 @@ def _within(what: str, values: Any, low: int, beyond: Any) -> None:
         _refuse(f"has a {what} of {np.atleast_1d(numbers)[np.atleast_1d(wrong)][0]}")
 
 
-def _told(tail: bytes) -> dict[str, Any]:
+def _read_tail(tail: bytes) -> dict[str, Any]:
     try:
         value = json.loads(tail) if tail else {}
         if type(value) is not dict:
-            _refuse("has a tail that is no object")
+            _refuse("has a tail that is not a JSON object")
         return {name: part.read(value.get(name, [])) for name, part in _RARE.items()}
     except (ValueError, RecursionError) as error:
-        raise BadWire(f"the step has a tail that is no JSON: {error}") from None
+        raise BadWire(f"the step has a tail that is not JSON: {error}") from None
     except (DecodeError, BadInput) as error:
         raise BadWire(f"the step: {error}") from None
 

@@ -1,4 +1,4 @@
-"""Blocks on their way between the device's cache and the tiers below it, beside the steps."""
+"""Transfers of blocks between the device's cache and the tiers below it, concurrent with the steps."""
 
 import itertools
 from collections import Counter
@@ -15,26 +15,26 @@ from engine.scheduling.settings import SchedulerSettings
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A store or a load that is under way. It holds its blocks of the device like a request does."""
+    """A store or load in flight. It holds its device blocks as a request does."""
 
     order: TransferOrder
-    blocks: list[int]  # of a store all that its request had written, also where some lie in the tier already
-    request: Request  # that gave way, or that waits for them
+    blocks: list[int]  # of a store: all blocks its request had written, even those the tier already has
+    request: Request  # the preempted request, or the one that waits for the load
 
 
 class FoundBlocks(NamedTuple):
-    """What a request can begin with."""
+    """The blocks a request can start with."""
 
-    hits: list[int]  # blocks of the device
-    tokens: int  # whose keys lie in those, and in the blocks to load
-    tier: str = ""  # from where to load more
+    hits: list[int]  # device blocks
+    tokens: int  # the number of tokens covered by `hits` and by the blocks to load
+    tier: str = ""  # the tier to load more from
     names: tuple[BlockName, ...] = ()
 
 
 class Transfers:
-    """Decides what to move and what to compute, and keeps account of all that is under way.
+    """Decides whether to move blocks or recompute them, and tracks all transfers in flight.
 
-    A name is held in a tier for as long as a request that gave way counts on it.
+    A tier keeps a block as long as a preempted request relies on it.
     """
 
     def __init__(self, kv: KVManager, tiers: Sequence[Tier], rules: SchedulerSettings, costs: Costs) -> None:
@@ -42,12 +42,12 @@ class Transfers:
         self._kv, self._rules, self._costs = kv, rules, costs
         self.orders: list[TransferOrder] = []  # to be sent, in this order
         self.under_way: dict[int, Moving] = {}
-        self.loading: dict[int, Request] = {}  # neither in line nor running
-        self.loaded: list[Request] = []  # they have their blocks, and wait for a row
+        self.loading: dict[int, Request] = {}  # neither queued nor running
+        self.loaded: list[Request] = []  # their blocks are loaded; they wait for a slot
         self._ids = itertools.count()
         self._wanted: Counter[tuple[str, BlockName]] = Counter()
         self._storing: set[tuple[str, BlockName]] = set()
-        self._lost: set[tuple[str, BlockName]] = set()  # not to be trusted, and not forgotten yet
+        self._lost: set[tuple[str, BlockName]] = set()  # contents may be wrong; not forgotten by the tier yet
 
     @property
     def pending(self) -> bool:
@@ -55,17 +55,17 @@ class Transfers:
 
     @property
     def sizes(self) -> tuple[tuple[str, int], ...]:
-        """Of each tier: its name, and how many blocks it holds at most."""
+        """The name of each tier and the maximum number of blocks it holds."""
         return tuple((tier.name, tier.size) for tier in self.tiers.values())
 
     @property
-    def coming(self) -> tuple[Request, ...]:
-        """Requests that have blocks, and do not run yet."""
+    def incoming(self) -> tuple[Request, ...]:
+        """Requests that have blocks but do not run yet."""
         return (*self.loading.values(), *self.loaded)
 
     @property
-    def leaving(self) -> int:
-        """Blocks that are free once what is being stored has been."""
+    def freeing(self) -> int:
+        """Blocks that become free when the current stores end."""
         refs = self._kv.pool.refs
         return sum(
             refs[block] == 1
@@ -74,12 +74,12 @@ class Transfers:
             for block in moving.blocks
         )
 
-    # Out
+    # Storing
 
     def store(self, victim: Request) -> str:
-        """Keeps what it has written in the first tier with room where that pays, and gives its name.
+        """Store the victim's blocks in the first tier that has room, if that beats recomputing.
 
-        It holds no block of the device then.
+        Returns the tier's name, or "" if nothing is stored. On success the victim holds no device blocks.
         """
         if self._rules.preemption == "recompute" or not (names := self._kv.names(victim)):
             return ""
@@ -98,7 +98,7 @@ class Transfers:
         return missing <= tier.room() - ordered
 
     def _kept(self, name: tuple[str, BlockName]) -> bool:
-        """Whether it is in its tier, or on its way there."""
+        """Whether the block is in its tier, or being stored there."""
         return self._wanted[name] > 0 or name in self._storing
 
     def _store(self, tier: str, victim: Request, names: tuple[BlockName, ...]) -> None:
@@ -107,7 +107,7 @@ class Transfers:
         fresh = [
             (name, block) for name, block in zip(names, written, strict=True) if not self._kept((tier, name))
         ]
-        victim.launched = min(victim.launched, len(victim.tokens))  # drafts that are not judged yet are lost
+        victim.launched = min(victim.launched, len(victim.tokens))  # unverified drafts are lost
         victim.blocks, victim.stored = [], Stored(tier, names)
         self._want(tier, names)
         pool.give_back(rest)
@@ -120,17 +120,17 @@ class Transfers:
         self.under_way[order.id] = Moving(order, written, victim)
         victim.stored = Stored(tier, names, order.id)
 
-    # Back
+    # Loading
 
     def find(self, request: Request) -> FoundBlocks:
-        """What is there of its beginning: on the device, then in the tier that has most of the rest."""
+        """The blocks of a request's prefix: on the device, then in the tier that has most of the others."""
         kv, stored = self._kv, request.stored
         if stored is None:
             hits = kv.find(request) if self._rules.prefix_cache else []
             names = tuple(request.chain[: (len(request.tokens) - 1) // kv.pool.block_size])
             if not self._rules.prefix_cache or kv.window is not None:
                 names = ()
-        elif moving := self.under_way.get(stored.transfer):  # they have not left the device
+        elif moving := self.under_way.get(stored.transfer):  # they are still on the device
             return FoundBlocks(moving.blocks[: kv.blocks_for(request.launched)], request.launched)
         else:
             again = self._rules.prefix_cache and kv.window is None and request.epoch == kv.epoch
@@ -148,7 +148,7 @@ class Transfers:
         return FoundBlocks(hits, more, tier.name, rest[:count])
 
     def _most(self, names: Sequence[BlockName]) -> tuple[Tier | None, int]:
-        """The tier that holds most of the front of these, the upper one of equals."""
+        """The tier that holds the longest prefix of `names`; on a tie, the upper tier."""
         best: Tier | None = None
         most = 0
         for tier in self.tiers.values() if names else ():
@@ -157,7 +157,7 @@ class Transfers:
         return best, most
 
     def _loadable(self, tier: str, names: Sequence[BlockName]) -> Sequence[BlockName]:
-        """Those that are whole there, and stay."""
+        """The prefix of `names` whose blocks are complete in the tier and not about to be dropped."""
         going = {
             (each.tier, name)
             for each in self.orders
@@ -174,11 +174,11 @@ class Transfers:
         ]
 
     def begin(self, request: Request, found: FoundBlocks) -> bool:
-        """Gives it what was found. False: more is on its way to it, so it cannot run yet."""
+        """Give the request the blocks found. False if it cannot run yet, because more are loading."""
         self._kv.adopt(request, found.hits)
         request.launched = found.tokens
         if request.stored is not None:
-            request.published = 0  # its blocks are others now
+            request.published = 0  # its blocks are different ones now
         if found.names:
             pool = self._kv.pool
             blocks = pool.take(len(found.names), request.id, len(found.hits))
@@ -191,10 +191,10 @@ class Transfers:
         self.release(request)
         return not found.names
 
-    # The end of one, and of a request
+    # The end of a transfer or of a request
 
     def end(self, end: TransferEnd) -> Moving:
-        """A store or a load is over: its blocks are free, or its request's alone."""
+        """Handle the end of a store or load: release the blocks that the transfer held."""
         moving = self.under_way.pop(end.id)
         order, loads = moving.order, moving.order.kind == "load"
         self._kv.pool.give_back(moving.blocks)
@@ -213,20 +213,20 @@ class Transfers:
         return moving
 
     def leave(self, request: Request) -> bool:
-        """It ends. Whether it waited here, for blocks or for a row; its transfer goes on without it."""
+        """Remove a request that ends. Returns whether it was loading or loaded; its transfer continues."""
         if request in self.loaded:
             self.loaded.remove(request)
             return True
         return self.loading.pop(request.id, None) is not None
 
     def release(self, request: Request) -> None:
-        """It does not count on what it has stored any more."""
+        """Release the request's stored blocks."""
         if request.stored is not None:
             stored, request.stored = request.stored, None
             self._unwant(stored.tier, stored.names)
 
     def forget(self, request: Request) -> None:
-        """What it has computed is not to be trusted, and must not be found."""
+        """Make all blocks the request computed unfindable, because they may be wrong."""
         pool = self._kv.pool
         pool.forget(request.blocks)
         for moving in self.under_way.values():
@@ -237,14 +237,14 @@ class Transfers:
             self._lost.update((tier, name) for name in request.stored.names)
 
     def clear(self) -> None:
-        """The engine is dead: nothing comes of what is under way."""
+        """Drop all transfers, because the engine is dead."""
         for each in (self.orders, self.under_way, self.loading, self.loaded):
             each.clear()
         for names in (self._wanted, self._storing, self._lost):
             names.clear()
 
     def check(self, requests: Iterable[Request]) -> None:
-        """Proves that a name is wanted as often as a request, or a load, counts on it."""
+        """Check that each name is wanted once for each request or load that relies on it."""
         wanted = Counter[tuple[str, BlockName]]()
         for stored in (each.stored for each in requests if each.stored is not None):
             wanted.update((stored.tier, name) for name in stored.names)
@@ -252,9 +252,9 @@ class Transfers:
         for order in (each.order for each in self.under_way.values()):
             names = [(order.tier, name) for name in order.names]
             wanted.update(names) if order.kind == "load" else storing.update(names)
-        assert wanted == self._wanted, "a name is wanted, and by no request, or the other way round"
-        assert storing == self._storing, "a name is being stored, and in no transfer, or the other way round"
-        assert self._lost <= wanted.keys() | storing, "a name is not to be trusted, and never forgotten"
+        assert wanted == self._wanted, "wanted names and requests disagree"
+        assert storing == self._storing, "names being stored and transfers disagree"
+        assert self._lost <= wanted.keys() | storing, "a lost name is never forgotten"
 
     def _want(self, tier: str, names: Iterable[BlockName]) -> None:
         self._wanted.update((tier, name) for name in names)
@@ -264,7 +264,7 @@ class Transfers:
         self._tidy(tier, names)
 
     def _tidy(self, tier: str, names: Sequence[BlockName]) -> None:
-        """What is not wanted any more, and not on its way, may go."""
+        """Release or forget the names that no request relies on and no transfer stores."""
         idle = [name for name in names if self._wanted[tier, name] <= 0 and (tier, name) not in self._storing]
         lost = tuple(name for name in idle if (tier, name) in self._lost)
         for name in idle:

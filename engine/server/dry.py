@@ -162,7 +162,7 @@ class DryRunner:
     def weight_schemes(self) -> tuple[SchemeView, ...]:
         return ()
 
-    def ailing(self) -> str | None:
+    def device_error(self) -> str | None:
         return None
 
     def memory(self) -> dict[str, int]:

@@ -1,1 +1,1 @@
-"""One turn of the engine, who gets its tokens, and what may change while it runs."""
+"""The engine's main loop, the delivery of its tokens, and changes while it runs."""

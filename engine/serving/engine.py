@@ -1,4 +1,4 @@
-"""The machine: schedule, launch, commit the step before. One thread owns it."""
+"""The engine: schedule a step, launch it, commit the one before. One thread owns it."""
 
 import itertools
 import random
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Takes requests, and turns one step after another into their replies."""
+    """Accepts requests and computes their replies step by step."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Engine:
         self.limits, self.info, self.bus = limits, info, bus
         self.depth, self.clock, self.grammars, self.weights = depth, clock, grammars, weights
         self.meters = Meters()
-        self.error = ""  # why it is dead, if it is
+        self.error = ""  # why the engine is dead, or ""
         self._number = itertools.count().__next__
         self.outputs = OutputProcessor(scheduler, self.meters, bus, clock, self._number, limits.stop_ids)
         self._seeds = random.Random(seed)
@@ -67,7 +67,7 @@ class Engine:
         self._committed_at = 0.0
         self._switches, self._lifecycle = Switches(self), Lifecycle(self, weights)
 
-    # What a person may ask for
+    # Requests and settings
 
     def submit(
         self,
@@ -81,18 +81,18 @@ class Engine:
         continues: bool = True,
         reply_prefix: Sequence[int] = (),
     ) -> int:
-        """A new request; its deltas go to `sink`. `deadline`: seconds from now to its first token.
+        """Submit a request; its deltas go to `sink`. `deadline`: seconds from now to its first token.
 
-        `continues`: the reply's text goes on from the prompt's, instead of beginning anew.
-        `reply_prefix`: tokens with which the reply begins, such as those of another one up to where they
-        part. Its deltas come behind them; blocks that hold them already are shared.
+        `continues`: the reply's text continues the prompt's instead of starting fresh.
+        `reply_prefix`: tokens the reply starts with, such as another reply's up to where the two diverge.
+        Deltas start after them. Cached blocks that hold them are shared.
         """
         self._refuse_if_dead()
         self._check(params, prompt, reply_prefix)
         check_order(priority, deadline)
         max_len = self.limits.max_len(self.info.model, len(prompt), params)
         if len(self.scheduler.waiting) >= self.limits.waiting:
-            raise QueueFull(f"{self.limits.waiting} requests wait already; try again later")
+            raise QueueFull(f"the queue is full: {self.limits.waiting} requests are waiting; try again later")
         now = self.clock()
         request = Request(
             id=self._number(),
@@ -108,7 +108,7 @@ class Engine:
         )
         if len(request.tokens) >= max_len:
             room = max_len - len(prompt)
-            raise RequestTooLong(f"{len(reply_prefix)} tokens of the reply are there; it may have {room}")
+            raise RequestTooLong(f"reply_prefix has {len(reply_prefix)} tokens; the reply may have {room}")
         if params.grammar and self.grammars:
             self.grammars.check_start(params, reply_prefix)
         written = TextStream(self.tokenizer, self.limits.stop_ids, params, prompt if continues else ())
@@ -118,12 +118,12 @@ class Engine:
         return request.id
 
     def fork(self, parent: int, sink: Sink, params: SamplingParams | None = None) -> int:
-        """A request that goes on from a running one's tokens, sharing its blocks; its deltas begin there."""
+        """Submit a request that continues a running one's tokens and shares its blocks."""
         self._refuse_if_dead()
         source = self.outputs.rows(parent)[0]
         if self.outputs.searches(source):
             beams = source.params.beams
-            raise BadInput(f"request {parent} searches with {beams} beams: set them to 1 to fork it")
+            raise BadInput(f"request {parent} is a beam search with {beams} beams; set beams to 1 to fork it")
         params = params or self.outputs.asked(source).changed(n=1, best_of=None)
         self._check(params)
         child = Request(
@@ -147,13 +147,13 @@ class Engine:
         return child.id
 
     def length(self, id: int) -> int:
-        """Tokens of a request, prompt and reply, that are committed."""
+        """The committed tokens of a request, prompt and reply."""
         return len(self.outputs.rows(id)[0].tokens)
 
     def update(self, id: int, **changes: object) -> None:
-        """Other sampling parameters, from the next step that is not launched yet.
+        """Change a request's sampling parameters from the next launched step on.
 
-        A search begins with the text as it is, and the best hypothesis goes on where it ends.
+        A beam search starts from the present text; when it is turned off, its best hypothesis continues.
         """
         source = self.outputs.rows(id)[0]
         params = self.outputs.asked(source).changed(**changes)
@@ -164,40 +164,40 @@ class Engine:
         self.outputs.retune(id, params, max_len, seed="seed" in changes)
 
     def abort(self, id: int) -> None:
-        """Ends a request now. One that has ended already is left in peace."""
+        """End a request now. No-op if it has already ended."""
         for request in self.outputs.rows(id, missing=True):
             self.outputs.end(request, Finish.ABORTED)
 
     def preempt(self, id: int) -> None:
-        """Makes a running request give way for a moment."""
+        """Preempt a running request. It resumes when there is room."""
         for request in self.outputs.rows(id):
             self.scheduler.preempt(request)
 
     def set_switch(self, name: str, on: bool) -> None:
-        """Turns a technique off or on from the next plan on, whatever runs. Tokens stay the same."""
+        """Turn a technique on or off from the next step on. Replies do not change."""
         self._switches.turn(name, on)
 
     def set_quantization(self, scheme: str) -> None:
-        """Keeps the weights in another scheme. Requests stand still meanwhile, and go on with their cache.
+        """Change the scheme of the weights. Requests pause and keep their cache.
 
-        It begins here and goes on in `step`; events and snapshots tell how far it is, and how it ends.
+        `step` does the work, a layer at a time; events and snapshots report progress and the result.
         """
         self._refuse_if_dead()
         self._lifecycle.set_quantization(scheme)
 
     def cancel_quantization(self) -> None:
-        """Goes back to the scheme before; does nothing where no change is under way."""
+        """Return to the previous scheme. No-op if no change is in progress."""
         self._lifecycle.cancel()
 
     def set_kv_scheme(self, scheme: str) -> None:
-        """Another form of the cache, while no request is alive. What was cached is forgotten."""
+        """Change the scheme of the cache. No request may be alive; cached blocks are forgotten."""
         self._refuse_if_dead()
-        self._come_to_rest()  # of requests that have ended, there may be a step on its way
+        self._drain()  # a step of ended requests may be in flight
         self._lifecycle.set_kv_scheme(scheme, alive=self.outputs.alive)
 
     @property
     def change(self) -> Change | None:
-        """Of the weights' scheme, that goes on or has failed."""
+        """The change of the weights' scheme that is in progress or has failed."""
         return self._lifecycle.change
 
     @property
@@ -210,7 +210,7 @@ class Engine:
     def beams(self) -> tuple[BeamsView, ...]:
         return self.outputs.beams()
 
-    # One turn
+    # The main loop
 
     @property
     def busy(self) -> bool:
@@ -218,20 +218,20 @@ class Engine:
         return bool(scheduler.requests) or ahead or self._lifecycle.changing or scheduler.transfers.pending
 
     def pause(self) -> float:
-        """After a turn with nothing to do, though requests wait: seconds until the next one makes sense."""
+        """Seconds until the next step makes sense, after one with nothing to do while requests wait."""
         if self.scheduler.transfers.pending:
             return transfers.POLL
         if self.scheduler.held_until is None:
             head = self.scheduler.waiting.head()
             raise EngineDead(
-                f"nothing runs, and request {head and head.id} cannot start: {head and head.why}"
+                f"no request runs, and request {head and head.id} cannot start: {head and head.why}"
             )
         return max(0.0, self.scheduler.held_until - self.clock())
 
     def step(self) -> bool:
-        """One turn. False when there was nothing to do."""
+        """Run one iteration of the main loop. False if there was nothing to do."""
         if self._lifecycle.changing:
-            self._come_to_rest()
+            self._drain()
             self._lifecycle.turn()
             return True
         moving = self.scheduler.transfers
@@ -250,10 +250,10 @@ class Engine:
             self._supply(flight)
         if self.depth == 0:
             self._commit_what_is_ahead()
-        return step is not None or before is not None or self.scheduler.gave_way or sends
+        return step is not None or before is not None or self.scheduler.preempted or sends
 
-    def _come_to_rest(self) -> None:
-        """No step is under way, and no transfer."""
+    def _drain(self) -> None:
+        """Commit the step in flight and finish all transfers."""
         self._commit_what_is_ahead()
         transfers.finish(self)
 
@@ -267,7 +267,7 @@ class Engine:
         try:
             handle = self.runner.launch(step)
         except NoMemory as error:
-            self._lighten(step, error)
+            self._shrink_steps(step, error)
         except Exception as error:
             self._step_failed(step, error)
         else:
@@ -275,14 +275,14 @@ class Engine:
         return None
 
     def _supply(self, flight: Flight) -> None:
-        """What the guided rows of a step may draw, which depends on the step before it."""
+        """Supply the masks of a step's guided rows, which depend on the step before it."""
         try:
             assert self.grammars is not None
             masks = self.grammars.masks(flight.step, self.scheduler.requests)
             self.runner.supply(flight.handle, masks)
         except NoMemory as error:
             self._ahead = None
-            self._lighten(flight.step, error)
+            self._shrink_steps(flight.step, error)
         except Exception as error:
             self._ahead = None
             self._step_failed(flight.step, error)
@@ -295,7 +295,7 @@ class Engine:
             self._step_failed(step, error)
             return
         now, prefill = self.clock(), step.prefill
-        self._learn(step, result, prefill, now)
+        self._record_cost(step, result, prefill, now)
         sampled = iter(result.tokens)
         for row in step.rows:
             if row.samples:
@@ -307,8 +307,8 @@ class Engine:
         if blocks := self.meters.evicted(now, self.scheduler.pool.evictions):
             self.bus.emit(events.Evicted(step.number, now, blocks))
 
-    def _learn(self, step: Step, result: StepResult, prefill: int, now: float) -> None:
-        """Lets the scheduler know what this step has cost."""
+    def _record_cost(self, step: Step, result: StepResult, prefill: int, now: float) -> None:
+        """Report what this step cost to the scheduler."""
         begun = max(self._committed_at, now - result.seconds) if self.depth else now - result.seconds
         self.scheduler.costs.saw_step(prefill, now - begun)
         if not prefill and len(step.rows):
@@ -316,40 +316,40 @@ class Engine:
         self._committed_at = now
 
     def record(self, path: Path) -> None:
-        """Writes everything the runner receives to a new file, and the tokens it gives, until it is stopped.
+        """Record everything the runner receives, and its tokens, to a new file until stopped.
 
-        For a program that holds the engine, never for a route: a caller who names files could write any. It
-        begins with an engine at rest, and what was cached is forgotten, so that a fresh runner can follow.
+        Not for a server route: a client could name any file. The engine must be idle. Cached blocks are
+        forgotten, so that a fresh runner can replay the file.
         """
         if self._logged is not None:
-            raise BadInput("the engine is being recorded already: stop that first")
+            raise BadInput("the engine is already being recorded; stop that recording first")
         self._lifecycle.refuse_while_changing()
-        self._come_to_rest()
+        self._drain()
         if alive := self.outputs.alive:
-            raise BadInput(f"a recording begins with an engine at rest: wait for {alive}, or end them")
+            raise BadInput(f"a recording needs an idle engine; wait for {alive}, or end them")
         self.scheduler.pool.forget_all()
         self._logged = LoggedRunner(self.runner, StepLog(path, self.origin))
         self.runner = cast(Runner, self._logged)
 
     def stop_recording(self) -> None:
-        """With a step that is under way. Does nothing where there is no recording."""
+        """Stop recording, after the step in flight. No-op if there is no recording."""
         if self._logged is not None:
-            self._come_to_rest()
+            self._drain()
             self._logged.close()
             self.runner, self._logged = self._logged.runner, None
 
     @property
     def origin(self) -> Origin:
-        """What a recording that is begun now begins with."""
+        """The initial state of a recording started now."""
         scheduler, scheme = self.scheduler, self.weights.scheme.name if self.weights else "none"
         slots, width = scheduler.tables.grid.shape
         bounds = Bounds(slots, width, scheduler.pool.block_size, scheduler.pool.size, self.limits.vocab)
         return Origin(bounds, scheme, scheduler.kv.kv_scheme, scheduler.transfers.sizes)
 
-    # When it fails
+    # Failures
 
     def _step_failed(self, step: Step, error: Exception) -> None:
-        """The requests of the step end with the reason; the engine goes on, if the device still answers."""
+        """Fail the requests of the step. The engine continues if the device still works."""
         reason = f"the step failed: {type(error).__name__}: {error} ({place(error)})"
         log.error("step %d failed", step.number, exc_info=error)
         rows = tuple(row.request for row in step.rows)
@@ -357,27 +357,27 @@ class Engine:
         recovery.resend(self.scheduler, step)
         for request in recovery.relying_on(self.scheduler, step):
             self.outputs.end(request, Finish.FAILED, reason)
-        if problem := self.runner.ailing():
+        if problem := self.runner.device_error():
             raise EngineDead(f"{problem} (after: {reason})")
 
-    def _lighten(self, step: Step, error: NoMemory) -> None:
-        """A step without memory is taken back, and smaller ones follow; what was alone in it fails."""
+    def _shrink_steps(self, step: Step, error: NoMemory) -> None:
+        """Undo a step that ran out of memory and make the next ones smaller. A request alone in it fails."""
         alone = recovery.take_back(self.scheduler, step)
         log.warning(
-            "no memory for step %d, %d tokens in %d rows; at most %d tokens go into the next ones: %s",
+            "out of memory for step %d, %d tokens in %d rows; the next steps have at most %d tokens: %s",
             step.number, step.tokens, len(step.rows), self.scheduler.rules.step_tokens, error,
         )  # fmt: skip
         if alone is not None:
             self.outputs.end(alone, Finish.FAILED, f"no memory for a step of {step.tokens} tokens: {error}")
 
     def die(self, reason: str) -> None:
-        """Ends every request with the reason. Nothing runs after this."""
+        """End every request with this reason and stop the engine permanently."""
         self.error = reason
         self._ahead = None
         self.outputs.end_all(reason)
         self.bus.emit(events.Died(self.scheduler.step, self.clock(), reason))
 
-    # Small checks
+    # Helpers
 
     def _refuse_if_dead(self) -> None:
         if self.error:
@@ -394,7 +394,7 @@ class Engine:
             self.check_grammar(params.grammar)
 
     def check_grammar(self, grammar: Grammar) -> None:
-        """From any thread. A new one takes a while, so hosts do this before they bother the engine's own."""
+        """Check a grammar, from any thread. Compiling takes a while, so call this off the engine's thread."""
         if self.grammars is None:
-            raise BadParams("grammar", f"cannot be had: {self.info.model} has no vocabulary of text here")
+            raise BadParams("grammar", f"is not available: {self.info.model} has no tokenizer")
         self.grammars.check(grammar)

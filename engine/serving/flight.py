@@ -7,7 +7,7 @@ from engine.scheduling.step import Step
 
 @dataclass(slots=True)
 class Flight:
-    """A step on its way: launched, not committed."""
+    """A step in flight: launched, not committed."""
 
     step: Step
     handle: object

@@ -1,4 +1,4 @@
-"""What each command does to an engine."""
+"""Maps each command to the engine call that runs it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from engine.serving.reply import Sink
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """`run` gets the engine, the command, and the sink of a command that begins a request."""
+    """`run` takes the engine, the command, and the sink if the command starts a request."""
 
     run: Callable[..., Any]
-    beside: bool = False  # on a thread of its own, while the engine's takes steps
-    first: Callable[[Engine, Any], Callable[[], object] | None] | None = None  # what to do before, likewise
+    beside: bool = False  # run on a helper thread, concurrently with the steps
+    first: Callable[[Engine, Any], Callable[[], object] | None] | None = None  # run first, on a helper thread
 
 
 def _submit(engine: Engine, asked: commands.Submit, sink: Sink) -> Begun:
@@ -64,7 +64,7 @@ def _grammar_of_changes(engine: Engine, asked: commands.Update) -> Callable[[], 
 
 
 def _compiling(engine: Engine, grammar: object) -> Callable[[], object] | None:
-    """A grammar that is new takes a while to compile. What is no grammar, the engine refuses by itself."""
+    """Compile a grammar ahead on a helper thread. The engine itself rejects values that are no grammar."""
     return partial(engine.check_grammar, grammar) if isinstance(grammar, Grammar) else None
 
 

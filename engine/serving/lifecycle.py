@@ -1,6 +1,6 @@
-"""How weights and cache are kept, and how that changes while the engine lives.
+"""Changes the schemes of weights and cache at run time.
 
-The weights' scheme changes between two steps, a layer a turn, while requests are alive. The cache's form
+The weights' scheme changes between steps, one layer per turn, while requests are alive. The cache's scheme
 changes at once, while none is.
 """
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class Lifecycle:
-    """Owns the change that is under way, if one is."""
+    """Owns the change that is in progress, if any."""
 
     def __init__(self, engine: Machine, weights: Weights | None) -> None:
         self._engine, self._weights = engine, weights
         self._changing: WeightsChange | None = None
-        self.change: Change | None = None  # one that goes on, or has failed
+        self.change: Change | None = None  # in progress, or failed
 
     @property
     def changing(self) -> bool:
@@ -39,23 +39,23 @@ class Lifecycle:
 
     def refuse_while_changing(self) -> None:
         if self._changing is not None:
-            raise BadInput(f"the weights are on their way to {self._changing.wanted}: wait, or cancel that")
+            raise BadInput(f"the weights are changing to {self._changing.wanted}; wait, or cancel that")
 
     def set_quantization(self, scheme: str) -> None:
-        """Begins a change of weights. Raises where it cannot be, and touches nothing then."""
+        """Start a change of the weights. If it is not possible, raises and changes nothing."""
         self.refuse_while_changing()
         if self._weights is None:
-            problem = "this engine's weights have one form, and keep it"
+            problem = "the weights of this engine cannot be changed"
             raise BadInput(f"quantization {scheme!r}: {problem}", field="scheme", value=scheme)
         begun = self._changing = self._begin(self._weights, scheme)
-        self.change = begun.change if begun else None  # one that failed is no longer wanted
+        self.change = begun.change if begun else None  # forget an earlier change that failed
 
     def cancel(self) -> None:
         if self._changing is not None:
             self._changing.cancel()
 
     def turn(self) -> None:
-        """A layer of weights in a step's place."""
+        """Convert one layer of weights instead of running a step."""
         assert self._changing is not None
         changing = self._changing
         if not changing.turn():
@@ -63,22 +63,20 @@ class Lifecycle:
         self.change = changing.change
 
     def set_kv_scheme(self, scheme: str, *, alive: int) -> None:
-        """Another form of the cache, while no request is alive. What was cached is forgotten."""
+        """Change the scheme of the cache. No request may be alive; cached blocks are forgotten."""
         engine, scheduler = self._engine, self._engine.scheduler
         if (form := next((each for each in KV_SCHEMES if each == scheme), None)) is None:
             known = ", ".join(KV_SCHEMES)
-            raise BadInput(
-                f"there is no KV scheme {scheme!r}; there are {known}", field="scheme", value=scheme
-            )
+            raise BadInput(f"unknown KV scheme {scheme!r}; available: {known}", field="scheme", value=scheme)
         self.refuse_while_changing()
         if alive:
             wait = f"wait for {alive}, or end them"
-            raise BadInput(f"the cache keeps its form while requests are alive: {wait}")
+            raise BadInput(f"cannot change the cache while requests are alive: {wait}")
         if form == scheduler.kv.kv_scheme:
             return
         if problem := next((each.why_not for each in engine.runner.kv_schemes() if each.name == form), ""):
             raise BadInput(problem, field="scheme", value=scheme)
-        scheduler.pool.forget_all()  # even where this fails, what the blocks hold is gone
+        scheduler.pool.forget_all()  # even if this fails, the blocks' contents are lost
         engine.runner.apply(Recache(form))
         fit = engine.runner.fit()
         scheduler.kv.recache(form, fit.blocks)
@@ -87,7 +85,7 @@ class Lifecycle:
         engine.bus.emit(events.Recached(scheduler.step, engine.clock(), form, fit.blocks))
 
     def _begin(self, weights: Weights, name: str) -> WeightsChange | None:
-        """None: the weights are of that scheme already."""
+        """Start a conversion. None if the weights have that scheme already."""
         engine = self._engine
         conversion = weights.begin(
             name, lambda at, scheme: engine.runner.apply(ReplaceLayer(at, scheme.name))
@@ -100,8 +98,8 @@ class Lifecycle:
         )
         if blocks is not None and blocks * size < engine.limits.context:
             raise BadInput(
-                f"quantization {name!r} would leave {blocks} blocks of the cache, {blocks * size} tokens; "
-                f"a request may have {engine.limits.context}. Start again with it, or with a smaller "
+                f"quantization {name!r} would leave {blocks} cache blocks, {blocks * size} tokens; "
+                f"a request may have {engine.limits.context}. Restart with this scheme, or with a smaller "
                 "max_context",
                 field="scheme",
                 value=name,
@@ -110,7 +108,7 @@ class Lifecycle:
 
 
 class WeightsChange:
-    """The cache gives room first, if it must; then layer after layer; then the cache takes what was won."""
+    """Shrinks the cache if necessary, converts layer by layer, then grows the cache into the freed memory."""
 
     def __init__(self, engine: Machine, conversion: Conversion, blocks: int | None) -> None:
         self._engine, self._conversion = engine, conversion
@@ -118,7 +116,7 @@ class WeightsChange:
         self._after = self._before if blocks is None else blocks
         self._began = engine.clock()
         self._started = False
-        self._say()
+        self._report()
 
     @property
     def wanted(self) -> str:
@@ -126,7 +124,7 @@ class WeightsChange:
 
     @property
     def change(self) -> Change | None:
-        """How far it is, or why it has failed; of one that is done there is nothing to say."""
+        """The progress of the change, or its error. None once it has succeeded."""
         conversion = self._conversion
         if conversion.over and not conversion.error:
             return None
@@ -136,14 +134,14 @@ class WeightsChange:
         self._conversion.cancel("it was cancelled")
 
     def turn(self) -> bool:
-        """False when it is over."""
+        """Advance by one layer. False when the change is over."""
         if not self._started:
             self._started = True
             if not self._conversion.error and self._after < self._before:
                 self._give_room()
         elif not self._conversion.over:
             self._advance()
-        self._say()
+        self._report()
         if self._conversion.over:
             self._end()
         return not self._conversion.over
@@ -153,9 +151,7 @@ class WeightsChange:
             self._conversion.advance()
         except Exception as error:
             why = f"{type(error).__name__}: {error} (after: {self._conversion.error})"
-            raise EngineDead(
-                f"the weights of {self._conversion.old.name} cannot be read again: {why}"
-            ) from error
+            raise EngineDead(f"cannot reload the weights of {self._conversion.old.name}: {why}") from error
 
     def _give_room(self) -> None:
         engine, scheduler = self._engine, self._engine.scheduler
@@ -166,16 +162,14 @@ class WeightsChange:
             engine.runner.collect(engine.runner.launch(step))
         except Exception as error:
             resend(scheduler, step)
-            raise EngineDead(
-                f"the cache's blocks cannot be moved: {type(error).__name__}: {error}"
-            ) from error
+            raise EngineDead(f"cannot move the cache's blocks: {type(error).__name__}: {error}") from error
         try:
             engine.runner.apply(Resize(self._after, tuple(scheduler.pool.held)))
         except (RuntimeError, MemoryError) as error:
-            self._conversion.cancel(f"the cache cannot be made smaller: {error}")
+            self._conversion.cancel(f"cannot shrink the cache: {error}")
 
     def _take_room(self, blocks: int) -> None:
-        """The first blocks stay where they are. Without memory for more, there are no more."""
+        """Grow the cache. Existing blocks keep their places; without memory the size stays the same."""
         pool = self._engine.scheduler.pool
         if blocks <= pool.size:
             return
@@ -193,7 +187,7 @@ class WeightsChange:
             self._take_room(self._before)
         else:
             engine.runner.apply(UseScheme(conversion.new.name))
-            engine.scheduler.kv.reweigh()
+            engine.scheduler.kv.weights_changed()
             self._take_room(self._after)
         engine.bus.emit(
             events.Quantized(
@@ -207,7 +201,7 @@ class WeightsChange:
             )
         )
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         engine, conversion = self._engine, self._conversion
         done, total = conversion.done, conversion.total
         engine.bus.emit(events.Quantizing(engine.scheduler.step, engine.clock(), self.wanted, done, total))

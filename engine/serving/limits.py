@@ -11,13 +11,13 @@ from engine.speculation.speculator import LACKS, WINDOWED
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of an engine and its model."""
+    """The limits of an engine and its model."""
 
     context: int  # tokens that the model, and the whole cache, can hold for one request
     vocab: int
     waiting: int
     stop_ids: frozenset[int] = frozenset()  # end a reply, unless it ignores them
-    speculation: tuple[str, ...] = ("ngram", "suffix")  # kinds that can be had here
+    speculation: tuple[str, ...] = ("ngram", "suffix")  # the kinds available for this model
     windowed: bool = False  # a kv_window bounds what a token sees
 
     def check(
@@ -28,32 +28,32 @@ class Limits:
         prompt: Sequence[int] = (),
         reply_prefix: Sequence[int] = (),
     ) -> None:
-        """No token that the model does not know may reach its tables, and no search that never fits."""
+        """Raise if a token is outside the model's vocabulary or the search can never fit."""
         if (kind := params.speculate) and kind not in self.speculation:
             why = WINDOWED if kind == "draft" and self.windowed else f"{model} {LACKS[kind]}"
-            raise BadParams("speculate", f"{kind} cannot be had: {why}")
+            raise BadParams("speculate", f"{kind} is not available: {why}")
         biased = [token for token, _ in params.logit_bias]
         named = {"prompt": prompt, "said": reply_prefix, "stop_ids": params.stop_ids, "logit_bias": biased}
         for field, ids in named.items():
-            if strange := self._strange(model, ids):
-                raise BadParams(field, strange)
+            if problem := self._outside_vocab(model, ids):
+                raise BadParams(field, problem)
         if params.min_tokens and len(params.enders(self.stop_ids)) >= self.vocab:
-            raise BadParams("stop_ids", f"no token is left for the {params.min_tokens} of min_tokens")
+            raise BadParams("stop_ids", f"min_tokens is {params.min_tokens}, but every token ends the reply")
         if params.beams > rows:
-            raise BadParams("beams", f"{params.beams} want as many rows, but this engine runs {rows} at once")
+            raise BadParams("beams", f"{params.beams} beams need as many rows; this engine runs {rows}")
 
-    def _strange(self, model: str, tokens: Iterable[int]) -> str:
-        """Says which of them is no token of the model, if one is."""
+    def _outside_vocab(self, model: str, tokens: Iterable[int]) -> str:
+        """A message about the first token outside the vocabulary, or ""."""
         token = next((token for token in tokens if not 0 <= token < self.vocab), None)
         if token is None:
             return ""
-        return f"token id {token} is out of range: {model} knows 0 to {self.vocab - 1}"
+        return f"token id {token} is out of range: {model} has tokens 0 to {self.vocab - 1}"
 
     def max_len(self, model: str, prompt: int, params: SamplingParams) -> int:
-        """How many tokens a request with so long a prompt may hold; raises where it can never fit."""
+        """The maximum token count of a request with this prompt. Raises if it can never fit."""
         context = self.context
         if not prompt:
-            raise BadInput("the prompt is empty, and the model has no start token to begin from")
+            raise BadInput("the prompt is empty, and the model has no start token")
         if prompt >= context:
             raise RequestTooLong(
                 f"{prompt:,} tokens; {model} takes {context - 1:,}. "

@@ -1,4 +1,4 @@
-"""What the parts around an engine may touch of it."""
+"""The interface of an engine that its parts may use."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from engine.serving.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What an engine is made of."""
+    """The model, device and settings of an engine."""
 
     model: str
     dtype: str
@@ -23,12 +23,12 @@ class EngineInfo:
 
 
 class Machine(Protocol):
-    """Between two steps alone, on the engine's own thread."""
+    """Use only between steps, on the engine's thread."""
 
     scheduler: Scheduler
     runner: Runner
     bus: Bus
     limits: Limits
     info: EngineInfo
-    depth: int  # steps launched ahead of the one that is committed
+    depth: int  # steps launched ahead of the last committed one
     clock: Callable[[], float]

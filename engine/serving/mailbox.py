@@ -1,4 +1,4 @@
-"""Commands on their way to the engine's thread, which runs them between two steps."""
+"""Queues commands for the engine's thread, which runs them between steps."""
 
 import threading
 from collections.abc import Callable
@@ -14,24 +14,24 @@ from engine.serving.handlers import HANDLERS, Handler
 from engine.serving.reply import Sink
 
 T = TypeVar("T")
-_HELPERS = 8  # threads for what is done beside the steps
+_HELPERS = 8  # threads for work concurrent with the steps
 _CLOSED = "the engine has been closed"
 
 
 class Mailbox:
-    """Takes from any thread, and never waits. The answer to each command is a future."""
+    """Accepts commands from any thread without waiting. The answer to each is a future."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._helpers = ThreadPoolExecutor(_HELPERS, "engine-beside")
-        self._gate = threading.Lock()  # no command slips in behind the closing one
+        self._gate = threading.Lock()  # no command may be queued after the mailbox is closed
         self.closed = False
 
     def put(self, command: Command[T], sink: Sink | None = None) -> Future[T]:
-        """`sink`: where the deltas go of a command that begins a request."""
+        """Queue a command. `sink` receives the deltas of a command that starts a request."""
         answer: Future[T] = Future()
-        answer.set_running_or_notify_cancel()  # a reader who leaves cannot cancel it
+        answer.set_running_or_notify_cancel()  # a reader that leaves cannot cancel it
         handler = HANDLERS.get(type(command))
         if handler is None:
             answer.set_exception(UnknownCommand(f"this engine has no handler for {command.verb}"))
@@ -68,14 +68,14 @@ class Mailbox:
                 answer.set_exception(EngineDead(_CLOSED))
 
     def close(self) -> None:
-        """Nothing more is taken; a `drain` that waits returns."""
+        """Accept no more commands. A waiting `drain` returns."""
         with self._gate:
             self.closed = True
             self._waiting.put(None)
-            self._helpers.shutdown(wait=False)  # what they have begun still gets its answer
+            self._helpers.shutdown(wait=False)  # work that has started still gets an answer
 
     def drain(self, *, wait: bool = False, timeout: float | None = None) -> None:
-        """On the engine's thread: runs what has come; with `wait`, not before there is something."""
+        """Run the queued commands, on the engine's thread. `wait`: block until there is at least one."""
         if not wait and self._waiting.empty():
             return
         try:
@@ -89,7 +89,7 @@ class Mailbox:
 
 
 def _settle(answer: Future[Any], work: Callable[[], Any]) -> None:
-    """Whatever it raises belongs to the sender."""
+    """Resolve the future. Any exception belongs to the sender."""
     try:
         answer.set_result(work())
     except BaseException as error:
@@ -97,7 +97,7 @@ def _settle(answer: Future[Any], work: Callable[[], Any]) -> None:
 
 
 def _run(answer: Future[Any], work: Callable[[], Any]) -> None:
-    """Between two steps a defect may leave things half changed: it goes on, and ends the engine."""
+    """Run a command and re-raise a defect: state may be half changed, so it must end the engine."""
     _settle(answer, work)
     if (error := answer.exception()) is not None and not isinstance(error, EngineError):
         raise error

@@ -1,4 +1,4 @@
-"""Counts and clocks of a running engine. Cheap to feed, worked out only when asked."""
+"""Counters and timers of a running engine. Cheap to update; statistics are computed on demand."""
 
 from collections import deque
 
@@ -7,47 +7,47 @@ import numpy as np
 from engine.api.snapshot import Quantiles, StepTimes, Throughput
 from engine.scheduling.step import Step
 
-_WINDOW = 1.0  # seconds that a rate looks back
-_LEAST = 0.05  # seconds that it looks at: a single short step would promise too much
+_WINDOW = 1.0  # seconds that a rate covers
+_LEAST = 0.05  # minimum seconds; a single short step would give too high a rate
 _SAMPLES = 2048
 _NEWEST = 0.1  # the weight of the newest step in a running mean
 
 
 class Meters:
-    """Fed once a step and once a token; read by snapshots."""
+    """Updated once per step and once per token; read by snapshots."""
 
     def __init__(self) -> None:
         self.finished = 0
         self._ttft: deque[float] = deque(maxlen=_SAMPLES)
         self._itl: deque[float] = deque(maxlen=_SAMPLES)
-        # from when to when, rows, prefill, decode
+        # start, end, rows, prefill tokens, decode tokens
         self._steps: deque[tuple[float, float, int, int, int]] = deque(maxlen=_SAMPLES)
         self._means = [0.0, 0.0, 0.0, 0.0]
-        self._evictions = (-_WINDOW, 0)  # when they were told last, and how many there had been
+        self._evictions = (-_WINDOW, 0)  # time of the last report, and the count reported
         self.first_token = self._ttft.append
         self.next_token = self._itl.append
 
     def step(self, at: float, step: Step, prefill: int, spent: tuple[float, float, float, float]) -> None:
-        """One step is committed; `spent` are its seconds for schedule, launch, wait and commit."""
-        began = at - sum(spent[:3])  # what is committed behind it is the next one's
+        """Record a committed step; `spent` is its seconds of schedule, launch, wait and commit."""
+        began = at - sum(spent[:3])  # commit time counts toward the next step
         self._steps.append((began, at, len(step.rows), prefill, step.tokens - prefill))
         for i, seconds in enumerate(spent):
             old = self._means[i]
             self._means[i] = old + _NEWEST * (seconds - old) if old else seconds
 
     def evicted(self, now: float, count: int) -> int:
-        """How many are to be told now, of so many in all: a full cache evicts in every step."""
-        told_at, told = self._evictions
-        if count <= told or now - told_at < _WINDOW:
+        """The evictions to report now, given the total; at most one report a second."""
+        reported_at, reported = self._evictions
+        if count <= reported or now - reported_at < _WINDOW:
             return 0
         self._evictions = now, count
-        return count - told
+        return count - reported
 
     def times(self) -> StepTimes:
         return StepTimes(*self._means)
 
     def rates(self, now: float) -> Throughput:
-        """Since the first of the steps of the last second began: young work is not diluted."""
+        """Rates since the first step of the last second began, so that a fresh start is not diluted."""
         recent = [each for each in self._steps if each[1] > now - _WINDOW]
         if not recent:
             return Throughput()

@@ -1,4 +1,4 @@
-"""Takes the engine's picture between two steps."""
+"""Takes a snapshot of the engine between steps."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from engine.serving.meters import Meters
 if TYPE_CHECKING:
     from engine.execution.weights import Weights
 
-_SHOWN_WAITING = 64  # of the line; the rest is a number
+_SHOWN_WAITING = 64  # waiting requests shown; the others are only counted
 
 
 class Observed(Machine, Protocol):
-    """What a snapshot tells of an engine."""
+    """The parts of an engine that a snapshot reads."""
 
     meters: Meters
     error: str
@@ -42,7 +42,7 @@ def snapshot(engine: Observed) -> Snapshot:
     now = engine.clock()
     line = itertools.islice(scheduler.waiting, _SHOWN_WAITING)
     parked = scheduler.waiting.parked.values()
-    shown = itertools.chain(scheduler.running, scheduler.transfers.coming, parked, line)
+    shown = itertools.chain(scheduler.running, scheduler.transfers.incoming, parked, line)
     return Snapshot(
         at=now,
         step=scheduler.step,
@@ -70,7 +70,7 @@ def snapshot(engine: Observed) -> Snapshot:
         ttft=meters.ttft(),
         itl=meters.itl(),
         finished=meters.finished,
-        memory={} if engine.error else engine.runner.memory(),  # a lost GPU answers nothing
+        memory={} if engine.error else engine.runner.memory(),  # a lost GPU does not respond
         switches=engine.switches,
         reads=engine.runner.reads(),
         kv_dtype=info.kv_dtype,
@@ -109,7 +109,7 @@ def _request(request: Request, scheduler: Scheduler) -> RequestView:
 def _blocks(scheduler: Scheduler) -> BlockView:
     pool = scheduler.pool
     owner = pool.owner.copy()
-    # Only the last blocks of what runs are not full; all others that hold anything are.
+    # Only the last block of a running request can be partly filled.
     filled = np.where(owner >= 0, pool.block_size, 0).astype(np.int32)
     for request in scheduler.running:
         full = request.launched // pool.block_size

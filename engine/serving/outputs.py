@@ -1,4 +1,4 @@
-"""Who hears what the rows draw: a request's reply, several of them, or the search that its row belongs to."""
+"""Delivers sampled tokens: to a single reply, to one of several samples, or to a beam search."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine.serving.reply import ReplyOutput, Sink, TextStream
 
 
 class OutputProcessor:
-    """Owns the replies, and the groups of rows that answer one request. Every request ends here."""
+    """Owns the replies and the groups of rows that answer one request. Every request ends here."""
 
     def __init__(
         self,
@@ -35,11 +35,11 @@ class OutputProcessor:
         self._scheduler, self._meters, self._bus, self._clock = scheduler, meters, bus, clock
         self._number, self._stop_ids = number, stop_ids
         self._replies: dict[int, ReplyOutput] = {}  # by row
-        self._searches: dict[int, BeamGroup] = {}  # by what they answer
+        self._searches: dict[int, BeamGroup] = {}  # by the request they answer
         self._samples: dict[int, SampleGroup] = {}
 
     def open(self, request: Request, written: TextStream, sink: Sink) -> None:
-        """One reply, several, or a search for it."""
+        """Start a reply, a group of samples, or a beam search for the request."""
         if request.params.beams > 1:
             group = BeamGroup(request, written, sink, self._scheduler, self._number, self._stop_ids)
             self._searches[request.id] = group
@@ -50,7 +50,7 @@ class OutputProcessor:
             self._replies[request.id] = ReplyOutput(written, sink)
 
     def rows(self, id: int, *, missing: bool = False) -> list[Request]:
-        """The request of that number, or all that answer it. `missing`: it may have ended."""
+        """The request with this id, or all rows that answer it. `missing`: it may have ended."""
         if group := self._searches.get(id) or self._samples.get(id):
             return list(group.members)
         request = self._scheduler.requests.get(id)
@@ -60,12 +60,12 @@ class OutputProcessor:
 
     @property
     def idle(self) -> bool:
-        """Nobody is owed anything."""
+        """No replies are pending."""
         return not (self._replies or self._searches or self._samples)
 
     @property
     def alive(self) -> int:
-        """Requests as those who sent them count: however many rows answer one."""
+        """Live requests as the callers count them: rows that answer the same request count once."""
         rows = self._scheduler.requests.values()
         return len({row.id if row.group < 0 else row.group for row in rows})
 
@@ -73,21 +73,21 @@ class OutputProcessor:
         return row.group in self._searches
 
     def asked(self, row: Request) -> SamplingParams:
-        """The parameters of what a row answers, as a person asked for them last."""
+        """The parameters last requested for the request that a row answers."""
         group = self._searches.get(row.group) or self._samples.get(row.group)
         return group.asked if group else row.params
 
     def written(self, row: Request) -> TextStream:
-        """The text so far."""
+        """The text stream of the row's reply."""
         return self._replies[row.id].written
 
     def beams(self) -> tuple[BeamsView, ...]:
         return tuple(group.view() for group in self._searches.values())
 
-    # What is drawn
+    # Sampled tokens
 
     def take(self, step: Step, row: StepRow, token: int, result: StepResult, now: float) -> None:
-        """What a row has drawn: one token, or a run of them where drafts stood."""
+        """Take in what a row sampled: one token, or a run if the row had drafts."""
         if result.likeliest is not None and row.request in result.likeliest.places:
             return self._take_likeliest(step.number, row, token, result.likeliest, now)
         logprobs = result.logprobs.get(row.request, ())
@@ -98,10 +98,10 @@ class OutputProcessor:
         run = result.runs[row.request]
         self._scheduler.speculator.saw_run(request, row.drafted, len(run) - 1, len(step.rows))
         if request.stamp != step.drafts[row.request].stamp:
-            run = run[:1]  # only that one was on its way when the request was changed
+            run = run[:1]  # only that one was launched before the request was changed
         self._scheduler.settle(row, len(run))
         before = now if request.first_token_at is None else request.last_token_at
-        for at, token in enumerate(run):  # they share the step's time
+        for at, token in enumerate(run):  # tokens of a run share the step's time
             came = before + (now - before) * (at + 1) / len(run)
             self._take_token(step.number, row, token, logprobs[at : at + 1], came)
         return None
@@ -109,11 +109,11 @@ class OutputProcessor:
     def _take_token(
         self, step: int, row: StepRow, token: int, logprobs: tuple[TokenLogprob, ...], now: float
     ) -> None:
-        """One new token for one request."""
+        """Take in a new token of a request."""
         if token == BAD:
             request = self._scheduler.requests.get(row.request)
             if request is not None and not self._end_by_grammar(request):
-                self.end(request, Finish.FAILED, "the model gave no number (NaN) for the next token")
+                self.end(request, Finish.FAILED, "the model returned NaN for the next token")
             return
         request = self._scheduler.commit(row, token)
         if request is None:
@@ -136,7 +136,7 @@ class OutputProcessor:
             self._search(request)
 
     def _end_by_grammar(self, request: Request) -> bool:
-        """Where nothing can follow by what was asked for, which is nobody else's fault."""
+        """End a request whose grammar allows no next token. Other requests are not affected."""
         if (guide := request.guide) is None or not guide.error:
             return False
         self._replies[request.id].end(request, Finish.FAILED, guide.error, guide.fault)
@@ -144,7 +144,7 @@ class OutputProcessor:
         return True
 
     def _take_likeliest(self, step: int, row: StepRow, token: int, likeliest: Likeliest, now: float) -> None:
-        """What one hypothesis of a search could go on with; when all are there, the search does."""
+        """Take in the candidates of one hypothesis. The search advances when it has all of them."""
         if token == BAD:
             self._take_token(step, row, token, (), now)
         if (request := self._scheduler.commit(row, None)) is None:
@@ -155,38 +155,38 @@ class OutputProcessor:
             if finish := group.advance():
                 self._close(group, finish)
                 return
-        self._turn(group)
+        self._apply_pending(group)
 
-    def _note(self, who: Request | BeamGroup, step: int, now: float) -> None:
-        """When a token came."""
-        if who.first_token_at is None:
-            who.first_token_at = now
-            self._meters.first_token(now - who.arrived)
-            self._bus.emit(events.FirstToken(step, now, who.id, now - who.arrived))
+    def _note(self, target: Request | BeamGroup, step: int, now: float) -> None:
+        """Record when a token arrived."""
+        if target.first_token_at is None:
+            target.first_token_at = now
+            self._meters.first_token(now - target.arrived)
+            self._bus.emit(events.FirstToken(step, now, target.id, now - target.arrived))
         else:
-            self._meters.next_token(now - who.last_token_at)
-        who.last_token_at = now
+            self._meters.next_token(now - target.last_token_at)
+        target.last_token_at = now
 
-    # Other parameters
+    # Changed parameters
 
     def check(self, id: int, params: SamplingParams) -> None:
-        """Whether what answers a request can go on in that way."""
+        """Raise if a request cannot continue with these parameters."""
         row = self.rows(id)[0]
         if row.group not in (-1, id):
             raise BadInput(f"request {id} is one of several that answer request {row.group}: change that one")
         before = self.asked(row)
         if (params.n, params.best_of) != (before.n, before.best_of):
             name = "n" if params.n != before.n else "best_of"
-            raise BadParams(name, "is settled when a request is submitted")
+            raise BadParams(name, "cannot change after a request is submitted")
         if params.beams > 1 and id in self._samples:
-            raise BadParams("beams", f"cannot take over from {before.samples} samples of one prompt")
+            raise BadParams("beams", f"cannot replace {before.samples} samples of one prompt")
 
     def retune(self, id: int, params: SamplingParams, max_len: int, *, seed: bool) -> None:
-        """From the next step that is not launched yet. `seed`: it is a new one, too."""
+        """Change parameters from the next launched step on. `seed`: the seed changes too."""
         rows = self.rows(id)
         if group := self._searches.get(id):
             group.retune(params, max_len)
-            self._turn(group)
+            self._apply_pending(group)
             if group.length >= max_len and id in self._searches:
                 self.end(rows[0], Finish.LENGTH)
             return
@@ -206,28 +206,28 @@ class OutputProcessor:
             request.seed = samples.seed_of(request) if samples else params.seed % 2**64
         self._replies[request.id].retune(params, in_flight=request.pending > 0)
         request.awaits = params.beams > 1
-        if len(request.tokens) >= request.max_len:  # it is as long as it may be now, or longer
+        if len(request.tokens) >= request.max_len:  # it has already reached the new limit
             self.end(request, Finish.LENGTH)
         elif request.awaits and not request.pending:
             self._search(request)
 
-    def _turn(self, group: BeamGroup) -> None:
-        """Lets a search go on as a person has asked for meanwhile."""
-        if turned := group.turn():
+    def _apply_pending(self, group: BeamGroup) -> None:
+        """Apply parameters that were changed while the search was in flight."""
+        if ended := group.apply_pending():
             del self._searches[group.id]
-            request, self._replies[group.id] = turned
+            request, self._replies[group.id] = ended
             if len(request.tokens) >= request.max_len:
                 self.end(request, Finish.LENGTH)
 
     def _search(self, request: Request) -> None:
-        """What was an ordinary request until now goes on as a search."""
+        """Turn an ordinary request into a beam search."""
         reply = self._replies.pop(request.id)
         self.open(request, reply.written, reply.sink)
 
-    # When things end
+    # Ending requests
 
     def end(self, request: Request, finish: Finish, error: str = "") -> None:
-        """From outside. One that has ended already, or went with the search it was in, is left in peace."""
+        """End a request from outside. No-op if it has already ended."""
         if request.phase is Phase.DONE:
             return
         if group := self._searches.get(request.group):
@@ -238,13 +238,13 @@ class OutputProcessor:
         self._forget(request, finish, error)
 
     def end_all(self, reason: str) -> None:
-        """Without a look at the scheduler: whatever it was doing may be half done."""
+        """Fail everything without using the scheduler, whose state may be inconsistent."""
         for group in self._searches.values():
             group.end(Finish.FAILED, reason)
         self._searches.clear()
         self._samples.clear()
         for request in self._scheduler.requests.values():
-            if reply := self._replies.pop(request.id, None):  # none: it broke as that one ended
+            if reply := self._replies.pop(request.id, None):  # None if it was ending at the failure
                 reply.end(request, Finish.FAILED, reason)
                 self._meters.finished += 1
         recovery.fail_all(self._scheduler, reason)
@@ -259,7 +259,7 @@ class OutputProcessor:
         self._scheduler.finish(request, finish, error)
 
     def _close(self, group: BeamGroup, finish: Finish, error: str = "") -> None:
-        """A search has ended, and all its hypotheses with it."""
+        """Close a search that has ended, with all its hypotheses."""
         del self._searches[group.id]
         for request in group.members:
             if error:

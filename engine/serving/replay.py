@@ -1,7 +1,7 @@
-"""Everything a runner receives, in one stream, with the tokens it gives; and a replay on another runner.
+"""Records everything a runner receives and the tokens it returns; replays it on another runner.
 
-A recording begins with an engine at rest and an empty cache. A runner of the same model, made with the same
-configuration, gives the same tokens from the file alone: it never sees a request.
+A recording starts with an idle engine and an empty cache. A runner with the same model and configuration
+returns the same tokens from the file alone, without any request.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ from engine.scheduling.step_bytes import Bounds, decode, encode
 from engine.serving.replay_transfers import TransferReplay
 
 VERSION = 2
-MOST = 2**28  # bytes of one frame
-_FRAME = struct.Struct("<cQ")  # its kind, and how many bytes follow
-_NUMBER = struct.Struct("<q")  # of the step that a frame is about
+MOST = 2**28  # maximum bytes of a frame
+_FRAME = struct.Struct("<cQ")  # kind, payload size in bytes
+_NUMBER = struct.Struct("<q")  # the step that a frame is about
 _CHANGES: dict[str, Any] = {
     each.__name__: each for each in (ReplaceLayer, UseScheme, Resize, Recache, UseGraphs)
 }
@@ -39,21 +39,21 @@ _HEADER, _STEP, _FAILED, _MASKS, _TAKEN_BACK, _RESULT, _CHANGE, _TRANSFER, _END 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a recording begins with. Another runner must begin with the same."""
+    """The initial state of a recording. The replaying runner must start in the same state."""
 
     bounds: Bounds
     scheme: str  # of the weights
     kv_scheme: KvSchemeName
-    tiers: tuple[tuple[str, int], ...] = ()  # name, and how many blocks it holds at most
+    tiers: tuple[tuple[str, int], ...] = ()  # name, maximum number of blocks
     version: int = VERSION
 
 
 class Recorded(NamedTuple):
-    """What a step brought: the same columns as a StepResult's, as far as they decide on tokens."""
+    """A step's result: the fields of a StepResult that determine tokens."""
 
     tokens: tuple[int, ...]
-    runs: tuple[tuple[int, tuple[int, ...]], ...] = ()  # by request, of the rows with drafts
-    likeliest: tuple[int, ...] = ()  # of the rows of a search, end to end
+    runs: tuple[tuple[int, tuple[int, ...]], ...] = ()  # by request: tokens of rows with drafts
+    likeliest: tuple[int, ...] = ()  # of the rows of beam searches, end to end
 
     @classmethod
     def of(cls, result: StepResult) -> "Recorded":
@@ -67,14 +67,14 @@ _ORDER, _TRANSFER_END = codec(TransferOrder), codec(TransferEnd)
 
 
 class StepLog:
-    """Writes to a file what a runner receives, and what it returns."""
+    """Writes what a runner receives and returns to a file."""
 
     def __init__(self, path: Path, origin: Origin) -> None:
         self._file: IO[bytes] = path.open("xb")
         self._write(_HEADER, json.dumps(_ORIGIN.write(origin)).encode())
 
     def step(self, step: Step, *, failed: bool) -> None:
-        """A step that was launched, or of which nothing but its changes holds."""
+        """Write a step. `failed`: only its changes apply."""
         self._write(_FAILED if failed else _STEP, encode(step))
 
     def masks(self, step: int, masks: Masks) -> None:
@@ -82,17 +82,17 @@ class StepLog:
         self._write(_MASKS, head + np.ascontiguousarray(masks.bits).tobytes())
 
     def taken_back(self, step: int) -> None:
-        """It was launched, and brings no result."""
+        """Record that a launched step has no result."""
         self._write(_TAKEN_BACK, _NUMBER.pack(step))
 
     def result(self, step: int, result: StepResult) -> None:
-        told = json.dumps(_RECORDED.write(Recorded.of(result)), separators=(",", ":"))
-        self._write(_RESULT, _NUMBER.pack(step) + told.encode())
+        written = json.dumps(_RECORDED.write(Recorded.of(result)), separators=(",", ":"))
+        self._write(_RESULT, _NUMBER.pack(step) + written.encode())
 
     def change(self, change: Change) -> None:
         name = type(change).__name__
-        told = [name, codec(_CHANGES[name]).write(change)]
-        self._write(_CHANGE, json.dumps(told, separators=(",", ":")).encode())
+        written = [name, codec(_CHANGES[name]).write(change)]
+        self._write(_CHANGE, json.dumps(written, separators=(",", ":")).encode())
 
     def transfer(self, order: TransferOrder) -> None:
         self._write(_TRANSFER, json.dumps(_ORDER.write(order), separators=(",", ":")).encode())
@@ -109,13 +109,13 @@ class StepLog:
 
 
 class LoggedRunner:
-    """Takes a runner's place: what it receives goes into a recording, too."""
+    """Wraps a runner and records what it receives."""
 
     def __init__(self, runner: Runner, recording: StepLog) -> None:
         self.runner, self._recording = runner, recording
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.runner, name)  # what asks it, and changes nothing
+        return getattr(self.runner, name)  # read-only methods
 
     def launch(self, step: Step) -> tuple[Step, Any]:
         try:
@@ -165,7 +165,7 @@ class LoggedRunner:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A step's result, then and now."""
+    """A step's recorded result and the result of the replay."""
 
     step: int
     then: Recorded
@@ -173,9 +173,9 @@ class Replayed:
 
 
 def replay(path: Path, runner: Runner, origin: Origin) -> Iterator[Replayed]:
-    """Runs what was recorded on a runner that has run nothing yet.
+    """Run a recording on a fresh runner.
 
-    Raises BadWire where the file is no recording for it.
+    Raises BadWire if the file is not a recording for this runner.
     """
     under_way, transfers = _UnderWay(), TransferReplay(runner, origin.tiers)
     with path.open("rb") as file:
@@ -212,13 +212,13 @@ def replay(path: Path, runner: Runner, origin: Origin) -> Iterator[Replayed]:
 
 
 def _frames(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """A recording may end in the middle of a frame, with the program that made it."""
+    """Yield the frames. The last one may be cut off if the recording program ended early."""
     while len(head := file.read(_FRAME.size)) == _FRAME.size:
         kind, size = _FRAME.unpack(head)
         if kind not in _KINDS:
-            raise BadWire(f"the file is no recording of an engine: it has a frame of kind {kind!r}")
+            raise BadWire(f"the file is not an engine recording: it has a frame of kind {kind!r}")
         if size > MOST:
-            raise BadWire(f"the recording has a frame of {size} bytes; {MOST} are the most")
+            raise BadWire(f"the recording has a frame of {size} bytes; the limit is {MOST}")
         payload = file.read(size)
         if len(payload) < size:
             return
@@ -227,14 +227,14 @@ def _frames(file: IO[bytes]) -> Iterator[tuple[bytes, bytes]]:
 
 def _check_header(frame: tuple[bytes, bytes] | None, origin: Origin) -> None:
     if frame is None or frame[0] != _HEADER:
-        raise BadWire("the file is no recording of an engine")
+        raise BadWire("the file is not an engine recording")
     found: Origin = _read(_ORIGIN.read, _json(frame[1]))
     if found != origin:
-        raise BadWire(f"the recording begins with {found}, and this runner with {origin}")
+        raise BadWire(f"the recording starts with {found}, but this runner with {origin}")
 
 
 class _UnderWay:
-    """Steps that are launched, until their results are asked for."""
+    """Steps that are launched and not yet collected."""
 
     def __init__(self) -> None:
         self._handles: dict[int, tuple[Step, Any]] = {}
@@ -246,15 +246,15 @@ class _UnderWay:
             self._unmasked.add(step.number)
 
     def guided(self, number: int, masks: Masks, bounds: Bounds) -> Any:
-        """The handle of a step that waits for masks, which must be for rows of its own."""
+        """The handle of a step that waits for masks. The masks must be for its own rows."""
         step, handle = self._found(number)
         if number not in self._unmasked:
-            raise BadWire(f"the recording has masks for step {number}, which waits for none")
+            raise BadWire(f"the recording has masks for step {number}, which needs none")
         self._unmasked.remove(number)
         slots = {step.rows[at].slot for at in step.guided}
         if len(set(masks.slots)) < len(masks.slots) or not slots.issuperset(masks.slots):
             raise BadWire(
-                f"the recording has masks for slots {masks.slots}, and step {number} guides {slots}"
+                f"the recording has masks for slots {masks.slots}, but step {number} guides {slots}"
             )
         if masks.slots and masks.bits.shape[1] != -(-bounds.vocab // 8):
             raise BadWire(f"the recording has masks of {masks.bits.shape[1]} bytes for {bounds.vocab} tokens")
@@ -273,7 +273,7 @@ class _UnderWay:
 
     def _found(self, number: int) -> tuple[Step, Any]:
         if number not in self._handles:
-            raise BadWire(f"the recording speaks of step {number}, which is not under way")
+            raise BadWire(f"the recording names step {number}, which is not in flight")
         return self._handles[number]
 
 
@@ -286,20 +286,20 @@ def _number(payload: bytes) -> int:
 def _masks(payload: bytes) -> tuple[int, Masks]:
     words = np.frombuffer(payload[: len(payload) // 8 * 8], "<i8")
     if len(words) < 2 or not 0 <= words[1] <= len(words) - 2:
-        raise BadWire("the recording has masks that are cut off")
+        raise BadWire("the recording has truncated masks")
     slots = tuple(words[2 : 2 + words[1]].tolist())
     bits = np.frombuffer(payload[8 * (2 + len(slots)) :], np.uint8).copy()
     if len(bits) % max(1, len(slots)):
-        raise BadWire("the recording has masks that are cut off")
+        raise BadWire("the recording has truncated masks")
     return int(words[0]), Masks(slots, bits.reshape(len(slots), -1) if slots else bits.reshape(0, 0))
 
 
 def _change(payload: bytes) -> Change:
-    told = _json(payload)
-    kind = _CHANGES.get(told[0]) if type(told) is list and len(told) == 2 and type(told[0]) is str else None
+    pair = _json(payload)
+    kind = _CHANGES.get(pair[0]) if type(pair) is list and len(pair) == 2 and type(pair[0]) is str else None
     if kind is None:
-        raise BadWire(f"the recording has a change {told!r:.60}, which is not known")
-    change: Change = _read(codec(kind).read, told[1])
+        raise BadWire(f"the recording has an unknown change {pair!r:.60}")
+    change: Change = _read(codec(kind).read, pair[1])
     return change
 
 
@@ -319,4 +319,4 @@ def _json(payload: bytes) -> Any:
     try:
         return json.loads(payload)
     except (ValueError, RecursionError) as error:
-        raise BadWire(f"the recording has a frame that is no JSON: {error}") from None
+        raise BadWire(f"the recording has a frame that is not JSON: {error}") from None

@@ -1,4 +1,4 @@
-"""Transfers of a recording, on the runner that replays it."""
+"""Replays the transfers of a recording."""
 
 from engine.api.errors import BadWire
 from engine.execution.protocol import Runner
@@ -9,7 +9,7 @@ _NAME = 32  # bytes
 
 
 class TransferReplay:
-    """Begins them where they began then, and waits where they had ended: what was loaded is there in time."""
+    """Starts and ends transfers where the recording did, so that loads are complete in time."""
 
     def __init__(self, runner: Runner, tiers: tuple[tuple[str, int], ...]) -> None:
         self._runner, self._tiers = runner, dict(tiers)
@@ -23,23 +23,23 @@ class TransferReplay:
         self._runner.transfer(order)
 
     def end(self, then: TransferEnd) -> None:
-        """One that failed then may succeed now: nobody reads what it brings."""
+        """End a transfer. One that failed when recorded may succeed now; its blocks are never read."""
         if self._under_way.pop(then.id, None) is None:
-            raise BadWire(f"the recording ends transfer {then.id}, which is not under way")
+            raise BadWire(f"the recording ends transfer {then.id}, which is not in flight")
         self._over |= {end.id: end for end in self._runner.transferred(wait=True)}
         now = self._over.pop(then.id)
         if now.error and not then.error:
-            raise BadWire(f"the recording's transfer {then.id} succeeded, and failed here: {now.error}")
+            raise BadWire(f"the recording's transfer {then.id} succeeded then and failed now: {now.error}")
 
     def _check(self, order: TransferOrder, bounds: Bounds) -> None:
-        """Raises BadWire where anything of it is out of bounds, or meets another transfer."""
+        """Raise BadWire if a value is out of bounds or conflicts with another transfer."""
         names, blocks = order.names, order.blocks
         if order.tier not in self._tiers:
-            raise BadWire(f"the recording has a transfer for tier {order.tier!r}, which is not here")
+            raise BadWire(f"the recording has a transfer for tier {order.tier!r}, which this runner lacks")
         if any(len(name) != _NAME for name in names) or not len(set(names)) == len(names) > 0:
             raise BadWire(f"the recording's transfer {order.id} has bad names")
         if order.id in self._under_way or order.id in self._over:
-            raise BadWire(f"the recording begins transfer {order.id} twice")
+            raise BadWire(f"the recording starts transfer {order.id} twice")
         moves = order.kind in ("store", "load")
         if len(blocks) != (len(names) if moves else 0) or len(set(blocks)) != len(blocks):
             raise BadWire(f"the recording's transfer {order.id} has {len(blocks)} blocks, {len(names)} names")

@@ -1,4 +1,4 @@
-"""The text of one reply as it grows: detokenized, searched for stop strings, handed to its owner."""
+"""The text of a reply as it grows: detokenize, match stop strings, pass it to the request's sink."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ Sink = Callable[[Delta], None]
 
 
 class TextStream:
-    """Tokens as text, up to where they end it."""
+    """Turns tokens into text, up to the end of the reply."""
 
     def __init__(
         self, tokenizer: Tokenizer, stop_ids: frozenset[int], params: SamplingParams, after: Sequence[int]
     ) -> None:
         self._stop_ids = stop_ids
         self._text = tokenizer.detokenizer(after=after)
-        self._held = ""  # was held back for stop strings that have been replaced
+        self._held = ""  # held back for stop strings that have been replaced since
         self._tune(params)
 
     def retune(self, params: SamplingParams) -> None:
-        """Other parameters, from the next token on."""
+        """Use other parameters from the next token on."""
         self._held += self._stops.flush()
         self._tune(params)
 
@@ -36,22 +36,22 @@ class TextStream:
         return twin
 
     def fork(self, params: SamplingParams) -> Self:
-        """The same text, to be continued on its own by other parameters."""
+        """A copy of the text so far that continues with other parameters."""
         twin = self.copy()
         twin.retune(params)
         return twin
 
     def skip(self, tokens: Sequence[int]) -> None:
-        """These are there already, and shown."""
+        """Take in tokens that the reader already has."""
         texts = [self._text.push(token) for token in tokens]
         self._stops.stands("".join(texts[max(0, self._floor - 1) :]))
 
     def take(
         self, token: int, generated: int, *, full: bool, over: bool = False
     ) -> tuple[str, Finish | None]:
-        """The text that one more token makes certain, the `generated`th; and why it is the last, if it is.
+        """Add the `generated`th token. Returns the text that is now certain, and why the reply ends, if so.
 
-        `full`: there is no room for another one. `over`: nothing can follow.
+        `full`: the reply has reached its limit. `over`: the grammar allows no further token.
         """
         if token in self._enders and generated > self._floor:
             return self.flush(), Finish.STOP
@@ -67,12 +67,12 @@ class TextStream:
         return text, finish
 
     def flush(self) -> str:
-        """The rest: what was held back may be the text."""
+        """The remaining text: what was held back may not be part of a stop string."""
         text, hit = self._push(self._text.flush())
         return text if hit else text + self._stops.flush()
 
     def _push(self, text: str) -> tuple[str, bool]:
-        """The text that is certain now, and whether a stop string was met."""
+        """The text that is certain now, and whether a stop string matched."""
         if self._held:
             text, self._held = self._held + text, ""
         safe, hit = self._stops.push(text)
@@ -86,14 +86,14 @@ class TextStream:
 
 
 class ReplyOutput:
-    """One per request. Its owner's sink gets a delta whenever something new is certain."""
+    """The reply of one request. Its sink gets a delta whenever new text is certain."""
 
     def __init__(self, written: TextStream, sink: Sink) -> None:
         self.written, self.sink = written, sink
-        self._later: SamplingParams | None = None  # for the token after the one that is on its way
+        self._later: SamplingParams | None = None  # for the token after the one in flight
 
     def retune(self, params: SamplingParams, *, in_flight: bool = False) -> None:
-        """Other parameters, from the next token on; or after the one that was launched under the old ones."""
+        """Use other parameters from the next token on, or after the token in flight."""
         self._later = params if in_flight else None
         if not in_flight:
             self.written.retune(params)
@@ -101,7 +101,7 @@ class ReplyOutput:
     def take(
         self, request: Request, token: int, logprobs: tuple[TokenLogprob, ...], *, full: bool
     ) -> Finish | None:
-        """Hands one more token on. Returns why the reply ends with it, if it does."""
+        """Pass on a token. Returns why the reply ends with it, if it does."""
         over = request.guide is not None and request.guide.over
         text, finish = self.written.take(token, request.generated, full=full, over=over)
         if self._later:
@@ -111,7 +111,7 @@ class ReplyOutput:
         return finish
 
     def end(self, request: Request, finish: Finish, error: str = "", fault: str = "") -> None:
-        """Ends it from outside. What was held back is shown, unless something broke: it may be the text."""
+        """End the reply from outside. Held-back text is shown unless there was an error."""
         text = "" if error else self.written.flush()
         blocks = len(held(request.blocks))
         self.sink(Delta(request.id, (), text, (), finish, error, fault=fault, blocks=blocks))

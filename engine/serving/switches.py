@@ -1,4 +1,4 @@
-"""Techniques that can be off. Each step reads them anew, so they may change at any time."""
+"""Techniques that can be switched off. Each step reads them again, so they can change at any time."""
 
 from engine.api import events
 from engine.api.errors import BadInput
@@ -19,9 +19,9 @@ class Switches:
         engine, present = self._engine, self._present()
         if name not in present:
             known = ", ".join(present)
-            raise BadInput(f"this engine has no switch {name!r}; it has {known}", field="name", value=name)
+            raise BadInput(f"unknown switch {name!r}; available: {known}", field="name", value=name)
         if not isinstance(on, bool):
-            raise BadInput(f"the switch {name} is True or False, not {on!r}", field="on", value=on)
+            raise BadInput(f"switch {name} must be True or False, got {on!r}", field="on", value=on)
         if on is present[name]:
             return
         match name:
@@ -29,7 +29,7 @@ class Switches:
                 engine.scheduler.rules.prefix_cache = on
             case "chunked_prefill":
                 engine.scheduler.rules.chunked_prefill = on
-            case "overlap":  # a step that is under way is committed before the next one, or with it
+            case "overlap":  # a step in flight is committed before the next one, or with it
                 engine.depth = int(on)
             case "graphs":
                 engine.runner.apply(UseGraphs(on))

@@ -1,14 +1,14 @@
-"""Takes the scheduler's orders to the runner, and brings back what is over, between two steps."""
+"""Passes the scheduler's transfer orders to the runner and reports the ends, between steps."""
 
 from engine.api import events
 from engine.scheduling.recovery import take_end
 from engine.serving.machine import Machine
 
-POLL = 0.001  # seconds between two looks, where there is nothing else to do
+POLL = 0.001  # seconds between polls when the engine is otherwise idle
 
 
 def send_orders(engine: Machine) -> None:
-    """Before the step that was decided with them is launched: it may write to blocks that leave."""
+    """Send the orders before their step is launched, because it may overwrite blocks being stored."""
     orders = engine.scheduler.transfers.orders
     for order in orders:
         engine.runner.transfer(order)
@@ -16,7 +16,7 @@ def send_orders(engine: Machine) -> None:
 
 
 def take_ends(engine: Machine, *, wait: bool = False) -> None:
-    """Transfers that are over. `wait`: all of them, once they are."""
+    """Handle the transfers that have ended. `wait`: wait for all of them."""
     scheduler = engine.scheduler
     for end in engine.runner.transferred(wait=wait):
         moving = take_end(scheduler, end)
@@ -30,7 +30,7 @@ def take_ends(engine: Machine, *, wait: bool = False) -> None:
 
 
 def finish(engine: Machine) -> None:
-    """Nothing moves beside what comes next."""
+    """Wait until no transfer is pending."""
     while engine.scheduler.transfers.pending:
         send_orders(engine)
         take_ends(engine, wait=True)

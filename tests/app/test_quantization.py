@@ -144,9 +144,9 @@ async def test_a_reason_that_many_have_is_said_once(bench: Callable[..., Any]) -
 async def test_the_cache_has_forms_of_its_own(bench: Callable[..., Any]) -> None:
     schemes = (SchemeView("none", "", 4_000_000_000),)
     forms = (SchemeView("none", "", 131_072, 900), SchemeView("int8", "", 66_560, 1772))
-    forms += (SchemeView("fp8", "attention old serves a cache of none, not fp8", 66_560),)
+    forms += (SchemeView("fp8", "attention old supports the KV schemes none, not fp8", 66_560),)
     backend = FakeBackend([replace(snapshot(), schemes=schemes, kv_schemes=forms)])
-    backend.unquantizable["int8"] = BadInput("the cache keeps its form while requests are alive: wait for 1")
+    backend.unquantizable["int8"] = BadInput("cannot change the cache while requests are alive: wait for 1")
     async with bench((100, 40), backend=backend) as it:
         await it.pilot.press("f4")
         await it.until(lambda: "1,772 blocks" in it.screen_text() and "attention old" in it.screen_text())

@@ -175,7 +175,7 @@ async def test_what_the_engine_refuses_is_said_and_taken_back(bench: Callable[..
     class Refuses(FakeBackend):
         async def send(self, command: Any) -> Any:
             if isinstance(command, Update) and "speculate" in command.changes:
-                raise BadParams("speculate", "draft cannot be had: tiny has no draft model here")
+                raise BadParams("speculate", "draft is not available: tiny has no draft model here")
             return await super().send(command)
 
     async with bench(backend=Refuses([snapshot()])) as it:

@@ -82,7 +82,7 @@ async def test_a_token_is_picked_and_a_search_comes_and_goes(
         active.tune(active.chat.params.changed(max_tokens=200, speculate="", beams=500))
         active.send("Too wide.")
         await it.until(lambda: not active.streaming)
-        assert "500 want as many rows" in active.chat.messages[-1].error
+        assert "500 beams need as many rows" in active.chat.messages[-1].error
         if kind == "elsewhere":
             await it.backend.detach()
 

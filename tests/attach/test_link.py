@@ -98,9 +98,9 @@ async def test_what_the_engine_refuses_is_refused_in_its_words(served: Served) -
             await it.backend.submit("word " * 70_000, SamplingParams(max_tokens=5))
         with pytest.raises(BadInput, match="warp"):
             await it.backend.send(SetSwitch("warp", True))
-        with pytest.raises(BadInput, match="'int4': this engine's weights have one form"):
+        with pytest.raises(BadInput, match="'int4': the weights of this engine cannot be changed"):
             await it.backend.send(SetQuantization("int4"))
-        with pytest.raises(BadInput, match="no KV scheme 'int3'"):
+        with pytest.raises(BadInput, match="unknown KV scheme 'int3'"):
             await it.backend.send(SetKvScheme("int3"))
         with pytest.raises(BadInput, match="dry run"):
             await it.backend.send(MeasureSpeeds())
@@ -321,7 +321,7 @@ class TestTheDoor:
         self, served: Served, version: int, whom: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("engine.server.native.control.VERSION", version)
-        expected = f"the engine speaks version {version} of the wire, this program 1: update {whom}"
+        expected = f"the engine uses protocol version {version}, this program 1; update {whom}"
         with pytest.raises(BadWire, match=expected):
             await self.knock(served)
 

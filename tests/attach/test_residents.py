@@ -202,11 +202,11 @@ def test_an_engine_that_cannot_start_ends_up_with_the_code_of_its_error(
 ) -> None:
     def launch(resident: Resident, words: Sequence[str]) -> bool:
         resident.folder.mkdir(parents=True)
-        RecordWriter(resident, "pocket").failed(kind("there is no device 'toaster'"))
+        RecordWriter(resident, "pocket").failed(kind("unknown device 'toaster'"))
         return True
 
     monkeypatch.setattr(Resident, "launch", launch)
-    assert user.say("up", "--no-screen") == (expected, "", "minichat: there is no device 'toaster'\n")
+    assert user.say("up", "--no-screen") == (expected, "", "minichat: unknown device 'toaster'\n")
 
 
 def test_what_makes_no_sense_is_said_before_anything_is_started(user: User) -> None:

@@ -113,7 +113,7 @@ def test_what_cannot_be_attached_to_is_one_sentence(
     monkeypatch.setattr("engine.server.native.control.VERSION", 0)
     tmux = terminal("attach", proxied[1].url)
     screen = tmux.until(lambda screen: ENDED in screen)
-    sentence = "minichat: the engine speaks version 0 of the wire, this program 1: update the engine"
+    sentence = "minichat: the engine uses protocol version 0, this program 1; update the engine"
     assert sentence in screen
     assert f"{ENDED} 1" in screen
 

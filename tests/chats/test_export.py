@@ -99,7 +99,7 @@ def broken(**changes: Any) -> str:
         (broken(title=None), "title has to be a text, not null"),
         (broken(created_at=True), "created_at has to be a number, not true"),
         (broken(created_at=1e300), r"created_at has to be seconds since 1970, not 1e\+300"),
-        (broken(params={"temprature": 1}), "params.temprature: is no sampling parameter"),
+        (broken(params={"temprature": 1}), "params.temprature: is not a sampling parameter"),
         (broken(params={"top_p": 7}), "params.top_p: must be a number above 0 to 1, not 7"),
         (broken(messages={}), "messages has to be a list"),
         (broken(messages=[3]), r"messages\[0\] has to be a message, not 3"),

@@ -62,7 +62,7 @@ def test_new_forgets_and_the_system_prompt_stays(talk: Talk, prompts: list[list[
     [
         ("/set temperature hot", "temperature: must be a number from 0 to 100, not 'hot'"),
         ("/set temperature -1", "temperature: must be a number from 0 to 100, not -1"),
-        ("/set warmth 1", "warmth: is no sampling parameter; there are temperature, top_k"),
+        ("/set warmth 1", "warmth: is not a sampling parameter; available: temperature, top_k"),
         ("/set top_k 1.5", "top_k: must be a whole number from 0"),
         ("/set", "/set NAME VALUE change how replies are sampled"),
         ("/set temperature", "/set NAME VALUE change how replies are sampled"),

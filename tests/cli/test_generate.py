@@ -186,17 +186,17 @@ USAGE = {
     "unknown": (["--warmth", "3"], "unrecognized arguments: --warmth 3; see minichat generate --help"),
     "slip": (["--temprature=0"], "--temprature=0; did you mean --temperature?; see minichat generate --help"),
     "seed": (["--seed", str(2**70)], "seed: must be a whole number"),
-    "stop": (["--stop", ""], "stop: must be strings that are not empty"),
+    "stop": (["--stop", ""], "stop: must be non-empty strings"),
     "nothing": (["--model", ""], "argument --model: must not be empty"),
     "dtype": (["--dtype", "int3"], "invalid choice: 'int3'"),
-    "device": (["--device", "toaster"], "there is no device 'toaster'; say cpu, cuda"),
+    "device": (["--device", "toaster"], "unknown device 'toaster'; use cpu, cuda"),
     "attention": (
         ["--attention", "none"],
         "attention 'none': there is none of that name; available here: torch",
     ),
     "blocks": (["--blocks", "0"], "blocks must be a whole number above 0, not 0"),
     "context": (["--max-context", "500"], "max_context is 500; "),
-    "too-long": (["--max-context", "1"], "holds 1 here"),
+    "too-long": (["--max-context", "1"], "1 tokens; plain0 takes 0"),
     "speculate": (["--speculate", "magic"], "speculate: must be one of ngram, suffix, draft, exit"),
     "no-draft": (["--speculate", "draft"], "has no draft model here, neither of its own nor"),
     "beams-and-chance": (
@@ -215,7 +215,7 @@ USAGE = {
     "draft-unasked": (["--draft", "pocket", "--speculate", "ngram"], "--draft is for --speculate draft"),
     "sinks-alone": (["--kv-sinks", "8"], "--kv-sinks is for --kv-window"),
     "no-exit": (["--speculate", "exit"], "config.json names no early_exit_layers"),
-    "too-many": (["--max-tokens", "500"], "asks for 500 more, but"),
+    "too-many": (["--max-tokens", "500"], "1 tokens and 500 more for the reply; plain0 takes 128 in all"),
 }
 
 
@@ -331,7 +331,7 @@ class TestBadInput:
 
     def test_weights_that_are_not_numbers_fail_the_reply(self, run: Run, tmp_path: Path) -> None:
         self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"] * torch.nan)
-        assert "the model gave no number (NaN)" in self.said(run, tmp_path)
+        assert "the model returned NaN" in self.said(run, tmp_path)
         ran = run("generate", "--model", tmp_path, "--raw", "--json", "the")
         assert ran.code == 1
         assert json.loads(ran.out)["finish"] == "failed"

@@ -271,7 +271,7 @@ class LedgerRunner:
                         f"block {block} does not hold what its key says"
                     )
 
-    def ailing(self) -> str | None:
+    def device_error(self) -> str | None:
         return None
 
     def memory(self) -> dict[str, int]:

@@ -116,13 +116,11 @@ class TestForm:
 
     def test_each_has_a_handler_and_says_what_it_gives(self) -> None:
         assert set(COMMANDS) == HANDLERS.keys()
-        with pytest.raises(TypeError, match=r"Silent does not say what it gives"):
+        with pytest.raises(TypeError, match=r"Silent has no result type"):
             commands.result_of(Silent)
 
     def test_a_name_is_taken_once(self) -> None:
-        with pytest.raises(
-            TypeError, match=r"there is a command 'preempt' already, in engine\.api\.commands"
-        ):
+        with pytest.raises(TypeError, match=r"command 'preempt' already exists in engine\.api\.commands"):
             type("Preempt", (Command,), {})
 
 
@@ -135,19 +133,19 @@ class TestRefusals:
             ("set_switch", {"name": "graphs"}, "on", "on is missing"),
             ("set_switch", {"name": "n" * 101, "on": True}, "name", "name must be a name of at most 100"),
             ("set_switch", {"name": "x", "on": True, "when": 1}, "when", "when is not a field of set_switch"),
-            ("set_kv_scheme", {"scheme": None}, "scheme", "scheme must be a text, not None"),
-            ("set_quantization", {"scheme": ["int8"]}, "scheme", "scheme must be a text"),
+            ("set_kv_scheme", {"scheme": None}, "scheme", "scheme must be a string, not None"),
+            ("set_quantization", {"scheme": ["int8"]}, "scheme", "scheme must be a string"),
             ("cancel_quantization", {"now": True}, "now", "it has none"),
             ("preempt", {"id": 1.0}, "id", "id must be a whole number, not 1.0"),
-            ("preempt", {"id": -1}, "id", "id must be the number of a request, not -1"),
-            ("preempt", {"id": 10**5000}, "id", "id must be the number of a request, not '0x"),
-            ("preempt", [], "", r"preempt takes an object of its fields, not \[\]"),
+            ("preempt", {"id": -1}, "id", "id must be a request id, not -1"),
+            ("preempt", {"id": 10**5000}, "id", "id must be a request id, not '0x"),
+            ("preempt", [], "", r"preempt: fields must be an object, not \[\]"),
             ("abort", {"ids": [1, "2"]}, "ids", "ids must be a whole number, not '2'"),
-            ("abort", {"ids": [1, 2**63]}, "ids", "ids must be the number of a request, not 922"),
+            ("abort", {"ids": [1, 2**63]}, "ids", "ids must be a request id, not 922"),
             ("update", {"id": 1, "changes": {}}, "changes", "changes must name at least one"),
             ("update", {"id": 1, "changes": []}, "", "sampling parameters must be an object"),
             ("fork", {"id": 1, "params": {"top_p": 7}}, "top_p", "top_p: must be a number"),
-            ("fork", {"id": 1, "params": {"heat": 7}}, "heat", "heat: is no sampling parameter"),
+            ("fork", {"id": 1, "params": {"heat": 7}}, "heat", "heat: is not a sampling parameter"),
             ("submit", {"prompt": [1], "params": {}, "salt": "?"}, "salt", "salt must be base64"),
             ("submit", {"prompt": [1], "params": {}, "priority": 0.5}, "priority", "priority must be"),
         ],
@@ -191,7 +189,7 @@ class TestWhoMaySend:
         record = Record("/tmp/steps")
         assert decode_command(encode_command(record), Sender.LIBRARY) == record
         for sender in (Sender.SCREEN, Sender.KEY):
-            with pytest.raises(UnknownCommand, match="there is no command 'record' here"):
+            with pytest.raises(UnknownCommand, match="there is no command 'record'"):
                 decode_command(encode_command(record), sender)
             assert Record not in commands_for(sender)
 
@@ -202,7 +200,7 @@ class TestWhoMaySend:
                 known_command(verb, Sender.KEY)
 
     def test_what_is_unknown_and_what_is_not_allowed_look_the_same(self) -> None:
-        with pytest.raises(UnknownCommand, match=r"^there is no command 'dance' here$"):
+        with pytest.raises(UnknownCommand, match=r"^there is no command 'dance'$"):
             known_command("dance", Sender.KEY)
-        with pytest.raises(UnknownCommand, match=r"^there is no command 'warm' here$"):
+        with pytest.raises(UnknownCommand, match=r"^there is no command 'warm'$"):
             known_command("warm", Sender.KEY)

@@ -57,7 +57,7 @@ def test_values_are_brought_to_one_form() -> None:
 def test_a_change_is_checked_and_leaves_the_rest() -> None:
     params = SamplingParams(temperature=0.5, top_k=10)
     assert params.changed(top_k=5) == SamplingParams(temperature=0.5, top_k=5)
-    with pytest.raises(BadParams, match="temprature: is no sampling parameter"):
+    with pytest.raises(BadParams, match="temprature: is not a sampling parameter"):
         params.changed(temprature=1.0)
     with pytest.raises(BadParams, match="min_tokens: 9 is more than max_tokens"):
         params.changed(min_tokens=9, max_tokens=3)
@@ -67,12 +67,12 @@ def test_a_change_is_checked_and_leaves_the_rest() -> None:
     ("field", "words", "together"),
     [
         ("n", "5 is more than beams", {"beams": 4, "n": 5}),
-        ("best_of", "cannot be had with beams", {"beams": 4, "best_of": 4}),
+        ("best_of", "cannot be combined with beams", {"beams": 4, "best_of": 4}),
         ("best_of", "2 is less than n", {"n": 3, "best_of": 2}),
-        ("logprobs", "cannot be had with beams", {"beams": 2, "logprobs": 0}),
-        ("speculate", "cannot be had with beams", {"beams": 2, "speculate": "ngram"}),
-        ("grammar", "cannot be had with beams", {"beams": 2, "grammar": WORD}),
-        ("grammar", "cannot be had with speculate", {"speculate": "ngram", "grammar": WORD}),
+        ("logprobs", "cannot be combined with beams", {"beams": 2, "logprobs": 0}),
+        ("speculate", "cannot be combined with beams", {"beams": 2, "speculate": "ngram"}),
+        ("grammar", "cannot be combined with beams", {"beams": 2, "grammar": WORD}),
+        ("grammar", "cannot be combined with speculate", {"speculate": "ngram", "grammar": WORD}),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(field: str, words: str, together: dict) -> None:

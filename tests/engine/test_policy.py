@@ -1,4 +1,4 @@
-"""A policy by its name, and what is said of a package whose policy cannot be taken."""
+"""A policy by its name, and the error for a package whose policy is not usable."""
 
 from importlib.metadata import EntryPoint
 
@@ -21,6 +21,6 @@ def test_what_a_class_of_a_package_lacks_is_named(monkeypatch: pytest.MonkeyPatc
     points = [EntryPoint("half", f"{__name__}:Half", policy.GROUP)]
     monkeypatch.setattr(policy, "entry_points", lambda group: points)
     assert policy.names() == ["fcfs", "half", "latency", "priority"]
-    with pytest.raises(BadInput, match="policy 'half' cannot be taken: its class lacks hold"):
+    with pytest.raises(BadInput, match="policy 'half' is not usable: its class lacks hold"):
         policy.choose("half")
     assert "half" not in policy.POLICIES

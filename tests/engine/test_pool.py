@@ -19,7 +19,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 6))
     def take(self, count: int) -> None:
         if not self.pool.can_take(count):
-            with pytest.raises(ValueError, match="blocks wanted"):
+            with pytest.raises(ValueError, match="cannot take"):
                 self.pool.take(count, 0)
             return
         self.count += 1
@@ -86,7 +86,7 @@ def test_the_longest_unused_block_is_evicted_first_and_a_tail_before_its_root() 
 def test_check_names_the_block_that_is_wrong() -> None:
     pool = BlockPool(4, 16)
     [block] = pool.take(1, 0)
-    with pytest.raises(AssertionError, match=f"block {block}: 0 tables hold it, 1 counted"):
+    with pytest.raises(AssertionError, match=f"block {block}: 0 holders, 1 counted"):
         pool.check({})
 
 

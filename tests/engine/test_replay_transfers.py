@@ -28,7 +28,7 @@ def order(id: int = 0, kind: Any = "store", **changes: Any) -> TransferOrder:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tier": "tape"}, "tier 'tape', which is not here"),
+        ({"tier": "tape"}, "tier 'tape', which this runner lacks"),
         ({"names": (ONE, ONE)}, "bad names"),
         ({"names": (ONE, b"short")}, "bad names"),
         ({"names": (), "blocks": ()}, "bad names"),
@@ -52,11 +52,11 @@ def test_it_waits_where_a_transfer_had_ended() -> None:
     replayed.begin(order(), BOUNDS)
     replayed.end(TransferEnd(0))
     replayed.begin(order(1, "load", names=(ONE,), blocks=(5,)), BOUNDS)
-    with pytest.raises(BadWire, match="begins transfer 1 twice"):
+    with pytest.raises(BadWire, match="starts transfer 1 twice"):
         replayed.begin(order(1, "load", names=(ONE,), blocks=(6,)), BOUNDS)
     replayed.end(TransferEnd(1))
     assert (runner.cells[5] == 7).all()
-    with pytest.raises(BadWire, match="ends transfer 1, which is not under way"):
+    with pytest.raises(BadWire, match="ends transfer 1, which is not in flight"):
         replayed.end(TransferEnd(1))
 
 
@@ -67,5 +67,5 @@ def test_one_that_fails_here_alone_is_told() -> None:
         if error:
             replayed.end(TransferEnd(0, error=error))
         else:
-            with pytest.raises(BadWire, match="succeeded, and failed here: KeyError"):
+            with pytest.raises(BadWire, match="succeeded then and failed now: KeyError"):
                 replayed.end(TransferEnd(0))

@@ -23,7 +23,7 @@ def resize(engine: Engine, size: int) -> None:
     """As a change of the weights does it; what is lost is never read again."""
     runner, pool = engine.runner, engine.scheduler.pool
     assert isinstance(runner, LedgerRunner)
-    engine._come_to_rest()
+    engine._drain()
     if size < pool.size:
         make_room(engine.scheduler, size)
         transfers.finish(engine)

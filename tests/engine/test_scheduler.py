@@ -182,7 +182,7 @@ def test_who_must_wait_says_why() -> None:
     ask(engine, prompt=80, count=10)
     waiting, _ = ask(engine, prompt=60, count=10, first=1)
     engine.step()
-    assert engine.scheduler.requests[waiting].why == "waits for blocks: needs 4, 1 to spare"
+    assert engine.scheduler.requests[waiting].why == "needs 4 blocks, 1 available"
 
 
 class TestLatency:

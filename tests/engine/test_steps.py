@@ -89,7 +89,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "token of 1000": row(ids=(1000,)),
     "token of -1": row(length=2, ids=(1, LAST)),
     "2 tokens for rows of 3": row(length=3, ids=(1, 2)),
-    "behind longer ones": row(single=0),
+    "after longer ones": row(single=0),
     "block of a copy of -1": {"copies": ((-1, 0),)},
     "block of a copy of 20": {"copies": ((0, 20),)},
     "cell of the tables of 32": cells(32, 0),
@@ -99,7 +99,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "biased token of 1000": sampling(logit_bias={1000: 1.0}),
     "token of a slot of 1000": sampling(tokens=(1000,)),
     "seed of 1": sampling(seed=2**64),
-    "place of tokens of 128": {"history": (SlotTokens(0, 128, (1,)),)},
+    "position of tokens of 128": {"history": (SlotTokens(0, 128, (1,)),)},
     "drafts for other rows": {"drafts": {3: Drafts("exit", 1, (), 0)}},
 }
 

@@ -208,8 +208,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("version", "words"),
         [
-            (2, "the engine speaks version 2 of the wire, this program 1: update this program"),
-            (0, "the engine speaks version 0 of the wire, this program 1: update the engine"),
+            (2, "the engine uses protocol version 2, this program 1; update this program"),
+            (0, "the engine uses protocol version 0, this program 1; update the engine"),
         ],
     )
     def test_other_versions(self, version: int, words: str) -> None:
@@ -230,9 +230,9 @@ class TestRefusals:
         ("value", "words"),
         [
             ([], "event: must be an object, not []"),
-            ({"kind": "died"}, "event: v must be the version of the wire, a whole number, not None"),
+            ({"kind": "died"}, "event: v must be the protocol version, a whole number, not None"),
             ({"v": True, "kind": "died"}, "a whole number, not True"),
-            ({"v": 1, "step": 0}, "event: kind must be a text, not None"),
+            ({"v": 1, "step": 0}, "event: kind must be a string, not None"),
             ({"v": 1, "kind": "died", "step": 0, "at": 0.0}, "event died: error is missing"),
             ({"v": 1, "kind": "died", "step": True, "at": 0.0, "error": ""},
              "step must be a whole number, not True"),
@@ -296,7 +296,7 @@ class TestRefusals:
         assert caught.value.field == name
 
     def test_unknown_params(self) -> None:
-        with pytest.raises(BadParams, match=r"^topk: is no sampling parameter"):
+        with pytest.raises(BadParams, match=r"^topk: is not a sampling parameter"):
             wire.params_from_json({"topk": 3})
         with pytest.raises(BadInput, match="must be an object, not 3"):
             wire.params_from_json(3)

@@ -72,8 +72,8 @@ def test_a_bad_name_is_told_what_there_is(said: dict[str, Any]) -> None:
     what, _, names = said["bad attention"].partition("; available here: ")
     assert what == "attention 'sdpq': there is none of that name"
     assert {"sdpa", "torch"} <= set(names.split(", "))
-    what, _, names = said["bad policy"].partition("; there are ")
-    assert what == "there is no scheduling policy 'shortish'"
+    what, _, names = said["bad policy"].partition("; available: ")
+    assert what == "unknown scheduling policy 'shortish'"
     assert {"fcfs", "latency", "priority", "shortest"} <= set(names.split(", "))
     what, _, names = said["bad scheme"].partition("; there are ")
     assert what == "quantization 'ternari': there is none of that name"

@@ -111,5 +111,5 @@ def test_a_recording_with_its_transfers_is_replayed(model: Path, tmp_path: Path)
     assert sum(len(each.now.tokens) for each in steps) == sum(len(each.tokens) for each in replies)
     assert not list(now.iterdir())
     plain = engine_on(model, depth=1)
-    with pytest.raises(BadWire, match="begins with"):
+    with pytest.raises(BadWire, match="starts with"):
         list(replay(tmp_path / "recording", plain.runner, plain.origin))

@@ -238,12 +238,12 @@ class TestRefusals:
         engine = engine_on(llama)
         id, _ = ask(engine, PROMPT, SamplingParams(beams=2, max_tokens=8))
         turn(engine)
-        with pytest.raises(BadParams, match=r"cannot be had with beams \(2\)"):
+        with pytest.raises(BadParams, match=r"cannot be combined with beams \(2\)"):
             engine.update(id, grammar=LETTERS)
         drain(engine)
 
     def test_not_without_a_vocabulary_of_text(self, tmp_path: Path) -> None:
         write_config(tmp_path)
         engine = start(EngineConfig(model=str(tmp_path), device="cpu", blocks=16, dummy_weights=True))
-        with pytest.raises(BadParams, match="has no vocabulary of text"):
+        with pytest.raises(BadParams, match="has no tokenizer"):
             engine.submit([1, 2], replace(WARM, grammar=LETTERS), Heard())

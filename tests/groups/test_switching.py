@@ -97,7 +97,7 @@ def test_a_shorter_end_ends_a_search_at_once() -> None:
 
 def test_more_beams_than_rows_are_refused_with_the_numbers() -> None:
     engine, id, _ = begun(SamplingParams(max_tokens=30), 0, 2)
-    with pytest.raises(BadParams, match="9 want as many rows, but this engine runs 8"):
+    with pytest.raises(BadParams, match="9 beams need as many rows; this engine runs 8"):
         engine.update(id, beams=9)
     with pytest.raises(BadParams, match="beams"):
         engine.submit(PROMPT, SamplingParams(beams=9), Told())
@@ -125,7 +125,7 @@ def test_a_hypothesis_is_not_changed_on_its_own() -> None:
     inner = next(row for row in engine.outputs.rows(id) if row.id != id)
     with pytest.raises(BadInput, match=f"request {inner.id} is one of several that answer request {id}"):
         engine.update(inner.id, temperature=0.5)
-    with pytest.raises(BadInput, match="set them to 1 to fork it"):
+    with pytest.raises(BadInput, match="set beams to 1 to fork it"):
         engine.fork(inner.id, Told())
     assert inner.params.temperature == 1.0
     drain(engine)
@@ -134,7 +134,7 @@ def test_a_hypothesis_is_not_changed_on_its_own() -> None:
 
 def test_a_search_is_not_forked() -> None:
     engine, id, _ = begun(SamplingParams(beams=3, max_tokens=30), 0, 2)
-    with pytest.raises(BadInput, match="set them to 1"):
+    with pytest.raises(BadInput, match="set beams to 1"):
         engine.fork(id, Told())
 
 

@@ -54,7 +54,7 @@ def together(*ways: str) -> dict[str, Any]:
 @pytest.mark.parametrize("ways", combinations(WAYS, 2), ids="+".join)
 def test_two_ways_at_once(engine: Engine, ways: tuple[str, str]) -> None:
     if field := REFUSED.get(ways):
-        with pytest.raises(BadParams, match="cannot be had with") as caught:
+        with pytest.raises(BadParams, match="cannot be combined with") as caught:
             SamplingParams(**together(*ways))
         assert caught.value.field == field
         return
@@ -121,7 +121,7 @@ def test_a_search_is_not_forked_and_samples_are_by_their_first(engine: Engine) -
     told, other = Told(), Told()
     id = engine.submit(PROMPT, SamplingParams(beams=3, max_tokens=9), told)
     turn(engine)
-    with pytest.raises(BadInput, match="set them to 1 to fork it"):
+    with pytest.raises(BadInput, match="set beams to 1 to fork it"):
         engine.fork(id, other)
     engine.abort(id)
     drain(engine)

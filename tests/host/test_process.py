@@ -203,7 +203,7 @@ class TestTheSameHost:
         with pytest.raises(BadInput, match="while requests are alive: wait for 1, or end them"):
             host.send(SetKvScheme("none")).result()
         host.send(SetQuantization("int4")).result()  # this one need not wait
-        with pytest.raises(BadInput, match="weights are on their way to int4: wait, or cancel"):
+        with pytest.raises(BadInput, match="weights are changing to int4; wait, or cancel"):
             host.send(SetKvScheme("none")).result()
         self.wait_for(host, "int4")
         host.send(Abort((stream.id,))).result()
@@ -233,13 +233,13 @@ class TestTheSameHost:
             (BadInput, "priority must be a whole", lambda host: host.submit([70], GREEDY, priority="first")),
             (BadInput, "", lambda host: host.submit([70], GREEDY, deadline=float("nan"))),
             (BadInput, "", lambda host: host.submit([70], GREEDY, priority=object())),
-            (BadInput, "no switch 'warp'", lambda it: it.send(SetSwitch("warp", True))),
-            (BadInput, "no KV scheme 'int3'; there are none, int8", lambda it: it.send(SetKvScheme("int3"))),
+            (BadInput, "unknown switch 'warp'", lambda it: it.send(SetSwitch("warp", True))),
+            (BadInput, "KV scheme 'int3'; available: none, int8", lambda it: it.send(SetKvScheme("int3"))),
             (BadInput, "'fp8': products of eight bit", lambda it: it.send(SetQuantization("fp8"))),
             (UnknownRequest, "no request 12345 is alive", lambda host: host.fork(12345)),
             (UnknownRequest, "no request 12345 is alive", lambda it: it.send(Update(12345, {"top_k": 1}))),
             (UnknownRequest, "no request 12345 is alive", lambda it: it.send(Preempt(12345))),
-            (BadParams, "heat: is no sampling parameter", lambda host: changed(host, heat=1)),
+            (BadParams, "heat: is not a sampling parameter", lambda host: changed(host, heat=1)),
             (BadParams, "top_p: must be a number", lambda host: changed(host, top_p=7)),
         ],
     )  # fmt: skip
@@ -263,7 +263,7 @@ class TestTheSameHost:
                 stream.begun.result()
                 streams.append(stream)
 
-        with pytest.raises(QueueFull, match="60 requests wait already"):
+        with pytest.raises(QueueFull, match="60 requests are waiting"):
             fill()
         assert len(streams) >= 16 + 60
         process.send(Abort(tuple([stream.id for stream in streams]))).result()

@@ -179,7 +179,7 @@ class TestCommands:
         host = opened(engine)
         running = endless(host)
         waiting = [host.submit([n], params(2)) for n in range(2)]
-        with pytest.raises(QueueFull, match="2 requests wait already"):
+        with pytest.raises(QueueFull, match="2 requests are waiting"):
             host.submit([9], params(2)).result()
         host.send(Abort((running.id,))).result()
         assert [stream.result().finish for stream in waiting] == [Finish.LENGTH] * 2
@@ -230,7 +230,7 @@ class TestSnapshots:
         waiting = host.submit([1], params(1))
         first, second = host.snapshot().requests
         assert (first.id, first.phase) == (running.id, "decode")
-        assert (second.id, second.phase, second.why) == (waiting.id, "waiting", "waits its turn")
+        assert (second.id, second.phase, second.why) == (waiting.id, "waiting", "queued")
         host.send(Abort((running.id,))).result()
         waiting.result()
         shot = host.snapshot()

@@ -103,7 +103,7 @@ class TestWhenThingsBreak:
     def test_a_lost_device_is_the_end(self, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = roomy()
         host = opened(engine)
-        monkeypatch.setattr(engine.runner, "ailing", lambda: "the GPU is gone")
+        monkeypatch.setattr(engine.runner, "device_error", lambda: "the GPU is gone")
         stream = endless(host)
         runner_of(engine).fails = lambda step: True
         with pytest.raises(ReplyFailed, match="told to fail"):
@@ -127,7 +127,7 @@ class TestWhenThingsBreak:
         stop = host.subscribe(lambda event: heard.append(event.kind))
         host.submit([1], params(2)).result()
         assert called == 1
-        assert "a subscriber failed on queued and is dropped" in caplog.text
+        assert "a subscriber failed on queued and was dropped" in caplog.text
         assert heard == ["queued", "admitted", "firsttoken", "finished"]
         stop()
         host.submit([1], params(2)).result()

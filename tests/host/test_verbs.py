@@ -149,10 +149,10 @@ def test_into_a_process(parent: Parent) -> None:
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        (encode_command(Dump()), "there is no command 'dump' here"),
-        ({"v": 1, "command": "count_held", "with": {"note": 5}}, "note must be a text, not 5"),
-        ({"v": 1, "command": 5}, "must have the name of a command, not 5"),
-        ({"v": 2, "command": "count_held", "with": {}}, "version 2 of the wire"),
+        (encode_command(Dump()), "there is no command 'dump'"),
+        ({"v": 1, "command": "count_held", "with": {"note": 5}}, "note must be a string, not 5"),
+        ({"v": 1, "command": 5}, "must name a command, not 5"),
+        ({"v": 2, "command": "count_held", "with": {}}, "protocol version 2"),
         (5, "command: must be an object, not 5"),
     ],
 )
@@ -182,7 +182,7 @@ def test_what_is_not_for_a_key_is_not_there(served: Served, verb: str) -> None:
         answer = client.post(f"/engine/commands/{verb}", json={})
         assert answer.status_code == 404
         error = wire.decode_error(answer.json()["engine"])
-        assert (type(error), str(error)) == (UnknownCommand, f"there is no command {verb!r} here")
+        assert (type(error), str(error)) == (UnknownCommand, f"there is no command {verb!r}")
         assert client.get(f"/engine/commands/{verb}").status_code == 405
 
 
@@ -232,7 +232,7 @@ def test_from_every_backend_of_the_screen(served: Served) -> None:
 class TestStreams:
     def test_a_refusal_is_the_only_item(self, opened: Open) -> None:
         host = opened(ledger_engine(context=64))
-        for prompt, words in (([], "prompt is empty"), ([1] * 64, "holds 64 here"), ([1, "x"], "holds 'x'")):
+        for prompt, words in (([], "prompt is empty"), ([1] * 64, "64 tokens; "), ([1, "x"], "holds 'x'")):
             stream = host.submit(prompt, params())  # type: ignore[arg-type]
             [delta] = stream
             assert words in delta.error and delta.last

@@ -30,7 +30,7 @@ def test_none_is_the_checkpoints_own_form_and_others_come_from_it(tmp_path: Path
     engine, plain = engine_on(written.quantized), engine_on(written.plain)
     assert engine.snapshot().quantization == "int4"
     own, whys = reply(engine), {each.name: each.why_not for each in engine.snapshot().schemes}
-    assert whys["none"] == whys["int4-32"] == "of this checkpoint, that is int4"
+    assert whys["none"] == whys["int4-32"] == "for this checkpoint, use int4"
     assert whys["int4"] == whys["int8"] == whys["int4-64"] == ""
     for scheme in ("int8", "fp32"):
         switch(engine, scheme)

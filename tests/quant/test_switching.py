@@ -209,7 +209,7 @@ def test_where_the_way_back_fails_too_the_engine_says_so(
 
     monkeypatch.setattr(PlainSource, "layer", gone)
     engine.set_quantization("int8")
-    with pytest.raises(EngineDead, match=r"weights of none cannot be read again: OSError: the disk is gone"):
+    with pytest.raises(EngineDead, match=r"cannot reload the weights of none: OSError: the disk is gone"):
         finish_change(engine)
 
 
@@ -219,7 +219,7 @@ def test_a_change_can_be_cancelled(folder: Path) -> None:
     engine.set_quantization("int8")
     turn(engine)
     turn(engine)
-    with pytest.raises(BadInput, match=r"on their way to int8: wait, or cancel"):
+    with pytest.raises(BadInput, match=r"changing to int8; wait, or cancel"):
         engine.set_quantization("int4")
     engine.cancel_quantization()
     finish_change(engine)

@@ -70,7 +70,7 @@ def test_a_token_drawn_into_it_fails_in_the_middle(poisoned: Path) -> None:
 @pytest.mark.parametrize("token", [VOCAB, -1, 2**40], ids=str)
 def test_a_token_that_the_model_does_not_know(llama: Path, token: int) -> None:
     engine = engine_on(llama)
-    with pytest.raises(BadInput, match=f"token id {token} is out of range: .* knows 0 to {VOCAB - 1}"):
+    with pytest.raises(BadInput, match=f"token id {token} is out of range: .* has tokens 0 to {VOCAB - 1}"):
         ask(engine, [1, token])
     for params in (replace(GREEDY, stop_ids=(VOCAB,)), replace(GREEDY, logit_bias={VOCAB: 1.0})):
         with pytest.raises(BadInput, match=f"token id {VOCAB} is out of range"):

@@ -102,7 +102,7 @@ def test_without_pinned_memory_there_is_no_room_for_swaps(
     )
     tier = HostTier(store)
     assert tier.size == tier.room() == store.host_nbytes == 0
-    assert "no host memory for 5 blocks" in caplog.text
+    assert "not enough host memory for 5 blocks" in caplog.text
 
 
 @PACKED
@@ -169,11 +169,11 @@ def test_not_while_requests_are_alive(llama: Path) -> None:
     engine = engine_on(llama, depth=1)
     _, heard = ask(engine, PROMPT)
     turn(engine)
-    with pytest.raises(BadInput, match="keeps its form while requests are alive: wait for 1"):
+    with pytest.raises(BadInput, match="cannot change the cache while requests are alive: wait for 1"):
         engine.set_kv_scheme("int8")
     drain(engine)
     assert heard.reply == reply(engine, PROMPT).reply
-    with pytest.raises(BadInput, match="no KV scheme 'int3'; there are none, int8, fp8"):
+    with pytest.raises(BadInput, match="unknown KV scheme 'int3'; available: none, int8, fp8"):
         engine.set_kv_scheme("int3")
 
 
@@ -251,7 +251,7 @@ def test_a_back_end_that_cannot_read_it_is_not_taken(
     engine = engine_on(llama, attention="plain")
     reply(engine, PROMPT)
     cached = engine.scheduler.pool.cached
-    with pytest.raises(BadInput, match="attention plain serves a cache of none, not fp8"):
+    with pytest.raises(BadInput, match="attention plain supports the KV schemes none, not fp8"):
         engine.set_kv_scheme("fp8")
     assert engine.scheduler.pool.cached == cached > 0, "nothing has changed"
     views = {view.name: view for view in engine.snapshot().kv_schemes}

@@ -63,7 +63,7 @@ def test_how_long_a_request_may_be(llama: Path) -> None:
     longest = engine_on(llama).runner.model.config.max_context
     assert engine_on(llama, blocks=TIGHT, **WINDOW).limits.context == longest > TIGHT * 16
     with pytest.raises(
-        BadInput, match="a window of 32 tokens needs 7 blocks of 16 for one request, and the cache has 6"
+        BadInput, match="a window of 32 tokens needs 7 blocks of 16 for one request, but the cache has 6"
     ):
         engine_on(llama, blocks=6, **WINDOW)
 

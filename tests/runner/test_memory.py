@@ -57,7 +57,7 @@ def test_weights_have_one_size_in_the_file_in_memory_and_on_the_menu(tmp_path: P
 @pytest.mark.parametrize("name", ["blocks", "host_blocks"])
 def test_more_blocks_than_there_is_memory_are_refused(tmp_path: Path, name: str) -> None:
     folder = write_model(tmp_path / "model")
-    with pytest.raises(BadInput, match=f"{name}: {10**12} of them, .* are more than the memory"):
+    with pytest.raises(BadInput, match=f"{name}: {10**12} blocks of .* exceed the .* bytes of memory"):
         start(EngineConfig(**{"model": str(folder), "device": "cpu", "blocks": 8, name: 10**12}))
 
 

@@ -147,11 +147,11 @@ def test_a_recording_begins_at_rest_and_once(llama: Path, tmp_path: Path) -> Non
     engine = engine_on(llama)
     ask(engine, PROMPT)
     turn(engine)
-    with pytest.raises(BadInput, match="begins with an engine at rest: wait for 1"):
+    with pytest.raises(BadInput, match="needs an idle engine; wait for 1"):
         engine.record(tmp_path / "one")
     drain(engine)
     engine.record(tmp_path / "two")
-    with pytest.raises(BadInput, match="recorded already"):
+    with pytest.raises(BadInput, match="already being recorded"):
         engine.record(tmp_path / "three")
     runner = engine.runner
     engine.stop_recording()
@@ -190,8 +190,8 @@ def test_a_broken_file_is_refused(
 def test_another_engine_s_recording_is_refused(llama: Path, short: bytes, tmp_path: Path) -> None:
     path = tmp_path / "recording"
     path.write_bytes(short)
-    with pytest.raises(BadWire, match="begins with"):
+    with pytest.raises(BadWire, match="starts with"):
         replayed(path, llama, blocks=17)
     path.write_bytes(b"what is this")
-    with pytest.raises(BadWire, match="no recording"):
+    with pytest.raises(BadWire, match="not an engine recording"):
         replayed(path, llama)

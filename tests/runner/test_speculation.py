@@ -122,7 +122,7 @@ def test_a_draft_of_another_vocabulary_is_refused(llama: Path, tmp_path: Path) -
 
 
 def test_an_exit_that_was_not_trained_is_refused(drafted: Path) -> None:
-    with pytest.raises(BadInput, match="trained to leave after 1, not 2"):
+    with pytest.raises(BadInput, match="trained to exit after layer 1, not 2"):
         engine_on(drafted, exit_layer=2)
 
 

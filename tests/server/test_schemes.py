@@ -113,7 +113,7 @@ def test_the_cache_in_another_form_while_nothing_runs(client: httpx.Client) -> N
         ("/engine/quantization", {"scheme": "fp8"}, "products of eight bit floats need an NVIDIA GPU"),
         ("/engine/quantization", {"scheme": 8}, "scheme"),
         ("/engine/quantization", {}, "scheme"),
-        ("/engine/kv", {"scheme": "int4"}, "no KV scheme 'int4'; there are none, int8, fp8"),
+        ("/engine/kv", {"scheme": "int4"}, "unknown KV scheme 'int4'; available: none, int8, fp8"),
         ("/engine/kv", {"scheme": "none", "when": "now"}, "when"),
     ],
 )

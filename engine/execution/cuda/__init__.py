@@ -1,1 +1,1 @@
-"""Steps as CUDA graphs."""
+"""Decode steps as CUDA graphs."""

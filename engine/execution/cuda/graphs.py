@@ -1,10 +1,9 @@
-"""Steps in which every row decodes one token: one CUDA graph, from the numbers on the host to tokens there.
+"""Decode steps, one token per row, as a CUDA graph: from the inputs on the host to tokens on the host.
 
-A graph is a recording of a step's launches, replayed as one (recording.py). It reads its numbers where they
-lay when it was recorded, so each batch size has a form of its own (staging.py), filled anew for each step and
-padded to that size. What changes from step to step is a number there or in memory that stays: how rows are
-sampled, which blocks they hold, the tokens drawn last. So requests join, leave and change without a new
-recording.
+A graph is a capture of a step's launches that is replayed as one (recording.py). It reads its inputs from
+fixed addresses, so each batch size has its own staging buffers (staging.py), filled for each step and padded
+to that size. Everything that changes between steps is a number in these buffers or in other fixed memory:
+sampling parameters, block tables, last tokens. So requests join, leave and change without a new capture.
 """
 
 from bisect import bisect_left
@@ -22,15 +21,15 @@ from engine.sampling.penalties import SeenTokens
 from engine.sampling.rows import COLUMNS, SamplingInputs
 from engine.scheduling.step import Rows
 
-SIZES = (1, 2, 4, *range(8, 513, 8))  # rows of a graph
+SIZES = (1, 2, 4, *range(8, 513, 8))  # batch sizes of graphs
 PENALTIES = slice(COLUMNS.index("repetition"), COLUMNS.index("frequency") + 1)
 UNPENALISED = np.array([[1.0], [0.0], [0.0]])
-PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0}  # a row's numbers; its slot is one nobody has
-BIASES = 2048  # of all rows of a step; with more of them the step is not drawn in a graph
+PADDING = {"ids": 0, "positions": 0, "places": -1, "slots": 0}  # the slot of a padding row is unused
+BIASES = 2048  # maximum for all rows of a step; with more, sampling is not part of the graph
 
 
 class Draws(NamedTuple):
-    """What is done with the logits, for any of the rows."""
+    """How logits are processed; each flag is set if any row needs it."""
 
     filtered: bool  # top-k, top-p
     penalised: bool
@@ -43,9 +42,9 @@ class Draws(NamedTuple):
 
 
 class MetadataBuilder(Protocol):
-    """The part of attention: lists that it reads in a step, in a place of fixed size."""
+    """The attention's inputs for a step: lists of numbers in a buffer of fixed size."""
 
-    numbers: int  # how many, int32
+    numbers: int  # how many int32 values
 
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool: ...
 
@@ -53,15 +52,15 @@ class MetadataBuilder(Protocol):
 
 
 class Stage(Protocol):
-    """What is recorded: the device's work of such a step."""
+    """The device work of a step that is captured."""
 
     def work(self, rows: int) -> MetadataBuilder: ...
 
     def precompile(self, launches: Callable[[], object]) -> None:
-        """Calls them, so that the kernels they launch are compiled and none is launched."""
+        """Run `launches` so that their kernels are compiled but not launched."""
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
-        """[rows, vocab] for the tokens of `ids`, or of `last_ids` at a row's slot where those are -1."""
+        """[rows, vocab] for the tokens `ids`; where an id is -1, for `last_ids` of the row's slot."""
 
     def draw(
         self,
@@ -71,15 +70,15 @@ class Stage(Protocol):
         draws: Draws,
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
-        """Tokens into the field `tokens`, and into `last_ids`; gives what Logprobs hold, if any ask for them.
+        """Sample into the field `tokens` and into `last_ids`. Returns the data for Logprobs, if requested.
 
-        `biases` are added at row * vocab + token, `bias_at`, or nowhere (-1). `asked` is how many of the
-        likeliest tokens a row wants to know, -1 for a row that does not ask.
+        `biases` are added at row * vocab + token (`bias_at`; -1: none). `asked`: how many of the likeliest
+        tokens a row requests, -1 for none.
         """
 
 
 class DecodeSteps:
-    """Lays out, records and replays. On a CPU the same is carried out at once, without a recording."""
+    """Fills, captures and replays decode steps. On a CPU, runs the launches directly."""
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class DecodeSteps:
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
     def draw(self, rows: Rows, ids: np.ndarray, wanted: SamplingInputs) -> tuple[Tensor, ...]:
-        """The tokens of the rows, -1 where one had no number to draw from; and what `Stage.draw` returns."""
+        """The rows' tokens, -1 where logits were NaN; then what `Stage.draw` returns."""
         return self._run(rows, ids, wanted)
 
     def logits(self, rows: Rows, ids: np.ndarray) -> Tensor:
@@ -127,14 +126,14 @@ class DecodeSteps:
             launches = self._launches(form, work, draws, seen, cut)
             self._recordings[key] = Recording(self._recorder, launches, self._stage.precompile)
         found = self._recordings[key].run()
-        self._tables.sent()  # not before: a step without memory is launched again
+        self._tables.sent()  # not earlier: a step that runs out of memory is launched again
         tokens = form.advance()
         if wanted is not None:
             found = (tokens, *found)
         return tuple(each[:count] for each in found)
 
     def forget(self) -> None:
-        """Drops all recordings: a product is another one now, or a weight lies elsewhere."""
+        """Drop all captures, because a weight or product has been replaced."""
         self._recordings.clear()
         self._recorder = Recorder(self._device) if self._device.type == "cuda" else None
 
@@ -154,7 +153,7 @@ class DecodeSteps:
     def _fill(
         self, fields: Mapping[str, np.ndarray], rows: Rows, ids: np.ndarray, work: MetadataBuilder
     ) -> bool:
-        """Writes a step into a form; says whether attention cuts any context."""
+        """Write a step into the buffers. Returns whether attention splits any context."""
         count, slots, starts = len(rows), rows.slots, rows.starts
         blocks, offsets = np.divmod(starts, self._block_size)
         places = self._tables.grid[slots, blocks].astype(np.int64) * self._block_size + offsets
@@ -185,7 +184,7 @@ class DecodeSteps:
         return launches
 
     def _send_table_changes(self, news: np.ndarray) -> None:
-        """What was written into the tables since the last step: in the form, or ahead of it if it is much."""
+        """Send table cells written since the last step: in the buffers, or separately if they are many."""
         news[0] = -1
         cells, blocks = self._tables.unsent()
         if len(cells) <= news.shape[1]:
@@ -196,10 +195,10 @@ class DecodeSteps:
 
 
 def write_sampling(fields: Mapping[str, np.ndarray], wanted: SamplingInputs) -> None:
-    """Writes into a form how its rows draw."""
+    """Write the rows' sampling parameters into the buffers."""
     columns, count = fields["columns"], len(wanted.numbers)
     columns[:, :count] = wanted.numbers.T
-    columns[:, count:] = wanted.numbers[:1].T  # padding samples like the first row, but without penalties
+    columns[:, count:] = wanted.numbers[:1].T  # padding samples like the first row, without penalties
     columns[PENALTIES, count:] = UNPENALISED
     write_logprob_counts(fields["asked"], wanted)
     if wanted.edits is not None:
@@ -209,14 +208,14 @@ def write_sampling(fields: Mapping[str, np.ndarray], wanted: SamplingInputs) -> 
 
 
 def write_logprob_counts(asked: np.ndarray, wanted: SamplingInputs) -> None:
-    """Writes how many of the likeliest tokens each row wants to know, -1 for one that does not ask."""
+    """Write how many of the likeliest tokens each row requests, -1 for none."""
     asked.fill(-1)
     for row, count in wanted.logprobs:
         asked[row] = count
 
 
 def logit_biases(wanted: SamplingInputs) -> tuple[np.ndarray, np.ndarray]:
-    """Places in [rows, vocab], and what is added there."""
+    """Indices into the flattened [rows, vocab], and the values to add there."""
     assert wanted.edits is not None
     rows, ids, values = wanted.edits
     return rows * wanted.vocab + ids, values

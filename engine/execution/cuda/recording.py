@@ -1,7 +1,7 @@
-"""Launches that are recorded as CUDA graphs, and replayed.
+"""Captures launches as CUDA graphs and replays them.
 
-Whatever is recorded runs on one stream and shares one piece of memory, since no two of them run at the same
-time. Without memory for another recording, its launches go on one by one.
+All captures run on one stream and share one memory pool, because no two run at the same time. If there is no
+memory for another capture, its kernels are launched one by one.
 """
 
 import logging
@@ -17,24 +17,24 @@ logger = logging.getLogger("minichat.engine")
 
 @cache
 def recording_stream(device: torch.device) -> tuple[torch.cuda.Stream, Lock]:
-    """One for good: cuBLAS keeps a workspace of 32 MB for every stream that it has seen.
+    """One permanent stream: cuBLAS keeps a 32 MB workspace for every stream it has seen.
 
-    Engines on several threads take turns: what one launches there while another records would be recorded.
+    Engines on several threads hold the lock in turn: launches during another's capture would be captured.
     """
     return torch.cuda.Stream(device), Lock()
 
 
 class Recorder:
-    """Where graphs are recorded, and the memory that they share: they never run at the same time."""
+    """The stream for captures, and the memory pool that all graphs share."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream, self.alone = recording_stream(device)
         self.pool = torch.cuda.graph_pool_handle()
-        self.full = False  # no memory was left for another one
+        self.full = False  # no memory was left for another graph
 
 
 class Recording:
-    """Launches: rehearsed, and then one by one, the first time; a graph from then on."""
+    """A sequence of launches: compiled and run one by one the first time, a graph afterwards."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Recording:
         launches: Callable[[], tuple[Tensor, ...]],
         precompile: Callable[[Callable[[], object]], None],
     ) -> None:
-        """`precompile`: as a Stage's (graphs.py)."""
+        """`precompile`: see Stage (graphs.py)."""
         self._recorder, self._launches, self._precompile = recorder, launches, precompile
         self._warm = False
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -55,12 +55,12 @@ class Recording:
             self._graph.replay()
             return self._result
         if self._recorder is None:
-            # What lies in a form, or is the model's, is overwritten before it is collected.
+            # Buffers and the model's tensors are overwritten before the result is collected, so copy it.
             return tuple(each.clone() for each in self._launches())
-        return self._aside(self._recorder)
+        return self._run_on_stream(self._recorder)
 
-    def _aside(self, recorder: Recorder) -> tuple[Tensor, ...]:
-        """Runs on the stream of recordings, whose workspaces are made on the way."""
+    def _run_on_stream(self, recorder: Recorder) -> tuple[Tensor, ...]:
+        """Run on the capture stream, so that its workspaces are allocated."""
         now = torch.cuda.current_stream()
         with recorder.alone:
             recorder.stream.wait_stream(now)
@@ -70,7 +70,7 @@ class Recording:
                         self._precompile(self._launches)
                         self._warm = True
                     result = self._launches()
-            finally:  # a step that fails has launched something
+            finally:  # a failed step may have launched some work
                 now.wait_stream(recorder.stream)
         for each in result:
             each.record_stream(now)
@@ -88,6 +88,6 @@ class Recording:
                     graph.capture_end()
         except torch.OutOfMemoryError as error:
             recorder.full, self._result = True, None
-            logger.warning("no memory for another CUDA graph; such steps are launched one by one: %s", error)
+            logger.warning("no memory for another CUDA graph; these steps are launched one by one: %s", error)
         else:
             self._graph = graph

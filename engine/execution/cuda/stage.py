@@ -1,4 +1,4 @@
-"""The device's part of a step on a GPU: the fused forward, and tokens drawn where the logits are."""
+"""A step's work on a GPU: the fused forward pass, and sampling on the device."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ from engine.sampling.penalties import SeenTokens
 
 
 class GpuStage:
-    """A decoder of ours over the Triton back end. DecodeSteps records it, ModelRunner calls the rest."""
+    """A native decoder with Triton attention. DecodeSteps captures it; ModelRunner calls it directly too."""
 
     def __init__(self, model: Decoder, store: KVStore, attention: TritonAttention) -> None:
         self._decoder = FusedDecoder(model, store.layers, attention)
@@ -59,7 +59,7 @@ class GpuStage:
         return likeliest(logits, tokens, fields["asked"]) if draws.logprobs else ()
 
     def forward(self, batch: Batch) -> Tensor:
-        """Any other step: [tokens, hidden]."""
+        """A step that is not pure decode: [tokens, hidden]."""
         x = F.embedding(batch.ids, self._decoder.model.embed)
         return self._decoder.forward(x, batch.positions, batch.places, self._attention.prepare(batch))
 
@@ -68,7 +68,7 @@ class GpuStage:
 
 
 def stage_for(model: object, store: KVStore, attention: AttentionBackend) -> GpuStage | None:
-    """None: steps go the plain way, through the model's own forward."""
+    """None: steps use the model's own forward pass."""
     if isinstance(model, Decoder) and isinstance(attention, TritonAttention):
         return GpuStage(model, store, attention)
     return None

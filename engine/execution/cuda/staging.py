@@ -1,4 +1,4 @@
-"""Numbers on their way to the device and back: what belongs together goes at once, nobody waits."""
+"""Asynchronous copies of numbers to the device and back, batched into one copy."""
 
 from collections.abc import Sequence
 
@@ -10,15 +10,15 @@ Fields = dict[str, tuple[tuple[int, ...], np.dtype]]  # shapes and types, by nam
 
 ALIGNED = 16  # bytes
 _WORD = 8
-BEHIND = 3  # steps whose numbers may still be on their way when the next ones are written
+BEHIND = 3  # steps whose copies may be in flight while the next ones are written
 
 
 def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """The arrays as tensors there; on a CPU they share their memory."""
+    """Copy the arrays to the device as tensors; on a CPU the tensors share the arrays' memory."""
     if device.type != "cuda":
         return [torch.from_numpy(array) for array in arrays]
     places, size = _places([array.nbytes for array in arrays])
-    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)  # kept by torch until it has been read
+    host = torch.empty(size, dtype=torch.uint8, pin_memory=True)  # torch keeps it until it has been read
     numbers = host.numpy()
     for place, array in zip(places, arrays, strict=True):
         numbers[place : place + array.nbytes] = np.ascontiguousarray(array).view(np.uint8).ravel()
@@ -31,11 +31,10 @@ def upload(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
 
 
 class StagingBuffers:
-    """Fields of fixed shapes on the device, fetched from the host step after step, and tokens brought back.
+    """Fields of fixed shapes that each step copies to the device, and tokens that are copied back.
 
-    Both are launches like others, and may be recorded with the rest of a step. Every form has the fields
-    `news`, what is new in the block tables, (cells, blocks) with a cell of -1 for none, and `tokens`, what
-    was drawn.
+    Both copies are kernel launches and can be captured with a step. Two more fields are `news`, changes of
+    the block tables as (cells, blocks) with cell -1 for none, and `tokens`, the sampled tokens.
     """
 
     def __init__(self, fields: Fields, rows: int, tables: Tensor) -> None:
@@ -55,25 +54,25 @@ class StagingBuffers:
             }
 
         self._pieces = torch.zeros(BEHIND, size, dtype=torch.uint8, pin_memory=self._on_gpu)
-        # This copy tells torch which stream reads and writes the pieces: it keeps them for what is launched.
+        # This copy tells torch which stream uses the pieces, so that it keeps them until the launches end.
         self._there = self._pieces[0].to(device, non_blocking=True, copy=True)
         self._hosts = [views(piece) for piece in self._pieces]
         self._blanks = [{name: view.numpy() for name, view in each.items()} for each in self._hosts]
         self.on_device = views(self._there)
-        self._told = places[-1] // _WORD
-        self._at = 0  # the piece in turn
-        # The same, as far as the device has come.
+        self._tokens_at = places[-1] // _WORD
+        self._at = 0  # the current piece
+        # The same counter on the device.
         self._turn = torch.zeros(1, dtype=torch.int64, device=device)
         self._over = [torch.cuda.Event() for _ in self._hosts] if self._on_gpu else []
 
     def next_fields(self) -> dict[str, np.ndarray]:
-        """The fields to fill for the next step; they hold those of an earlier one."""
+        """The fields to fill for the next step. They hold the numbers of an earlier one."""
         if self._over:
-            self._over[self._at].synchronize()  # long since, but for steps that failed
+            self._over[self._at].synchronize()  # done already, unless steps failed
         return self._blanks[self._at]
 
     def advance(self) -> Tensor:
-        """Called after all launches of a step, `copy_in` and `copy_out` too: where its tokens will be."""
+        """Call after all launches of a step, including `copy_in` and `copy_out`. Returns its tokens."""
         tokens = self._hosts[self._at]["tokens"]
         if self._over:
             self._over[self._at].record()
@@ -81,9 +80,9 @@ class StagingBuffers:
         return tokens
 
     def copy_in(self) -> None:
-        """What `next_fields` gave, to the device."""
+        """Copy the fields from `next_fields` to the device."""
         if self._on_gpu:
-            # Brings Triton, which is there where a GPU is.
+            # Imports Triton, which is only installed with a GPU.
             from engine.kernels.triton.kv.staging import copy_in
 
             pieces, there = self._words()
@@ -94,12 +93,12 @@ class StagingBuffers:
             self._tables.view(-1)[cells[cells >= 0]] = blocks[cells >= 0].int()
 
     def copy_out(self) -> None:
-        """The tokens, to the host. The last launch of a step, so that a failing one leaves the turn alone."""
+        """Copy the tokens to the host. The last launch of a step, so that a failed step does not advance."""
         if self._on_gpu:
             from engine.kernels.triton.kv.staging import copy_out
 
             pieces, there = self._words()
-            copy_out(pieces, there, self._turn, self._told, self._rows)
+            copy_out(pieces, there, self._turn, self._tokens_at, self._rows)
         else:
             self._hosts[self._turn[0]]["tokens"].copy_(self.on_device["tokens"])
             self._turn.add_(1).remainder_(BEHIND)
@@ -109,7 +108,7 @@ class StagingBuffers:
 
 
 def _places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where each begins when they are laid end to end, and how long all are together."""
+    """The aligned offset of each part in one buffer, and the total size."""
     places, end = [], 0
     for size in sizes:
         places.append(end)

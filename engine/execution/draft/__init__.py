@@ -1,1 +1,1 @@
-"""Drafts that a model makes inside a step, and their verification."""
+"""Drafts made by a model inside a step, and their verification."""

@@ -1,4 +1,4 @@
-"""Which models can draft beside a model, and those made ready."""
+"""Finds the draft models for a model, and prepares them."""
 
 from dataclasses import dataclass
 
@@ -16,18 +16,18 @@ from engine.models.find import find_model
 from engine.models.registry import load_model
 from engine.speculation.speculator import WINDOWED
 
-FOLDER = "draft"  # inside a model's own, where a draft may lie that was made for it
+FOLDER = "draft"  # a folder inside the model's, with a draft model made for it
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a model can be drafted for by, before there is a cache."""
+    """The drafters available for a model, before the cache exists."""
 
     small: LanguageModel | None
     exit_layer: int | None
 
     def block_bytes(self, block_size: int, dtype: torch.dtype) -> int:
-        """That a block takes besides, for the small model's keys and values."""
+        """Extra bytes of a block for the small model's keys and values."""
         return KVStore.block_bytes(self.small.config.layers, block_size, dtype) if self.small else 0
 
     def drafters(
@@ -47,7 +47,7 @@ class Found:
 def find_drafters(
     place: ModelPlace, model: LanguageModel, device: torch.device, config: EngineConfig
 ) -> Found:
-    """Raises where a draft was asked for and cannot serve, and where an exit is none of the model's."""
+    """Find the drafters. Raises if a configured draft model does not fit or the exit layer is unknown."""
     return Found(_small(place, model, device, config), _exit(place, model, config))
 
 
@@ -77,7 +77,7 @@ def _small(
     its = small.config
     if its.vocab != model.config.vocab:
         raise BadInput(
-            f"draft: {found.name} knows {its.vocab} tokens and {place.name} {model.config.vocab}; "
+            f"draft: {found.name} has {its.vocab} tokens and {place.name} {model.config.vocab}; "
             "a draft needs the same tokenizer"
         )
     if its.max_context < model.config.max_context:
@@ -95,6 +95,6 @@ def _exit(place: ModelPlace, model: LanguageModel, config: EngineConfig) -> int 
     if config.exit_layer not in exits:
         named = ", ".join(map(str, exits)) or "none"
         raise BadInput(
-            f"exit_layer: {place.name} was trained to leave after {named}, not {config.exit_layer}"
+            f"exit_layer: {place.name} was trained to exit after layer {named}, not {config.exit_layer}"
         )
     return config.exit_layer

@@ -1,7 +1,7 @@
-"""Drafts that a model makes inside a step: a small one with a cache of its own, or the model's first layers.
+"""Drafts made inside a step: by a small model with its own cache, or by the model's first layers.
 
-Each is drawn with the number that its place in the reply will be drawn with, so that a draft is often the
-very token even of a sampled reply.
+A draft is sampled with the random number of its position in the reply, so it often matches the real
+token even in a sampled reply.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,31 +20,31 @@ from engine.models.base import LanguageModel
 from engine.models.decoder import Decoder
 from engine.scheduling.step import LAST, Drafts, Rows, SlotTokens, Step, StepRow
 
-PIECE = 512  # tokens that a draft model takes in at a time, where it has a prompt to catch up on
+PIECE = 512  # tokens that a draft model computes at a time when it catches up on a prompt
 
-# (logits, slots, rows) -> tokens, kept as each slot's last
+# (logits, slots, rows) -> tokens, recorded as each slot's last
 Draw = Callable[[Tensor, Tensor, Rows], Tensor]
 
-Turn = tuple[StepRow, Sequence[int]]  # a row of the drafter's, and its tokens
+Turn = tuple[StepRow, Sequence[int]]  # a row of the drafter, and its tokens
 
 
 class EarlyExit:
-    """The first layers of the model, through its own last norm and head. Their cache is the model's."""
+    """The model's first layers, followed by its norm and head. Uses the model's cache."""
 
     def __init__(self, model: Decoder, store: KVStore, attention: AttentionBackend, layers: int) -> None:
         self._model, self._store, self._attention, self._layers = model, store, attention, layers
 
     def serve(self, store: KVStore) -> None:
-        """The cache has another form now: it is the very same."""
+        """Nothing to do: the cache is the model's own."""
 
     def read(self, tokens: SlotTokens) -> None:
-        """The model's own cache holds them."""
+        """Nothing to do: the model's own cache holds the tokens."""
 
     def begin(self, row: StepRow, token: int) -> Turn:
         return StepRow(row.request, row.slot, row.start, 1, True), [token]
 
     def saw(self, row: StepRow, drafts: tuple[int, ...]) -> None:
-        """Its cache is written again by the step itself."""
+        """Nothing to do: the step itself overwrites the cache."""
 
     def hidden(self, batch: Batch) -> Tensor:
         attend = attending(self._attention, self._store.layers, batch)
@@ -56,7 +56,7 @@ class EarlyExit:
 
 @dataclass(slots=True)
 class _Held:
-    """A slot: its tokens, and how many of them, and then which drafts, the draft model's cache holds."""
+    """A slot of the draft model: its tokens, and the prefix and drafts that the cache holds."""
 
     tokens: list[int]
     known: int = 0
@@ -64,7 +64,7 @@ class _Held:
 
     @property
     def right(self) -> int:
-        """How many cells of the cache are those of the slot's tokens."""
+        """How many cells of the cache match the slot's tokens."""
         text = self.tokens[self.known : self.known + len(self.drafts)]
         for at, (draft, token) in enumerate(zip(self.drafts, text, strict=False)):
             if draft != token:
@@ -73,15 +73,15 @@ class _Held:
 
 
 class SmallModel:
-    """Another model, whose cache lies in the same blocks of a store of its own."""
+    """A small draft model. Its cache is a separate store with the same block numbers."""
 
-    def __init__(self, model: LanguageModel, attention: AttentionBackend, beside: KVStore) -> None:
+    def __init__(self, model: LanguageModel, attention: AttentionBackend, store: KVStore) -> None:
         self.model, self._attention = model, attention
         self._held: dict[int, _Held] = {}  # by slot
-        self.serve(beside)
+        self.serve(store)
 
     def serve(self, store: KVStore) -> None:
-        """A cache with as many blocks as that one, which holds nothing."""
+        """Create an empty cache with as many blocks as `store`."""
         blocks, block_size = store.layers[0].keys.shape[:2]
         first = next(self.model.parameters())
         for held in self._held.values():
@@ -97,24 +97,20 @@ class SmallModel:
         )
 
     def read(self, tokens: SlotTokens) -> None:
-        """Behind those it has read of the slot; or from the first on, of a new owner with other blocks."""
+        """Append the slot's tokens, or start again if the slot has a new request."""
         if tokens.at == 0:
             self._held[tokens.slot] = _Held(list(tokens.tokens))
             return
         held = self._held.get(tokens.slot)
         if held is None or tokens.at > len(held.tokens):
-            raise BadWire(
-                f"the step has tokens of slot {tokens.slot} from {tokens.at} on, without those before"
-            )
+            raise BadWire(f"the step has tokens of slot {tokens.slot} from {tokens.at}, without those before")
         held.tokens[tokens.at :] = tokens.tokens
 
     def begin(self, row: StepRow, token: int) -> Turn:
-        """From where its cache ends up to the row's token."""
+        """A row from the end of the cache to the step's token."""
         held = self._held.get(row.slot)
         if held is None or len(held.tokens) != row.start + 1:
-            raise BadWire(
-                f"the step drafts in slot {row.slot} from {row.start} on, without the tokens before"
-            )
+            raise BadWire(f"the step drafts in slot {row.slot} from {row.start}, without the tokens before")
         start = min(held.right, row.start)
         return StepRow(row.request, row.slot, start, row.start + 1 - start, True), held.tokens[
             start : row.start + 1
@@ -138,7 +134,7 @@ Drafter = EarlyExit | SmallModel
 def with_drafts(
     step: Step, drafters: Mapping[str, Drafter], batches: BatchBuilder, sampling_state: SamplingState
 ) -> tuple[Mapping[int, Drafts], np.ndarray]:
-    """The step's drafts and its ids, with those that models make here."""
+    """The step's drafts and ids, filled in with the drafts that models make here."""
     made, ids = dict(step.drafts), step.ids
     drafted = step.rows[step.single : step.single + len(made)]
     ends = step.single + np.cumsum(drafted.lengths)
@@ -151,7 +147,7 @@ def with_drafts(
         ]
         if rows:
             found = drafts_of(drafter, rows, batches, sampling_state.last_ids, sampling_state.guess)
-            sampling_state.apply(step.sampling)  # what was drawn for the drafts was counted as text
+            sampling_state.apply(step.sampling)  # drafts were counted as text
             ids = ids.copy()
             for request, tokens in found.items():
                 made[request] = made[request]._replace(tokens=tokens)
@@ -166,10 +162,10 @@ def drafts_of(
     last_ids: Tensor,
     draw: Draw,
 ) -> dict[int, tuple[int, ...]]:
-    """By request, as many drafts as its row has room for. `rows`: each with its token."""
+    """Drafts by request, as many as each row has room for. `rows`: each row and its token."""
     wanted = {row.request: row.drafted for row, _ in rows}
     turns = [_caught_up(drafter, drafter.begin(row, token), batches, last_ids) for row, token in rows]
-    drawn: list[tuple[list[StepRow], Tensor]] = []
+    sampled: list[tuple[list[StepRow], Tensor]] = []
     while turns:
         turns.sort(key=lambda turn: turn[0].length > 1)
         of = Rows.of([row for row, _ in turns])
@@ -177,15 +173,15 @@ def drafts_of(
         hidden = drafter.hidden(batch)
         if ends is not None:
             hidden = hidden[ends]
-        drawn.append((list(of), draw(drafter.logits(hidden), slots, of)))
+        sampled.append((list(of), draw(drafter.logits(hidden), slots, of)))
         turns = [
             (StepRow(row.request, row.slot, row.start + row.length, 1, True), [LAST])
             for row, _ in turns
-            if wanted[row.request] > len(drawn)
+            if wanted[row.request] > len(sampled)
         ]
     found: dict[int, tuple[int, ...]] = {}
-    tokens = iter(torch.cat([ids for _, ids in drawn]).tolist())
-    for made, _ in drawn:
+    tokens = iter(torch.cat([ids for _, ids in sampled]).tolist())
+    for made, _ in sampled:
         for row in made:
             found[row.request] = (*found.get(row.request, ()), next(tokens))
     for row, _ in rows:
@@ -194,7 +190,7 @@ def drafts_of(
 
 
 def _caught_up(drafter: Drafter, turn: Turn, batches: BatchBuilder, last_ids: Tensor) -> Turn:
-    """The last piece of what the drafter has to take in; those before it are done."""
+    """Compute all but the last piece of the tokens that the drafter lacks; return the last."""
     row, tokens = turn
     while row.length > PIECE:
         piece = (StepRow(row.request, row.slot, row.start, PIECE, False), tokens[:PIECE])
@@ -208,5 +204,5 @@ def _pack_rows(
     rows: Rows, turns: Sequence[Turn], batches: BatchBuilder, last_ids: Tensor
 ) -> tuple[Batch, Tensor | None, Tensor]:
     ids = np.concatenate([np.asarray(tokens, np.int64) for _, tokens in turns])
-    laid = batches.build(rows, ids, int((rows.lengths == 1).sum()), last_ids)
-    return laid.batch, laid.ends, laid.slots
+    packed = batches.build(rows, ids, int((rows.lengths == 1).sum()), last_ids)
+    return packed.batch, packed.ends, packed.slots

@@ -1,7 +1,7 @@
-"""A row with drafts as the rows it amounts to: one token each, in one slot, each a place further on.
+"""Unrolls a row with drafts into rows of one token each, in one slot, at successive positions.
 
-Keys are written before any row attends, so each of them sees the drafts before it. Being ordinary decode
-rows, they are computed as they would be one step after another, on a CPU to the last bit.
+Keys are written before any row attends, so each row sees the drafts before it. As ordinary decode rows,
+they give the same results as separate steps, bit for bit on a CPU.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from engine.speculation.verify import run_of
 
 
 def unroll_drafts(rows: Rows, single: int) -> tuple[Rows, int]:
-    """Every draft as a row of its own, and how many rows have one token then. The ids stay as they are."""
+    """Unroll each draft into a row. Returns the rows and the number with one token; ids do not change."""
     numbers, counts = rows.numbers, np.where(rows.drafted > 0, rows.lengths, 1)
     starts = np.cumsum(counts) - counts
     wide = np.repeat(numbers, counts, axis=0)
@@ -26,7 +26,7 @@ def unroll_drafts(rows: Rows, single: int) -> tuple[Rows, int]:
 def group_runs(
     tokens: list[int], rows: Sequence[StepRow], drafts: Mapping[int, Drafts]
 ) -> tuple[list[int], dict[int, list[int]]]:
-    """Of what the unrolled rows have drawn, a token for each row of the step; and the runs."""
+    """Group the tokens of unrolled rows: the first token of each row of the step, and the runs."""
     if not drafts:
         return tokens, {}
     requests, firsts, runs, at = [row.request for row in rows], [], {}, 0
@@ -41,7 +41,7 @@ def group_runs(
 
 
 def tokens_ahead(rows: Sequence[StepRow], drafts: Mapping[int, Drafts]) -> list[tuple[int, int]]:
-    """Which drafts come before each unrolled row, as (row, token): penalties count them as text."""
+    """The drafts that precede each unrolled row, as (row, token): penalties count them as text."""
     requests = [row.request for row in rows]
     found, before = [], 0
     for at, request in enumerate(requests):

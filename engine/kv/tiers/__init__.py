@@ -1,1 +1,1 @@
-"""Places below the device's cache, where blocks lie by name."""
+"""Storage tiers below the device's cache, where blocks are stored by name."""

@@ -1,4 +1,4 @@
-"""What moving blocks has cost so far, in seconds."""
+"""The measured cost of moving blocks, in seconds."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ _MEMORY = 0.2  # the weight of the newest sample
 
 @dataclass(slots=True)
 class MeasuredCost:
-    """Running means, a block. None: never seen."""
+    """Running means per block; None before the first measurement."""
 
     store: float | None = None
     load: float | None = None
@@ -21,7 +21,7 @@ class MeasuredCost:
             self.store = running_mean(self.store, seconds / blocks)
 
     def back(self, blocks: int) -> float:
-        """To load so many. A way that was never taken costs as much as the other; if neither was, nothing."""
+        """Seconds to load `blocks`. An unmeasured direction costs as much as the other, or 0."""
         return blocks * (self.load or self.store or 0.0)
 
     def there_and_back(self, blocks: int) -> float:

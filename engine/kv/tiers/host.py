@@ -1,4 +1,4 @@
-"""Host memory, for the blocks of requests that gave way."""
+"""Host memory, for the blocks of preempted requests."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -6,24 +6,24 @@ from typing import Protocol
 from engine.kv.tiers.cost import MeasuredCost
 from engine.kv.tiers.tier import BlockName, DeviceBlocks, Transfer, front
 
-Pairs = Sequence[tuple[int, int]]  # of blocks: from, to
+Pairs = Sequence[tuple[int, int]]  # (from block, to block)
 
 
 class SwapSpace(Protocol):
-    """Blocks on the device and others in host memory, both by number."""
+    """Device blocks and host blocks, both by number."""
 
     @property
     def host_blocks(self) -> int: ...
 
     def swap_out(self, pairs: Pairs) -> None:
-        """Device blocks to host blocks."""
+        """Copy device blocks to host blocks."""
 
     def swap_in(self, pairs: Pairs) -> None:
-        """Host blocks to device blocks."""
+        """Copy host blocks to device blocks."""
 
 
 class HostTier:
-    """A block is there from when it is stored until no request waits for it."""
+    """Keeps a block from its store until no request waits for it."""
 
     name = "host"
 
@@ -44,7 +44,7 @@ class HostTier:
 
     def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
         if len(names) > len(self._free):
-            raise MemoryError(f"host memory has room for {len(self._free)} blocks, not for {len(names)}")
+            raise MemoryError(f"cannot store {len(names)} blocks: host memory has room for {len(self._free)}")
         places = [self._free.pop() for _ in names]
         self._places.update(zip(names, places, strict=True))
         pairs = list(zip(blocks.numbers, places, strict=True))

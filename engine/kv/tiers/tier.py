@@ -1,7 +1,7 @@
-"""What a tier is, and the values that tell it what to move.
+"""The interface of a storage tier, and the orders that it carries out.
 
-The scheduler asks a tier what it holds, and sends orders; the runner carries them out beside its steps. Each
-rank has tiers of its own, which get the same orders.
+The scheduler asks a tier what it holds and sends orders; the runner carries them out concurrently with
+its steps. Each rank has its own tiers, which get the same orders.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,42 +12,42 @@ import numpy as np
 
 from engine.kv.tiers.cost import MeasuredCost
 
-BlockName = bytes  # the hash of a block's tokens and of all before them: its address in every tier
+BlockName = bytes  # the hash of a block's tokens and all before them: its key in every tier
 TransferKind = Literal["store", "load", "release", "forget"]
 
 
 @dataclass(frozen=True, slots=True)
 class TransferOrder:
-    """What a tier is to do with blocks. A store or a load goes on beside the steps, and ends."""
+    """An order for a tier. Stores and loads run concurrently with the steps and report their end."""
 
     id: int
     kind: TransferKind
     tier: str
     names: tuple[BlockName, ...]
-    blocks: tuple[int, ...] = ()  # of the device, one a name, where any move
+    blocks: tuple[int, ...] = ()  # for a store or load: device blocks, one for each name
 
 
 @dataclass(frozen=True, slots=True)
 class TransferEnd:
-    """A store or a load is over, on every rank."""
+    """A store or load has ended, on every rank."""
 
     id: int
     seconds: float = 0.0
-    error: str = ""  # why it failed, if it has
+    error: str = ""  # why it failed, or ""
 
 
 class Transfer(Protocol):
-    """A store or a load that is under way. A Future of its seconds is one."""
+    """A store or load in flight. A Future of its seconds also qualifies."""
 
     def done(self) -> bool: ...
 
     def result(self) -> float:
-        """Waits for the end. Gives the seconds it took; raises where it failed."""
+        """Wait for the end and return the seconds it took. Raises if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedTransfer:
-    """A transfer that was over at once."""
+    """A transfer that completed immediately."""
 
     seconds: float
 
@@ -59,25 +59,25 @@ class CompletedTransfer:
 
 
 class DeviceBlocks(Protocol):
-    """Blocks of the device's cache, as steps launched so far leave them."""
+    """Blocks of the device's cache, as left by the steps launched so far."""
 
     numbers: tuple[int, ...]
 
     def read(self) -> Callable[[], np.ndarray]:
-        """Begins to copy them. What it gives waits for their bytes, [blocks, bytes of a block] uint8."""
+        """Start copying the blocks. The callable waits for the bytes: [blocks, bytes per block] uint8."""
 
     def write(self, data: np.ndarray) -> None:
-        """Fills them with such bytes, and returns once they are there. From any thread."""
+        """Fill the blocks with such bytes; return when they are on the device. Callable from any thread."""
 
     def move(self, work: Callable[[], None]) -> Transfer:
-        """Does work that moves blocks on the device by itself: on a GPU, on a stream of its own."""
+        """Run work that moves blocks on the device; on a GPU, on a separate stream."""
 
 
 class Tier(Protocol):
-    """Keeps blocks by name. All of it is called on the engine's thread, and none of it waits.
+    """Keeps blocks by name. All methods are called on the engine's thread, and none of them waits.
 
-    Names of a transfer that is under way are in no other order but loads. What fails raises, here or from
-    the transfer: what was to be loaded is computed instead.
+    While a transfer is in flight, only loads may name its blocks. Failures raise, here or from the
+    transfer; blocks that fail to load are recomputed.
     """
 
     name: str
@@ -85,28 +85,28 @@ class Tier(Protocol):
 
     @property
     def size(self) -> int:
-        """How many blocks it holds at most."""
+        """Maximum number of blocks it holds."""
 
     def room(self) -> int:
-        """How many more blocks it takes now."""
+        """How many more blocks it can take now."""
 
     def holds(self, names: Sequence[BlockName]) -> int:
-        """How many of these, from the first on, it has."""
+        """The length of the longest prefix of `names` that it holds."""
 
     def store(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer: ...
 
     def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer: ...
 
     def release(self, names: Sequence[BlockName]) -> None:
-        """No request waits for these any more: their room may be taken."""
+        """No request waits for these any more; their space can be reused."""
 
     def forget(self, names: Sequence[BlockName]) -> None:
-        """What lies under these is not to be trusted, and must not be found again."""
+        """The contents of these may be wrong and must not be found again."""
 
     def reset(self) -> None:
-        """The cache has another form, and is empty: no block of the old one is asked for again."""
+        """The cache was rebuilt in another scheme: drop all blocks of the old one."""
 
 
 def front(names: Sequence[BlockName], held: Callable[[BlockName], bool]) -> int:
-    """How many names, from the first on, are held."""
+    """The length of the longest prefix of `names` that is held."""
     return next((at for at, name in enumerate(names) if not held(name)), len(names))

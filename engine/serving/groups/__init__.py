@@ -1,1 +1,1 @@
-"""Requests that are answered by several rows of the batch: beam searches, and many samples of one prompt."""
+"""Requests answered by several rows of the batch: beam searches, and several samples of one prompt."""

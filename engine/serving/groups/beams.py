@@ -1,4 +1,4 @@
-"""A beam search in the batch: every hypothesis is a request of its own, with a row, and shared blocks."""
+"""A beam search in the batch: each hypothesis is a request with its own row and shared blocks."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,10 +15,10 @@ from engine.serving.reply import ReplyOutput, Sink, TextStream
 
 
 class BeamGroup:
-    """Each hypothesis runs, gives way and comes back on its own; all have drawn before any goes on.
+    """Hypotheses run, are preempted and resume independently; the search advances when all have candidates.
 
-    Between two steps `members` are the live hypotheses, the best first. Numbers of dropped ones are used
-    again, so that the group keeps its place in every line.
+    Between steps, `members` are the live hypotheses, best first. Ids of dropped hypotheses are reused, so
+    that the group keeps its place in every queue.
     """
 
     def __init__(
@@ -33,32 +33,32 @@ class BeamGroup:
         self.id, self.arrived = root.id, root.arrived
         self.first_token_at, self.last_token_at = root.first_token_at, root.last_token_at
         self.params = root.params
-        self._later: tuple[SamplingParams, int] | None = None  # with how long it may be, in all
+        self._pending: tuple[SamplingParams, int] | None = None  # with the new maximum length
         self._scheduler, self._number, self._sink, self._stop_ids = scheduler, number, sink, stop_ids
         self.members = [root]
-        self._base = len(root.tokens)  # the search began behind so many
+        self._base = len(root.tokens)  # the token count at which the search began
         self._said = root.generated  # tokens of the reply before that
         self._search = BeamSearch(SearchRules.of(root.params, stop_ids), root.max_len - self._base)
         self._enders = root.params.enders(stop_ids)
-        self._start, self._written = written, written.copy()  # the text there, and up to what is certain
-        self._certain = 0  # tokens behind the base that all hypotheses share
-        self._voices = [written.copy()]  # the text of each live one, kept where stop strings are looked for
-        self._heard: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._start, self._written = written, written.copy()  # the text at the base, and up to `_certain`
+        self._certain = 0  # tokens after the base that all hypotheses share
+        self._streams = [written.copy()]  # the text of each live hypothesis; kept only for stop strings
+        self._candidates: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._spare: list[int] = []
         self._dropped: tuple[HypothesisView, ...] = ()
         self._parents: list[int] = [0]
         root.group, root.awaits = root.id, True
 
     def take(self, request: Request, ids: np.ndarray, values: np.ndarray) -> bool:
-        """What one hypothesis could go on with; says whether the group goes on with it."""
-        count = self._search.rules.candidates  # another search in the same step may look at more
-        self._heard[request.id] = ids[:count], values[:count]
-        return len(self._heard) == len(self.members)
+        """Take in the candidates of one hypothesis. Returns whether the group now has all of them."""
+        count = self._search.rules.candidates  # another search in the same step may need more
+        self._candidates[request.id] = ids[:count], values[:count]
+        return len(self._candidates) == len(self.members)
 
     def advance(self) -> Finish | None:
-        """All have drawn: chooses those that go on. Says why the group ends, if it does."""
-        heard = [self._heard.pop(each.id) for each in self.members]
-        ids, values = (np.stack(side) for side in zip(*heard, strict=True))
+        """Choose the hypotheses that continue. Returns why the group ends, if it does."""
+        candidates = [self._candidates.pop(each.id) for each in self.members]
+        ids, values = (np.stack(side) for side in zip(*candidates, strict=True))
         scores = self._search.scores()
         kept = self._search.advance(ids, values, self._stops)
         if self._search.over:
@@ -70,7 +70,7 @@ class BeamGroup:
 
     @property
     def generated(self) -> int:
-        """Tokens of the reply, by any hypothesis."""
+        """Length of the reply in tokens, the same for every live hypothesis."""
         return self._said + self._search.length
 
     @property
@@ -78,13 +78,13 @@ class BeamGroup:
         return self._base + self._search.length
 
     def end(self, finish: Finish, error: str = "") -> None:
-        """Ends it from outside, with what leads by now."""
+        """End the search from outside with the leading hypothesis."""
         tokens = () if error else self._leader()[self._certain :]
         text = "" if error else self._text(self._written, tokens, self._certain) + self._written.flush()
         self._sink(Delta(self.id, tokens, text, (), finish, error, blocks=self._held))
 
     def view(self) -> BeamsView:
-        """The live hypotheses behind what is certain, those that are done, and those dropped last."""
+        """The live hypotheses after the certain tokens, the finished ones, and those dropped last."""
         start, scores = self._base + self._certain, self._search.scores()
         live = (
             HypothesisView(each.id, parent, score, tuple(each.tokens[start:]))
@@ -96,42 +96,41 @@ class BeamGroup:
         certain = self._said + self._certain
         return BeamsView(self.id, self.params.beams, certain, (*live,), (*done,), self._dropped)
 
-    # Another way to go on
+    # Changed parameters
 
     @property
     def asked(self) -> SamplingParams:
-        """The newest parameters, which may have to wait."""
-        return self._later[0] if self._later else self.params
+        """The newest parameters, which may not apply yet."""
+        return self._pending[0] if self._pending else self.params
 
     def retune(self, params: SamplingParams, max_len: int) -> None:
-        """For the time when no hypothesis is under way."""
-        self._later = params, max_len
+        """Apply these parameters once no hypothesis is in flight."""
+        self._pending = params, max_len
 
-    def turn(self) -> tuple[Request, ReplyOutput] | None:
-        """Goes on by the parameters that have waited, if it can now: as one request with its reply, or still
-        as a search."""
-        if self._later is None or any(each.pending for each in self.members):
+    def apply_pending(self) -> tuple[Request, ReplyOutput] | None:
+        """Apply pending parameters if possible. If the search ends, returns the request and its reply."""
+        if self._pending is None or any(each.pending for each in self.members):
             return None
-        params, max_len = self._later
-        if params.beams > 1 and self._heard:
-            return None  # these were drawn for the search as it is
-        self._later = None
+        params, max_len = self._pending
+        if params.beams > 1 and self._candidates:
+            return None  # those candidates were chosen for the current search
+        self._pending = None
         for each in self.members:
             each.params, each.max_len = params, max_len
             each.seed = each.seed if params.seed is None else params.seed % 2**64
             self._scheduler.restamp(each)
         self.params = params
         if params.beams == 1:
-            return self._narrow()
+            return self._end_search()
         self._search.rules, self._search.most = SearchRules.of(params, self._stop_ids), max_len - self._base
         self._enders = params.enders(self._stop_ids)
         for written in (self._start, self._written):
             written.retune(params)
-        self._voices = [self._voice(each) for each in self.members]
+        self._streams = [self._stream_of(each) for each in self.members]
         return None
 
-    def _narrow(self) -> tuple[Request, ReplyOutput]:
-        """The best live hypothesis is all that is left."""
+    def _end_search(self) -> tuple[Request, ReplyOutput]:
+        """Drop all but the best live hypothesis and continue it as an ordinary request."""
         best = self.members[0]
         rest = tuple(best.tokens[self._base + self._certain :])
         text = self._text(self._written, rest, self._certain)
@@ -139,7 +138,7 @@ class BeamGroup:
         for each in self.members[1:]:
             self._scheduler.drop(each)
         if best.id == self.id:
-            self._scheduler.again(best)
+            self._scheduler.resample_last(best)
         else:
             best, parent = self._child(best, self.id), best
             self._scheduler.branch(parent, best)
@@ -154,11 +153,11 @@ class BeamGroup:
     def _stops(self, parent: int, token: int) -> bool:
         if not self.params.stop:
             return token in self._enders
-        _, finish = self._voices[parent].copy().take(token, self.generated, full=False)
+        _, finish = self._streams[parent].copy().take(token, self.generated, full=False)
         return finish is not None
 
     def _reorder(self, kept: Sequence[Continuation], scores: Sequence[float]) -> None:
-        """A parent goes on in place with its first token, and is forked for each other one."""
+        """Continue each parent in place with its first token, and fork it for each further token."""
         before, first = self.members, dict[int, int]()
         for rank, each in enumerate(kept):
             first.setdefault(each.parent, rank)
@@ -180,14 +179,14 @@ class BeamGroup:
                 self._scheduler.branch(before[parent], member)
             self.members.append(member)
         for parent, rank in first.items():
-            self._scheduler.go_on(before[parent], kept[rank].token)
+            self._scheduler.append_token(before[parent], kept[rank].token)
             if self.params.penalised:
-                self._scheduler.restamp(before[parent])  # what it has seen is another text now
+                self._scheduler.restamp(before[parent])  # the slot's tokens have changed
         self._parents = [each.parent for each in kept]
         if self.params.stop:
-            self._voices = [self._voices[parent].copy() for parent in self._parents]
-            for voice, each in zip(self._voices, kept, strict=True):
-                voice.take(each.token, self.generated, full=False)
+            self._streams = [self._streams[parent].copy() for parent in self._parents]
+            for stream, each in zip(self._streams, kept, strict=True):
+                stream.take(each.token, self.generated, full=False)
 
     def _child(self, parent: Request, id: int) -> Request:
         return Request(
@@ -208,7 +207,7 @@ class BeamGroup:
     # Text
 
     def _settle(self) -> tuple[tuple[int, ...], str]:
-        """Tokens, and their text, that no hypothesis which may still be returned does without."""
+        """The tokens and text that every hypothesis that may still be returned shares."""
         base, lead = self._base, self.members[0].tokens
         live = [each.tokens for each in self.members[1:]]
         done = [each.tokens for each in self._search.done[: self.params.n]]
@@ -226,36 +225,36 @@ class BeamGroup:
         return fresh, text
 
     def _tail(self) -> str:
-        """What the hypothesis that leads adds to it."""
+        """The text that the leading hypothesis adds."""
         return self._text(self._written.copy(), self._leader()[self._certain :], self._certain)
 
     def _leader(self) -> tuple[int, ...]:
-        """Tokens behind the base of what would be the best if all ended now."""
+        """The tokens after the base of the hypothesis that would win if all ended now."""
         done = self._search.done
         if done and done[0].score > self._search.scores()[0]:
             return done[0].tokens
         return tokens_of(self._search.live[0])
 
-    def _voice(self, member: Request) -> TextStream:
-        voice = self._written.copy()
-        self._text(voice, member.tokens[self._base + self._certain :], self._certain)
-        return voice
+    def _stream_of(self, member: Request) -> TextStream:
+        stream = self._written.copy()
+        self._text(stream, member.tokens[self._base + self._certain :], self._certain)
+        return stream
 
     def _text(self, written: TextStream, tokens: Sequence[int], at: int) -> str:
-        """What these tokens, from place `at` behind the base, add to a text."""
+        """The text that tokens at position `at` after the base add to a stream."""
         begin = self._said + at + 1
         return "".join([written.take(token, n, full=False)[0] for n, token in enumerate(tokens, begin)])
 
     @property
     def _held(self) -> int:
-        """Blocks of all members; most are shared."""
+        """The number of blocks that the members hold; most are shared."""
         return len({block for each in self.members for block in held(each.blocks)})
 
     def _finish(self) -> Finish:
-        """The best ones, whole. The first goes on from what was certain."""
+        """Send the best hypotheses in full. The first continues from the certain tokens."""
         results = self._search.done[: self.params.n]
         if not results:
-            self._sink(Delta(self.id, finish=Finish.FAILED, error="no hypothesis could go on or end"))
+            self._sink(Delta(self.id, finish=Finish.FAILED, error="no hypothesis could continue or end"))
             return Finish.FAILED
         finishes = []
         for choice, (score, tokens) in enumerate(results):

@@ -1,4 +1,4 @@
-"""Several replies to one prompt, which is computed once: the others are forked from the first one."""
+"""Several replies to one prompt. The prompt is computed once, and the other replies fork from the first."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -12,7 +12,7 @@ from engine.serving.reply import ReplyOutput, Sink, TextStream
 
 
 def seed_of(seed: int, choice: int) -> int:
-    """Of one of several replies: the first draws as a single one would, and the others follow from it."""
+    """The seed of one of several replies: the first has the request's own, the others are derived from it."""
     if choice == 0:
         return seed % 2**64
     return int.from_bytes(sha256(f"{seed % 2**64} {choice}".encode()).digest()[:8], "little")
@@ -20,7 +20,7 @@ def seed_of(seed: int, choice: int) -> int:
 
 @dataclass(slots=True)
 class FinishedSample:
-    """A reply that is not given before it is known to be among the best."""
+    """A reply that is held until it is known to be among the best."""
 
     tokens: list[int] = field(default_factory=list)
     text: str = ""
@@ -39,7 +39,7 @@ class FinishedSample:
 
     @property
     def mean(self) -> float:
-        """Log-probability a token."""
+        """Mean log-probability of a token."""
         return sum(each.logprob for each in self.logprobs) / max(1, len(self.logprobs))
 
     @property
@@ -48,14 +48,14 @@ class FinishedSample:
 
 
 class SampleGroup:
-    """Its rows are ordinary requests with replies of their own, whose deltas go through here."""
+    """Its rows are ordinary requests with their own replies, whose deltas pass through here."""
 
     def __init__(self, root: Request, written: TextStream, sink: Sink, number: Callable[[], int]) -> None:
         self.id, self.members = root.id, [root]
         self.asked, self._sink, self._written = root.params, sink, written.copy()
-        others = [number() for _ in range(root.params.samples - 1)]  # now: they keep the first one's place
+        others = [number() for _ in range(root.params.samples - 1)]  # reserved now to keep the queue position
         self._ids = [root.id, *others]
-        self.whole = False  # whether all replies have begun
+        self.whole = False  # whether all replies have started
         self._running = len(self._ids)
         self._base = len(root.tokens)
         self._seed = root.seed
@@ -64,7 +64,7 @@ class SampleGroup:
         root.params = self.of_member(root.params)
 
     def retune(self, params: SamplingParams, *, seed: bool) -> None:
-        """Also for replies that have yet to begin. `seed`: it is a new one, too."""
+        """Change parameters, also of replies that have not started. `seed`: the seed changes too."""
         self.asked = params
         self._written.retune(params)
         if seed and params.seed is not None:
@@ -74,14 +74,14 @@ class SampleGroup:
         return seed_of(self._seed, self._ids.index(member.id))
 
     def of_member(self, params: SamplingParams) -> SamplingParams:
-        """To rank a reply, its tokens' log-probabilities are needed."""
+        """The parameters of one row. Ranking replies needs the log-probabilities of their tokens."""
         return replace(params, logprobs=params.logprobs or 0) if self._best else params
 
     def reply(self, written: TextStream, choice: int = 0) -> ReplyOutput:
-        return ReplyOutput(written, partial(self._hear, choice))
+        return ReplyOutput(written, partial(self._forward, choice))
 
     def spread(self) -> Iterable[tuple[Request, ReplyOutput]]:
-        """The other replies, from where the first one began; it has drawn, so its prompt is computed."""
+        """Start the other replies from the end of the prompt, which the first has computed."""
         root, self.whole = self.members[0], True
         for choice, id in enumerate(self._ids[1:], 1):
             child = Request(
@@ -96,23 +96,23 @@ class SampleGroup:
                 deadline=root.deadline,
                 salt=root.salt,
                 group=self.id,
-                guided_from=min(root.guided_from, self._base),  # a first token was on its way, not theirs
+                guided_from=min(root.guided_from, self._base),  # a first token in flight is not theirs
             )
             self.members.append(child)
             yield child, self.reply(self._written.copy(), choice)
 
-    def _hear(self, choice: int, delta: Delta) -> None:
+    def _forward(self, choice: int, delta: Delta) -> None:
         if not delta.finish:
-            self._tell(choice, delta, 0)
+            self._send(choice, delta, 0)
         elif self.whole:
             self._running -= 1
-            self._tell(choice, delta, self._running)
-        else:  # the first has drawn nothing, and is all that there is: the others end where it does
-            self._tell(0, delta, len(self._ids) - 1)
+            self._send(choice, delta, self._running)
+        else:  # it ended before any token, so the others end with it
+            self._send(0, delta, len(self._ids) - 1)
             for other in range(1, len(self._ids)):
-                self._tell(other, delta._replace(blocks=0), len(self._ids) - 1 - other)
+                self._send(other, delta._replace(blocks=0), len(self._ids) - 1 - other)
 
-    def _tell(self, choice: int, delta: Delta, left: int) -> None:
+    def _send(self, choice: int, delta: Delta, left: int) -> None:
         if not self._best:
             self._sink(delta._replace(request=self.id, choice=choice, left=left))
             return

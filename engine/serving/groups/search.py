@@ -1,6 +1,6 @@
-"""Beam search as a calculation: which hypotheses go on, which are done, and when to stop.
+"""Beam search as a pure computation: which hypotheses continue, which are done, and when to stop.
 
-The semantics, and the order of operations on a score, are those of transformers' `generate(num_beams=w)`.
+The semantics and the order of operations on scores are those of transformers' `generate(num_beams=w)`.
 """
 
 from collections.abc import Callable
@@ -11,11 +11,11 @@ import numpy as np
 
 from engine.api.params import EarlyStopping, SamplingParams
 
-Path = tuple["Path", int] | None  # a hypothesis' tokens behind the prompt, from the last to the first
+Path = tuple["Path", int] | None  # a hypothesis' tokens after the prompt, last to first
 
 
 class Continuation(NamedTuple):
-    """A hypothesis of the next step: one of the present ones, and a token behind it."""
+    """A hypothesis of the next step: the index of a current one, and the token that follows it."""
 
     parent: int
     token: int
@@ -25,15 +25,15 @@ class Done(NamedTuple):
     """A hypothesis that has ended."""
 
     score: float
-    tokens: tuple[int, ...]  # behind the prompt, the one that ended it included
+    tokens: tuple[int, ...]  # after the prompt, including the one that ended it
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRules:
-    """How a search goes; may be replaced between two steps."""
+    """The parameters of a search. They can be replaced between steps."""
 
     width: int
-    candidates: int  # of the best continuations so many are looked at: enough go on where many end
+    candidates: int  # how many of the best continuations to consider; enough are left if many of them end
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
 
@@ -45,11 +45,11 @@ class SearchRules:
 
 @dataclass(slots=True)
 class BeamSearch:
-    """`live` and `done` are ordered, the best first."""
+    """`live` and `done` are sorted, best first."""
 
     rules: SearchRules
-    most: int  # tokens behind the prompt at which every hypothesis ends
-    length: int = 0  # tokens behind the prompt, of each live hypothesis
+    most: int  # tokens after the prompt at which every hypothesis ends
+    length: int = 0  # tokens after the prompt, of each live hypothesis
     live: list[Path] = field(default_factory=lambda: [None])
     totals: np.ndarray = field(default_factory=lambda: np.zeros(1, np.float32))  # their log-probabilities
     done: list[Done] = field(default_factory=list)
@@ -58,9 +58,9 @@ class BeamSearch:
     def advance(
         self, ids: np.ndarray, values: np.ndarray, stops: Callable[[int, int], bool]
     ) -> list[Continuation]:
-        """One token further. `ids` and `values` [live, columns]: the likeliest tokens of each, best first.
+        """Add a token. `ids` and `values` [live, columns]: each hypothesis' likeliest tokens, best first.
 
-        `stops` says whether a hypothesis, by its place, ends with a token.
+        `stops` returns whether a token ends the hypothesis at an index.
         """
         rules = self.rules
         sums = (values + self.totals[:, None]).ravel()
@@ -88,11 +88,11 @@ class BeamSearch:
         return kept
 
     def scores(self) -> list[float]:
-        """Of the live hypotheses, as if they ended here."""
+        """The scores of the live hypotheses, as if they ended here."""
         return (self.totals / self._divisor(max(1, self.length))).tolist()
 
     def _may_improve(self) -> bool:
-        """Whether the best live hypothesis could still be worth more than the worst that is done."""
+        """Whether the best live hypothesis could still beat the worst finished one."""
         rules = self.rules
         if len(self.done) < rules.width:
             return True
@@ -115,7 +115,7 @@ def tokens_of(path: Path) -> tuple[int, ...]:
 
 
 def _best(sums: np.ndarray, count: int) -> np.ndarray:
-    """Places of the highest sums, falling, without what is impossible."""
+    """Indices of the highest sums, descending, without those of -inf."""
     some = np.arange(len(sums))
     if len(sums) > 2 * count:
         some = np.sort(np.argpartition(-sums, count - 1)[:count])

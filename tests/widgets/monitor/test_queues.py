@@ -7,7 +7,7 @@ from tests.widgets.monitor.stage import heard, lines, staged
 
 DECODE = request(0, blocks=(0, 1, 2), cached_tokens=32)
 PREFILL = request(1, "prefill", (3, 4), launched=64)
-WAITING = request(12, "waiting", why="waits for blocks: needs 9, 2 to spare")
+WAITING = request(12, "waiting", why="needs 9 blocks, 2 available")
 SWAPPED = request(
     3, "swapped", host_blocks=(0, 1), generated=7, why="gave way;\x1b[31m its blocks\nlie elsewhere"
 )
@@ -23,7 +23,7 @@ async def test_a_line_says_whose_where_how_far_and_why() -> None:
             "       id phase           done  blk cached why",
             "> A     0 decode        30/512    3     32",
             "* B     1 prefill       64/120    2      0",
-            "* M    12 waiting        0/120    0      0 waits for blocks: needs 9, 2 to spare",
+            "* M    12 waiting        0/120    0      0 needs 9 blocks, 2 available",
             "* D     3 swapped        7/512    2      0 gave way;?[31m its blocks lie elsewhere",
             "",
             "",
@@ -54,7 +54,7 @@ async def test_what_guessing_ahead_brings_each() -> None:
             "       id phase           done  blk   guesses cached why",
             "> A     0 decode        30/512    3  75% 1.8x     32",
             "* B     1 prefill       64/120    2     rests      0",
-            "* M    12 waiting        0/120    0                0 waits for blocks~",
+            "* M    12 waiting        0/120    0                0 needs 9 blocks, ~",
         ]
 
 
