@@ -192,7 +192,7 @@ USAGE = {
     "device": (["--device", "toaster"], "there is no device 'toaster'; say cpu, cuda"),
     "attention": (
         ["--attention", "none"],
-        "attention 'none': there is none of that name; available here: torch",
+        "attention 'none': no backend has that name; available here: torch",
     ),
     "blocks": (["--blocks", "0"], "blocks must be a whole number above 0, not 0"),
     "context": (["--max-context", "500"], "max_context is 500; "),
