@@ -1,4 +1,4 @@
-"""Which code runs which model_type, and the one call that gives a model ready to run."""
+"""Chooses the implementation for a model_type, and loads models with it."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def native(order: LoadRequest) -> LanguageModel:
         model.head = model.source.head(scheme)
     for index in range(len(config.layers)):
         model.layers[index] = model.source.layer(index, scheme)
-    finalize(model, named("none"))  # what no scheme touches stays in the checkpoint's type
+    finalize(model, named("none"))  # what is not quantized keeps the checkpoint's dtype
     return model
 
 
@@ -65,9 +65,9 @@ def bridged(order: LoadRequest) -> LanguageModel:
     if order.quantization != "none":
         raise BadInput(
             f"quantization {order.quantization!r}: {order.place.name} is run by transformers, whose weights "
-            "stay as they are; only models of the Llama family can be quantized"
+            "cannot be quantized; only models of the Llama family can"
         )
-    # Brings transformers, which the native path never needs.
+    # Imported here because the native path does not need transformers.
     from engine.models.bridge.load import load_bridged
 
     return load_bridged(order)
@@ -84,7 +84,7 @@ def load_model(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> LanguageModel:
-    """The model on its device. What is of no native family goes by way of transformers."""
+    """Load a model on its device. Models of no native family run through transformers."""
     order = LoadRequest(
         place=place,
         device=torch.device(device),

@@ -1,4 +1,4 @@
-"""Loads a model of transformers, if it can run over the engine's cache."""
+"""Loads a transformers model, if it can run over the engine's cache."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,8 +34,8 @@ def load_bridged(order: LoadRequest) -> BridgedModel:
 def _their_config(order: LoadRequest, fields: Fields) -> Any:
     try:
         return transformers.AutoConfig.from_pretrained(order.place.folder, trust_remote_code=False)
-    except Exception as error:  # each of its many configs is strict in its own way
-        reason = str(error).partition("\n")[0]  # advice on how to install it follows
+    except Exception as error:  # the configs raise errors of many types
+        reason = str(error).partition("\n")[0]  # the other lines are installation advice
         raise fields.unsupported("model_type", f"transformers cannot read its config: {reason}") from error
 
 
@@ -49,7 +49,7 @@ def _described(theirs: Any, fields: Fields) -> ModelConfig:
         family=fields.text("model_type"),
         dtype=checkpoint_dtype(fields),
         hidden=text_fields.whole("hidden_size", high=MOST_WIDTH),
-        layers=(),  # the rehearsal tells
+        layers=(),  # set by the probe
         vocab=vocab,
         max_context=_steady_context(text, text_fields.whole("max_position_embeddings", high=MOST_TOKENS)),
         start_id=start_id(text_fields, generation, vocab, None),
@@ -58,7 +58,7 @@ def _described(theirs: Any, fields: Fields) -> ModelConfig:
 
 
 def _steady_context(text: Any, context: int) -> int:
-    """Longrope turns all tokens of a step differently once one of them, whosever it is, lies beyond this."""
+    """Longrope rotates all tokens of a step differently once any of them is beyond this context."""
     rope = getattr(text, "rope_parameters", None) or {}
     for each in (rope, *rope.values()):
         if isinstance(each, dict) and each.get("rope_type") == "longrope":
