@@ -76,7 +76,7 @@ def test_a_bad_name_is_told_what_there_is(said: dict[str, Any]) -> None:
     assert what == "there is no scheduling policy 'shortish'"
     assert {"fcfs", "latency", "priority", "shortest"} <= set(names.split(", "))
     what, _, names = said["bad scheme"].partition("; there are ")
-    assert what == "quantization 'ternari': there is none of that name"
+    assert what == "quantization 'ternari': no scheme has that name"
     assert {"int8", "none", "ternary"} <= set(names.split(", "))
 
 

@@ -122,7 +122,7 @@ def test_eight_bit_floats_are_plain_numbers_where_they_cannot_be_multiplied(made
     model = loaded(made.quantized)
     assert model.source is not None and model.source.scheme("none").name == "none"
     assert torch.equal(logits(model), logits(loaded(made.plain)))
-    with pytest.raises(BadInput, match="'fp8': products of eight bit floats need an NVIDIA GPU"):
+    with pytest.raises(BadInput, match="'fp8': FP8 products need an NVIDIA GPU"):
         loaded(made.quantized, "fp8")
 
 
@@ -235,8 +235,8 @@ class TestFiles:
             ({f"{UP}.bias": torch.ones(160)}, f"{UP}.bias is not part of this model"),
             ({f"{UP}.qweight": ones(16, 160)}, "is [16, 160], the config requires [8, 160]"),
             ({f"{UP}.scales": ones(2, 160)}, f"{UP}.scales holds I32; only F64, F32"),
-            ({f"{UP}.g_idx": ones(64)}, f"{UP}.weight: g_idx does not give each group 32 inputs"),
-            ({f"{UP}.g_idx": ones(64) * -9}, "g_idx does not give each group 32 inputs"),
+            ({f"{UP}.g_idx": ones(64)}, f"{UP}.weight: g_idx does not assign 32 inputs to each group"),
+            ({f"{UP}.g_idx": ones(64) * -9}, "g_idx does not assign 32 inputs to each group"),
         ],
     )  # fmt: skip
     def test_what_does_not_fit_is_named(
