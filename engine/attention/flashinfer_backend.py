@@ -65,7 +65,7 @@ class FlashInferWrappers:
         self._uploaded = torch.cuda.Event()
 
     def plan(self, metadata: FlashInferMetadata) -> None:
-        """Split a step's work on the host and send the plan behind the work already queued. Once per step."""
+        """Split a step's work on the host and send the plan after the work already queued. Once per step."""
         if self._planned is metadata:
             return
         self._uploaded.synchronize()  # the device may still be reading the last plan from this buffer
@@ -92,7 +92,7 @@ class FlashInferWrappers:
             )
 
     def _are_long(self, starts: Tensor) -> bool:
-        """Whether to use the Hopper prefill kernel: it does not split contexts, so it needs long and many
+        """Whether to use Hopper's prefill kernel. It does not split contexts, so it needs many long
         chunks."""
         counts = starts.diff()
         tiles = int(-(-counts // TILE).sum()) * self._spec.heads

@@ -69,7 +69,7 @@ def choose(
 
 
 def block_size_for(name: str, wanted: int) -> int:
-    """Return `wanted`, or a block size the backend supports if it does not support that."""
+    """Return `wanted` if the backend supports that block size, else one it supports."""
     sizes = None if _load(name) else getattr(BACKENDS[name], "block_sizes", None)
     return wanted if sizes is None or wanted in sizes else sizes[0]
 

@@ -28,7 +28,7 @@ from engine.kernels.triton.attention.work_plan import (
 from engine.kernels.triton.attention.write import write
 from engine.kernels.triton.padding import padded_rows
 
-WIDEST = 256  # head dimension; wider heads leave no shared memory for keys beside the queries
+WIDEST = 256  # head dimension; wider heads leave no shared memory for keys
 
 
 @dataclass(slots=True)

@@ -10,8 +10,7 @@ from engine.attention.base import Attend
 
 
 class LanguageModel(Protocol):
-    """Both calls run under `torch.inference_mode`. The tokens of all rows are concatenated, with no batch
-    axis."""
+    """Both calls run under `torch.inference_mode`. The rows' tokens are concatenated: no batch axis."""
 
     @property
     def config(self) -> ModelConfig: ...

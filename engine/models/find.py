@@ -124,12 +124,12 @@ def _meter(progress: Progress | None) -> type:
 
         def update(self, n: float | None = 1) -> bool | None:
             nonlocal most
-            drawn = super().update(n)
+            refreshed = super().update(n)
             # One bar counts bytes received and another bytes written: report the larger.
             if progress and self.unit == "B" and self.n > most:
                 most = int(self.n)
                 progress(most, int(self.total or 0))
-            return drawn
+            return refreshed
 
         def close(self) -> None:
             self.disable = True

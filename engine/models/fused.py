@@ -33,8 +33,7 @@ class FusedDecoder:
         self.plain: Counter[str] = Counter()  # part name -> number of times its plain forward ran
 
     def embed(self, ids: Tensor, slots: Tensor, last_ids: Tensor) -> Tensor:
-        """Return the embeddings that start the residual stream; an id of -1 is the last token sampled in
-        its slot."""
+        """Return the initial residual stream; an id of -1 is the last token sampled in its slot."""
         return embed(self.model.embed, ids, slots, last_ids)
 
     def forward(
@@ -42,9 +41,9 @@ class FusedDecoder:
     ) -> Tensor:
         """Run from the embeddings [tokens, hidden], which are overwritten, to the output of the last norm."""
         step = self._step(len(x), positions, places, metadata)
-        patient, residual = replace(step, pdl=False), Residual(x)
+        without_pdl, residual = replace(step, pdl=False), Residual(x)
         for part in self._parts():
-            residual = self._through(part, residual, step if part.pdl else patient)
+            residual = self._through(part, residual, step if part.pdl else without_pdl)
         return residual.normed(self.model.norm, self._gpu, pdl=step.pdl).values
 
     def logits(self, hidden: Tensor) -> Tensor:

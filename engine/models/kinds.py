@@ -20,8 +20,7 @@ Windows = Callable[[Fields, int], tuple[int | None, ...]]
 
 class PartKind(Protocol):
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
-        """Return what the part needs from config.json, as DecoderConfig fields. Raises if it is
-        unsupported."""
+        """Return the DecoderConfig fields the part reads from config.json. Raises if they are unsupported."""
 
     def part(self) -> type[Part]:
         """Return the part's class, imported on demand."""

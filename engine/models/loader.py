@@ -21,7 +21,7 @@ from engine.quant.packing import Packing
 
 HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports include these computed values
 
-# Tensors beside quantized weights: scales for rounding activations and the KV cache.
+# Tensors that accompany quantized weights: scales for rounding activations and the KV cache.
 ROUNDING = re.compile(r"\.(input|activation|output|k|v)_scale$")
 
 
@@ -119,15 +119,14 @@ class Checkpoint:
                 continue  # already checked
             if name in self._shapes and name not in self._packed:
                 check(name, header, FLOATS, [self._shapes[name]])
-            elif not self._is_of_no_use(name, header):
+            elif not self._is_ignored(name, header):
                 what = "is not part of this model; its config.json may belong to another model"
                 raise BadCheckpoint(f"{header.file}: {name} {what}")
         if missing := [name for name in self._shapes if name not in self._headers | self._packed]:
             raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
 
-    def _is_of_no_use(self, name: str, header: Header) -> bool:
-        """Whether to ignore the tensor: a scale for activations, or a bias of zeros beside a quantized
-        weight."""
+    def _is_ignored(self, name: str, header: Header) -> bool:
+        """Whether to ignore the tensor: an activation scale, or a zero bias of a quantized weight."""
         product, _, kind = name.rpartition(".")
         if kind != "bias" or f"{product}.weight" not in self._packed:
             return bool(self._packed and ROUNDING.search(name))

@@ -94,7 +94,7 @@ def _read(fields: Fields, method: str) -> Packing:
             return _fp8(fields)
         case "compressed-tensors":
             return _compressed(fields)
-    raise fields.unsupported("quant_method", f"of quantized weights, {KNOWN}")
+    raise fields.unsupported("quant_method", f"among quantized formats, {KNOWN}")
 
 
 def _gptq(fields: Fields) -> Packing:

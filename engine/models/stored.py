@@ -37,8 +37,7 @@ class StoredSource:
         return named("none") if scheme is self._own else self._plain.of_head(scheme)
 
     def head(self, scheme: Scheme) -> nn.Module:
-        """Next to layers in the checkpoint's own format, keep the head as stored: it is never quantized
-        there."""
+        """Return the head. Next to layers in the checkpoint's own format it is not quantized either."""
         return self._plain.head(named("none") if scheme is self._own else scheme)
 
     @torch.no_grad()

@@ -14,8 +14,10 @@ _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # heads tha
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """A model's family and size, and why it cannot run, if so. One of transformers may still be refused on
-    load."""
+    """A model's family and size, and why it cannot run, if so.
+
+    A transformers model may still be refused when it is loaded.
+    """
 
     family: str
     bytes: int  # size of the weights

@@ -1,5 +1,7 @@
-"""Reads safetensors one tensor at a time, for when an address space limit (`ulimit -v`) prevents mapping
-the file."""
+"""Reads safetensors one tensor at a time.
+
+Used if an address space limit (`ulimit -v`) prevents mapping the file.
+"""
 
 import json
 import math

@@ -1,5 +1,7 @@
-"""The interface of a quantization scheme. docs/quantization.md lists the built-in ones; docs/extending.md
-shows how to add one."""
+"""The interface of a quantization scheme.
+
+docs/quantization.md lists the built-in ones; docs/extending.md shows how to add one.
+"""
 
 from typing import Protocol
 
@@ -19,8 +21,10 @@ class Scheme(Protocol):
 
     @property
     def rounds_activations(self) -> bool:
-        """Whether activations are rounded too. All kernels of a scheme must agree, since the row count
-        determines which one runs."""
+        """Whether activations are rounded too.
+
+        All kernels of a scheme must agree, since the row count determines which one runs.
+        """
 
     @property
     def graphs(self) -> bool:
@@ -28,16 +32,13 @@ class Scheme(Protocol):
 
     @property
     def head(self) -> str:
-        """The scheme for the head, unless it is tied to the embedding. Schemes without this attribute use
-        `none`."""
+        """The scheme for the head, unless that is tied to the embedding. Default if missing: `none`."""
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Return None if the scheme runs on this device for models that compute in `dtype`, else the
-        reason."""
+        """Return None if the scheme runs on this device for models in `dtype`, else the reason."""
 
     def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
         """Return the approximate size of a weight of that shape."""
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """Return the module that replaces a Linear, on the weight's device: [rows, inputs] -> [rows,
-        outputs]."""
+        """Return a Linear's replacement on the weight's device: [rows, inputs] -> [rows, outputs]."""

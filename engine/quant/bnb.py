@@ -42,7 +42,7 @@ def library() -> Any:
     try:
         with (
             _changed(sys.modules, kernels=None),
-            _changed(vars(torch), compile=_as_it_is, _disable_dynamo=_as_it_is),
+            _changed(vars(torch), compile=_unchanged, _disable_dynamo=_unchanged),
         ):
             return importlib.import_module("bitsandbytes.functional")
     except Exception as error:  # its libraries can be incompatible with this machine in many ways
@@ -64,9 +64,9 @@ def _changed(names: dict[str, Any], **changes: Any) -> Iterator[None]:
         names.update(before)
 
 
-def _as_it_is(function: Any = None, **_: Any) -> Any:
+def _unchanged(function: Any = None, **_: Any) -> Any:
     """A decorator that does nothing, used with or without options."""
-    return _as_it_is if function is None else function
+    return _unchanged if function is None else function
 
 
 def missing() -> str | None:
@@ -77,8 +77,7 @@ def missing() -> str | None:
 
 
 class OutlierInt8(nn.Module):
-    """LLM.int8: each row's regular numbers in 8 bits, scaled by the row's maximum, and its outliers
-    unquantized.
+    """LLM.int8: a row's regular numbers in 8 bits, scaled by the row's maximum, and unquantized outliers.
 
     The library treats a whole column of the batch as an outlier if any row has one, so a row's result would
     depend on the other rows. Here each number is classified separately; columns only determine what is

@@ -50,10 +50,10 @@ class Convertible(Protocol):
 
 
 class Conversion:
-    """Drops each layer, reads it again and stores it in the new scheme. After an error or a cancel it
-    converts back.
+    """Drops each layer, reads it again and stores it in the new scheme.
 
-    Until it is over, the model is a mixture that must not be run.
+    After an error or a cancel it converts back. Until it is over, the model is a mixture that must not be
+    run.
     """
 
     def __init__(self, model: Convertible, old: Scheme, new: Scheme, replace: Replace | None = None) -> None:
@@ -77,8 +77,8 @@ class Conversion:
         self.error = self.error or reason
 
     def advance(self) -> None:
-        """Convert one more layer, forward or back. Raises if converting back fails, too: the model is lost
-        then."""
+        """Convert one more layer, forward or back. If converting back fails, it raises, and the model is
+        lost."""
         if self.error:
             self._replace(self.done - 1, self.old)
             self.done -= 1
@@ -88,7 +88,7 @@ class Conversion:
         except Exception as error:  # any error: a broken file, out of memory, a third-party library
             at = (self.new.name, self.done, self.total)
             logger.warning("quantization %s failed at layer %d of %d", *at, exc_info=error)
-            self.error = _in_words(error)
+            self.error = _summary(error)
         self.done += 1
 
 
@@ -106,7 +106,7 @@ def replace_part(model: Convertible, index: int, scheme: Scheme) -> None:
         give_back()  # fragmentation leaves holes too small for the next layer's tensors
 
 
-def _in_words(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     """Return one sentence. The full text is in the log; on a GPU it is a page about memory."""
     if isinstance(error, EngineError):
         return str(error)

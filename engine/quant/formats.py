@@ -67,8 +67,7 @@ def _awq(packing: Packing, parts: dict[str, Tensor]) -> GroupedWeight:
 
 
 def _whole(packing: Packing, numbers: Tensor, zeros: Tensor, scales: Tensor) -> GroupedWeight:
-    """Build a weight from numbers [outputs, inputs] and zeros and scales [groups, outputs]. The last group
-    is padded."""
+    """Build a weight from numbers [outputs, inputs], and zeros and scales [groups, outputs], with padding."""
     group, step = packing.group or rounded_up(numbers.shape[1], packing.step), packing.step
     numbers = F.pad(numbers, (0, len(scales) * group - numbers.shape[1]))
     scale, zero = (each.T.float().repeat_interleave(group // step, 1) for each in (scales, zeros))

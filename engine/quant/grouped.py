@@ -20,8 +20,7 @@ class GroupedWeight:
         return self.numbers.shape[1] // self.scale.shape[1]
 
     def dequantized(self) -> Tensor:
-        """Return [outputs, inputs] in float32, including the padding of the last group if there is no
-        order."""
+        """Return [outputs, inputs] in float32; includes the last group's padding if there is no order."""
         by_group = self.numbers.view(*self.scale.shape, self.group).float()
         return restore_order(
             ((by_group - self.zero[..., None]) * self.scale[..., None]).flatten(1), self.order

@@ -23,8 +23,7 @@ _product = torch.ops.aten._weight_int4pack_mm_for_cpu
 
 
 def grouped(weight: Tensor, group: int) -> GroupedWeight:
-    """Round to the nearest of 16 steps between the minimum and maximum of each group, a range that
-    includes 0."""
+    """Round to the nearest of 16 steps between the minimum and maximum of each group, including 0."""
     outputs, inputs = weight.shape
     width = rounded_up(inputs, group)
     numbers = weight.new_empty(outputs, width, dtype=torch.uint8)
@@ -43,8 +42,7 @@ def grouped(weight: Tensor, group: int) -> GroupedWeight:
 
 
 class PackedInt4(nn.Module):
-    """On a CPU in bfloat16. Few rows use the packed product; for more, pieces of the weight are
-    dequantized."""
+    """On a CPU in bfloat16. Few rows use the packed product; for more, pieces are dequantized."""
 
     packed: Tensor
     scale: Tensor

@@ -13,7 +13,7 @@ from engine.quant.shapes import rounded_up, side_by_side
 FEW = 8  # up to this many rows a CPU sums the table's rows; for more, dequantizing is faster
 WIDTH = 256  # most outputs of a table block: their sums fit in a CPU's registers
 TOGETHER = 128  # blocks summed per call, so that the index list for a head is not needed as a whole
-PIECE = 2**25  # numbers of a weight rounded at a time, since they are float32 meanwhile
+PIECE = 2**25  # numbers of a weight rounded at a time, as they are float32 temporarily
 _TAIL = (1.0, -128.0)  # the end of a table row: the scale and the offset of its numbers
 
 _ops = torch.ops.quantized
@@ -98,8 +98,10 @@ class Int8Table(nn.Module):
 
 @lru_cache(maxsize=64)
 def walk(blocks: int, rows: int, inputs: int, together: int) -> tuple[Tensor, Tensor]:
-    """Return the table rows to sum, block by block, once per row of x, and the offsets of the sums,
-    `together` rows each."""
+    """Return the table rows to sum, block by block, once per row of x, and where each sum begins.
+
+    `together`: the number of table rows per sum.
+    """
     table = torch.arange(blocks * inputs, dtype=torch.int32).view(blocks, 1, inputs)
     indices = table.expand(blocks, rows, inputs).reshape(-1)
     return indices, torch.arange(0, len(indices) + 1, together, dtype=torch.int32)

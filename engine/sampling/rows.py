@@ -113,8 +113,7 @@ class _SlotEdits:
 
 
 class SamplingRows:
-    """Sampling parameters by slot: set when a request takes the slot or changes its parameters, cleared at
-    its end."""
+    """Sampling parameters by slot: set when a request takes the slot or changes them, cleared at its end."""
 
     def __init__(self, max_rows: int, vocab: int, device: torch.device) -> None:
         self._max_rows, self._vocab, self._device = max_rows, vocab, device
@@ -211,7 +210,7 @@ class SamplingRows:
             self._vocab,
             None if self._penalised.isdisjoint(slots) else self._seen,
             self._edits_at(slots, indices) if self._edits else None,
-            _asked(slots, self._logprobs),
+            _requested(slots, self._logprobs),
             not self._filtered.isdisjoint(slots),
         )
 
@@ -225,8 +224,7 @@ class SamplingRows:
     def view(
         self, at: Sequence[int] | np.ndarray, indices: Indices, ahead: Sequence[tuple[int, int]] = ()
     ) -> RowsView:
-        """Return what the sampler needs to sample for these slots. `ahead`: drafts before a row, as (row,
-        token)."""
+        """Return the sampler's input for these slots. `ahead`: drafts before a row, as (row, token)."""
         where = np.asarray(at)
         slots = where.tolist()
         host = self.numbers(where, slots, indices)
@@ -237,8 +235,8 @@ class SamplingRows:
             self._tensor(where) if penalised else None,
             self._seen if penalised else None,
             self._edits_of(slots, indices),
-            _asked(slots, self._logprobs),
-            _asked(slots, self._candidates),
+            _requested(slots, self._logprobs),
+            _requested(slots, self._candidates),
             self._tensor(np.array(ahead).T) if penalised and ahead else None,
         )
 
@@ -269,7 +267,7 @@ def _part_of(ahead: Tensor, start: int, stop: int) -> Tensor:
     return torch.stack((inside[0] - start, inside[1]))
 
 
-def _asked(slots: Sequence[int], by_slot: dict[int, int]) -> tuple[tuple[int, int], ...]:
+def _requested(slots: Sequence[int], by_slot: dict[int, int]) -> tuple[tuple[int, int], ...]:
     if not by_slot:
         return ()
     return tuple([(row, by_slot[slot]) for row, slot in enumerate(slots) if slot in by_slot])

@@ -28,8 +28,7 @@ class Sampled:
 
 
 def sample(logits: Tensor, view: RowsView) -> Sampled:
-    """Sample a token for each row of float32 [rows, vocab] logits, without modifying them or syncing the
-    device."""
+    """Sample a token for each row of float32 [rows, vocab] logits, leaving them unchanged. Never syncs."""
     rows, vocab = logits.shape
     nucleus = (view.on_host("top_p") < 1.0).any()
     step = max(1, PART // (max(vocab, 1 << _LOW) if nucleus else vocab))
@@ -50,11 +49,11 @@ def _draw(logits: Tensor, view: RowsView) -> tuple[Tensor, Tensor]:
     scores = edited(logits, view)
     greedy = view.on_host("temperature") == 0.0
     if greedy.all():
-        return _likeliest(scores)
+        return _argmax(scores)
     tops = scores.amax(-1)
     ids = pick(masses(scores, tops, view), view.on_device("uniform"))
     if greedy.any():
-        ids = torch.where(view.on_device("temperature") == 0.0, _likeliest(scores)[0], ids)
+        ids = torch.where(view.on_device("temperature") == 0.0, _argmax(scores)[0], ids)
     return ids, tops
 
 
@@ -103,7 +102,7 @@ def pick(mass: Tensor, uniforms: Tensor) -> Tensor:
     return chunk * chunks.shape[2] + place
 
 
-def _likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
+def _argmax(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first of each row's highest scores, and that score; in two steps: argmax is slow on CPUs."""
     chunks = _chunked(scores, -torch.inf)
     highs = chunks.amax(-1)
@@ -131,8 +130,7 @@ def _least_of_nucleus(chances: Tensor, mass: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _least_by_counting(chances: Tensor, mass: Tensor, spare: Tensor) -> Tensor:
-    """Compute `_least_of_nucleus` by radix search: the bits of positive floats, read as integers, keep their
-    order.
+    """Compute `_least_of_nucleus` by radix search: positive floats sort like their bits read as integers.
 
     The mass to drop is counted from below, over the high bits, then over the low bits of the bucket where it
     ends.

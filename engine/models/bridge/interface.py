@@ -59,7 +59,7 @@ class BridgedModel(nn.Module):
             if isinstance(part, transformers.PreTrainedModel):  # the check reads ids back from the device
                 part.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
 
-    def learn(self, layers: tuple[LayerSpec, ...], sinks: Mapping[int, Tensor], *, hidden: int) -> None:
+    def set_layers(self, layers: tuple[LayerSpec, ...], sinks: Mapping[int, Tensor], *, hidden: int) -> None:
         """Set what only a probe run can find out."""
         self.config = replace(self.config, layers=layers, hidden=hidden)
         self.sinks = sinks
@@ -75,8 +75,7 @@ class BridgedModel(nn.Module):
         return output.last_hidden_state[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Run what follows the trunk: the head, and the scaling or capping that some models apply after
-        it."""
+        """Run what follows the trunk: the head, and the scaling or capping that some models apply."""
         output = self.output_type(last_hidden_state=hidden[None])
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         self.trunk.forward = lambda *args, **kwargs: output

@@ -36,9 +36,9 @@ class ProbeRecorder:
         self.sinks: dict[int, Tensor] = {}
         self.calls: list[int] = []
         self.memory: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        if strange := set(self.kinds or ()) - {"full_attention", "sliding_attention"}:
+        if unknown := set(self.kinds or ()) - {"full_attention", "sliding_attention"}:
             raise self.refusal(
-                f"its {', '.join(sorted(strange))} layers are not supported, "
+                f"its {', '.join(sorted(unknown))} layers are not supported, "
                 "only full_attention and sliding_attention"
             )
 
@@ -100,41 +100,41 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: LayerSpec, sinks: Tensor | 
 @torch.inference_mode()
 def probe_without_weights(theirs: Any, config: ModelConfig, fields: Fields) -> None:
     """Refuse a model whose layers do not call our attention, before any weight is read."""
-    notes = ProbeRecorder(theirs, fields)
+    recorder = ProbeRecorder(theirs, fields)
     ids = torch.zeros(2, dtype=torch.int64, device="meta")
     model = None
     try:
-        with _explained(notes), torch.device("meta"):
+        with _explained(recorder), torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(theirs, attn_implementation=NAME)
-            BridgedModel(model.eval(), config).walk(ids, ids, notes.visit)
+            BridgedModel(model.eval(), config).walk(ids, ids, recorder.visit)
     except (RuntimeError, NotImplementedError) as error:  # its control flow may depend on values
-        says_so = getattr(model, "_supports_attention_backend", True)  # no model: building it failed
-        if not notes.calls and not says_so:
-            raise notes.refusal(f"{UNREACHED} ({error})") from error
+        supported = getattr(model, "_supports_attention_backend", True)  # no model: building it failed
+        if not recorder.calls and not supported:
+            raise recorder.refusal(f"{UNREACHED} ({error})") from error
     else:
-        notes.end_pass()
+        recorder.end_pass()
 
 
 @torch.inference_mode()
 def probe(bridged: BridgedModel, fields: Fields) -> None:
     """Check the model with its own weights, and complete its config."""
-    notes = ProbeRecorder(bridged.model.config, fields)
+    recorder = ProbeRecorder(bridged.model.config, fields)
     length = min(PASSAGE, bridged.config.max_context)
     positions = torch.arange(length, device=bridged.model.device)
     ids = (positions * 37 + 5) % bridged.config.vocab
-    with _explained(notes):
+    with _explained(recorder):
         reached, logits = _by_their_attention(bridged, ids, positions)
         parts = []
         for part in (slice(0, CUT), slice(CUT, length)):
             if len(ids[part]):
-                parts.append(bridged.walk(ids[part], positions[part], notes.visit))
-                notes.end_pass()
+                parts.append(bridged.walk(ids[part], positions[part], recorder.visit))
+                recorder.end_pass()
         ours = torch.cat(parts)
         exact = ours.dtype == torch.float32
         if not (_agree(ours, reached, exact) and _agree(bridged.logits(ours), logits, exact)):
-            raise notes.refusal("its results over the paged cache differ from those of transformers")
-    layers = tuple(notes.layers[index] for index in range(notes.count))
-    bridged.learn(layers, notes.sinks, hidden=ours.shape[1])
+            raise recorder.refusal("its results over the paged cache differ from those of transformers")
+    layers = tuple(recorder.layers[index] for index in range(recorder.count))
+    bridged.set_layers(layers, recorder.sinks, hidden=ours.shape[1])
 
 
 def _by_their_attention(bridged: BridgedModel, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,13 +149,13 @@ def _by_their_attention(bridged: BridgedModel, ids: Tensor, positions: Tensor) -
 
 
 @contextmanager
-def _explained(notes: ProbeRecorder) -> Iterator[None]:
+def _explained(recorder: ProbeRecorder) -> Iterator[None]:
     """Turn errors inside transformers, which mean that the model is not a plain decoder, into a refusal."""
     try:
         yield
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         reason = str(error).partition("\n")[0]  # the other lines may list supported models
-        raise notes.refusal(f"transformers does not run it as a plain decoder ({reason})") from error
+        raise recorder.refusal(f"transformers does not run it as a plain decoder ({reason})") from error
 
 
 def _agree(ours: Tensor, theirs: Tensor, exact: bool) -> bool:

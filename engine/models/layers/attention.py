@@ -1,5 +1,7 @@
-"""Grouped-query attention, with the family's rotary positions, biases and head norms. The attention
-backend handles masking."""
+"""Grouped-query attention, with the family's rotary positions, biases and head norms.
+
+The attention backend does the masking.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -67,8 +67,7 @@ class Residual:
     _pdl: bool = False
 
     def plus(self, product: Product, given: Tensor, step: GpuStep) -> "Residual":
-        """Return the stream with a pending product; `normed`, `norm_gemv` or `total` must have added the
-        last one."""
+        """Return the stream with a pending product. The last one must have been added."""
         assert self._product is None, "the pending product would be lost"
         if step.single:
             return Residual(product.gemv(given, residual=self.stream, pdl=step.pdl))

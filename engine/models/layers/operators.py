@@ -110,32 +110,32 @@ def _compare_on(operator: Operator, device: torch.device, dtype: torch.dtype) ->
             continue
         weight = numbers(outputs, inputs) / inputs**0.5
         for bias in (None, numbers(outputs)):
-            told = f"{inputs} inputs, {outputs} outputs and {'no' if bias is None else 'a'} bias"
-            _compare(operator, x, weight, bias, told)
+            case = f"{inputs} inputs, {outputs} outputs and {'no' if bias is None else 'a'} bias"
+            _compare(operator, x, weight, bias, case)
 
 
-def _compare(operator: Operator, x: Tensor, weight: Tensor, rest: Any, told: str) -> None:
+def _compare(operator: Operator, x: Tensor, weight: Tensor, rest: Any, case: str) -> None:
     """Compare at several row counts with one oracle call, so that a row must not depend on its batch."""
     about = f"operator {operator.name!r} on {x.device.type} in {str(x.dtype).removeprefix('torch.')}"
     try:
         wanted, made = operator.oracle(x, weight, rest), operator.make(weight.clone(), rest)
         found = {rows: made(x[:rows].clone()) for rows in ROWS}
     except Exception as error:  # third-party code may raise anything
-        raise BadInput(f"{about}: {told}: {type(error).__name__}: {error}") from error
+        raise BadInput(f"{about}: {case}: {type(error).__name__}: {error}") from error
     for rows, mine in found.items():
-        if problem := _apart(mine, wanted[:rows], x.dtype):
-            raise BadInput(f"{about}: {rows} rows, {told}: {problem}")
+        if problem := _mismatch(mine, wanted[:rows], x.dtype):
+            raise BadInput(f"{about}: {rows} rows, {case}: {problem}")
 
 
-def _apart(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> str:
+def _mismatch(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> str:
     """Describe the mismatch, or return an empty string."""
     if found.shape != wanted.shape or found.dtype is not dtype:
         kind = str(found.dtype).removeprefix("torch.")
         return f"it returns {kind} {list(found.shape)}, not {list(wanted.shape)}"
-    apart = float((found.float() - wanted.float()).norm() / wanted.float().norm())
-    if apart <= ALLOWED[dtype]:  # false for NaN
+    error = float((found.float() - wanted.float()).norm() / wanted.float().norm())
+    if error <= ALLOWED[dtype]:  # false for NaN
         return ""
-    return f"its relative error is {apart:.1e}, at most {ALLOWED[dtype]:g} is allowed"
+    return f"its relative error is {error:.1e}, at most {ALLOWED[dtype]:g} is allowed"
 
 
 class OperatorLinear(Linear):

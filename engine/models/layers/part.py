@@ -45,8 +45,7 @@ class Part(nn.Module):
         self.index, self.hidden, self.names = index, config.hidden, build.names
 
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
-        """Return each product's and norm's source tensors, concatenated along rows, by its name in the
-        part."""
+        """Return the tensors that make up each product and norm (concatenated rows), by attribute name."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
@@ -54,8 +53,7 @@ class Part(nn.Module):
         raise NotImplementedError
 
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
-        """Like `forward`, with its own kernels. None: `forward` runs, which is counted and shown by
-        `doctor`."""
+        """Like `forward`, with its own kernels. None: `forward` runs, and `doctor` reports that."""
         return None
 
     @classmethod
