@@ -75,7 +75,7 @@ def test_a_bad_name_is_told_what_there_is(said: dict[str, Any]) -> None:
     what, _, names = said["bad policy"].partition("; there are ")
     assert what == "there is no scheduling policy 'shortish'"
     assert {"fcfs", "latency", "priority", "shortest"} <= set(names.split(", "))
-    what, _, names = said["bad scheme"].partition("; there are ")
+    what, _, names = said["bad scheme"].partition("; available: ")
     assert what == "quantization 'ternari': no scheme has that name"
     assert {"int8", "none", "ternary"} <= set(names.split(", "))
 

@@ -66,7 +66,7 @@ def test_log_probabilities(call: Call, dtype: torch.dtype) -> None:
     logits[2, 100:] = -torch.inf
     tokens = torch.tensor([int(logits[0].argmax()), 2499, 7, 3])
     wanted = torch.tensor([5, 0, 3, -1], dtype=torch.int32)
-    (chosen, ranks, ids, likely), _ = call("sampling.likeliest", "likeliest", logits, tokens, wanted)
+    (chosen, ranks, ids, likely), _ = call("sampling.top_logprobs", "likeliest", logits, tokens, wanted)
     right = read_logprobs(logits.float(), tokens, ((0, 5), (1, 0), (2, 3)))
     assert torch.equal(ranks[:3], right.ranks)
     assert ranks[0] == 1
