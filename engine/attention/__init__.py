@@ -1,1 +1,1 @@
-"""How a step attends to the paged cache: one protocol, several back ends."""
+"""Attention over the paged KV cache: one protocol, several backends."""

@@ -1,4 +1,4 @@
-"""The seam between a model and the paged cache."""
+"""The interface between a model and the paged cache."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,50 +13,50 @@ from engine.kv.store import KVLayer
 
 __all__ = ["Attend", "AttentionBackend", "Batch", "KVLayer", "attending", "why_not_on"]
 
-OLDEST = (8, 0)  # compute capability: bf16 products and asynchronous copies begin there
+OLDEST = (8, 0)  # compute capability with bf16 products and asynchronous copies
 
-# What a model calls in each layer: (layer, queries [T, heads, key_dim], keys [T, kv_heads, key_dim],
-# values [T, kv_heads, value_dim]) -> [T, heads, value_dim]. Where the keys go is not its business.
+# What a model calls in each layer: (layer, queries [T, heads, key_dim], keys [T, kv_heads, key_dim], values
+# [T, kv_heads, value_dim]) -> [T, heads, value_dim]. The model does not handle where the keys are stored.
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(slots=True)
 class Batch:
-    """One step: rows of tokens laid end to end, those with a single token first."""
+    """One step: the tokens of all rows concatenated, rows with a single token first."""
 
     ids: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64
     places: Tensor  # [tokens] int64: block * block_size + offset, where each token's KV is written
     starts: Tensor  # [rows + 1] int32: where each row's tokens begin
-    contexts: Tensor  # [rows] int32: how many tokens each row attends to, its own included
+    contexts: Tensor  # [rows] int32: number of tokens each row attends to, including its own
     tables: Tensor  # [rows, most blocks of a row] int32
-    single: int  # so many rows at the front hold one token each
+    single: int  # number of rows at the front that hold one token each
     block_size: int
-    host_starts: np.ndarray  # the same three on the host, for back ends that loop over rows there
+    host_starts: np.ndarray  # host copies of the three, for backends that loop over rows on the host
     host_contexts: np.ndarray
     host_tables: np.ndarray
 
 
 class AttentionBackend(Protocol):
-    """Made once per engine. `prepare` runs once a step, `attend` once a layer."""
+    """Created once per engine. `prepare` runs once per step, `attend` once per layer."""
 
     name: ClassVar[str]
-    kv_schemes: ClassVar[tuple[KvSchemeName, ...]]  # what caches it reads and writes; without it, plain ones
-    keeps_first: ClassVar[bool]  # whether it heeds LayerSpec.kept; without it, it does not
-    # It may have `block_sizes`, a tuple of those that it reads; without it, it reads any.
+    kv_schemes: ClassVar[tuple[KvSchemeName, ...]]  # cache schemes it supports; if absent: "none"
+    keeps_first: ClassVar[bool]  # whether it supports LayerSpec.kept; if absent, it does not
+    # Optional: `block_sizes`, a tuple of the block sizes it reads; if absent, it reads any.
 
     @staticmethod
     def why_not(device: torch.device, spec: LayerSpec, dtype: torch.dtype) -> str | None:
-        """None: it can serve such a layer there; else the sentence `doctor` prints."""
+        """Return None if it supports this layer on this device, else the reason, which `doctor` prints."""
 
     def prepare(self, batch: Batch) -> Any: ...
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, metadata: Any) -> Tensor:
-        """Writes k and v to the batch's places, then attends; returns [tokens, heads, value_dim]."""
+        """Write k and v to the batch's cache slots, then attend; return [tokens, heads, value_dim]."""
 
 
 def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch) -> Attend:
-    """What a model calls in each layer of this step; what the step needs is prepared here."""
+    """Prepare a step and return the function the model calls in each of its layers."""
     metadata = backend.prepare(batch)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def attending(backend: AttentionBackend, layers: Sequence[KVLayer], batch: Batch
 
 
 def why_not_on(device: torch.device) -> str | None:
-    """The beginning of `why_not` of those whose kernels are for NVIDIA's GPUs."""
+    """The part of `why_not` that all backends with NVIDIA GPU kernels share."""
     if device.type != "cuda":
         return f"it needs an NVIDIA GPU, and the device is {device}"
     if (found := torch.cuda.get_device_capability(device)) < OLDEST:

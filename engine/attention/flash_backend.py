@@ -1,4 +1,4 @@
-"""The kernels of flash-attn, where that package is installed: a back end to be asked for by name."""
+"""The kernels of flash-attn, if that package is installed. Used only when selected by name."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,23 +12,23 @@ from engine.attention.base import Batch, KVLayer, why_not_on
 from engine.attention.registry import register
 from engine.kernels.triton.attention.write import write
 
-WIDEST = 256  # of a head
-BLOCK = 256  # tokens: it reads pages of a multiple of these
+WIDEST = 256  # head dimension
+BLOCK = 256  # tokens: its page size must be a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
 class FlashMetadata:
-    """A step; what its rows of several tokens need besides."""
+    """A step, and what its rows with several tokens need."""
 
     batch: Batch
-    starts: Tensor | None  # [chunks + 1] int32: where each begins among the tokens behind the single ones
-    ends: Tensor | None  # [chunks + 1] int32: the same of the tokens that each attends to
-    longest: tuple[int, int]  # chunk, and context of one
+    starts: Tensor | None  # [chunks + 1] int32: offsets of the chunks among the tokens after the single ones
+    ends: Tensor | None  # [chunks + 1] int32: offsets of the chunks' contexts
+    longest: tuple[int, int]  # longest chunk, and longest context of a chunk
 
 
 @register
 class FlashAttention:
-    """Two calls: one for rows of a token each, which it cuts along their context, and one for chunks."""
+    """Two calls: one for rows of a single token, which splits their contexts, and one for chunks."""
 
     name: ClassVar[str] = "flash-attn"
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none",)
@@ -40,12 +40,12 @@ class FlashAttention:
         if (problem := why_not_on(device)) is not None:
             return problem
         if dtype not in (torch.float16, torch.bfloat16):
-            return f"it serves float16 and bfloat16, not {dtype}"
+            return f"it supports float16 and bfloat16, not {dtype}"
         if spec.key_dim != spec.value_dim or spec.key_dim > WIDEST:
             dims = f"{spec.key_dim} and {spec.value_dim}"
-            return f"it serves keys as wide as values, {WIDEST} at most, not {dims}"
+            return f"it supports equal key and value dimensions up to {WIDEST}, not {dims}"
         if spec.sinks or spec.window is not None or spec.softcap is not None:
-            return "it is not used for layers with a window, a soft cap or attention sinks"
+            return "it does not support layers with a window, a soft cap or attention sinks"
         return None
 
     def prepare(self, batch: Batch) -> FlashMetadata:

@@ -1,4 +1,4 @@
-"""The kernels of flashinfer, where that package is installed: a back end to be asked for by name."""
+"""The kernels of flashinfer, if that package is installed. Used only when selected by name."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-os.environ.setdefault("FLASHINFER_LOGGING_LEVEL", "warning")  # its news would land on the screen
+os.environ.setdefault("FLASHINFER_LOGGING_LEVEL", "warning")  # its log lines would corrupt the screen
 
 from flashinfer import BatchDecodeWithPagedKVCacheWrapper, BatchPrefillWithPagedKVCacheWrapper
 from flashinfer.jit import env
@@ -23,10 +23,10 @@ from engine.attention.pages import Pages
 from engine.attention.registry import register
 from engine.kernels.triton.attention.write import write
 
-HEADS = (64, 128)  # as wide; it has kernels for others, which have not been tried
-SHARED = 4  # heads on one key head, from which on tensor cores pay for a single token
+HEADS = (64, 128)  # head dimensions; its kernels for other sizes are untested here
+SHARED = 4  # query heads per key head from which tensor cores pay off for a single token
 TILE = 128  # queries
-WORKSPACE = 128 * 2**20  # bytes, as its authors advise; partial results of contexts that it cuts
+WORKSPACE = 128 * 2**20  # bytes, as flashinfer recommends; holds partial results of split contexts
 
 logger = logging.getLogger("minichat.engine")
 
@@ -36,13 +36,13 @@ class FlashInferMetadata:
     batch: Batch
     singles: Pages
     chunks: Pages
-    starts: Tensor  # [chunks + 1] int32, on the host: where each begins among their tokens
+    starts: Tensor  # [chunks + 1] int32, on the host: offsets of the chunks among their tokens
 
 
 class FlashInferWrappers:
-    """What layers of one kind are computed by: a call for rows of a token each, another for chunks.
+    """The wrappers for layers with one spec: one for rows of a single token, two for chunks.
 
-    Layers with a window or a cap are left to the one kernel, fa2, that serves both: less to compile.
+    Layers with a window or a soft cap always use fa2, the one kernel that supports both: less to compile.
     """
 
     def __init__(self, spec: LayerSpec, dtype: torch.dtype, workspace: Tensor) -> None:
@@ -65,10 +65,10 @@ class FlashInferWrappers:
         self._uploaded = torch.cuda.Event()
 
     def plan(self, metadata: FlashInferMetadata) -> None:
-        """Once a step: how the work is cut, found on the host and sent after what runs already."""
+        """Split a step's work on the host and send the plan after the work already queued. Once per step."""
         if self._planned is metadata:
             return
-        self._uploaded.synchronize()  # the last plan may still be read from where this one is written
+        self._uploaded.synchronize()  # the device may still be reading the last plan from this buffer
         try:
             self._plan(metadata)
         except RuntimeError as error:
@@ -92,7 +92,8 @@ class FlashInferWrappers:
             )
 
     def _are_long(self, starts: Tensor) -> bool:
-        """What it takes for chunks on Hopper wants long ones and many: it leaves contexts whole."""
+        """Whether to use Hopper's prefill kernel. It does not split contexts, so it needs many long
+        chunks."""
         counts = starts.diff()
         tiles = int(-(-counts // TILE).sum()) * self._spec.heads
         long = int(starts[-1]) >= len(counts) * TILE // 2
@@ -110,7 +111,7 @@ class FlashInferWrappers:
 
 @register
 class FlashInfer:
-    """The package compiles its kernels where it runs, when each is first used: minutes, once a machine."""
+    """flashinfer compiles its kernels on this machine, each at its first use: minutes, once per machine."""
 
     name: ClassVar[str] = "flashinfer"
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = ("none",)
@@ -125,12 +126,12 @@ class FlashInfer:
         if (problem := why_not_on(device)) is not None:
             return problem
         if dtype not in (torch.float16, torch.bfloat16):
-            return f"it serves float16 and bfloat16, not {dtype}"
+            return f"it supports float16 and bfloat16, not {dtype}"
         if spec.key_dim != spec.value_dim or spec.key_dim not in HEADS:
             dims = f"{spec.key_dim} and {spec.value_dim}"
-            return f"it serves keys as wide as values, {' or '.join(map(str, HEADS))}, not {dims}"
+            return f"it supports equal key and value dimensions of {' or '.join(map(str, HEADS))}, not {dims}"
         if spec.sinks:
-            return "it is not used for layers with attention sinks"
+            return "it does not support layers with attention sinks"
         return why_no_kernels()
 
     def prepare(self, batch: Batch) -> FlashInferMetadata:
@@ -151,27 +152,29 @@ class FlashInfer:
     def _calls_of(self, spec: LayerSpec, q: Tensor) -> FlashInferWrappers:
         if spec not in self._calls:
             if self._workspace is None:
-                logger.info("flashinfer compiles each of its kernels when it is first used; a step may wait")
+                logger.info("flashinfer compiles each kernel at its first use, which may delay a step")
                 self._workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=q.device)
             self._calls[spec] = FlashInferWrappers(spec, q.dtype, self._workspace)
         return self._calls[spec]
 
 
 def why_no_kernels() -> str | None:
-    if env.has_flashinfer_jit_cache():  # a package of its own with most of them compiled
+    if env.has_flashinfer_jit_cache():  # a separate package with most of them compiled
         return None
     try:
         home = get_cuda_path()
     except RuntimeError as error:
-        return f"it has no compiled kernels (flashinfer-jit-cache), and to compile them: {error}"
+        return f"it has no compiled kernels (flashinfer-jit-cache) and cannot compile them: {error}"
     missing = [tool for tool in (str(Path(home) / "bin" / "nvcc"), "ninja") if shutil.which(tool) is None]
     if missing:
-        return f"it has no compiled kernels (flashinfer-jit-cache), nor what compiles them: {missing[0]}"
+        return (
+            f"it has no compiled kernels (flashinfer-jit-cache), nor the tool to compile them: {missing[0]}"
+        )
     return None
 
 
 def compiler_error(message: str) -> str | None:
-    """A compiler that fails says pages: of these, the first line that names an error."""
+    """Shorten a failed build's output to the first line with an error. None for any other message."""
     if not message.startswith("Ninja build failed"):
         return None
     first, *lines = message.splitlines()

@@ -1,4 +1,4 @@
-"""Block tables as packages write them: every row's blocks end to end in one list."""
+"""Block tables in the packages' format: the blocks of all rows in one list."""
 
 from dataclasses import dataclass
 
@@ -11,9 +11,9 @@ from torch import Tensor
 class Pages:
     """All int32, on the host."""
 
-    starts: Tensor  # [rows + 1]: where each row's blocks begin in the list
+    starts: Tensor  # [rows + 1]: offsets of the rows' blocks in the list
     blocks: Tensor  # the list
-    last: Tensor  # [rows]: how many tokens of its last block a row attends to
+    last: Tensor  # [rows]: tokens each row attends to in its last block
 
     @classmethod
     def of(cls, tables: np.ndarray, contexts: np.ndarray, block_size: int) -> "Pages":

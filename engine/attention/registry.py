@@ -1,4 +1,4 @@
-"""The attention back ends there are, and which one an engine takes. Their names are known without torch."""
+"""The attention backends and how an engine chooses one. Listing their names needs no torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from engine.attention.base import AttentionBackend
 
-GROUP = "minichat.attention"  # entry points of packages that bring a back end of their own
-BUILT_IN = {  # imported when they are first asked for
+GROUP = "minichat.attention"  # entry points of packages that provide a backend
+BUILT_IN = {  # imported on first use
     "torch": "engine.attention.torch_backend",
     "triton": "engine.attention.triton_backend",
     "flash-attn": "engine.attention.flash_backend",
     "flashinfer": "engine.attention.flashinfer_backend",
 }
-# What "auto" tries; elsewhere torch. By docs/attention-gpu.md triton is ahead of the packages in whole.
+# What "auto" tries; torch on other devices. docs/attention-gpu.md: triton is fastest overall.
 PREFERRED = {"cuda": ("triton", "torch")}
 
 logger = logging.getLogger("minichat.engine")
@@ -39,7 +39,7 @@ def register(cls: _B) -> _B:
 
 
 def names() -> list[str]:
-    """Every back end that could be asked for by name, loaded or not."""
+    """Every backend that can be selected by name, loaded or not."""
     return sorted({*BACKENDS, *BUILT_IN, *(point.name for point in entry_points(group=GROUP))})
 
 
@@ -51,7 +51,7 @@ def choose(
     kv_scheme: KvSchemeName = "none",
     block_size: int | None = None,
 ) -> AttentionBackend:
-    """The back end of that name; "auto" takes the best that can serve all these layers there."""
+    """Return the backend of that name; "auto" picks the best one that supports all these layers."""
     asked = (device, specs, dtype, kv_scheme, block_size)
     if name != "auto":
         if (problem := why_not(name, *asked)) is None:
@@ -65,11 +65,11 @@ def choose(
                 logger.warning("attention falls back to %s: %s", candidate, "; ".join(passed))
             return BACKENDS[candidate]()
         passed.append(f"{candidate}: {problem}")
-    raise BadInput(f"no attention back end serves this model on {device}: {'; '.join(passed)}")
+    raise BadInput(f"no attention backend supports this model on {device}: {'; '.join(passed)}")
 
 
 def block_size_for(name: str, wanted: int) -> int:
-    """The size that was wanted, or the one that the back end of this name reads."""
+    """Return `wanted` if the backend supports that block size, else one it supports."""
     sizes = None if _load(name) else getattr(BACKENDS[name], "block_sizes", None)
     return wanted if sizes is None or wanted in sizes else sizes[0]
 
@@ -82,7 +82,7 @@ def why_not(
     kv_scheme: KvSchemeName = "none",
     block_size: int | None = None,
 ) -> str | None:
-    """None: it serves all these layers there; else the sentence that says what is in the way."""
+    """Return None if the backend supports all these layers, else the reason."""
     if (problem := _load(name)) is not None:
         return problem
     backend = BACKENDS[name]
@@ -90,17 +90,18 @@ def why_not(
     if reason := next((reason for reason in reasons if reason is not None), None):
         return reason
     if any(spec.kept for spec in specs) and not getattr(backend, "keeps_first", False):
-        return "it knows no window that keeps the first tokens in sight (kv_window)"
-    if kv_scheme not in (able := getattr(backend, "kv_schemes", ("none",))):  # others' may be older than it
-        return f"it serves a cache of {' or '.join(able)}, not {kv_scheme}"
+        return "it does not support a window that keeps the first tokens (kv_window)"
+    # A third-party backend may predate the field.
+    if kv_scheme not in (able := getattr(backend, "kv_schemes", ("none",))):
+        return f"it supports the KV cache schemes {' and '.join(able)}, not {kv_scheme}"
     sizes = getattr(backend, "block_sizes", None)
     if sizes is not None and block_size is not None and block_size not in sizes:
-        return f"it reads blocks of {' or '.join(map(str, sizes))} tokens (block_size), not {block_size}"
+        return f"it supports blocks of {' or '.join(map(str, sizes))} tokens (block_size), not {block_size}"
     return None
 
 
 def _load(name: str) -> str | None:
-    """Puts the back end into BACKENDS; what kept it out comes back as a sentence."""
+    """Add the backend to BACKENDS, or return the reason it could not be loaded."""
     if name in BACKENDS:
         return None
     try:
@@ -114,4 +115,4 @@ def _load(name: str) -> str | None:
             return problem
     except (ImportError, AttributeError) as error:
         return f"it cannot be imported ({error})"
-    return "there is none of that name"
+    return "no backend has that name"

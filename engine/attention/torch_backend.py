@@ -1,4 +1,4 @@
-"""Plain torch: what CPUs run, and the oracle every other back end is held against."""
+"""Plain torch: the CPU backend, and the reference that other backends are tested against."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -14,19 +14,19 @@ from engine.attention.packing import pack, unpack
 from engine.attention.registry import register
 from engine.kv.store import bits
 
-TILES = (8, 64)  # queries of one product, at least and at most
-SCORES = 2**21  # their scores should stay in the processor's cache until they are used
-PIECE = 1024  # tokens of context that one query meets at a time, so that their copy stays there too
+TILES = (8, 64)  # minimum and maximum number of queries per product
+SCORES = 2**21  # the scores of a tile should stay in the CPU cache until they are used
+PIECE = 1024  # context tokens per pass of one query, so that their copy stays in the cache too
 
 
 class AttentionRow(NamedTuple):
-    """One row of the batch, and where its context lies in the cache."""
+    """One row of the batch, and where its context is in the cache."""
 
     start: int  # its tokens are start..stop of the batch
     stop: int
     context: int
-    place: int  # of its first token
-    table: Tensor | None  # None where its blocks follow each other from there
+    place: int  # index of its first token in the cache
+    table: Tensor | None  # None if its blocks are contiguous
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class TorchMetadata:
 
 @dataclass(slots=True)
 class CacheCells:
-    """All places of a layer's keys or values, [places, kv_heads, dim], maybe with scales."""
+    """All slots of a layer's keys or values, [places, kv_heads, dim], with scales if compressed."""
 
     all: Tensor
     scales: Tensor | None
@@ -57,7 +57,7 @@ class CacheCells:
         self.scales.index_copy_(0, places, scales)
 
     def of(self, row: AttentionRow, start: int, stop: int) -> Tensor:
-        """Those of a row's positions, in float32: a view where that can be."""
+        """Return a row's positions from start to stop in float32, as a view if possible."""
         found = self._at(self.all, row, start, stop)
         if self.scales is None:
             return found.float()
@@ -74,9 +74,9 @@ class CacheCells:
 
 @register
 class TorchAttention:
-    """Row by row and in float32, so a row's arithmetic is the same whatever shares the batch.
+    """Computes row by row in float32, so a row's result does not depend on its batch.
 
-    docs/attention-cpu.md has the designs that were measured, and why this one stands.
+    docs/attention-cpu.md compares the designs that were measured.
     """
 
     name: ClassVar[str] = "torch"
@@ -121,14 +121,14 @@ class TorchAttention:
 
 @cache
 def _float32(scale: float, device: torch.device) -> Tensor:
-    """With an axis, so that what is multiplied by it becomes float32 in the same operation."""
+    """A tensor with an axis, so that multiplying by it also converts to float32."""
     return torch.tensor([scale], dtype=torch.float32, device=device)
 
 
 def _attend_token(
     row: AttentionRow, query: Tensor, out: Tensor, keys: CacheCells, values: CacheCells, layer: KVLayer
 ) -> None:
-    """One token [kv_heads, group, key_dim], which sees all of its context or its window of it."""
+    """Attend for one token [kv_heads, group, key_dim] over its whole context or its window."""
     spec, end = layer.spec, row.context
     low = 0 if spec.window is None else max(0, end - spec.window)
     kept = min(spec.kept, low)
@@ -148,15 +148,15 @@ def _attend_token(
 def _attend_chunk(
     row: AttentionRow, queries: Tensor, out: Tensor, keys: CacheCells, values: CacheCells, layer: KVLayer
 ) -> None:
-    """Tokens [count, kv_heads, group, key_dim], a tile at a time against what the tile's last one sees."""
+    """Attend for tokens [count, kv_heads, group, key_dim], one tile at a time."""
     spec = layer.spec
-    before = row.context - len(queries)  # tokens of the row that came with earlier chunks
+    before = row.context - len(queries)  # tokens of the row from earlier chunks
     window = spec.window or row.context
     low = max(0, before + 1 - window)
     seen_keys = keys.of(row, low, row.context).permute(1, 2, 0)
     seen_values = values.of(row, low, row.context).transpose(0, 1)
     first_keys = first_values = None
-    if spec.kept and row.context > window:  # what all see, though it lies before the window of most
+    if spec.kept and row.context > window:  # first tokens that stay visible outside the window
         first_keys = keys.of(row, 0, min(spec.kept, row.context)).permute(1, 2, 0)
         first_values = values.of(row, 0, min(spec.kept, row.context)).transpose(0, 1)
     width = min(row.context, spec.kept + window + TILES[1])
@@ -179,16 +179,16 @@ def _attend_chunk(
 
 
 def _score(queries: Tensor, keys: Tensor, cap: float | None) -> Tensor:
-    """[kv_heads, queries, keys]; the group of heads that shares a key's head counts as so many queries."""
+    """[kv_heads, queries, keys]; each query head of a group counts as a separate query."""
     scores = torch.bmm(queries, keys)
     return scores if cap is None else torch.tanh(scores / cap) * cap
 
 
 def _hide(scores: Tensor, window: int, kept: int) -> None:
-    """Takes from each query of [kv_heads, queries, group, keys] what comes after it or before its window.
+    """Mask the keys after each query of [kv_heads, queries, group, keys] or before its window.
 
-    Both lie in the corners, since the first query sees the first key and the last query the last. The first
-    `kept` keys are seen by all that come after them.
+    The masked keys are in two corners, since the first query sees the first key and the last query the last.
+    The first `kept` keys stay visible to every later query.
     """
     queries, keys = scores.shape[1], scores.shape[3]
     corner = torch.ones(queries, queries, dtype=torch.bool, device=scores.device)
@@ -199,7 +199,7 @@ def _hide(scores: Tensor, window: int, kept: int) -> None:
 
 
 def _weigh(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """The softmax over keys. A sink is one more score of its head, which no value answers to."""
+    """The softmax over keys. A sink is an extra score per head that has no value."""
     if sinks is None:
         return scores.softmax(-1)
     kv_heads, queries, _ = scores.shape

@@ -1,4 +1,4 @@
-"""Triton kernels: what NVIDIA GPUs run. docs/attention-gpu.md has their figures."""
+"""Triton kernels for NVIDIA GPUs. docs/attention-gpu.md has the measurements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,12 +28,12 @@ from engine.kernels.triton.attention.work_plan import (
 from engine.kernels.triton.attention.write import write
 from engine.kernels.triton.padding import padded_rows
 
-WIDEST = 256  # of a head; wider ones leave no room for keys beside the queries
+WIDEST = 256  # head dimension; wider heads leave no shared memory for keys
 
 
 @dataclass(slots=True)
 class TritonMetadata:
-    """A step, and what is to be launched for each kind of layer, found out when the first one comes."""
+    """A step, and its launches by kind of layer, planned when the first layer of each kind runs."""
 
     tables: Tensor
     batch: Batch
@@ -47,7 +47,7 @@ class TritonMetadata:
 
 @dataclass(frozen=True, slots=True)
 class GraphMetadata:
-    """A step of single tokens whose lists of work lie where they always lie, as a graph wants it."""
+    """A step of single tokens whose work lists are at fixed addresses, as CUDA graphs require."""
 
     tables: Tensor  # a row a slot
     work: Mapping[LayerSpec, AttentionWork]
@@ -58,7 +58,7 @@ class GraphMetadata:
 
 @register
 class TritonAttention:
-    """Two launches of one kernel: rows of one token, which are bound by memory, and rows of several."""
+    """Two launches of one kernel: rows of one token, which are memory-bound, and rows of several."""
 
     name: ClassVar[str] = "triton"
     kv_schemes: ClassVar[tuple[KvSchemeName, ...]] = KV_SCHEMES
@@ -69,9 +69,9 @@ class TritonAttention:
         if (problem := why_not_on(device)) is not None:
             return problem
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
-            return f"it serves float16, bfloat16 and float32, not {dtype}"
+            return f"it supports float16, bfloat16 and float32, not {dtype}"
         if (widest := max(spec.key_dim, spec.value_dim)) > WIDEST:
-            return f"it serves heads of {WIDEST} at most, not {widest}"
+            return f"it supports head dimensions up to {WIDEST}, not {widest}"
         return None
 
     def prepare(self, batch: Batch) -> TritonMetadata:
@@ -84,7 +84,7 @@ class TritonAttention:
         return self.mix(q, layer, metadata)
 
     def mix(self, q: Tensor, layer: KVLayer, metadata: TritonMetadata | GraphMetadata) -> Tensor:
-        """Attends over what is written already."""
+        """Attend over keys and values that are already written."""
         spec, packed = layer.spec, layer.key_scales is not None
         out = padded_rows(len(q), spec.heads, spec.value_dim, like=q)
         for work in metadata.launches(spec, q.dtype.itemsize, packed=packed):
@@ -93,10 +93,10 @@ class TritonAttention:
 
 
 class GraphWork:
-    """Lists of work for steps of up to so many single tokens, each in a place of fixed size.
+    """Work lists for steps of up to `rows` single tokens, each in a buffer of fixed size.
 
-    Where no context is cut, a list is as long as there are rows and nothing is merged; a graph is made for
-    either case.
+    If no context is split, a list has one item per row and nothing is merged; a graph is captured for each
+    case.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class GraphWork:
         self._most = {
             spec: rows + max(rows // 8, tile.programs // spec.kv_heads) for spec, tile in self._tiles.items()
         }
-        self.numbers = sum(most * (ITEM + MERGE) for most in self._most.values())  # int32, of all lists
+        self.numbers = sum(most * (ITEM + MERGE) for most in self._most.values())  # int32 values in all lists
 
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
-        """Writes the lists of a step, a slot and a context a row; says whether any context is cut."""
+        """Write a step's lists from a slot and a context per row; return whether any context is split."""
         ones, at, cut = np.ones_like(contexts), 0, False
         chunks = Chunks(slots, np.arange(len(slots)), ones, contexts - 1)
-        numbers[:] = 0  # an item of no query does nothing
+        numbers[:] = 0  # an item without queries does nothing
         for spec, tile in self._tiles.items():
             most = self._most[spec]
             items, merges, _ = plan_items(chunks, spec.window, spec.kv_heads, tile, most)
@@ -134,7 +134,7 @@ class GraphWork:
         return cut
 
     def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> GraphMetadata:
-        """The step as a graph reads it, from the same numbers on the device."""
+        """Return the metadata a graph reads, as views of the same numbers on the device."""
         work, at = {}, 0
         for spec, tile in self._tiles.items():
             most = self._most[spec]
@@ -142,7 +142,7 @@ class GraphWork:
             merges = numbers[at + most * ITEM : at + most * (ITEM + MERGE)].view(-1, MERGE)
             at += most * (ITEM + MERGE)
             if cut:
-                merged = min(self._rows, most // 2)  # a row once, and each of two pieces at least
+                merged = min(self._rows, most // 2)  # one merge per row, of at least two pieces each
                 work[spec] = AttentionWork(tile, items, merges[:merged], most, most=min(most, 64))
             else:
                 work[spec] = AttentionWork(tile, items[: self._rows], merges[:0], 0, most=0)
@@ -150,7 +150,7 @@ class GraphWork:
 
 
 def plan(batch: Batch, spec: LayerSpec, itemsize: int, *, packed: bool) -> list[AttentionWork]:
-    """The launches of one step for layers of that kind, `packed`: over a compressed cache."""
+    """Return the launches of a step for layers with that spec. `packed`: over a compressed cache."""
     starts, contexts, single = batch.host_starts, batch.host_contexts, batch.single
     device = batch.tables.device
     launches = []
@@ -176,9 +176,9 @@ def work_of(
     device: torch.device,
     gathered: np.ndarray | None = None,
 ) -> AttentionWork:
-    """A launch: the work is cut into programs, and the list of them goes to the device in one copy.
+    """Split the work into programs and send their list to the device in one copy.
 
-    `gathered`: the contexts of all rows, if those are to be gathered.
+    `gathered`: the contexts of all rows, if they are to be gathered.
     """
     items, merges, partials = plan_items(chunks, spec.window, spec.kv_heads, tile)
     most = int(merges[:, 3].max(initial=0))
@@ -194,14 +194,14 @@ def work_of(
 
 
 def sent_to(device: torch.device, *arrays: np.ndarray) -> Sequence[Tensor]:
-    """In one copy, flat."""
+    """Send the arrays to the device in one copy, and return them flat."""
     both = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
     return both.to(device, non_blocking=True).split([array.size for array in arrays])
 
 
 @cache
 def gpu(device: torch.device) -> tiles.GpuLimits:
-    if device.type != "cuda":  # Triton's interpreter, which takes anything
+    if device.type != "cuda":  # Triton's interpreter has no limits
         return tiles.GpuLimits(room=2**16, overlaps=False)
     room = driver.active.utils.get_device_properties(device.index or 0)["max_shared_mem"]
     return tiles.GpuLimits(room, overlaps=torch.cuda.get_device_capability(device) >= (9, 0))

@@ -1,1 +1,1 @@
-"""Products and other inner loops that torch's own front door does not offer."""
+"""Products and other inner loops that torch's public API does not offer."""

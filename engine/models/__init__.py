@@ -1,1 +1,1 @@
-"""Models: what a config says, layers, loaders, and where a name leads."""
+"""Models: configs, layers, loaders, and finding a model by name."""

@@ -1,4 +1,4 @@
-"""What the runner may ask of any model."""
+"""The interface of every model the runner can run."""
 
 from collections.abc import Iterator, Mapping
 from typing import Protocol
@@ -10,14 +10,14 @@ from engine.attention.base import Attend
 
 
 class LanguageModel(Protocol):
-    """Both calls run under `torch.inference_mode`; all rows' tokens lie end to end, with no batch axis."""
+    """Both calls run under `torch.inference_mode`. The rows' tokens are concatenated: no batch axis."""
 
     @property
     def config(self) -> ModelConfig: ...
 
     @property
     def sinks(self) -> Mapping[int, Tensor]:
-        """Layers that have a learned score beside their keys: [heads] each, for `KVLayer.sinks`."""
+        """Attention sinks by layer: a learned score per head, [heads], for `KVLayer.sinks`."""
 
     def parameters(self) -> Iterator[Tensor]: ...
 
@@ -26,7 +26,7 @@ class LanguageModel(Protocol):
     def modules(self) -> Iterator[nn.Module]: ...
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[T] ids at [T] positions -> [T, hidden], the last norm included."""
+        """[T] ids at [T] positions -> [T, hidden], after the last norm."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, hidden] -> [N, vocab] in float32."""

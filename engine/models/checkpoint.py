@@ -1,4 +1,4 @@
-"""The files of a checkpoint: safetensors alone, found and opened with errors that name them."""
+"""The files of a checkpoint: finds and opens safetensors files, with errors that name the file."""
 
 import json
 import math
@@ -16,17 +16,17 @@ from engine.models.unmapped import unmapped
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 GGUF = ".gguf"
-_POINTER = b"version https://git-lfs"  # how a file begins that stands for one which git has not fetched
-FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # what can be loaded
-TYPES = FLOATS | {"I64": "int64", "I32": "int32", "F8_E4M3": "float8_e4m3fn"}  # all that are read
+_POINTER = b"version https://git-lfs"  # start of a git-lfs pointer, which replaces a file that is not fetched
+FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # loadable dtypes
+TYPES = FLOATS | {"I64": "int64", "I32": "int32", "F8_E4M3": "float8_e4m3fn"}  # all dtypes that are read
 WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}  # bytes
 
 
 class Header(NamedTuple):
-    """What a file says of a tensor before it is read."""
+    """A tensor's header, available before the tensor is read."""
 
     file: Path
-    kind: str  # as safetensors names it
+    kind: str  # the dtype's name in safetensors
     shape: tuple[int, ...]
 
     @property
@@ -39,7 +39,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def shards(folder: Path) -> list[Path]:
-    """The safetensors files of a folder; no other kind is ever opened."""
+    """Return the safetensors files of a folder. No other format is ever opened."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if (folder / INDEX).is_file():
@@ -49,17 +49,17 @@ def shards(folder: Path) -> list[Path]:
 
 
 def refuse_kinds(files: Iterable[Path]) -> None:
-    """Raises where there are weights of a kind that is never opened, and says what to do."""
+    """Raise if there are weights in a format that is never opened, with advice."""
     for file in files:
         if file.suffix in PICKLES:
             raise BadCheckpoint(
-                f"{file} is a pickle, which can run any code when it is opened, so it is refused; convert it "
+                f"{file} is a pickle, which can run any code when opened, so it is refused; convert it "
                 "with transformers: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...)"
             )
         if file.suffix == GGUF:
             raise BadCheckpoint(
-                f"{file} is a GGUF file; only safetensors are read: take the model that it was made from, "
-                "and --quantization keeps that in fewer bits"
+                f"{file} is a GGUF file; only safetensors files are read: load the original model "
+                "and use --quantization"
             )
 
 
@@ -70,9 +70,9 @@ def _indexed(index: Path) -> list[Path]:
         raise BadCheckpoint(f"{index} is not an index of shards: {error!r}") from error
     for name in names:
         if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise BadCheckpoint(f"{index} names {name!r}, which is not a safetensors file beside it")
+            raise BadCheckpoint(f"{index} names {name!r}, which is not a safetensors file in the same folder")
         if not (index.parent / name).is_file():
-            raise BadCheckpoint(f"{index} names {name}, which is not there")
+            raise BadCheckpoint(f"{index} names {name}, which does not exist")
     return [index.parent / name for name in sorted(names)]
 
 
@@ -86,29 +86,29 @@ def opened(file: Path, framework: str = "pt") -> Iterator[Any]:
 
 
 def _reader(file: Path, framework: str) -> AbstractContextManager[Any]:
-    """The library takes twice the addresses that a file has bytes, beside all that is loaded already."""
+    """The library maps twice the file's size in address space; if that fails, read without mapping."""
     try:
         mapped: AbstractContextManager[Any] = safe_open(file, framework=framework)
     except (MemoryError, RuntimeError) as error:
-        log.info("%s is read without being mapped: %s", file, error)
+        log.info("reading %s without mapping it: %s", file, error)
         return unmapped(file, TYPES)
     return mapped
 
 
 def _trouble(file: Path, error: Exception) -> str:
-    """The library says of every file that it may not open that there is none."""
+    """Describe why a file cannot be opened; the library reports a missing file in every case."""
     try:
         with open(file, "rb") as found:
             start = found.read(len(_POINTER))
     except OSError as why:
         return f"cannot be read: {why.strerror}"
     if start == _POINTER:
-        return "is a pointer of git-lfs, and not the weights: git lfs pull in its folder fetches them"
-    return f"is broken or cut short: {error}"
+        return "is a git-lfs pointer, not the weights; run git lfs pull in its folder"
+    return f"is corrupt or truncated: {error}"
 
 
 def state(file: Path) -> tuple[int, int] | None:
-    """What tells a file from another that has taken its place; None: it is not there."""
+    """Identify a file's version, to detect that it was replaced. None if the file does not exist."""
     try:
         found = file.stat()
     except OSError:
@@ -117,23 +117,23 @@ def state(file: Path) -> tuple[int, int] | None:
 
 
 def headers(folder: Path) -> dict[str, Header]:
-    """Of every tensor of a folder, by its name."""
+    """Return the header of every tensor in a folder, by name."""
     found: dict[str, Header] = {}
     for file in shards(folder):
         with opened(file) as tensors:
             for name in tensors.keys():
                 if name in found:
-                    raise BadCheckpoint(f"{file}: {name} is in {found[name].file.name} too")
+                    raise BadCheckpoint(f"{file}: {name} is in {found[name].file.name} as well")
                 header = tensors.get_slice(name)
                 found[name] = Header(file, header.get_dtype(), tuple(header.get_shape()))
     return found
 
 
 def check(name: str, header: Header, kinds: Iterable[str], shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raises unless the tensor is of one of these kinds and shapes."""
+    """Raise unless the tensor has one of these dtypes and shapes."""
     if header.shape not in shapes:
         wanted = " or ".join(str(list(shape)) for shape in shapes)
-        raise BadCheckpoint(f"{header.file}: {name} is {list(header.shape)}, the config makes it {wanted}")
+        raise BadCheckpoint(f"{header.file}: {name} is {list(header.shape)}, the config requires {wanted}")
     if header.kind not in kinds:
         raise BadCheckpoint(
             f"{header.file}: {name} holds {header.kind}; only {', '.join(kinds)} can be loaded"
@@ -141,7 +141,7 @@ def check(name: str, header: Header, kinds: Iterable[str], shapes: Sequence[tupl
 
 
 def stored_dtype(folder: Path) -> str:
-    """The type of the first tensor of numbers, where the config does not say."""
+    """Return the dtype of the first float tensor, for configs without one."""
     with opened(shards(folder)[0], framework="np") as tensors:  # headers need no torch
         kinds = (tensors.get_slice(name).get_dtype() for name in tensors.keys())
         return next((FLOATS[kind] for kind in kinds if kind in FLOATS), "float32")

@@ -1,4 +1,4 @@
-"""What a config.json says, in the engine's words. Needs no torch."""
+"""Reads a config.json into a DecoderConfig. Needs no torch."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ DTYPES = {"float32": "float32", "float64": "float32", "float16": "float16", "bfl
 
 
 def read_config(folder: Path) -> DecoderConfig:
-    """Reads config.json and, where there is one, generation_config.json."""
+    """Read config.json and, if it exists, generation_config.json."""
     return decoder_config(Fields.read(folder / "config.json"), read_generation(folder))
 
 
@@ -49,7 +49,7 @@ def decoder_config(fields: Fields, generation: Fields) -> DecoderConfig:
 
 
 def _exits(fields: Fields, layers: int) -> tuple[int, ...]:
-    """`early_exit_layers`: a list of numbers of layers, from the first exit to the last."""
+    """Return `early_exit_layers`: the layer numbers of the exits, in ascending order."""
     exits = fields.list("early_exit_layers", [])
     for each in exits:
         if not isinstance(each, int) or isinstance(each, bool) or not 0 < each < layers:
@@ -58,17 +58,17 @@ def _exits(fields: Fields, layers: int) -> tuple[int, ...]:
 
 
 def _refuse(fields: Fields) -> None:
-    """Parts that another decoder would need."""
+    """Refuse models that need another decoder."""
     names = fields.list("architectures", [])
     if names and not any(isinstance(name, str) and name.endswith("ForCausalLM") for name in names):
-        raise fields.unsupported("architectures", "it does not end in a head that predicts tokens")
-    packing(fields)  # raises where its weights are quantized in a way that is not known
+        raise fields.unsupported("architectures", "it has no language-modeling head")
+    packing(fields)  # raises for unsupported quantized weights
 
 
 def refuse_quantized(fields: Fields) -> None:
     if fields.get("quantization_config") is not None:
         method = fields.inside("quantization_config").text("quant_method", "unknown")
-        what = f"it is quantized by {method}; such weights are loaded for models of the Llama family alone"
+        what = f"it is quantized with {method}, which is supported for models of the Llama family only"
         raise fields.unsupported("quantization_config", what)
 
 
@@ -79,7 +79,7 @@ def checkpoint_dtype(fields: Fields) -> str:
     if name == "auto":
         name = stored_dtype(folder) if has_weights(folder) else "float32"
     if name not in DTYPES:
-        raise fields.unsupported(key, f"only {', '.join(DTYPES)} can be run")
+        raise fields.unsupported(key, f"only {', '.join(DTYPES)} are supported")
     return DTYPES[name]
 
 
@@ -92,7 +92,7 @@ def start_id(fields: Fields, generation: Fields, vocab: int, default: int | None
 
 
 def stop_ids(fields: Fields, generation: Fields, vocab: int, default: int | None) -> tuple[int, ...]:
-    """What the generation config says stands first; ids outside the vocabulary are left out."""
+    """The generation config has precedence; ids outside the vocabulary are dropped."""
     ids: list[Any] = [] if default is None or fields.given("eos_token_id") else [default]
     for source in (fields, generation):
         if (given := source.get("eos_token_id")) is not None:

@@ -1,6 +1,6 @@
-"""The native decoder: an embedding, blocks of the parts that its family names, a last norm, a head.
+"""The native decoder: an embedding, blocks of the parts its family names, a last norm, a head.
 
-Tokens of all requests lie end to end; which ones see each other is `attend`'s business alone.
+The tokens of all requests are concatenated; only `attend` determines which tokens see each other.
 """
 
 from collections.abc import Mapping
@@ -46,7 +46,7 @@ def build_of(config: DecoderConfig, dtype: torch.dtype, ranks: int = 1) -> Build
 
 
 def block(config: DecoderConfig, index: int, dtype: torch.dtype, ranks: int = 1) -> Block:
-    """Made empty, on the current default device; for one of `ranks`, with the shapes of its share."""
+    """Create an empty block on the current default device, with the shapes of one rank's share."""
     family, build = family_of(config), build_of(config, dtype, ranks)
     attention = family.attention.part()(config, index, build)
     feed_forward = family.feed_forward.part()(config, index, build)
@@ -54,15 +54,15 @@ def block(config: DecoderConfig, index: int, dtype: torch.dtype, ranks: int = 1)
 
 
 class Decoder(nn.Module):
-    """Made empty, on the current default device; a Checkpoint or `random_weights` fills it.
+    """Created empty, on the current default device; a Checkpoint or `random_weights` fills it.
 
-    A hollow one has shapes alone where its layers will be, and its head unless that is the embedding's table:
-    a source makes them one after another.
+    A hollow decoder has only shapes for its layers, and for its head unless that is tied to the embedding: a
+    source creates them one by one.
     """
 
     sinks: Mapping[int, Tensor] = {}
     rope: Tensor
-    source: Source | None = None  # that its layers can be made from anew
+    source: Source | None = None  # to create its layers again in another scheme
 
     def __init__(self, config: DecoderConfig, dtype: torch.dtype, *, hollow: bool = False) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Decoder(nn.Module):
         return [each for each in self.layers if isinstance(each, Block)]
 
     def forward(self, ids: Tensor, positions: Tensor, attend: Attend, layers: int | None = None) -> Tensor:
-        """[T] -> [T, hidden] after the last norm; `layers` leaves early, after so many."""
+        """[T] -> [T, hidden] after the last norm; `layers`: exit early after this many layers."""
         x, step = F.embedding(ids, self.embed), StepContext(positions, self.rope, attend)
         for each in islice(self.layers, layers):
             each.forward(x, step)
@@ -93,11 +93,11 @@ class Decoder(nn.Module):
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, hidden] -> [N, vocab], in float32 whatever the weights are."""
+        """[N, hidden] -> [N, vocab], in float32 for any weight dtype."""
         return self.head(hidden).float()
 
     def shards(self, ranks: int) -> dict[str, Sharding]:
-        """How each tensor of a checkpoint is cut over ranks. Embeddings add up, logits lie side by side."""
+        """Return each checkpoint tensor's sharding. Embeddings are summed over ranks, logits concatenated."""
         names = self.family.names
         found = {f"{names['embed']}.weight": VOCABULARY, f"{names['norm']}.weight": WHOLE}
         if not self.tied:

@@ -1,4 +1,4 @@
-"""The families that the native decoder runs: each a short table of parts and names. Needs no torch."""
+"""The model families of the native decoder: each a short table of parts and names. Needs no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ from engine.models.kinds import (
     windows_where_unrotated,
 )
 
-GROUP = "minichat.families"  # entry points of packages that bring a family of their own
+GROUP = "minichat.families"  # entry points of packages that provide a family
 
-# What parts ask for, and what checkpoints call it.
+# The names that parts use, and their names in checkpoints.
 NAMES: Mapping[str, str] = {
     "embed": "model.embed_tokens",
     "norm": "model.norm",
@@ -40,13 +40,13 @@ NAMES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What its blocks are made of, and what its config.json takes for granted."""
+    """The parts of a family's blocks, and its defaults for config.json."""
 
     attention: PartKind
     feed_forward: PartKind
     names: Mapping[str, str] = field(default_factory=lambda: NAMES)
-    norm: str = ""  # an operator of one's own (layers/operators.py) instead of the root mean square
-    product: str = ""  # and one instead of the plain product
+    norm: str = ""  # a custom operator (layers/operators.py) instead of RMS norm
+    product: str = ""  # a custom operator instead of the plain product
     theta: float = 10_000.0
     tied: bool = False
     start_id: int | None = None
@@ -75,16 +75,16 @@ FAMILIES: dict[str, Family] = {
 
 
 def register(name: str, family: Family) -> None:
-    """Adds the family of a model_type; an entry point does the same for an installed package."""
+    """Add the family of a model_type. Installed packages can use an entry point instead."""
     if (problem := missing_members(family, "attention", "feed_forward", "names")) is not None:
         raise BadInput(f"model family {name!r}: {problem}")
     FAMILIES[name] = family
 
 
 def named(name: str) -> Family | None:
-    """The family of a model_type. None: there is none, which leaves the model to transformers.
+    """Return the family of a model_type. None: there is none, so transformers runs the model.
 
-    Raises for one whose package cannot be used.
+    Raises if the family's package cannot be used.
     """
     for point in entry_points(group=GROUP, name=name) if name not in FAMILIES else ():
         try:
@@ -96,5 +96,5 @@ def named(name: str) -> Family | None:
 
 
 def names() -> list[str]:
-    """The built-in ones first."""
+    """Return all families, built-in ones first."""
     return list(dict.fromkeys((*FAMILIES, *sorted(point.name for point in entry_points(group=GROUP)))))

@@ -1,4 +1,4 @@
-"""Typed reading of a JSON object; every complaint names the file, the key and the value."""
+"""Typed reading of a JSON object; every error names the file, the key and the value."""
 
 import json
 from pathlib import Path
@@ -6,13 +6,14 @@ from typing import Any
 
 from engine.api.errors import BadCheckpoint, UnsupportedModel
 
-# Bounds that no model comes near: beyond them a file is broken, and would only ask for absurd memory.
+# Bounds far above any real model: values beyond them mean a broken file, and would request absurd amounts of
+# memory.
 MOST_LAYERS, MOST_HEADS, MOST_HEAD_DIM, MOST_WIDTH = 1024, 1024, 1024, 1 << 20
-MOST_TOKENS = 1 << 24  # of a vocabulary, and of a context
+MOST_TOKENS = 1 << 24  # of a vocabulary or a context
 
 
 class Fields:
-    """A null stands for a key that is missing, unless the caller asks `given`."""
+    """A null counts as a missing key, except for `given`."""
 
     def __init__(self, file: Path, values: dict[str, Any], path: str = "") -> None:
         self.file, self.values, self.path = file, values, path
@@ -54,7 +55,7 @@ class Fields:
     def text(self, key: str, default: str | None = None) -> str:
         value = self._or(key, default)
         if not isinstance(value, str):
-            raise self.bad(key, "must be a text")
+            raise self.bad(key, "must be a string")
         return value
 
     def list(self, key: str, default: list[Any] | None = None) -> list[Any]:

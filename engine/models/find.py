@@ -1,4 +1,4 @@
-"""Where a name leads: the built-in model, a folder, or the hub by way of its cache."""
+"""Finds a model by name: the built-in model, a folder, or a hub model through the hub's cache."""
 
 import os
 import re
@@ -17,18 +17,18 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 TEXTS = ["*.json", "*.jinja"]
 WEIGHTS = ["model.safetensors", "model-*.safetensors"]  # pickles are never fetched
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, total bytes
 
 
 def find_model(name: str | None, *, dummy: bool = False, progress: Progress | None = None) -> ModelPlace:
-    """Finds a model's files, fetching them where they are not on this machine; `dummy` needs no weights."""
+    """Find a model's files, and download them if they are not on this machine; `dummy` needs no weights."""
     if not name or name == BUILT_IN:
         return _built_in()
     path = os.path.expanduser(name)
-    if os.path.exists(path):  # false for any text that cannot be a path, where pathlib would raise
+    if os.path.exists(path):  # false for text that cannot be a path, where pathlib would raise
         return _local(name, Path(path))
     if not HUB_NAME.fullmatch(name) or ".." in name or "--" in name or len(name) > 96:
-        raise ModelNotFound(f"there is no folder {name[:80]!r}, and no model of the hub is named so")
+        raise ModelNotFound(f"there is no folder {name[:80]!r}, and it is not a valid name of a hub model")
     folder = _cached(name, dummy) or _fetched(name, dummy, progress)
     return ModelPlace(name, folder)
 
@@ -36,7 +36,7 @@ def find_model(name: str | None, *, dummy: bool = False, progress: Progress | No
 def _built_in() -> ModelPlace:
     folder = Path(__file__).parent.parent / BUILT_IN
     if not (folder / CONFIG).is_file():
-        raise ModelNotFound("this installation has no built-in model; name a folder or a model of the hub")
+        raise ModelNotFound("this installation has no built-in model; specify a folder or a hub model")
     return ModelPlace(BUILT_IN, folder)
 
 
@@ -44,14 +44,14 @@ def _local(name: str, path: Path) -> ModelPlace:
     folder = path.resolve()
     if folder.name == CONFIG and folder.is_file():
         folder = folder.parent
-    if not os.path.isfile(folder / CONFIG):  # false also where one may not look, where pathlib would raise
+    if not os.path.isfile(folder / CONFIG):  # false also without permission, where pathlib would raise
         _refuse_instead(name, folder)
         raise ModelNotFound(f"{name} is neither a {CONFIG} nor a folder that holds one")
     return ModelPlace(name if HUB_NAME.fullmatch(name) else folder.name, folder)
 
 
 def _refuse_instead(name: str, path: Path) -> None:
-    """Raises where it is what people take for a model, and says what it is."""
+    """Raise a specific error for a file or folder often mistaken for a model."""
     try:
         files = sorted(path / each for each in os.listdir(path)) if path.is_dir() else [path]
     except OSError as error:
@@ -60,17 +60,17 @@ def _refuse_instead(name: str, path: Path) -> None:
     for file in files:
         if file.name == ADAPTER:
             raise BadCheckpoint(
-                f"{file.parent} is an adapter, and no model of its own: merge it into its model with peft "
-                "(merge_and_unload), and save that"
+                f"{file.parent} is an adapter, not a whole model: merge it into its base model with peft "
+                "(merge_and_unload), and save the result"
             )
         if file.suffix == ".safetensors":
             raise BadCheckpoint(
-                f"{file} is weights without a {CONFIG}: name a folder that holds both, and the tokenizer"
+                f"{file} holds weights without a {CONFIG}: specify a folder with both, and the tokenizer"
             )
 
 
 def _cached(name: str, dummy: bool) -> Path | None:
-    """The snapshot in the hub's cache, if it is whole."""
+    """Return the snapshot in the hub's cache, if it is complete."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -88,17 +88,17 @@ def _fetched(name: str, dummy: bool, progress: Progress | None) -> Path:
     try:
         folder = Path(snapshot_download(name, allow_patterns=_patterns(dummy), tqdm_class=_meter(progress)))
     except GatedRepoError as error:
-        raise ModelNotFound(f"{name} wants consent on huggingface.co, then `hf auth login`") from error
+        raise ModelNotFound(f"{name} is gated: get access on huggingface.co, then `hf auth login`") from error
     except RepositoryNotFoundError as error:
-        raise ModelNotFound(f"{name} is neither a folder here nor a model of the hub") from error
+        raise ModelNotFound(f"{name} is neither a local folder nor a hub model") from error
     except LocalEntryNotFoundError as error:
         raise ModelNotFound(f"{name} is not on this machine, and the hub cannot be reached") from error
-    except Exception as error:  # the client lets errors of its HTTP library out, which differ by version
-        raise ModelNotFound(f"{name} could not be fetched from the hub: {error}") from error
+    except Exception as error:  # the client passes on errors of its HTTP library, which differ by version
+        raise ModelNotFound(f"{name} could not be downloaded from the hub: {error}") from error
     if not (folder / CONFIG).is_file():
-        raise BadCheckpoint(f"{name} has no {CONFIG} on the hub, so it is no model of transformers")
+        raise BadCheckpoint(f"{name} has no {CONFIG} on the hub, so it is not a transformers model")
     if not dummy and not has_weights(folder):
-        raise BadCheckpoint(f"{name} has no model.safetensors on the hub; other kinds of weights are refused")
+        raise BadCheckpoint(f"{name} has no model.safetensors on the hub; other weight formats are refused")
     return folder
 
 
@@ -107,13 +107,13 @@ def _patterns(dummy: bool) -> list[str]:
 
 
 def _meter(progress: Progress | None) -> type:
-    """A progress bar of the shape that the hub's client expects, which draws nothing and reports bytes."""
+    """Return a progress bar class for the hub's client that displays nothing and reports bytes."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     most = 0
 
     class Meter(tqdm):
-        monitor_interval = 0  # no watching thread
+        monitor_interval = 0  # no monitor thread
 
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)
@@ -124,12 +124,12 @@ def _meter(progress: Progress | None) -> type:
 
         def update(self, n: float | None = 1) -> bool | None:
             nonlocal most
-            drawn = super().update(n)
-            # There is a bar for bytes that have come and one for those written: the one that is ahead counts.
+            refreshed = super().update(n)
+            # One bar counts bytes received and another bytes written: report the larger.
             if progress and self.unit == "B" and self.n > most:
                 most = int(self.n)
                 progress(most, int(self.total or 0))
-            return drawn
+            return refreshed
 
         def close(self) -> None:
             self.disable = True

@@ -1,9 +1,9 @@
-"""A decoder's forward on a GPU: the same weights as Decoder.forward, which is its oracle, in fewer launches.
+"""The decoder's forward on a GPU: the same computation as Decoder.forward in fewer launches.
 
-Each part launches its own (layers/): norms take the sum before them along, rotation writes the cache, and
-products of a few rows may leave their sums in parts for what reads them next. Where it wins, what follows a
-product is part of it. A part without launches of its own runs its plain forward, which waits in full for what
-came before it; so does a product or a norm that is not ours.
+Each part launches its own kernels (layers/): a norm includes the residual addition before it, rotation writes
+the KV cache, and products of a few rows may leave partial sums for the next kernel to add up. Where it is
+faster, a product's kernel includes the operation after it. A part without kernels runs its plain forward,
+without programmatic dependent launch (PDL); so does a custom product or norm.
 """
 
 import logging
@@ -25,34 +25,34 @@ logger = logging.getLogger("minichat.engine")
 
 
 class FusedDecoder:
-    """Reads the decoder's modules at every call, so that weights and products may be replaced."""
+    """Reads the decoder's modules at every call, so that weights and products can be replaced."""
 
     def __init__(self, model: Decoder, layers: Sequence[KVLayer], attention: TritonAttention) -> None:
         self.model, self._layers, self._attention = model, layers, attention
         self._gpu = GpuKernels(gpu(model.embed.device))
-        self.plain: Counter[str] = Counter()  # by the name of a part, how often its plain forward ran
+        self.plain: Counter[str] = Counter()  # part name -> number of times its plain forward ran
 
     def embed(self, ids: Tensor, slots: Tensor, last_ids: Tensor) -> Tensor:
-        """The stream that forward begins with; an id of -1 is what its slot has drawn last."""
+        """Return the initial residual stream; an id of -1 is the last token sampled in its slot."""
         return embed(self.model.embed, ids, slots, last_ids)
 
     def forward(
         self, x: Tensor, positions: Tensor, places: Tensor, metadata: TritonMetadata | GraphMetadata
     ) -> Tensor:
-        """[tokens, hidden] from the embedding (which is overwritten) to after the last norm."""
+        """Run from the embeddings [tokens, hidden], which are overwritten, to the output of the last norm."""
         step = self._step(len(x), positions, places, metadata)
-        patient, residual = replace(step, pdl=False), Residual(x)
+        without_pdl, residual = replace(step, pdl=False), Residual(x)
         for part in self._parts():
-            residual = self._through(part, residual, step if part.pdl else patient)
+            residual = self._through(part, residual, step if part.pdl else without_pdl)
         return residual.normed(self.model.norm, self._gpu, pdl=step.pdl).values
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[N, vocab], of the weights' type: what draws from them reads them as they are."""
+        """[N, vocab], in the weights' dtype: the sampling kernels read it without conversion."""
         parts = self._gpu.product(self.model.head).parts(hidden, pdl=self.pdl(len(hidden)))
         return parts[0] if len(parts) == 1 else parts.sum(0).to(hidden.dtype)
 
     def pdl(self, tokens: int) -> bool:
-        """Whether kernels of such a step start while the one before them ends."""
+        """Whether the kernels of a step may start before the previous kernel ends (PDL)."""
         return self._gpu.overlaps and self.model.blocks[0].feed_forward.gains_by_pdl(tokens, self._gpu)
 
     def _step(
@@ -84,7 +84,7 @@ class FusedDecoder:
             return found
         name = type(part).__name__
         if not self.plain[name]:
-            logger.warning("%s has no launches of its own for such a step: its plain forward runs", name)
+            logger.warning("%s has no kernels for this step; running its plain forward", name)
         self.plain[name] += 1
         stream = x.total()
         return Residual(stream.add_(part.forward(stream, step)))

@@ -1,6 +1,6 @@
-"""The kinds of parts that families are tables of: what each reads from config.json, and its class.
+"""The kinds of parts a family's table lists: what each reads from config.json, and its class.
 
-Needs no torch before that class is asked for.
+Needs no torch until a class is requested.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Windows = Callable[[Fields, int], tuple[int | None, ...]]
 
 class PartKind(Protocol):
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
-        """What it needs to know of config.json, as fields of DecoderConfig. Raises for what it cannot do."""
+        """Return the DecoderConfig fields the part reads from config.json. Raises if they are unsupported."""
 
     def part(self) -> type[Part]:
-        """Its class, imported when it is asked for."""
+        """Return the part's class, imported on demand."""
 
 
 def no_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
@@ -31,13 +31,13 @@ def no_windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
 
 
 def one_window(fields: Fields, layers: int) -> tuple[int | None, ...]:
-    """The same in all layers, unless config.json has a null for it."""
+    """The same window in all layers, unless config.json has a null for it."""
     wanted = fields.get("sliding_window") or not fields.given("sliding_window")
     return (_window(fields) if wanted else None,) * layers
 
 
 def windows_by_layer(fields: Fields, layers: int) -> tuple[int | None, ...]:
-    """Full and sliding layers side by side: by name, or sliding from one on."""
+    """Mixed full and sliding layers: listed by name, or sliding from one layer on."""
 
     def sliding() -> range:
         return range(fields.whole("max_window_layers", 28, low=0, high=MOST_TOKENS), layers)
@@ -50,7 +50,7 @@ def windows_where_unrotated(fields: Fields, layers: int) -> tuple[int | None, ..
 
 
 def _mixed(fields: Fields, layers: int, sliding: Callable[[], Sequence[int]]) -> tuple[int | None, ...]:
-    """By name, or those that are `sliding` where no layer is named."""
+    """Use the layer types in config.json, or `sliding` if it has none."""
     if not fields.flag("use_sliding_window", False):
         return (None,) * layers
     window = _window(fields)
@@ -59,9 +59,9 @@ def _mixed(fields: Fields, layers: int, sliding: Callable[[], Sequence[int]]) ->
         return tuple(window if i in slides else None for i in range(layers))
     kinds = fields.list("layer_types")
     if len(kinds) != layers:
-        raise fields.bad("layer_types", f"must name {layers} layers, as num_hidden_layers says")
+        raise fields.bad("layer_types", f"must list {layers} layers, as in num_hidden_layers")
     if any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
-        raise fields.unsupported("layer_types", "only full_attention and sliding_attention can be run")
+        raise fields.unsupported("layer_types", "only full_attention and sliding_attention are supported")
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
@@ -70,7 +70,7 @@ def _window(fields: Fields) -> int:
 
 
 def unrotated(fields: Fields, layers: int) -> tuple[int, ...]:
-    """Layers without rotary positions."""
+    """Return the layers without rotary positions."""
     interval = fields.whole("no_rope_layer_interval", 4, high=MOST_LAYERS)
     rotated = fields.list("no_rope_layers", [int((i + 1) % interval != 0) for i in range(layers)])
     if len(rotated) < layers or any(mark not in (0, 1) for mark in rotated):
@@ -84,14 +84,14 @@ def all_rotated(fields: Fields, layers: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouped:
-    """Attention whose queries share keys and values in groups."""
+    """Attention with groups of query heads that share a key and value head."""
 
     windows: Windows = no_windows
     unrotated: Callable[[Fields, int], tuple[int, ...]] = all_rotated
-    biased: bool = False  # `attention_bias` says whether all products have one
-    qkv_bias: bool = False  # that of queries, keys and values has one
+    biased: bool = False  # `attention_bias` sets whether all products have a bias
+    qkv_bias: bool = False  # whether the product of queries, keys and values has a bias
     qk_norm: bool = False
-    head_dim: int | None = None  # None: the share of the width
+    head_dim: int | None = None  # None: hidden size / heads
 
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
         bias = self.biased and fields.flag("attention_bias", False)
@@ -124,7 +124,7 @@ class Grouped:
 
     def _head_dim(self, fields: Fields, heads: int) -> int:
         hidden, default = fields.whole("hidden_size", high=MOST_WIDTH), self.head_dim
-        if default is None or fields.given("head_dim"):  # a null asks for the share of the width
+        if default is None or fields.given("head_dim"):  # a null means hidden size / heads
             default = hidden // heads if hidden % heads == 0 else None
         dim = fields.whole("head_dim", default, high=MOST_HEAD_DIM)
         if dim % 2:
@@ -134,13 +134,13 @@ class Grouped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
-    """A feed-forward that all tokens go through."""
+    """A feed-forward that is applied to all tokens."""
 
-    biased: bool = False  # `mlp_bias` says whether all products have one
+    biased: bool = False  # `mlp_bias` sets whether all products have a bias
 
     def read(self, fields: Fields, layers: int) -> Mapping[str, Any]:
         if fields.text("hidden_act", "silu") not in ("silu", "swish"):
-            raise fields.unsupported("hidden_act", "only silu can be run")
+            raise fields.unsupported("hidden_act", "only silu is supported")
         width = fields.whole("intermediate_size", high=MOST_WIDTH)
         return {"mlp": width, "mlp_bias": self.biased and fields.flag("mlp_bias", False)}
 

@@ -1,4 +1,4 @@
-"""Which model to load, and how: what every way of loading one reads."""
+"""Which model to load and how, for every loader."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,15 @@ from engine.models.find import Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadRequest:
-    """How a model is wanted."""
+    """A model to load, and the options."""
 
     place: ModelPlace
     device: torch.device
-    dtype: DTypeName = "auto"  # auto: the checkpoint's
-    max_context: int | None = None  # None: the model's
+    dtype: DTypeName = "auto"  # auto: the checkpoint's dtype
+    max_context: int | None = None  # None: the model's maximum
     quantization: str = "none"
-    dummy: bool = False  # random weights; none are read
-    seed: int = 0  # of the random weights
+    dummy: bool = False  # random weights; reads no files
+    seed: int = 0  # for random weights
     progress: Progress | None = None
 
     def dtype_of(self, config: ModelConfig) -> torch.dtype:
@@ -29,5 +29,7 @@ class LoadRequest:
 
     def context_of(self, config: ModelConfig) -> int:
         if self.max_context is not None and self.max_context > config.max_context:
-            raise BadInput(f"max_context is {self.max_context}; {self.place.name} holds {config.max_context}")
+            raise BadInput(
+                f"max_context is {self.max_context}; {self.place.name} supports at most {config.max_context}"
+            )
         return self.max_context or config.max_context

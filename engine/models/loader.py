@@ -1,4 +1,4 @@
-"""Weights: from safetensors, one shard at a time, straight into the fused parameters of a decoder."""
+"""Loads weights from safetensors, one shard at a time, directly into a decoder's fused parameters."""
 
 import re
 import zlib
@@ -19,21 +19,21 @@ from engine.models.packing import tensors_of
 from engine.quant.formats import Stored, stored
 from engine.quant.packing import Packing
 
-HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports keep what is computed anyway
+HARMLESS = re.compile(r"rotary_emb\.inv_freq$")  # some exports include these computed values
 
-# Beside quantized weights: how others round what they are multiplied with, and what they keep in the cache.
+# Tensors that accompany quantized weights: scales for rounding activations and the KV cache.
 ROUNDING = re.compile(r"\.(input|activation|output|k|v)_scale$")
 
 
 class Checkpoint:
-    """The tensors of a folder. Every header is read at once, so that a bad checkpoint is refused at once."""
+    """The tensors of a folder. All headers are read up front, so a bad checkpoint is refused immediately."""
 
     def __init__(
         self, model: Decoder, folder: Path, progress: Progress | None = None, packing: Packing | None = None
     ) -> None:
-        """Of the model only shapes are asked: it may be hollow. `progress` hears of the first reading.
+        """The model provides only shapes, so it may be hollow. `progress` is called on the first read.
 
-        `packing`: how those weights are quantized that are.
+        `packing`: the format of the quantized weights.
         """
         self._progress, self._packing, self._device = progress, packing, model.embed.device
         names = model.family.names
@@ -45,38 +45,36 @@ class Checkpoint:
         }
         self._states = {header.file: state(header.file) for header in self._headers.values()}
         self._shapes = {name: slot.shape for name, slot in decoder_slots(model).items()}
-        self._packed = dict(self._find_packed())  # by slot, the tensors that its weight is made of
+        self._packed = dict(self._find_packed())  # the tensors of each quantized weight, by slot
         self._check(folder)
         self._total = sum(self._headers[name].nbytes for slot in self._shapes for name in self._tensors(slot))
         self._done = 0
 
     @property
     def quantized(self) -> bool:
-        """Whether any weight is."""
+        """Whether any weight is quantized."""
         return bool(self._packed)
 
     def check(self) -> None:
-        """Raises where a file is not the one that was loaded: half a model of other weights helps nobody."""
+        """Raise if a file has changed since it was loaded: weights from two versions must not mix."""
         for file, before in self._states.items():
             if state(file) != before:
-                raise BadInput(
-                    f"{file} is not there any more, or is another than was loaded; load the model again"
-                )
+                raise BadInput(f"{file} was removed or changed since it was loaded; load the model again")
 
     def read(self, slots: dict[str, Slot]) -> None:
-        """Fills these slots, file by file. What is quantized is dequantized."""
+        """Fill these slots, file by file, dequantizing weights that are stored quantized."""
         for name, weight in self.weights(slots):
             view = slots[name].view
             view.copy_(weight if isinstance(weight, Tensor) else weight.dequantized()[:, : view.shape[1]])
 
     def fill(self, part: Block | Linear) -> None:
-        """A layer, or the head."""
+        """Fill a layer or the head."""
         self.read(dict(part.slots()) if isinstance(part, Block) else {self._head: whole(part.weight)})
 
     def weights(self, slots: Iterable[str]) -> Iterator[tuple[str, Tensor | Stored]]:
-        """What these slots are filled from, as it is stored; file by file."""
+        """Yield the weights for these slots as stored, file by file."""
         owner = {name: slot for slot in slots for name in self._tensors(slot)}
-        waiting: dict[str, dict[str, Tensor]] = {}  # of a quantized weight, the tensors that have come
+        waiting: dict[str, dict[str, Tensor]] = {}  # tensors read so far, by quantized weight
         for file in dict.fromkeys(self._headers[name].file for name in owner):
             with opened(file) as tensors:
                 for name in (name for name in owner if self._headers[name].file == file):
@@ -118,17 +116,17 @@ class Checkpoint:
         packed = set(chain(*self._packed.values()))
         for name, header in self._headers.items():
             if name in packed:
-                continue  # they have been looked at
+                continue  # already checked
             if name in self._shapes and name not in self._packed:
                 check(name, header, FLOATS, [self._shapes[name]])
-            elif not self._is_of_no_use(name, header):
-                what = "has no place in this model; its config.json may be another's"
+            elif not self._is_ignored(name, header):
+                what = "is not part of this model; its config.json may belong to another model"
                 raise BadCheckpoint(f"{header.file}: {name} {what}")
         if missing := [name for name in self._shapes if name not in self._headers | self._packed]:
             raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
 
-    def _is_of_no_use(self, name: str, header: Header) -> bool:
-        """Some tools write scales of activations beside a quantized weight, or a bias of zeros."""
+    def _is_ignored(self, name: str, header: Header) -> bool:
+        """Whether to ignore the tensor: an activation scale, or a zero bias of a quantized weight."""
         product, _, kind = name.rpartition(".")
         if kind != "bias" or f"{product}.weight" not in self._packed:
             return bool(self._packed and ROUNDING.search(name))
@@ -137,7 +135,7 @@ class Checkpoint:
 
 
 def decoder_slots(model: Decoder) -> dict[str, Slot]:
-    """Every tensor that a checkpoint of it has, by its name there."""
+    """Return the slots of all tensors that the model's checkpoint holds, by name."""
     slots = outer_slots(model)
     if not model.tied:
         slots |= head_slots(model, model.head)
@@ -147,14 +145,14 @@ def decoder_slots(model: Decoder) -> dict[str, Slot]:
 
 
 def outer_slots(model: Decoder) -> dict[str, Slot]:
-    """Those that no scheme touches."""
+    """Return the slots of the tensors that are never quantized."""
     names, norm = model.family.names, model.norm.weight
     assert isinstance(norm, Tensor)
     return {f"{names['embed']}.weight": whole(model.embed), f"{names['norm']}.weight": whole(norm)}
 
 
 def head_slots(model: Decoder, head: nn.Module) -> dict[str, Slot]:
-    assert isinstance(head, Linear), "it has been quantized"
+    assert isinstance(head, Linear), "the head is quantized"
     return {f"{model.family.names['head']}.weight": whole(head.weight)}
 
 
@@ -163,13 +161,13 @@ def whole(view: Tensor) -> Slot:
 
 
 def random_weights(module: nn.Module, seed: int, prefix: str = "") -> None:
-    """Fills a model as if untrained, or one part of it (`prefix`: its name in it).
+    """Initialize a model, or one part of it (`prefix`: its name in the model), with random weights.
 
-    Each tensor has its own seed, so the shape of others changes nothing.
+    Each tensor has its own seed, so the shapes of other tensors do not matter.
     """
     for name, tensor in module.named_parameters(prefix):
         if tensor.is_meta:
-            continue  # it is hollow
+            continue  # hollow
         if "norm" in name:
             tensor.fill_(1)
         else:

@@ -1,7 +1,6 @@
-"""How the weights of a checkpoint are quantized already: by config.json, or by a file beside it.
+"""How a checkpoint's weights are quantized, from config.json or a separate file.
 
-Which of them are is for the files to say: a weight that a list leaves out lies there as plain numbers.
-Needs no torch.
+The files decide which weights are quantized: the others are stored as plain numbers. Needs no torch.
 """
 
 from typing import NamedTuple
@@ -15,40 +14,42 @@ KNOWN = "gptq, awq, fp8 and compressed-tensors can be loaded"
 
 
 class StoredTensor(NamedTuple):
-    """A tensor that a quantized weight is made of."""
+    """One of the tensors that make up a quantized weight."""
 
     kinds: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]  # one of these
+    shapes: tuple[tuple[int, ...], ...]  # the allowed shapes
     needed: bool = True
 
 
 def tensors_of(
     packing: Packing, headers: dict[str, Header], product: str, shape: tuple[int, int]
 ) -> list[str]:
-    """The tensors that a weight [outputs, inputs] is made of; none where it is not quantized.
+    """Return the tensors that make up a weight [outputs, inputs]; empty if it is not quantized.
 
-    Raises where they are not as they have to be.
+    Raises if their dtypes or shapes are wrong.
     """
     mark = f"{product}.weight" if packing.method == "fp8" else f"{product}.qweight"
     if mark not in headers or (packing.method == "fp8" and headers[mark].kind != "F8_E4M3"):
         return []
     if packing.method != "fp8" and any(side % NUMBERS for side in shape):
-        raise BadCheckpoint(f"{headers[mark].file}: {mark} is of {list(shape)}, no multiples of {NUMBERS}")
+        raise BadCheckpoint(
+            f"{headers[mark].file}: {mark} has shape {list(shape)}; both must be multiples of {NUMBERS}"
+        )
     found = []
     for suffix, part in _parts(packing, *shape).items():
         if (name := f"{product}.{suffix}") in headers:
             check(name, headers[name], part.kinds, part.shapes)
             found.append(name)
         elif part.needed:
-            raise BadCheckpoint(f"{headers[mark].file}: {mark} is there, and {name} is missing")
+            raise BadCheckpoint(f"{headers[mark].file}: {mark} exists, but {name} is missing")
     if packing.method == "fp8" and len(found) != 2:
         scale = f"{product}.weight_scale"
-        raise BadCheckpoint(f"{headers[mark].file}: {mark} has to have either {scale} or {scale}_inv")
+        raise BadCheckpoint(f"{headers[mark].file}: {mark} needs either {scale} or {scale}_inv")
     return found
 
 
 def _parts(packing: Packing, outputs: int, inputs: int) -> dict[str, StoredTensor]:
-    """What a weight of that shape has to be made of."""
+    """Return the tensors that make up a weight of this shape."""
     if packing.method == "fp8":
         blocks = -(-outputs // BLOCK), -(-inputs // BLOCK)
         shapes = (blocks,) if packing.blocks else ((), (1,), (1, 1), (outputs,), (outputs, 1))
@@ -71,11 +72,11 @@ def _parts(packing: Packing, outputs: int, inputs: int) -> dict[str, StoredTenso
 
 
 def packing(fields: Fields) -> Packing | None:
-    """Of the model with this config.json. None: plain numbers. Raises for what cannot be loaded."""
+    """Return the packing of the model with this config.json. None: plain numbers. Raises if unsupported."""
     if fields.get("quantization_config") is not None:
         found = fields.inside("quantization_config")
         return _read(found, found.text("quant_method", "none is named"))
-    # What the tools wrote before config.json had a place for it.
+    # Files of older tools, from before config.json held this.
     for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
         if (file := fields.file.with_name(name)).is_file():
             found = Fields.read(file)
@@ -93,7 +94,7 @@ def _read(fields: Fields, method: str) -> Packing:
             return _fp8(fields)
         case "compressed-tensors":
             return _compressed(fields)
-    raise fields.unsupported("quant_method", f"of quantized weights, {KNOWN}")
+    raise fields.unsupported("quant_method", f"among quantized formats, {KNOWN}")
 
 
 def _gptq(fields: Fields) -> Packing:
@@ -148,7 +149,7 @@ def _compressed(fields: Fields) -> Packing:
     for name in groups.values:
         weights = groups.inside(name).inside("weights")
         if not weights.values:
-            continue  # it is about something else
+            continue  # not about weights
         if (weights.whole("num_bits", high=64), weights.text("type")) != (8, "float"):
             raise weights.unsupported("num_bits", "only floats of 8 bits can be loaded")
         strategy = weights.text("strategy", "tensor")

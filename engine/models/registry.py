@@ -1,4 +1,4 @@
-"""Which code runs which model_type, and the one call that gives a model ready to run."""
+"""Chooses the implementation for a model_type, and loads models with it."""
 
 from dataclasses import replace
 
@@ -22,55 +22,55 @@ from engine.quant.linear import Linear
 from engine.quant.registry import named
 
 
-def native(order: LoadRequest) -> LanguageModel:
-    config = read_config(order.place.folder)
-    config = replace(config, max_context=order.context_of(config))
-    dtype = order.dtype_of(config)
+def native(request: LoadRequest) -> LanguageModel:
+    config = read_config(request.place.folder)
+    config = replace(config, max_context=request.context_of(config))
+    dtype = request.dtype_of(config)
     try:
-        with order.device:
+        with request.device:
             model = Decoder(config, dtype, hollow=True).eval()
     except RuntimeError as error:
-        raise BadInput(f"{order.place.name} does not fit on {order.device}: {error}") from error
-    packed = packing(Fields.read(order.place.folder / "config.json"))
-    checkpoint = None if order.dummy else Checkpoint(model, order.place.folder, order.progress, packed)
+        raise BadInput(f"{request.place.name} does not fit on {request.device}: {error}") from error
+    packed = packing(Fields.read(request.place.folder / "config.json"))
+    checkpoint = None if request.dummy else Checkpoint(model, request.place.folder, request.progress, packed)
 
     def fill(part: Block | Linear) -> None:
         if checkpoint is not None:
             checkpoint.fill(part)
         else:
             name = f"layers.{part.index}" if isinstance(part, Block) else "head"
-            random_weights(part, order.seed, name)
+            random_weights(part, request.seed, name)
 
     def check() -> None:
         if checkpoint is not None:
             checkpoint.check()
 
-    model.source = PlainSource(config, dtype, order.device, fill, check)
+    model.source = PlainSource(config, dtype, request.device, fill, check)
     if packed is not None and checkpoint is not None and checkpoint.quantized:
         model.source = StoredSource(model.source, checkpoint, packed)
-    scheme = model.source.scheme(order.quantization)
+    scheme = model.source.scheme(request.quantization)
     if checkpoint is None:
-        random_weights(model, order.seed)
+        random_weights(model, request.seed)
     else:
         checkpoint.read(outer_slots(model))
     if not config.tied:
         model.head = model.source.head(scheme)
     for index in range(len(config.layers)):
         model.layers[index] = model.source.layer(index, scheme)
-    finalize(model, named("none"))  # what no scheme touches stays in the checkpoint's type
+    finalize(model, named("none"))  # what is not quantized keeps the checkpoint's dtype
     return model
 
 
-def bridged(order: LoadRequest) -> LanguageModel:
-    if order.quantization != "none":
+def bridged(request: LoadRequest) -> LanguageModel:
+    if request.quantization != "none":
         raise BadInput(
-            f"quantization {order.quantization!r}: {order.place.name} is run by transformers, whose weights "
-            "stay as they are; only models of the Llama family can be quantized"
+            f"quantization {request.quantization!r}: {request.place.name} is run by transformers, so it "
+            "cannot be quantized; only models of the Llama family can"
         )
-    # Brings transformers, which the native path never needs.
+    # Imported here because the native path does not need transformers.
     from engine.models.bridge.load import load_bridged
 
-    return load_bridged(order)
+    return load_bridged(request)
 
 
 def load_model(
@@ -84,8 +84,8 @@ def load_model(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> LanguageModel:
-    """The model on its device. What is of no native family goes by way of transformers."""
-    order = LoadRequest(
+    """Load a model on its device. Models of no native family run through transformers."""
+    request = LoadRequest(
         place=place,
         device=torch.device(device),
         dtype=dtype,
@@ -96,4 +96,4 @@ def load_model(
         progress=progress,
     )
     model_type = Fields.read(place.folder / "config.json").text("model_type")
-    return bridged(order) if family_named(model_type) is None else native(order)
+    return bridged(request) if family_named(model_type) is None else native(request)

@@ -1,4 +1,4 @@
-"""What a config.json says of rotary positions. Needs no torch."""
+"""Reads the rotary position settings of a config.json. Needs no torch."""
 
 import math
 
@@ -7,16 +7,16 @@ from engine.models.fields import MOST_TOKENS, Fields
 
 
 def rope_spec(fields: Fields, context: int, theta: float) -> RopeSpec:
-    """Reads `rope_scaling` beside `rope_theta`, and the newer `rope_parameters` that holds both."""
+    """Read `rope_scaling` and `rope_theta`, or the newer `rope_parameters` that holds both."""
     scaling = fields.inside("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
     if any(isinstance(value, dict) for value in scaling.values.values()):
-        raise fields.unsupported(
-            scaling.path.rstrip("."), "all layers must share one kind of rotary positions"
-        )
+        raise fields.unsupported(scaling.path.rstrip("."), "all layers must use the same rotary positions")
     theta = scaling.real("rope_theta", fields.real("rope_theta", theta), above=1.0)
     for source in (fields, scaling):
         if source.real("partial_rotary_factor", 1.0) != 1.0:
-            raise source.unsupported("partial_rotary_factor", "only heads that turn as a whole can be run")
+            raise source.unsupported(
+                "partial_rotary_factor", "only full rotary positions (1.0) are supported"
+            )
     key = "rope_type" if scaling.get("rope_type") is not None else "type"
     match scaling.text(key, "default"):
         case "default":
@@ -27,7 +27,7 @@ def rope_spec(fields: Fields, context: int, theta: float) -> RopeSpec:
             return _llama3(scaling, theta, _original(fields, scaling, context))
         case "yarn":
             return _yarn(scaling, theta, context, _original(fields, scaling, context))
-    raise scaling.unsupported(key, "of the rotary kinds, default, linear, llama3 and yarn can be run")
+    raise scaling.unsupported(key, "only default, linear, llama3 and yarn are supported")
 
 
 def _original(fields: Fields, scaling: Fields, context: int) -> int:

@@ -1,5 +1,4 @@
-"""Where a decoder's layers and its head come from, as often as they are asked for: when it is loaded, and
-when the scheme in which weights are kept changes."""
+"""Creates a decoder's layers and head, when it is loaded and whenever its quantization scheme changes."""
 
 from collections.abc import Callable
 
@@ -17,7 +16,7 @@ from engine.quant.registry import choose, of_head
 
 
 class PlainSource:
-    """From weights of plain numbers. No more than one part is there unconverted."""
+    """Creates them from plain weights. At most one layer is unconverted at any time."""
 
     def __init__(
         self,
@@ -27,7 +26,7 @@ class PlainSource:
         fill: Callable[[Block | Linear], None],
         check: Callable[[], None],
     ) -> None:
-        """`fill`: a layer, or the head. `check`: that it still can."""
+        """`fill`: fills a layer or the head. `check`: raises if that is no longer possible."""
         self.config, self.dtype, self.device = config, dtype, device
         self._fill, self.check = fill, check
 
@@ -68,7 +67,7 @@ def empty_head(config: DecoderConfig, dtype: torch.dtype, device: torch.device) 
 
 @torch.no_grad()
 def finalize(module: nn.Module, scheme: Scheme) -> None:
-    """Puts the scheme's products in the place of Linears, one by one; on a CPU, norms in one kernel."""
+    """Replace Linears by the scheme's products, one by one; on a CPU, also norms by a single kernel."""
     for owner in list(module.modules()):
         for name, child in list(owner.named_children()):
             if isinstance(child, Linear):

@@ -1,4 +1,4 @@
-"""Layers and a head from weights that a checkpoint has quantized already."""
+"""Creates layers and the head from weights that are already quantized in the checkpoint."""
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,9 @@ from engine.quant.registry import choose, named
 
 
 class StoredSource:
-    """`none` is the form that the checkpoint has, where that can run.
+    """Scheme `none` uses the checkpoint's own format, if it runs here.
 
-    Every other form is made from what its numbers stand for.
+    Any other scheme is created from the dequantized weights.
     """
 
     def __init__(self, plain: PlainSource, checkpoint: Checkpoint, packing: Packing) -> None:
@@ -37,12 +37,12 @@ class StoredSource:
         return named("none") if scheme is self._own else self._plain.of_head(scheme)
 
     def head(self, scheme: Scheme) -> nn.Module:
-        """Beside the checkpoint's own form as the file has it: those who wrote it have left it plain."""
+        """Return the head. Next to layers in the checkpoint's own format it is not quantized either."""
         return self._plain.head(named("none") if scheme is self._own else scheme)
 
     @torch.no_grad()
     def _as_stored(self, index: int) -> Block:
-        """What the checkpoint has plain stays plain."""
+        """Create a layer in the checkpoint's format; weights that are stored plain stay plain."""
         layer = empty_layer(index, self._plain.config, self.dtype, self.device)
         slots, kept = dict(layer.slots()), dict[str, Stored]()
         for name, weight in self._checkpoint.weights(slots):

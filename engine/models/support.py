@@ -1,4 +1,4 @@
-"""Whether a folder's model can be run here, from its small files alone. Needs no torch."""
+"""Whether a folder's model can run here, judged by its small files only. Needs no torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,21 +9,24 @@ from engine.models.config_json import read_config, refuse_quantized
 from engine.models.families import named
 from engine.models.fields import Fields
 
-_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # that predict tokens
+_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # heads that predict tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What a model is, and why it cannot be run; one of transformers may still be refused as it is loaded."""
+    """A model's family and size, and why it cannot run, if so.
+
+    A transformers model may still be refused when it is loaded.
+    """
 
     family: str
-    bytes: int  # of its weights
+    bytes: int  # size of the weights
     native: bool = False
     trouble: str = ""
 
 
 def support(folder: Path) -> Support:
-    """Looks at the config and at which files there are."""
+    """Check the config and which files exist."""
     file = folder / "config.json"
     family, size, native = "", 0, False
     try:
@@ -46,4 +49,4 @@ def support(folder: Path) -> Support:
 def _check_head(fields: Fields) -> None:
     names = fields.list("architectures", [])
     if names and not any(isinstance(name, str) and name.endswith(_HEADS) for name in names):
-        raise fields.unsupported("architectures", "it does not end in a head that predicts tokens")
+        raise fields.unsupported("architectures", "it has no language-modeling head")

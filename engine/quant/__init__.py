@@ -1,1 +1,1 @@
-"""Schemes that keep the weights of products in fewer bits, and the change from one to another."""
+"""Quantization schemes for the weights of products, and conversion between them."""

@@ -1,4 +1,7 @@
-"""What a quantization scheme is: docs/quantization.md has those there are, docs/extending.md one of yours."""
+"""The interface of a quantization scheme.
+
+docs/quantization.md lists the built-in ones; docs/extending.md shows how to add one.
+"""
 
 from typing import Protocol
 
@@ -7,36 +10,35 @@ from torch import Tensor, nn
 
 
 class Scheme(Protocol):
-    """How the weights of a model's products are kept, and multiplied."""
+    """How the weights of a model's products are stored and multiplied."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def kernels(self) -> str:
-        """In words, what multiplies."""
+        """A short description of the kernels."""
 
     @property
     def rounds_activations(self) -> bool:
-        """Whether what a weight is multiplied with is rounded too. All kernels of a scheme do, or none, since
-        which of them runs depends on the rows.
+        """Whether activations are rounded too.
+
+        All kernels of a scheme must agree, since the row count determines which one runs.
         """
 
     @property
     def graphs(self) -> bool:
-        """Whether its kernels can be recorded into a CUDA graph: none of them asks the device anything."""
+        """Whether CUDA graphs can capture its kernels: none of them synchronizes with the device."""
 
     @property
     def head(self) -> str:
-        """The name of the scheme that keeps the head, where that is not the embedding's table. A scheme that
-        lacks this leaves it to `none`.
-        """
+        """The scheme for the head, unless that is tied to the embedding. Default if missing: `none`."""
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        """None: it runs there, for a model that computes in `dtype`; else the sentence that says why not."""
+        """Return None if the scheme runs on this device for models in `dtype`, else the reason."""
 
     def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:
-        """What a weight of that shape takes, nearly."""
+        """Return the approximate size of a weight of that shape."""
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """What stands in a Linear's place, on the weight's device: [rows, inputs] -> [rows, outputs]."""
+        """Return a Linear's replacement on the weight's device: [rows, inputs] -> [rows, outputs]."""

@@ -1,4 +1,4 @@
-"""`bnb-int8`, `bnb-nf4`, `bnb-fp4`: by way of the library bitsandbytes, where it is installed."""
+"""`bnb-int8`, `bnb-nf4`, `bnb-fp4`: schemes of the library bitsandbytes, if it is installed."""
 
 import importlib
 import importlib.util
@@ -19,20 +19,20 @@ from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.registry import register
 from engine.quant.shapes import rounded_up, trimmed
 
-# Weights of one scale. A row must be whole blocks, or the library's 4 bit products are silently wrong.
+# Weights per scale. Rows must be whole blocks, or the library's 4-bit products are silently wrong.
 BLOCK = 64
-OUTLIER = 6.0  # an activation beyond that is multiplied in full
-FEW = 64  # rows up to which the 4 bit product of a CPU is ahead of a dequantized weight
-_COLUMNS = 32  # outputs that the CPU's 4 bit product takes at a time
+OUTLIER = 6.0  # activations with at least this magnitude are not quantized
+FEW = 64  # up to this many rows the CPU's 4-bit product is faster than a dequantized weight
+_COLUMNS = 32  # outputs per step of the CPU's 4-bit product
 
 
 @cache
 def library() -> Any:
-    """bitsandbytes.functional, imported so that it fetches nothing and sets up no compiler.
+    """Return bitsandbytes.functional, imported without downloads and without torch's compiler.
 
-    Where it finds the package `kernels` it fetches some from a hub: it does not find it, and warns of that.
-    What it has no kernels for it would compile, and runs as it is where it cannot; and torch's compiler is to
-    leave its kernels alone. Either imports that compiler, which takes 6 seconds beside a GPU.
+    If the package `kernels` is installed, the library downloads kernels from a hub; here it does not find the
+    package and logs a warning. It also calls torch.compile for what it has no kernels for, and disables the
+    compiler for its own kernels. Both would import the compiler, which takes 6 seconds with a GPU.
     """
     logger = logging.getLogger("bitsandbytes")
     level = logger.level
@@ -42,10 +42,10 @@ def library() -> Any:
     try:
         with (
             _changed(sys.modules, kernels=None),
-            _changed(vars(torch), compile=_as_it_is, _disable_dynamo=_as_it_is),
+            _changed(vars(torch), compile=_unchanged, _disable_dynamo=_unchanged),
         ):
             return importlib.import_module("bitsandbytes.functional")
-    except Exception as error:  # its libraries may not fit this machine's in many ways
+    except Exception as error:  # its libraries can be incompatible with this machine in many ways
         problem = f"{type(error).__name__}: {error}"
         raise BadInput(f"the library bitsandbytes cannot be used here: {problem}") from error
     finally:
@@ -64,23 +64,24 @@ def _changed(names: dict[str, Any], **changes: Any) -> Iterator[None]:
         names.update(before)
 
 
-def _as_it_is(function: Any = None, **_: Any) -> Any:
-    """A decorator, with options or without."""
-    return _as_it_is if function is None else function
+def _unchanged(function: Any = None, **_: Any) -> Any:
+    """A decorator that does nothing, used with or without options."""
+    return _unchanged if function is None else function
 
 
 def missing() -> str | None:
-    """Looks for it, and does not import it: that takes seconds, and whoever lists the schemes has no time."""
+    """Look for the library without importing it, which takes seconds: listing the schemes must be fast."""
     if importlib.util.find_spec("bitsandbytes") is None:
-        return "the library bitsandbytes is not installed; `pip install bitsandbytes` brings it"
+        return "the library bitsandbytes is not installed; run `pip install bitsandbytes`"
     return None
 
 
 class OutlierInt8(nn.Module):
-    """LLM.int8: a row's ordinary numbers in eight bits by its own greatest, its outliers in full.
+    """LLM.int8: a row's regular numbers in 8 bits, scaled by the row's maximum, and unquantized outliers.
 
-    The library takes a whole column of a batch for an outlier where one row has one, so that a row's result
-    would depend on its neighbours. Here each number is judged alone: columns are only where the work is done.
+    The library treats a whole column of the batch as an outlier if any row has one, so a row's result would
+    depend on the other rows. Here each number is classified separately; columns only determine what is
+    computed.
     """
 
     weight: Tensor
@@ -107,12 +108,12 @@ class OutlierInt8(nn.Module):
         return out if self.bias is None else out.add_(self.bias)
 
     def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32: what the product is with."""
+        """Return the weight it multiplies with, [outputs, inputs] in float32."""
         return self.weight.float() * (self.scale / 127)[:, None]
 
 
 class FourBits(nn.Module):
-    """Four bits a weight and a scale for each BLOCK. Widths are padded to whole blocks."""
+    """4 bits per weight and a scale per BLOCK. Widths are padded to whole blocks."""
 
     numbers: Tensor
     scale: Tensor
@@ -122,7 +123,7 @@ class FourBits(nn.Module):
         self.outputs, self.inputs = weight.shape
         self.width = rounded_up(self.inputs, BLOCK)
         self.bias = bias
-        # What multiplies numbers as they lie on a CPU knows bfloat16 alone, and another layout.
+        # The CPU kernel for packed numbers supports only bfloat16, and uses another layout.
         self.packed = (
             weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and library().has_avx512bf16()
         )
@@ -151,7 +152,7 @@ class FourBits(nn.Module):
         return out
 
     def _plain(self, dtype: torch.dtype) -> Tensor:
-        """[outputs, inputs] with their padding."""
+        """[outputs, inputs] with padding."""
         if not self.packed:
             whole: Tensor = library().dequantize_4bit(self.numbers, self.state)
             return whole.to(dtype)
@@ -163,9 +164,9 @@ class FourBits(nn.Module):
         return out
 
     def _unpacked(self) -> Tensor:
-        """As the library first made them: two neighbours of a row in a byte.
+        """Return the numbers in the library's initial layout: two adjacent inputs of a row in a byte.
 
-        Packed, 32 outputs lie together: for two inputs, 16 of them in the low bits and 16 in the high bits.
+        The packed layout groups 32 outputs: for each input, 16 are in the low bits and 16 in the high bits.
         """
         pairs = self.numbers.view(-1, self.width // 2, _COLUMNS // 2, 2)
         first, second = pairs[..., 0], pairs[..., 1]
@@ -173,7 +174,7 @@ class FourBits(nn.Module):
         return halves.flatten(2).transpose(1, 2).reshape(-1)
 
     def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32: what the product is with."""
+        """Return the weight it multiplies with, [outputs, inputs] in float32."""
         return self._plain(torch.float32)[: self.outputs, : self.inputs]
 
 
@@ -181,9 +182,9 @@ class FourBits(nn.Module):
 class BnbInt8:
     name: str = "bnb-int8"
     rounds_activations: bool = True
-    graphs: bool = False  # where outliers are is asked of the device
-    head: str = "none"  # as the library has it
-    kernels: str = "bitsandbytes: products of int8, and plain ones of outliers"
+    graphs: bool = False  # finding the outliers synchronizes with the device
+    head: str = "none"  # as in the library
+    kernels: str = "bitsandbytes: int8 products, and plain ones for outliers"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return missing()
@@ -201,7 +202,7 @@ class BnbFourBits:
     rounds_activations: bool = False
     graphs: bool = True
     head: str = "none"
-    kernels: str = "bitsandbytes: products of four bits for few rows, plain ones of a dequantized weight"
+    kernels: str = "bitsandbytes: 4-bit products for few rows, plain ones with a dequantized weight"
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""From one scheme to another, a layer at a time; last comes the head, where it goes along."""
+"""Converts a model from one scheme to another, one layer at a time, the head last."""
 
 import logging
 from collections.abc import Callable
@@ -17,28 +17,28 @@ Replace = Callable[[int, Scheme], None]
 
 
 class Source(Protocol):
-    """Makes layers and the head from the exact weights, whatever the present ones are kept as."""
+    """Creates layers and the head from the exact weights, whatever scheme they are in now."""
 
     device: torch.device
     dtype: torch.dtype
 
     def scheme(self, name: str) -> Scheme:
-        """The scheme of that name, if it runs here; `none` is what the checkpoint has."""
+        """Return the scheme of that name if it runs here; `none` is the checkpoint's own format."""
 
     def check(self) -> None:
-        """Raises where the exact weights are no longer to be had."""
+        """Raise if the exact weights are no longer available."""
 
     def layer(self, index: int, scheme: Scheme) -> nn.Module: ...
 
     def of_head(self, scheme: Scheme) -> Scheme:
-        """What `head` keeps it in, beside layers of that scheme."""
+        """Return the scheme of the head when the layers use `scheme`."""
 
     def head(self, scheme: Scheme) -> nn.Module:
-        """Of a model whose head is not the embedding's table."""
+        """Create the head of a model whose head is not tied to the embedding."""
 
 
 class Convertible(Protocol):
-    """A model whose layers and head can be made anew."""
+    """A model whose layers and head can be created again."""
 
     layers: nn.ModuleList
     head: nn.Module
@@ -46,27 +46,28 @@ class Convertible(Protocol):
 
     @property
     def tied(self) -> bool:
-        """Whether the head is the embedding's table, which no scheme touches."""
+        """Whether the head is tied to the embedding, which is never quantized."""
 
 
 class Conversion:
-    """Each layer is let go of, read anew, and kept in the new form. A failure, or a wish, turns it round.
+    """Drops each layer, reads it again and stores it in the new scheme.
 
-    Until it is over the model is a mixture that nobody may compute with.
+    After an error or a cancel it converts back. Until it is over, the model is a mixture that must not be
+    run.
     """
 
     def __init__(self, model: Convertible, old: Scheme, new: Scheme, replace: Replace | None = None) -> None:
-        """`replace`: puts a layer, by its index, into the model in a scheme."""
+        """`replace`: replaces a layer of the model, by index, with one in the given scheme."""
         assert model.source is not None
         self._model, self._source = model, model.source
         self._replace = replace or (lambda index, scheme: replace_part(model, index, scheme))
         self.old, self.new = old, new
         if new is not old:
-            self._source.check()  # without them there is no way back either
+            self._source.check()  # without the exact weights it could not convert back either
         heads = [self._source.of_head(scheme) for scheme in (old, new)]
         moved = not model.tied and heads[0] is not heads[1]
         self.done, self.total = 0, len(model.layers) + moved
-        self.error = ""  # why it goes back, or has gone back
+        self.error = ""  # why it is converting back or has converted back
 
     @property
     def over(self) -> bool:
@@ -76,22 +77,23 @@ class Conversion:
         self.error = self.error or reason
 
     def advance(self) -> None:
-        """One layer forward, or back. Raises where the way back fails, too: there is no model then."""
+        """Convert one more layer, forward or back. If converting back fails, it raises, and the model is
+        lost."""
         if self.error:
             self._replace(self.done - 1, self.old)
             self.done -= 1
             return
         try:
             self._replace(self.done, self.new)
-        except Exception as error:  # whatever it is: a broken file, no memory, a library of somebody else's
+        except Exception as error:  # any error: a broken file, out of memory, a third-party library
             at = (self.new.name, self.done, self.total)
             logger.warning("quantization %s failed at layer %d of %d", *at, exc_info=error)
-            self.error = _in_words(error)
+            self.error = _summary(error)
         self.done += 1
 
 
 def replace_part(model: Convertible, index: int, scheme: Scheme) -> None:
-    """The present part goes first: there need not be room for both."""
+    """Replace a layer or the head. The old one is dropped first, since there may not be memory for both."""
     source = model.source
     assert source is not None
     if index == len(model.layers):
@@ -101,11 +103,11 @@ def replace_part(model: Convertible, index: int, scheme: Scheme) -> None:
         model.layers[index] = None  # type: ignore[assignment]
         model.layers[index] = source.layer(index, scheme)
     if source.device.type == "cpu":
-        give_back()  # between what stays, holes are left that no tensor of the next layer may fit into
+        give_back()  # fragmentation leaves holes too small for the next layer's tensors
 
 
-def _in_words(error: Exception) -> str:
-    """One sentence. The log has the rest, which on a GPU is a page on memory."""
+def _summary(error: Exception) -> str:
+    """Return one sentence. The full text is in the log; on a GPU it is a page about memory."""
     if isinstance(error, EngineError):
         return str(error)
     first = str(error).strip().partition("\n")[0].partition(". ")[0]

@@ -1,13 +1,13 @@
-"""Weights that a checkpoint has quantized already, in the words of our products.
+"""Converts weights that are already quantized in a checkpoint to the weights our products use.
 
-The formats, as those who write them publish them:
+References for the formats:
 gptq  AutoGPTQ, auto_gptq/nn_modules/qlinear/qlinear_cuda.py: eight inputs of an output in one number, the
-      first in the lowest bits; zeros by outputs, less one; `g_idx` tells the group of an input.
-      GPTQModel, gptqmodel/utils/model.py, convert_gptq_v1_to_v2_format: the one comes back as a sum of whole
-      numbers of 32 bits, carries and all. Its gptq_v2 stores zeros as they are.
+      first in the lowest bits; zeros by outputs, minus one; `g_idx` holds the group of each input.
+      GPTQModel, gptqmodel/utils/model.py, convert_gptq_v1_to_v2_format: the one is added back to the whole
+      32-bit numbers, with carries. Its gptq_v2 stores zeros without the subtraction.
 awq   AutoAWQ, awq/modules/linear/gemm.py: eight outputs of an input in one number, in the order of AWQ.
-fp8   DeepSeek-V3, inference/kernel.py, and compressed-tensors: float8 times a scale, which is called the
-      inverse in one of them; of all numbers, of an output, or of a block of 128 by 128.
+fp8   DeepSeek-V3, inference/kernel.py, and compressed-tensors: float8 times a scale (called the inverse in
+      one of them), per tensor, per output, or per block of 128 by 128.
 """
 
 from collections.abc import Sequence
@@ -31,12 +31,12 @@ from engine.quant.shapes import rounded_up
 
 Stored = GroupedWeight | ScaledWeight
 
-AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs each four bits are of, from the lowest on
+AWQ = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs each 4 bits belong to, from the lowest bits up
 _ONES = 0x11111111
 
 
 def stored(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Stored:
-    """A weight from its tensors, whose kinds and shapes are right."""
+    """Return a weight from its tensors, whose dtypes and shapes are already checked."""
     match packing.method:
         case "gptq":
             return _gptq(packing, parts, inputs)
@@ -47,7 +47,7 @@ def stored(packing: Packing, parts: dict[str, Tensor], inputs: int) -> Stored:
 
 
 def _nibbles(packed: Tensor) -> Tensor:
-    """[..., n] int32 to [..., n, 8]: each one's four bits from the lowest on."""
+    """[..., n] int32 -> [..., n, 8]: the 4-bit numbers of each, lowest first."""
     pairs = packed.contiguous().view(torch.uint8).view(*packed.shape, 4)
     return torch.stack((pairs & 15, pairs >> 4), -1).flatten(-2)
 
@@ -67,7 +67,7 @@ def _awq(packing: Packing, parts: dict[str, Tensor]) -> GroupedWeight:
 
 
 def _whole(packing: Packing, numbers: Tensor, zeros: Tensor, scales: Tensor) -> GroupedWeight:
-    """numbers [outputs, inputs], zeros and scales [groups, outputs]. The last group is filled up."""
+    """Build a weight from numbers [outputs, inputs], and zeros and scales [groups, outputs], with padding."""
     group, step = packing.group or rounded_up(numbers.shape[1], packing.step), packing.step
     numbers = F.pad(numbers, (0, len(scales) * group - numbers.shape[1]))
     scale, zero = (each.T.float().repeat_interleave(group // step, 1) for each in (scales, zeros))
@@ -75,12 +75,12 @@ def _whole(packing: Packing, numbers: Tensor, zeros: Tensor, scales: Tensor) -> 
 
 
 def _in_order(weight: GroupedWeight, index: Tensor, group: int) -> GroupedWeight:
-    """With inputs of a group side by side. Each has `group` of them, and the last one what is left."""
+    """Sort the inputs by group. Each group must have `group` inputs, the last one the remainder."""
     inputs = len(index)
     order = torch.argsort(index, stable=True)
     wanted = torch.arange(inputs, device=index.device) // group
     if not torch.equal(index[order], wanted):
-        raise BadCheckpoint(f"g_idx does not give each group {group} inputs, in the order of groups")
+        raise BadCheckpoint(f"g_idx does not assign {group} inputs to each group")
     if torch.equal(index, wanted):
         return weight
     numbers = weight.numbers.clone()
@@ -97,14 +97,14 @@ def _scaled(packing: Packing, parts: dict[str, Tensor]) -> ScaledWeight:
 
 
 def own(packing: Packing) -> Scheme:
-    """The scheme whose numbers are those of the checkpoint."""
+    """Return the scheme that uses the checkpoint's numbers unchanged."""
     return named("fp8") if packing.method == "fp8" else Int4("int4", packing.step)
 
 
 def product(
     parts: Sequence[Tensor | Stored], bias: Tensor | None, inputs: int, dtype: torch.dtype
 ) -> nn.Module:
-    """What multiplies with weights whose outputs lie one behind another, each in the form that it is in."""
+    """Return a product with weights whose outputs are concatenated, each kept in its own format."""
     match _joined(parts):
         case GroupedWeight() as weight:
             return int4.held(weight, bias, inputs, dtype)
@@ -124,7 +124,7 @@ def outputs(weight: Tensor | Stored) -> int:
 
 
 def _joined(parts: Sequence[Tensor | Stored]) -> Tensor | Stored | None:
-    """As one weight; None where they have not the same form, or columns in orders of their own."""
+    """Concatenate to one weight; None if the formats or the column orders differ."""
     if len(parts) == 1:
         return parts[0]
     plain = [each for each in parts if isinstance(each, Tensor)]
@@ -152,7 +152,7 @@ def _same_order(one: GroupedWeight, other: GroupedWeight) -> bool:
 
 
 class SplitLinear(nn.Module):
-    """Products whose outputs lie side by side."""
+    """Several products whose outputs are concatenated."""
 
     def __init__(self, products: Sequence[nn.Module]) -> None:
         super().__init__()

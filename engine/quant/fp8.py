@@ -1,4 +1,4 @@
-"""`fp8`: weights and activations in eight bit floats, multiplied as such by Hopper and later."""
+"""`fp8`: weights and activations as 8-bit floats, which GPUs from Ada and Hopper on multiply directly."""
 
 from dataclasses import dataclass
 
@@ -12,12 +12,12 @@ _CAPABILITY = (8, 9)
 
 
 def held(weight: ScaledWeight, bias: Tensor | None) -> nn.Module:
-    """What multiplies with it."""
+    """Return a product with this weight."""
     if weight.scale.shape[1] > 1:
         return BlockFp8(weight, bias)
     if weight.numbers.device.type == "cpu":
         return ScaledFp8(weight.numbers, weight.scale, bias)
-    # Brings Triton, which is there where a GPU is.
+    # Imported here: it needs Triton, which may be missing without a GPU.
     from engine.quant.gpu_products import Fp8Product
 
     return Fp8Product(weight.numbers, weight.scale, bias)
@@ -33,11 +33,9 @@ class Fp8:
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         if device.type != "cuda":
-            return (
-                f"products of eight bit floats need an NVIDIA GPU, and this engine runs on the {device.type}"
-            )
+            return f"FP8 products need an NVIDIA GPU, but this engine runs on {device.type}"
         if torch.cuda.get_device_capability(device) < _CAPABILITY:
-            return f"{torch.cuda.get_device_name(device)} has no products of eight bit floats"
+            return f"{torch.cuda.get_device_name(device)} does not support FP8 products"
         return None
 
     def nbytes(self, outputs: int, inputs: int, dtype: torch.dtype) -> int:

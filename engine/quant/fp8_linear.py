@@ -1,4 +1,4 @@
-"""Products with weights in eight bit floats."""
+"""Products with FP8 weights."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from engine.quant.shapes import rounded_up, trimmed
 
 KIND = torch.float8_e4m3fn
 MOST = torch.finfo(KIND).max
-_ALIGNED = 16  # both sides of a scaled product
+_ALIGNED = 16  # both dimensions of a scaled product must be multiples of this
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row by its own greatest, and the scales [rows, 1] in float32."""
+    """Quantize each row by its maximum; return the numbers, and the scales [rows, 1] in float32."""
     rows = rows.float()
     scale = rows.abs().amax(1, keepdim=True).div_(MOST).clamp_(min=1e-20)
     return (rows * scale.reciprocal()).to(KIND), scale
@@ -22,7 +22,7 @@ def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class ScaledWeight:
-    """A weight in floats of eight bits: numbers * scale, each scale for `group` inputs of one output."""
+    """An FP8 weight: numbers * scale, with a scale per `group` inputs of an output."""
 
     numbers: Tensor  # [outputs, inputs] of KIND
     scale: Tensor  # [outputs, groups] float32
@@ -35,9 +35,9 @@ class ScaledWeight:
 
 
 class BlockFp8(nn.Module):
-    """Scales of blocks of inputs: the weight is dequantized on the way, which saves room and no time.
+    """Per-block scales: the weight is dequantized for each product, which saves memory but no time.
 
-    Activations are rounded as for other weights of this scheme.
+    Activations are rounded as with the other weights of this scheme.
     """
 
     numbers: Tensor
@@ -56,12 +56,12 @@ class BlockFp8(nn.Module):
         return F.linear(rounded, self.dequantized().to(x.dtype), self.bias)
 
     def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32: what the product is with."""
+        """Return the weight it multiplies with, [outputs, inputs] in float32."""
         return ScaledWeight(self.numbers, self.scale, self.group).dequantized()
 
 
 class ScaledFp8(nn.Module):
-    """A row of activations is rounded by its own greatest, so it never depends on the rows beside it."""
+    """Rounds each row of activations by its own maximum, so a row does not depend on the others."""
 
     weight: Tensor
     scale: Tensor
@@ -71,7 +71,7 @@ class ScaledFp8(nn.Module):
         super().__init__()
         self.outputs, self.inputs = weight.shape
         below, right = (rounded_up(each, _ALIGNED) - each for each in weight.shape)
-        as_bytes = F.pad(weight.view(torch.uint8), (0, right, 0, below))  # a byte of zeros is a zero
+        as_bytes = F.pad(weight.view(torch.uint8), (0, right, 0, below))  # a zero byte is 0.0
         self.register_buffer("weight", as_bytes.view(KIND), persistent=False)
         self.register_buffer("scale", F.pad(scale, (0, 0, 0, below)).T.contiguous(), persistent=False)
         self.bias = bias
@@ -82,12 +82,12 @@ class ScaledFp8(nn.Module):
         return out if self.bias is None else out + self.bias
 
     def multiplied(self, numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        """Rounded rows of the padded width, and their scales [rows, 1] -> [rows, outputs]."""
+        """Multiply rounded rows of the padded width, with scales [rows, 1] -> [rows, outputs]."""
         out = torch._scaled_mm(
             numbers, self.weight.T, scale_a=scale, scale_b=self.scale, out_dtype=torch.bfloat16
         )
         return trimmed(out, self.outputs).to(dtype)
 
     def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32: what the product is with."""
+        """Return the weight it multiplies with, [outputs, inputs] in float32."""
         return (self.weight.float() * self.scale.T)[: self.outputs, : self.inputs]

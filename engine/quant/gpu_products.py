@@ -1,8 +1,8 @@
 """Products with quantized weights on CUDA.
 
-Few rows have kernels that read the numbers as they lie, and a single one may have another; many rows are
-multiplied with a weight that is spread out on the way. The first two can be parts of the fused decoder
-(product.py), `gemv` with what stands before and behind a product.
+A few rows use kernels that read the packed numbers directly, and a single row may use a special one. Many
+rows are multiplied with a weight dequantized for the call. The first two can be fused into the decoder
+(product.py), `gemv` with the operations before and after a product.
 """
 
 import math
@@ -25,17 +25,17 @@ from engine.quant.linear import Launcher
 from engine.quant.product import ModuleProduct, Product, Rotation
 from engine.quant.shapes import rounded_up, side_by_side
 
-SPREAD = 2**27  # numbers of a weight that are spread out at a time: more than a layer's, less than a head's
+SPREAD = 2**27  # numbers of a weight dequantized at a time: more than a layer's weight, less than a head's
 
 
 class GpuProduct(nn.Module, Product):
-    """What the products here have in common: [parts, rows, outputs] of few rows, and biases."""
+    """The common part of the products here: `parts` with few rows, and biases."""
 
     bias: Tensor | None
 
     @property
     def fused(self) -> bool:
-        """Whether `parts` says all of it."""
+        """Whether `parts` is the complete product."""
         return self.bias is None
 
     def gpu_product(self, gpu: Launcher) -> Product:
@@ -52,7 +52,7 @@ class GpuProduct(nn.Module, Product):
 
 
 class GemvProduct(GpuProduct):
-    """A single row has a kernel of its own, which does what stands around the product too."""
+    """Has a kernel for a single row that also fuses the operations before and after it."""
 
     single = True
 
@@ -61,7 +61,7 @@ class GemvProduct(GpuProduct):
 
 
 class Int8Product(GemvProduct):
-    """int8, a scale for each output."""
+    """int8, with a scale per output."""
 
     FEW = 128  # rows
 
@@ -71,7 +71,7 @@ class Int8Product(GemvProduct):
     def __init__(self, numbers: Tensor, scale: Tensor, bias: Tensor | None) -> None:
         """`numbers` [outputs, inputs], `scale` [outputs]."""
         super().__init__()
-        self.register_buffer("numbers", numbers.view(torch.uint8) ^ 128, persistent=False)  # 128 more
+        self.register_buffer("numbers", numbers.view(torch.uint8) ^ 128, persistent=False)  # offset by 128
         self.register_buffer("scale", scale, persistent=False)
         self.rows = max(1, SPREAD // numbers.shape[1])
         self.bias = bias
@@ -88,12 +88,12 @@ class Int8Product(GemvProduct):
         return side_by_side([F.linear(x, dequantize_int8(*piece, x.dtype)) for piece in pieces]).unsqueeze(0)
 
     def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32: what the product is with."""
+        """Return the weight it multiplies with, [outputs, inputs] in float32."""
         return (self.numbers.float() - 128) * self.scale[:, None]
 
 
 class Int4Product(GpuProduct):
-    """int4 in groups. A single row takes along what stands before and behind it."""
+    """int4 in groups. For a single row it can fuse the operations before and after it."""
 
     FEW = 256  # rows
 
@@ -103,14 +103,15 @@ class Int4Product(GpuProduct):
     order: Tensor | None
 
     def __init__(self, weight: GroupedWeight, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> None:
-        """`dtype`: of what it is multiplied with."""
+        """`dtype`: of the activations."""
         super().__init__()
         self.outputs, width = weight.numbers.shape
         self.inputs = inputs
         self.kind = torch.bfloat16 if dtype is torch.bfloat16 else torch.float16
         more = rounded_up(width, int4_gemm.UNIT) - width
         numbers = F.pad(weight.numbers, (0, more))
-        # What fills up is whole groups, of the largest size that goes into a unit where theirs does not.
+        # The padding is whole groups: if the group size does not divide it, groups are split to a size that
+        # does.
         group = weight.group if more % weight.group == 0 else math.gcd(weight.group, int4_gemm.UNIT)
         scale, zero = (
             F.pad(each.repeat_interleave(weight.group // group, 1), (0, more // group))
@@ -118,7 +119,7 @@ class Int4Product(GpuProduct):
         )
         self.register_buffer("words", int4_gemm.pack_int4(numbers), persistent=False)
         self.register_buffer("grid", int4_gemm.scale_grid(scale, zero, self.kind), persistent=False)
-        eye = int4_gemv.ones_of(self.kind, self.words.device)  # not made while a graph is recorded
+        eye = int4_gemv.ones_of(self.kind, self.words.device)  # not created during graph capture
         self.register_buffer("eye", eye, persistent=False)
         self.register_buffer("order", weight.order, persistent=False)
         self.bias = bias
@@ -128,7 +129,7 @@ class Int4Product(GpuProduct):
         return self.bias is None and self.order is None
 
     def finishes(self, rows: int) -> bool:
-        """Whether it takes a norm in two steps, which wants the range of bfloat16."""
+        """Whether it can finish a half-done norm, which needs the range of bfloat16."""
         return self.fused and rows == 1 and self.kind is torch.bfloat16 and int4_gemv.KNOWN
 
     def _gemv(self, x: Normed, *, gated: bool = False, pdl: bool = False) -> Tensor:
@@ -180,7 +181,7 @@ class Int4Product(GpuProduct):
         return F.linear(x, spread).unsqueeze(0)
 
     def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32: what the product is with."""
+        """Return the weight it multiplies with, [outputs, inputs] in float32."""
         scale, offset = self.grid.view(self.kind).unflatten(1, (-1, 2)).float().permute(2, 1, 0)
         numbers = int4_gemm.unpack_int4(self.words).unflatten(1, (scale.shape[1], -1)).float()
         weight = ((numbers - 8) * scale[..., None] + offset[..., None]).flatten(1)[: self.outputs]
@@ -188,9 +189,9 @@ class Int4Product(GpuProduct):
 
 
 class Fp8Product(ScaledFp8, GemvProduct):
-    """fp8: rows are rounded in the kernel of one row, and by a kernel before those of more."""
+    """fp8: the single-row kernel rounds its input; for more rows a separate kernel does."""
 
-    FEW = 64  # rows up to which our product is ahead of torch's
+    FEW = 64  # up to this many rows our product is faster than torch's
 
     @property
     def fused(self) -> bool:

@@ -1,4 +1,4 @@
-"""A weight in whole numbers with scales for groups of inputs: what `int4` makes and checkpoints hold."""
+"""An integer weight with a scale per group of inputs: the format of `int4` and of quantized checkpoints."""
 
 from dataclasses import dataclass
 
@@ -8,19 +8,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GroupedWeight:
-    """A weight in whole numbers: (numbers - zero) * scale, each scale for `group` inputs of one output."""
+    """An integer weight: (numbers - zero) * scale, with a scale per `group` inputs of an output."""
 
     numbers: Tensor  # [outputs, inputs] uint8, 0 to 15
     scale: Tensor  # [outputs, groups] float32
-    zero: Tensor  # the same; it need not be whole
-    order: Tensor | None = None  # [inputs]: which of the model's each column is for; None: as they come
+    zero: Tensor  # same shape; not necessarily whole numbers
+    order: Tensor | None = None  # [inputs]: the model's input of each column; None: unchanged
 
     @property
     def group(self) -> int:
         return self.numbers.shape[1] // self.scale.shape[1]
 
     def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32; without an order, with what fills up the last group."""
+        """Return [outputs, inputs] in float32; includes the last group's padding if there is no order."""
         by_group = self.numbers.view(*self.scale.shape, self.group).float()
         return restore_order(
             ((by_group - self.zero[..., None]) * self.scale[..., None]).flatten(1), self.order
@@ -28,7 +28,7 @@ class GroupedWeight:
 
 
 def restore_order(weight: Tensor, order: Tensor | None) -> Tensor:
-    """Columns where the model has them, without those that fill up the last group; [outputs, inputs]."""
+    """Return [outputs, inputs] with the columns in the model's order and without padding."""
     if order is None:
         return weight
     weight = weight[:, : len(order)]

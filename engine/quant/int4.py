@@ -1,4 +1,4 @@
-"""`int4`: whole numbers of four bits, with a scale and a zero for each group of inputs of an output."""
+"""`int4`: 4-bit integers, with a scale and a zero per group of inputs of an output."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -12,18 +12,18 @@ from engine.quant.int4_table import Int4Table
 from engine.quant.registry import register
 from engine.quant.shapes import padded, rounded_up, trimmed
 
-GROUPS = (32, 64, 128)  # inputs
-FEW = 64  # rows up to which torch's product over packed numbers is ahead of spreading them out
-TILE = 64  # outputs that lie together in the packed layout
-PIECE = 256  # outputs that are spread out at a time
-ROUNDED = 2**21  # numbers of a weight that are rounded at a time, in float32; 16 times as many on a GPU
+GROUPS = (32, 64, 128)  # group sizes, in inputs
+FEW = 64  # up to this many rows torch's packed product is faster than dequantizing
+TILE = 64  # outputs per tile of the packed layout
+PIECE = 256  # outputs dequantized at a time
+ROUNDED = 2**21  # numbers of a weight rounded at a time, in float32; 16 times as many on a GPU
 
 _pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
 _product = torch.ops.aten._weight_int4pack_mm_for_cpu
 
 
 def grouped(weight: Tensor, group: int) -> GroupedWeight:
-    """To the nearest of sixteen steps between the least and the greatest of each group, which may be 0."""
+    """Round to the nearest of 16 steps between the minimum and maximum of each group, including 0."""
     outputs, inputs = weight.shape
     width = rounded_up(inputs, group)
     numbers = weight.new_empty(outputs, width, dtype=torch.uint8)
@@ -42,7 +42,7 @@ def grouped(weight: Tensor, group: int) -> GroupedWeight:
 
 
 class PackedInt4(nn.Module):
-    """On a CPU in bfloat16. Few rows are multiplied as they lie; for more, pieces are spread out."""
+    """On a CPU in bfloat16. Few rows use the packed product; for more, pieces are dequantized."""
 
     packed: Tensor
     scale: Tensor
@@ -56,7 +56,7 @@ class PackedInt4(nn.Module):
         more = rounded_up(self.outputs, TILE) - self.outputs
         numbers, scale, zero = (padded(each, 0, more) for each in (weight.numbers, weight.scale, weight.zero))
         self.register_buffer("packed", _packed(numbers), persistent=False)
-        # The product is of (number - 8) * scale + offset.
+        # The product computes (number - 8) * scale + offset.
         both = torch.stack((scale, (8 - zero) * scale), 2).transpose(0, 1).contiguous()
         self.register_buffer("scale", both.bfloat16(), persistent=False)  # [groups, outputs, 2]
         self.register_buffer("order", weight.order, persistent=False)
@@ -78,7 +78,7 @@ class PackedInt4(nn.Module):
         return torch.cat(outs, 1)[:rows]
 
     def _piece(self, at: int, dtype: torch.dtype) -> Tensor:
-        """[inputs, outputs] of up to PIECE outputs, from the `at`th on."""
+        """[inputs, outputs] of up to PIECE outputs, starting at `at`."""
         scale = self.scale[:, at : at + PIECE].to(dtype)
         outputs = scale.shape[1]
         by, more = scale.permute(2, 0, 1).contiguous()[:, :, None]
@@ -88,11 +88,11 @@ class PackedInt4(nn.Module):
     def _numbers(self, at: int, outputs: int) -> Tensor:
         """[inputs, outputs] int16."""
         tile = _tile()
-        if tile is None:  # a layout that is not known: multiply by one
+        if tile is None:  # unknown layout: multiply by the identity
             return self._unpacked_by_product(at, outputs)
         packed = self.packed[at : at + outputs].view(outputs // tile, self.width, tile // 2)
         numbers = torch.empty(self.width, outputs // tile, 2, tile // 2, dtype=torch.int16)
-        # In the packed order as long as possible: torch is fast where neighbours stay neighbours.
+        # Keeps the packed order as long as possible: torch is fast when neighbors stay adjacent.
         for half, part in enumerate((packed & 15, packed >> 4)):
             numbers[:, :, half].copy_(part.to(torch.int16).transpose(0, 1))
         return numbers.view(self.width, outputs)
@@ -104,22 +104,22 @@ class PackedInt4(nn.Module):
         return _product(one, self.packed, self.group, whole)[:, at : at + outputs].to(torch.int16)
 
     def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32: what the product is with."""
+        """Return the weight it multiplies with, [outputs, inputs] in float32."""
         pieces = [self._piece(at, torch.float32) for at in range(0, self.scale.shape[1], PIECE)]
         return restore_order(torch.cat(pieces, 1).T[: self.outputs], self.order)[:, : self.inputs]
 
 
 def _packed(numbers: Tensor) -> Tensor:
-    """As the product wants them, which packs whole numbers of 32 bits: tiles lie one behind another."""
+    """Pack the numbers for the product, whose packing takes int32, piece by piece to limit memory."""
     rows = max(1, ROUNDED // numbers.shape[1] // TILE) * TILE
     return torch.cat([_pack(part.to(torch.int32), 1) for part in numbers.split(rows)])
 
 
 @cache
 def _tile() -> int | None:
-    """How many outputs lie together for each input: half of them in the low bits, half in the high bits.
+    """Return the number of outputs packed together per input: half in the low bits, half in the high bits.
 
-    It depends on the CPU's instructions, and is found out by packing what says where it was.
+    It depends on the CPU's instructions, and is found by packing each number's own position.
     """
     column = torch.arange(TILE, dtype=torch.int32)[:, None].expand(TILE, 32)
     low, high = (_pack(each.contiguous(), 1).view(-1) for each in (column % 16, column // 16))
@@ -139,8 +139,8 @@ class Int4:
     group: int
     rounds_activations: bool = False
     graphs: bool = True
-    head: str = "int8"  # four bits would be felt there most
-    kernels: str = "packed int4 or sums of a table on a CPU, Triton on CUDA; many rows dequantized"
+    head: str = "int8"  # 4 bits would hurt quality most there
+    kernels: str = "packed int4 or table sums on a CPU, Triton on CUDA; many rows dequantized"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
@@ -154,12 +154,12 @@ class Int4:
 
 
 def held(weight: GroupedWeight, bias: Tensor | None, inputs: int, dtype: torch.dtype) -> nn.Module:
-    """What multiplies with it, where it lies; `dtype`: of what it is multiplied with."""
+    """Return a product with this weight on its device. `dtype`: of the activations."""
     if weight.numbers.device.type == "cpu" and dtype is torch.bfloat16:
         return PackedInt4(weight, bias, inputs)
     if weight.numbers.device.type == "cpu":
         return Int4Table(weight, bias, inputs)
-    # Brings Triton, which is there where a GPU is.
+    # Imported here: it needs Triton, which may be missing without a GPU.
     from engine.quant.gpu_products import Int4Product
 
     return Int4Product(weight, bias, inputs, dtype)

@@ -1,4 +1,4 @@
-"""`int4` on a CPU in float32 and float16, where torch's product over packed numbers has no fast kernel."""
+"""`int4` on a CPU in float32 and float16, for which torch's packed product has no fast kernel."""
 
 import torch
 import torch.nn.functional as F
@@ -8,14 +8,14 @@ from engine.quant.grouped import GroupedWeight, restore_order
 from engine.quant.int8 import WIDTH, walk
 from engine.quant.shapes import rounded_up, trimmed
 
-FEW = 16  # rows up to which the rows of the table are summed; more are worth spreading the numbers out
-_TAIL = (1.0, -8.0)  # a row of the table ends in what its numbers are multiplied with, and what is added
+FEW = 16  # up to this many rows the table's rows are summed; for more, dequantizing is faster
+_TAIL = (1.0, -8.0)  # the end of a table row: the scale and the offset of its numbers
 
 
 class Int4Table(nn.Module):
-    """As Int8Table (int8.py), with a sum for each group of inputs, which is scaled before they come together.
+    """Like Int8Table (int8.py), with one sum per group of inputs, scaled before they are added.
 
-    A byte holds an output and the one half a block further on, so that they lie side by side when spread out.
+    A byte holds one output and the output half a block later, so that they are adjacent once unpacked.
     """
 
     table: Tensor
@@ -34,7 +34,7 @@ class Int4Table(nn.Module):
         tail = torch.tensor(_TAIL, dtype=torch.float16).view(torch.uint8).expand(blocks, self.columns, 4)
         table = torch.cat(((low | high << 4).transpose(1, 2), tail), 2)
         self.register_buffer("table", table.contiguous(), persistent=False)
-        # Of (number - 8) * scale + offset, [blocks, groups, outputs], these as their sums lie.
+        # Of (number - 8) * scale + offset, [blocks, groups, outputs], in the order of the sums.
         for name, each in (("scale", weight.scale), ("offset", (8 - weight.zero) * weight.scale)):
             laid = self._halves(F.pad(each.float(), more)).permute(0, 3, 2, 1).flatten(2)
             self.register_buffer(name, laid.contiguous(), persistent=False)
@@ -65,7 +65,7 @@ class Int4Table(nn.Module):
         return self._in_order(scaled.add_(by_group @ self.offset))
 
     def _in_order(self, laid: Tensor) -> Tensor:
-        """[blocks, rows, outputs as their sums lie] to [rows, outputs]."""
+        """[blocks, rows, outputs in the order of the sums] -> [rows, outputs]."""
         blocks, rows, width = laid.shape
         return laid.view(blocks, rows, width // 2, 2).permute(1, 0, 3, 2).reshape(rows, -1)
 
@@ -80,6 +80,6 @@ class Int4Table(nn.Module):
         return torch.addcmul(more, numbers.view(-1, self.group, self.width), by).flatten(0, 1)
 
     def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32: what the product is with."""
+        """Return the weight it multiplies with, [outputs, inputs] in float32."""
         weight = torch.cat([self._block(at, torch.float32) for at in range(len(self.table))], 1)
         return restore_order(weight.T[: self.outputs], self.order)[:, : self.inputs]

@@ -1,4 +1,4 @@
-"""`int8`: whole numbers of eight bits and a scale for each output. Activations stay as they are."""
+"""`int8`: 8-bit integers and a scale per output. Activations are not rounded."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,17 +10,17 @@ from engine.kernels.cpu.row_buckets import pad_to_bucket
 from engine.quant.registry import register
 from engine.quant.shapes import rounded_up, side_by_side
 
-FEW = 8  # rows up to which a CPU sums the rows of the table; more are worth spreading the numbers out
-WIDTH = 256  # outputs of a block of the table at most: so many sums stay in a CPU's registers
-TOGETHER = 128  # blocks that are summed in one call, so that the walk over a head's is not kept as a whole
-PIECE = 2**25  # numbers of a weight that are rounded at a time: they are floats of 32 bits meanwhile
-_TAIL = (1.0, -128.0)  # a row of the table ends in what its numbers are multiplied with, and what is added
+FEW = 8  # up to this many rows a CPU sums the table's rows; for more, dequantizing is faster
+WIDTH = 256  # most outputs of a table block: their sums fit in a CPU's registers
+TOGETHER = 128  # blocks summed per call, so that the index list for a head is not needed as a whole
+PIECE = 2**25  # numbers of a weight rounded at a time, as they are float32 temporarily
+_TAIL = (1.0, -128.0)  # the end of a table row: the scale and the offset of its numbers
 
 _ops = torch.ops.quantized
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """[outputs, inputs] as int8 in -127 to 127, and the scales [outputs] in float32."""
+    """Return [outputs, inputs] as int8 in -127 to 127, and the scales [outputs] in float32."""
     numbers = torch.empty_like(weight, dtype=torch.int8)
     scale = torch.empty(len(weight), device=weight.device)
     rows = max(1, PIECE // weight.shape[1])
@@ -31,11 +31,11 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Int8Table(nn.Module):
-    """On a CPU. Inputs are the rows of a table, in blocks of outputs; a product sums rows times their inputs.
+    """On a CPU. Inputs are rows of a table, in blocks of outputs; a product is a weighted sum of rows.
 
-    That is what recommendation models do with embeddings, and the kernel for it (FBGEMM's, in torch) reads a
-    byte a number at the speed of memory. Sums are in float32. For many rows a block at a time is spread out
-    to the activations' type, which holds whole numbers of eight bits exactly.
+    Recommendation models do the same with embeddings, and torch's kernel for it (from FBGEMM) reads one byte
+    per number at memory speed. Sums are in float32. For many rows, one block at a time is converted to the
+    activations' dtype, which holds 8-bit integers exactly.
     """
 
     table: Tensor
@@ -53,7 +53,7 @@ class Int8Table(nn.Module):
         for at in range(self.blocks):
             here = slice(at * self.width, (at + 1) * self.width)
             numbers, scale[here] = quantized(weight[here])
-            table[at, :, : len(numbers)] = (numbers.view(torch.uint8) ^ 128).T  # 128 more
+            table[at, :, : len(numbers)] = (numbers.view(torch.uint8) ^ 128).T  # offset by 128
         self.register_buffer("table", table, persistent=False)
         self.register_buffer("scale", scale, persistent=False)
         self.bias = bias
@@ -67,7 +67,7 @@ class Int8Table(nn.Module):
         return side_by_side([self._summed(x, tables) for tables in self.table.split(TOGETHER)])
 
     def _summed(self, x: Tensor, tables: Tensor) -> Tensor:
-        """[rows, outputs] of these blocks, before they are scaled."""
+        """[rows, outputs] of these blocks, before scaling."""
         (blocks, inputs), rows = tables.shape[:2], len(x)
         indices, borders = walk(blocks, rows, inputs, inputs)
         weights = x.float().expand(blocks, rows, inputs).reshape(-1)
@@ -77,29 +77,31 @@ class Int8Table(nn.Module):
         return sums.view(blocks, rows, self.width).transpose(0, 1).reshape(rows, -1)
 
     def _many(self, x: Tensor) -> Tensor:
-        """As `_few`, and below that what zeros give."""
+        """Like `_few`, with additional rows for the padding."""
         x = pad_to_bucket(x)
         if x.dtype is torch.float16:
-            x = x.float()  # sums of numbers that are not scaled yet could pass what it holds
+            x = x.float()  # unscaled sums could overflow float16
         out = x.new_empty(len(x), self.blocks * self.width)
         numbers = torch.empty(self.inputs, self.width, dtype=torch.uint8)
         block = torch.empty(self.inputs, self.width, dtype=x.dtype)
         for at, part in enumerate(out.split(self.width, 1)):
-            # A byte that is 128 more than a number becomes that number's by its highest bit.
+            # Flipping the highest bit removes the offset of 128.
             torch.bitwise_xor(self.table[at, :, : self.width], 128, out=numbers)
             part.copy_(x @ block.copy_(numbers.view(torch.int8)))
         return out
 
     def dequantized(self) -> Tensor:
-        """[outputs, inputs] in float32: what the product is with."""
+        """Return the weight it multiplies with, [outputs, inputs] in float32."""
         numbers = self.table[..., : self.width].transpose(1, 2).reshape(-1, self.inputs)[: self.outputs]
         return (numbers.float() - 128) * self.scale[:, None]
 
 
 @lru_cache(maxsize=64)
 def walk(blocks: int, rows: int, inputs: int, together: int) -> tuple[Tensor, Tensor]:
-    """Which rows of the table are summed: block after block, once for each row of x; and the borders, between
-    so many as come `together`."""
+    """Return the table rows to sum, block by block, once per row of x, and where each sum begins.
+
+    `together`: the number of table rows per sum.
+    """
     table = torch.arange(blocks * inputs, dtype=torch.int32).view(blocks, 1, inputs)
     indices = table.expand(blocks, rows, inputs).reshape(-1)
     return indices, torch.arange(0, len(indices) + 1, together, dtype=torch.int32)
@@ -111,7 +113,7 @@ class Int8:
     rounds_activations: bool = False
     graphs: bool = True
     head: str = "int8"
-    kernels: str = "sums of a byte table on a CPU, Triton on CUDA; many rows are multiplied dequantized"
+    kernels: str = "byte table sums on a CPU, Triton on CUDA; many rows dequantized"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None
@@ -122,7 +124,7 @@ class Int8:
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
         if weight.device.type == "cpu":
             return Int8Table(weight, bias)
-        # Brings Triton, which is there where a GPU is.
+        # Imported here: it needs Triton, which may be missing without a GPU.
         from engine.quant.gpu_products import Int8Product
 
         return Int8Product(*quantized(weight), bias)

@@ -1,4 +1,4 @@
-"""The product with a weight as it is, which a scheme's own product takes the place of."""
+"""The product with an unquantized weight, which a scheme can replace."""
 
 from typing import TYPE_CHECKING, Protocol
 
@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 from engine.quant.base import Scheme
 
-if TYPE_CHECKING:  # it brings Triton, which is there where a GPU is
+if TYPE_CHECKING:  # it needs Triton, which may be missing without a GPU
     from engine.quant.product import Product
 
 
 class Launcher(Protocol):
-    """What a product that is asked how it is launched on a GPU can answer with."""
+    """The ways a module can be launched on a GPU."""
 
     def plain(self, weight: Tensor) -> "Product":
-        """By the kernels for such a weight, without a bias."""
+        """With the kernels for such a weight, without a bias."""
 
     def called(self, module: nn.Module) -> "Product":
-        """By the module's own forward, between kernels that wait for it in full."""
+        """With the module's own forward, between kernels that fully wait for it."""
 
 
 def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
@@ -27,7 +27,7 @@ def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
 
 
 class Linear(nn.Module):
-    """One product. A quantization scheme may put its own in this place."""
+    """One product. A quantization scheme can replace it."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
         super().__init__()
@@ -42,11 +42,11 @@ class Linear(nn.Module):
 
     @property
     def quantizes(self) -> bool:
-        """Whether a scheme decides how its weight is kept."""
+        """Whether a scheme determines how its weight is stored."""
         return True
 
     def finalized(self, scheme: Scheme) -> nn.Module:
-        """What multiplies in its place once the weight is there."""
+        """Return the module that replaces this one once its weight is loaded."""
         return scheme.make(self.weight, self.bias)
 
     def gpu_product(self, gpu: Launcher) -> "Product":

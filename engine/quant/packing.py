@@ -1,4 +1,4 @@
-"""What has to be known of a checkpoint's quantized weights to read them. models/packing.py finds it out.
+"""How a checkpoint's quantized weights are packed. models/packing.py finds it out.
 
 Needs no torch.
 """
@@ -8,28 +8,28 @@ from typing import Literal
 
 Method = Literal["gptq", "awq", "fp8"]
 
-BITS = 4  # of a number of gptq and awq
-NUMBERS = 32 // BITS  # of them in one number of a file
-BLOCK = 128  # rows and columns that share a scale, in fp8 by blocks
-STEPS = (128, 64, 32)  # inputs of a scale that our products take; a longer group is several such
+BITS = 4  # bits per number in gptq and awq
+NUMBERS = 32 // BITS  # packed numbers per stored number
+BLOCK = 128  # rows and columns that share a scale, in block-wise fp8
+STEPS = (128, 64, 32)  # group sizes our products support; a longer group is split into several
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """What has to be known to read a quantized weight."""
+    """What is needed to read a quantized weight."""
 
     method: Method
-    group: int = 0  # of gptq and awq: inputs of a scale; 0: all that an output has
-    ordered: bool = False  # of gptq: groups are of inputs that lie apart, and `g_idx` tells which
-    decremented: bool = False  # of gptq: zeros are stored less one
-    blocks: bool = False  # of fp8: a scale for each block, not for each output or for all
+    group: int = 0  # gptq and awq: inputs per scale; 0: all inputs of an output
+    ordered: bool = False  # gptq: the inputs of a group are not adjacent; `g_idx` lists each input's group
+    decremented: bool = False  # gptq: zeros are stored minus one
+    blocks: bool = False  # fp8: one scale per block, instead of per output or per tensor
 
     @property
     def step(self) -> int:
-        """Inputs of a scale as our products have it."""
+        """Inputs per scale in our products."""
         return next(step for step in STEPS if self.group % step == 0)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the scheme is called whose products take its numbers as they are."""
+        """The schemes whose products use its numbers unchanged."""
         return ("fp8",) if self.method == "fp8" else ("int4", f"int4-{self.step}")

@@ -1,4 +1,4 @@
-"""Weights that are not quantized: of the checkpoint's type, or of one that is asked for."""
+"""Unquantized weights, in the checkpoint's dtype or another."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from engine.quant.registry import register
 
 
 def plain(weight: Tensor, bias: Tensor | None) -> nn.Module:
-    """The product as it is: over a packed weight, where the CPU has one."""
+    """Return a plain product, with a packed weight if the CPU supports it."""
     if why_not(weight) is None:
         return PackedLinear(weight, bias)
     return Linear(parameter_of(weight), None if bias is None else parameter_of(bias))
@@ -22,7 +22,7 @@ def parameter_of(tensor: Tensor) -> nn.Parameter:
 
 
 class Cast(nn.Module):
-    """A product in another type than the model's."""
+    """A product in another dtype than the model's."""
 
     def __init__(self, product: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Cast(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """`none` keeps the model's type, which is the checkpoint's unless another was asked for."""
+    """`none` keeps the model's dtype, which is the checkpoint's by default."""
 
     name: str
     dtype: torch.dtype | None = None
@@ -51,7 +51,7 @@ class Plain:
 
     @property
     def kernels(self) -> str:
-        return "plain products, over packed weights on a CPU"
+        return "plain products, with packed weights on a CPU"
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return None

@@ -1,9 +1,9 @@
-"""Products as the fused chain launches them on CUDA, with what comes before and after each.
+"""Products as the fused decoder launches them on CUDA, with the operations before and after them.
 
-A product takes a norm that may be half done (`Normed`), and may itself do what follows it: the activation,
-the rotation into the cache, the sum with half of the next norm. The defaults do one thing after another; a
-product overrides what it has a kernel for. A module says which product launches it by its method
-`gpu_product` (linear.py); one without that method is called as it is.
+A product takes a norm that may be half done (`Normed`), and may fuse the next operation: the activation, the
+rotation and cache write, or the residual sum with half of the next norm. The defaults run them one after
+another; a product overrides what it has a kernel for. A module's method `gpu_product` (linear.py) returns the
+product that launches it; a module without that method is called directly.
 """
 
 from abc import ABC, abstractmethod
@@ -21,29 +21,29 @@ from engine.kernels.triton.norm.norm import Normed
 from engine.kernels.triton.norm.swiglu import swiglu
 from engine.kv.store import KVLayer
 
-# The cache of a layer; weight and epsilon of the norm of queries and keys; rotary table, positions, places.
+# The layer's cache; weight and epsilon of the query and key norm; rotary table, positions, cache slots.
 Rotation = tuple[KVLayer, Tensor | None, float, Tensor | None, Tensor, Tensor]
 
 
 class Product(ABC):
-    """[rows, inputs] -> [rows, outputs] on a GPU. `pdl`: kernels start while the one before them ends."""
+    """[rows, inputs] -> [rows, outputs] on a GPU. `pdl`: kernels may start before the previous one ends."""
 
-    single = False  # whether `gemv` does one row, with what comes before and after it
+    single = False  # whether `gemv` computes one row, fused with the operations before and after it
 
     @abstractmethod
     def parts(self, x: Tensor, *, pdl: bool = False) -> Tensor:
-        """[parts, rows, outputs], which whatever reads them adds up."""
+        """[parts, rows, outputs]; the reader adds the parts up."""
 
     def gemv(self, x: Tensor, **around: Any) -> Tensor:
-        """One row, as skinny_gemm.gemv takes it."""
+        """Compute one row, with the arguments of skinny_gemm.gemv."""
         raise NotImplementedError
 
     def uses_tma(self, rows: int) -> bool:
-        """Whether its kernels copy whole tiles, which gains by early starts at any number of rows."""
+        """Whether its kernels copy tiles by TMA, for which PDL pays off at any number of rows."""
         return False
 
     def fuses_swiglu(self, rows: int) -> bool:
-        """Whether `swiglu` can finish a norm that is half done."""
+        """Whether `swiglu` can finish a half-done norm."""
         return False
 
     def swiglu(self, x: Normed, *, pdl: bool = False) -> Tensor:
@@ -51,22 +51,22 @@ class Product(ABC):
         return swiglu(self.parts(x.values, pdl=pdl), x.values.dtype, pdl=pdl)
 
     def fuses_qkv_rope(self, rows: int, layer: KVLayer) -> bool:
-        """Whether `qkv_rope` can finish a norm that is half done."""
+        """Whether `qkv_rope` can finish a half-done norm."""
         return False
 
     def qkv_rope(self, x: Normed, around: Rotation, *, pdl: bool = False) -> Tensor:
-        """Queries [rows, heads, dim] of a product of queries, keys and values; the others go to the cache."""
+        """Return queries [rows, heads, dim] of a QKV product; keys and values are written to the cache."""
         return rope_and_cache(self.parts(x.values, pdl=pdl), *around, dtype=x.values.dtype, pdl=pdl)
 
     def residual_norm(
         self, stream: Tensor, x: Tensor, norm_weight: Tensor, eps: float, *, pdl: bool = False
     ) -> Normed | None:
-        """Adds the product to the stream, in place, and does half of that one's norm. None: it cannot."""
+        """Add the product to the stream, in place, and compute half of its norm. None: not supported."""
         return None
 
 
 class PlainProduct(Product):
-    """With a weight as it is. `tiles`: whether programs have room for the kernels that copy whole tiles."""
+    """With an unquantized weight. `tiles`: whether the GPU has enough shared memory for the TMA kernels."""
 
     single = True
 
@@ -117,7 +117,7 @@ class PlainProduct(Product):
 
 
 class ModuleProduct(Product):
-    """A module that our kernels do not do, or not all of it: its own forward."""
+    """A module that our kernels do not support, at least not fully: runs its own forward."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -1,4 +1,4 @@
-"""The schemes there are, by name. What they are called is known without torch."""
+"""The quantization schemes by name. Listing their names needs no torch."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from engine.quant.base import Scheme
 
-GROUP = "minichat.quantization"  # entry points of packages that bring a scheme of their own
-BUILT_IN = {  # imported when they are first asked for
+GROUP = "minichat.quantization"  # entry points of packages that provide a scheme
+BUILT_IN = {  # imported on first use
     **dict.fromkeys(("none", "fp32", "bf16", "fp16"), "engine.quant.plain"),
     "int8": "engine.quant.int8",
     **dict.fromkeys(("int4", "int4-32", "int4-64", "int4-128"), "engine.quant.int4"),
@@ -31,7 +31,7 @@ def register(scheme: Scheme) -> None:
 
 
 def names() -> list[str]:
-    """All that could be asked for: the built-in ones in the order that they are shown in, then others."""
+    """Every scheme that can be selected: the built-in ones in display order, then others."""
     others = {*SCHEMES, *(point.name for point in entry_points(group=GROUP))} - BUILT_IN.keys()
     return [*BUILT_IN, *sorted(others)]
 
@@ -39,17 +39,17 @@ def names() -> list[str]:
 def named(name: str) -> Scheme:
     if (problem := _load(name)) is not None:
         known = ", ".join(names())
-        raise BadInput(f"quantization {name!r}: {problem}; there are {known}", field="scheme", value=name)
+        raise BadInput(f"quantization {name!r}: {problem}; available: {known}", field="scheme", value=name)
     return SCHEMES[name]
 
 
 def of_head(scheme: Scheme) -> Scheme:
-    """What keeps the head where layers are of that scheme. Schemes of others need not say it."""
+    """Return the head's scheme when layers use `scheme`. Third-party schemes may lack the attribute."""
     return named(getattr(scheme, "head", "none"))
 
 
 def choose(name: str, device: torch.device, dtype: torch.dtype) -> Scheme:
-    """The scheme of that name, if it runs there."""
+    """Return the scheme of that name, if it runs on this device."""
     scheme = named(name)
     if (problem := scheme.why_not(device, dtype)) is not None:
         raise BadInput(f"quantization {name!r}: {problem}", field="scheme", value=name)
@@ -57,13 +57,13 @@ def choose(name: str, device: torch.device, dtype: torch.dtype) -> Scheme:
 
 
 def why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
-    """None: it runs there; else the sentence that says what is in the way."""
+    """Return None if the scheme runs on this device, else the reason."""
     problem = _load(name)
     return SCHEMES[name].why_not(device, dtype) if problem is None else problem
 
 
 def _load(name: str) -> str | None:
-    """Puts the scheme into SCHEMES; what kept it out comes back as a sentence."""
+    """Add the scheme to SCHEMES, or return the reason it could not be loaded."""
     if name in SCHEMES:
         return None
     try:
@@ -75,7 +75,7 @@ def _load(name: str) -> str | None:
             if (problem := missing_members(found, *ASKED)) is not None:
                 return problem
             register(found)
-            return None if name in SCHEMES else f"its package calls it by another name than {name!r}"
+            return None if name in SCHEMES else f"its package registers another name than {name!r}"
     except (ImportError, AttributeError) as error:
         return f"it cannot be imported ({error})"
-    return "there is none of that name"
+    return "no scheme has that name"

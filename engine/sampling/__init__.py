@@ -1,1 +1,1 @@
-"""How a token is drawn from a row of logits: each row by its own request's parameters and random stream."""
+"""Samples tokens from logits: each row with its own request's parameters and random stream."""

@@ -1,4 +1,4 @@
-"""The likeliest next tokens of rows for which somebody else decides which of them to take."""
+"""The top tokens of rows whose next token the caller chooses, such as beam search."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from engine.sampling.sampler import edited
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """From the likeliest down; a row that asks for fewer than there are columns looks at its first ones."""
+    """In descending order; a row that requests fewer than there are columns uses the first ones."""
 
     rows: tuple[int, ...]  # of the step
     ids: Tensor  # [rows, most] int64
@@ -18,7 +18,10 @@ class Candidates:
 
 
 def candidates(logits: Tensor, view: RowsView) -> Candidates:
-    """For the rows of the view that ask. Penalties fall on log-probabilities, as in transformers' beams."""
+    """Return the candidates of the rows that request them.
+
+    Penalties apply to log-probabilities, as in the beam search of transformers.
+    """
     rows = tuple(row for row, _ in view.candidates)
     most = min(max(count for _, count in view.candidates), logits.shape[1])
     if len(rows) < len(view):

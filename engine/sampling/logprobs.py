@@ -1,4 +1,4 @@
-"""How likely the model thought the chosen tokens, and their strongest rivals."""
+"""The log-probabilities of the chosen tokens and of the top alternatives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +9,18 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Of the model's own distribution, before temperature, filters, penalties and biases."""
+    """From the model's own distribution, before temperature, filters, penalties and biases."""
 
-    asked: tuple[tuple[int, int], ...]  # (row of the step, how many of the likeliest it wants)
-    places: Sequence[int]  # where each of these stands in what follows
+    asked: tuple[tuple[int, int], ...]  # (row of the step, number of top tokens requested)
+    places: Sequence[int]  # index of each of these rows in the arrays below
     chosen: Tensor  # [places] float32
-    ranks: Tensor  # [places] int64: 1 is the likeliest
-    ids: Tensor  # [places, most] int64, from the likeliest down
+    ranks: Tensor  # [places] int64: 1 is the most likely
+    ids: Tensor  # [places, most] int64, in descending order of probability
     values: Tensor  # [places, most] float32
 
 
 def read_logprobs(logits: Tensor, ids: Tensor, asked: tuple[tuple[int, int], ...]) -> Logprobs:
-    """For the rows that ask: `ids` are the tokens chosen for all rows of [rows, vocab] logits."""
+    """Return the logprobs of the rows that request them. `ids`: the chosen tokens of all rows."""
     rows = torch.tensor([row for row, _ in asked], device=logits.device)
     logprobs = logits[rows].log_softmax(-1)
     chosen = logprobs.gather(1, ids[rows, None])

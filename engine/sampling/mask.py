@@ -1,4 +1,4 @@
-"""Tokens that a grammar forbids, taken out where the logits are."""
+"""Masks logits with the tokens a grammar allows, on the logits' device."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def mask_logits(logits: Tensor, rows: Sequence[int], bits: np.ndarray) -> None:
-    """Sets what these rows may not say to -inf. `bits` [rows, bytes]: one a token, the lowest first."""
+    """Set these rows' disallowed logits to -inf. `bits` [rows, bytes]: one bit per token, lowest first."""
     sent = torch.from_numpy(bits).to(logits.device, non_blocking=True)
     shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
     may = (sent[:, :, None] >> shifts & 1).bool().flatten(1)[:, : logits.shape[1]]

@@ -1,4 +1,4 @@
-"""Which tokens a slot has seen, kept where the logits are, and what that costs those tokens."""
+"""Counts the tokens each slot has seen, on the logits' device, and applies penalties for them."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_MOST = torch.iinfo(torch.int16).max  # counts stop there
+_MOST = torch.iinfo(torch.int16).max  # counts saturate here
 
 
 class SeenTokens:
-    """[slots, vocab] columns; their rows mean something for penalised slots alone."""
+    """[slots, vocab] counts; only the rows of slots with penalties are valid."""
 
     def __init__(self, max_rows: int, vocab: int, device: torch.device) -> None:
         self.prompt = torch.zeros(max_rows, vocab, dtype=torch.bool, device=device)
         self.reply = torch.zeros(max_rows, vocab, dtype=torch.int16, device=device)
 
     def start(self, slot: int, prompt: Sequence[int], reply: Sequence[int], pending: Tensor | None) -> None:
-        """Counts the slot's tokens anew: those on the host, then those that only the device knows."""
+        """Reset the slot's counts: tokens on the host first, then ids that only the device has."""
         vocab = self.reply.shape[1]
         in_prompt = np.zeros(vocab, bool)
         in_prompt[np.array(prompt, np.int64)] = True
@@ -28,7 +28,7 @@ class SeenTokens:
             self.add(torch.tensor([slot], device=token.device), token[None])
 
     def add(self, slots: Tensor, ids: Tensor) -> None:
-        """One more token of the reply for each of these slots, none of them twice."""
+        """Count one more reply token for each of these slots, which must be distinct."""
         self.reply[slots, ids] = self.reply[slots, ids].clamp(max=_MOST - 1) + 1
 
     def penalise(
@@ -40,10 +40,11 @@ class SeenTokens:
         frequency: Tensor,
         ahead: Tensor | None = None,
     ) -> Tensor:
-        """Repetition shrinks what prompt or reply hold; the other two take from what the reply holds.
+        """Return penalized scores: repetition counts prompt and reply, presence and frequency only the reply.
 
-        [rows, vocab] scores, and for each row its slot and its [rows, 1] strengths; 1, 0 and 0 change no bit.
-        `ahead` [2, drafts] are rows and the tokens that stand before them as drafts: they count as if said.
+        [rows, vocab] scores, with each row's slot and [rows, 1] strengths; strengths 1, 0 and 0 change no
+        bit. `ahead` [2, drafts] holds rows and the draft tokens before them, which count as part of the
+        reply.
         """
         counts = self.reply[slots]
         if ahead is not None:

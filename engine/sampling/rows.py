@@ -1,4 +1,4 @@
-"""The sampling parameters of all running requests, by slot, and what a step reads of them."""
+"""The sampling parameters of all running requests, by slot, and the view of them that a step uses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from engine.sampling.penalties import SeenTokens
 from engine.sampling.random import fold, uniform
 
 COLUMNS = ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency", "uniform")
-_COLDEST = 1e-30  # a temperature that float32 can still divide by
+_COLDEST = 1e-30  # a lower temperature would overflow float32
 
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Numbers added to single logits: biases, and -inf for tokens that may not come yet."""
+    """Numbers added to single logits: biases, and -inf for tokens that are not allowed yet."""
 
     rows: Tensor  # [edits] int64
     ids: Tensor  # [edits] int64
@@ -29,7 +29,7 @@ class Edits:
         return Edits(self.rows[inside] - start, self.ids[inside], self.values[inside])
 
     def of(self, rows: Sequence[int], count: int) -> "Edits":
-        """Of some rows out of `count`, in their order."""
+        """Return the edits of some of `count` rows, renumbered in the given order."""
         places = np.full(count, -1)
         places[list(rows)] = np.arange(len(rows))
         at = torch.from_numpy(places).to(self.rows.device)[self.rows]
@@ -39,16 +39,16 @@ class Edits:
 
 @dataclass(slots=True)
 class RowsView:
-    """The rows of one step, in its order: their numbers on the device, and on the host to decide by."""
+    """The rows of one step, in step order. The columns are on the device; the host copy is for decisions."""
 
     host: np.ndarray  # [rows, columns] float64
     columns: Tensor  # [columns, rows] float64
-    slots: Tensor | None = None  # [rows] int64, with the tokens that penalties look at; None: no row has any
+    slots: Tensor | None = None  # [rows] int64, indexes `seen`; None: no row has penalties
     seen: SeenTokens | None = None
     edits: Edits | None = None
-    logprobs: tuple[tuple[int, int], ...] = ()  # (row, how many of the likeliest), for rows that ask
-    candidates: tuple[tuple[int, int], ...] = ()  # the same of rows whose token somebody else chooses
-    ahead: Tensor | None = None  # [2, drafts] int64: rows, and tokens that penalties count before them
+    logprobs: tuple[tuple[int, int], ...] = ()  # (row, number of top tokens), for rows that request logprobs
+    candidates: tuple[tuple[int, int], ...] = ()  # (row, number of candidates), for rows of beam searches
+    ahead: Tensor | None = None  # [2, drafts] int64: rows, and draft tokens before them that penalties count
 
     def __len__(self) -> int:
         return len(self.host)
@@ -60,7 +60,7 @@ class RowsView:
         return self.columns[COLUMNS.index(column)]
 
     def part(self, start: int, stop: int) -> "RowsView":
-        """Some of the rows, their logprobs aside."""
+        """Return a range of the rows, without their logprobs."""
         return RowsView(
             self.host[start:stop],
             self.columns[:, start:stop],
@@ -71,7 +71,7 @@ class RowsView:
         )
 
     def of(self, rows: Sequence[int]) -> "RowsView":
-        """Some of the rows, what they ask for aside."""
+        """Return some of the rows, without their logprobs, candidates and drafts."""
         at = list(rows)
         return RowsView(
             self.host[at],
@@ -82,27 +82,27 @@ class RowsView:
         )
 
 
-Indices = Sequence[int] | np.ndarray  # which token of its reply each row draws, the first being 0
+Indices = Sequence[int] | np.ndarray  # index of the token each row samples in its reply, from 0
 EditColumns = tuple[np.ndarray, np.ndarray, np.ndarray]  # as in Edits, on the host
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingInputs:
-    """The rows of one step as kernels want to know them, on the host."""
+    """The rows of one step on the host, as the sampling kernels take them."""
 
     numbers: np.ndarray  # [rows, columns] float64
     vocab: int
     seen: SeenTokens | None  # None: no row has penalties
     edits: EditColumns | None
-    logprobs: tuple[tuple[int, int], ...]  # (row, how many of the likeliest), for rows that ask
-    filtered: bool = True  # whether any row has top-k or top-p, which the drawing kernels skip where none has
+    logprobs: tuple[tuple[int, int], ...]  # (row, number of top tokens), for rows that request logprobs
+    filtered: bool = True  # whether any row uses top-k or top-p; if none does, the kernels skip the filters
 
 
 @dataclass(frozen=True, slots=True)
 class _SlotEdits:
     ids: np.ndarray
     biases: np.ndarray
-    banned: np.ndarray  # ids that may not come before `min_tokens`
+    banned: np.ndarray  # ids not allowed before `min_tokens`
     min_tokens: int
 
     def at(self, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -113,7 +113,7 @@ class _SlotEdits:
 
 
 class SamplingRows:
-    """A slot is set when a request takes it and when its parameters change, and cleared when it leaves."""
+    """Sampling parameters by slot: set when a request takes the slot or changes them, cleared at its end."""
 
     def __init__(self, max_rows: int, vocab: int, device: torch.device) -> None:
         self._max_rows, self._vocab, self._device = max_rows, vocab, device
@@ -126,7 +126,7 @@ class SamplingRows:
         self._filtered: set[int] = set()
         self._random: set[int] = set()
         self._guided: set[int] = set()
-        self._seen: SeenTokens | None = None  # made when the first penalised request comes
+        self._seen: SeenTokens | None = None  # created by the first request with penalties
 
     def set(
         self,
@@ -139,10 +139,11 @@ class SamplingRows:
         prompt_len: int,
         pending: Tensor | None = None,
     ) -> None:
-        """From the next view on, the slot samples so.
+        """Set the slot's parameters for the next views.
 
-        `end_ids` may not come before `min_tokens`. `tokens` are the prompt and what of the reply is on the
-        host; `pending` are the ids behind them that so far only the device knows. Penalties count them all.
+        `end_ids` are banned before `min_tokens`. `tokens` are the prompt and the part of the reply that is on
+        the host; `pending` are the ids after them that only the device has so far. Penalties count all of
+        them.
         """
         if outside := [token for token, _ in params.logit_bias if token >= self._vocab]:
             raise BadParams("logit_bias", f"token {outside[0]} is not in the vocabulary of {self._vocab}")
@@ -188,18 +189,18 @@ class SamplingRows:
         self._guided.discard(slot)
 
     def note(self, slots: Sequence[int], ids: Tensor) -> None:
-        """What a step has drawn for these slots, still on the device; penalties count it."""
+        """Count the tokens just sampled for these slots (ids still on the device) for their penalties."""
         rows = [row for row, slot in enumerate(slots) if slot in self._penalised]
         if self._seen is not None and rows:
             where = self._tensor(np.array([rows, [slots[row] for row in rows]]))
             self._seen.add(where[1], ids[where[0]])
 
     def guided(self, slots: Sequence[int]) -> list[int]:
-        """Which of the rows of these slots keep to a grammar."""
+        """Return which of these slots' rows follow a grammar."""
         return [row for row, slot in enumerate(slots) if slot in self._guided] if self._guided else []
 
     def wanted(self, at: np.ndarray, indices: Indices) -> SamplingInputs | None:
-        """The same as `view` for kernels. None: grammars or searches look at the logits besides."""
+        """Like `view`, for the sampling kernels. None if a grammar or a beam search also needs the logits."""
         slots = at.tolist()
         others = (self._candidates, self._guided)
         if any(others) and any(slot in each for each in others for slot in slots):
@@ -209,12 +210,12 @@ class SamplingRows:
             self._vocab,
             None if self._penalised.isdisjoint(slots) else self._seen,
             self._edits_at(slots, indices) if self._edits else None,
-            _asked(slots, self._logprobs),
+            _requested(slots, self._logprobs),
             not self._filtered.isdisjoint(slots),
         )
 
     def numbers(self, at: np.ndarray, slots: Sequence[int], indices: Indices) -> np.ndarray:
-        """[rows, columns], the uniforms of this step among them."""
+        """[rows, columns], including this step's uniforms."""
         host = self._numbers[at]
         if not self._random.isdisjoint(slots):
             host[:, -1] = uniform(self._seeds[at], np.asarray(indices))
@@ -223,8 +224,7 @@ class SamplingRows:
     def view(
         self, at: Sequence[int] | np.ndarray, indices: Indices, ahead: Sequence[tuple[int, int]] = ()
     ) -> RowsView:
-        """What the sampler needs to draw for these slots; `ahead`: which drafts come before a row, as
-        (row, token)."""
+        """Return the sampler's input for these slots. `ahead`: drafts before a row, as (row, token)."""
         where = np.asarray(at)
         slots = where.tolist()
         host = self.numbers(where, slots, indices)
@@ -235,8 +235,8 @@ class SamplingRows:
             self._tensor(where) if penalised else None,
             self._seen if penalised else None,
             self._edits_of(slots, indices),
-            _asked(slots, self._logprobs),
-            _asked(slots, self._candidates),
+            _requested(slots, self._logprobs),
+            _requested(slots, self._candidates),
             self._tensor(np.array(ahead).T) if penalised and ahead else None,
         )
 
@@ -267,7 +267,7 @@ def _part_of(ahead: Tensor, start: int, stop: int) -> Tensor:
     return torch.stack((inside[0] - start, inside[1]))
 
 
-def _asked(slots: Sequence[int], by_slot: dict[int, int]) -> tuple[tuple[int, int], ...]:
+def _requested(slots: Sequence[int], by_slot: dict[int, int]) -> tuple[tuple[int, int], ...]:
     if not by_slot:
         return ()
     return tuple([(row, by_slot[slot]) for row, slot in enumerate(slots) if slot in by_slot])

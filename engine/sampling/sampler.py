@@ -1,7 +1,8 @@
-"""From logits to tokens: every row by its own parameters, with arithmetic that knows no neighbours.
+"""Samples tokens from logits. Each row uses its own parameters, and its result does not depend on other rows.
 
-Probabilities become whole numbers, so that any sum of them is exact in float64: no order of adding, no
-batch size and no device changes what is kept or drawn, and a token without mass can never be drawn.
+Probabilities are scaled to whole numbers, so any sum of them is exact in float64: the order of addition, the
+batch size and the device change neither what is kept nor what is sampled, and a token with zero mass is never
+sampled.
 """
 
 from dataclasses import dataclass
@@ -13,21 +14,21 @@ from torch import Tensor
 from engine.sampling.logprobs import Logprobs, read_logprobs
 from engine.sampling.rows import RowsView
 
-MASS = 2.0**48  # of a whole row; what has less than 2**-48 of it is never drawn
-PART = 2**17  # scores that a CPU works on at a time: more of them leave its cache between two operations
-SORTABLE = 2**12  # tokens up to which a sort is quicker than two histograms
+MASS = 2.0**48  # of a whole row; tokens with less than 2**-48 of it are never sampled
+PART = 2**17  # scores per CPU pass: more would leave the cache between two operations
+SORTABLE = 2**12  # up to this vocabulary size a sort is faster than two histograms
 _LOW = 15  # of a probability's 30 bits: one histogram of the high half, one of the low half
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
     ids: Tensor  # [rows] int64
-    bad: Tensor  # [rows] bool: those logits were no numbers to draw from, and the id is 0
+    bad: Tensor  # [rows] bool: the logits were not finite numbers, so the id is 0
     logprobs: Logprobs | None
 
 
 def sample(logits: Tensor, view: RowsView) -> Sampled:
-    """A token for each row of float32 [rows, vocab], which stay as they are. Never waits for the device."""
+    """Sample a token for each row of float32 [rows, vocab] logits, leaving them unchanged. Never syncs."""
     rows, vocab = logits.shape
     nucleus = (view.on_host("top_p") < 1.0).any()
     step = max(1, PART // (max(vocab, 1 << _LOW) if nucleus else vocab))
@@ -44,20 +45,20 @@ def sample(logits: Tensor, view: RowsView) -> Sampled:
 
 
 def _draw(logits: Tensor, view: RowsView) -> tuple[Tensor, Tensor]:
-    """A token for each row, and the row's highest score, which tells whether the row is sound."""
+    """Return a token for each row, and the row's highest score, which shows whether the row is finite."""
     scores = edited(logits, view)
     greedy = view.on_host("temperature") == 0.0
     if greedy.all():
-        return _likeliest(scores)
+        return _argmax(scores)
     tops = scores.amax(-1)
     ids = pick(masses(scores, tops, view), view.on_device("uniform"))
     if greedy.any():
-        ids = torch.where(view.on_device("temperature") == 0.0, _likeliest(scores)[0], ids)
+        ids = torch.where(view.on_device("temperature") == 0.0, _argmax(scores)[0], ids)
     return ids, tops
 
 
 def edited(logits: Tensor, view: RowsView) -> Tensor:
-    """Penalties, then biases and bans; the logits themselves where there are none."""
+    """Apply penalties, then biases and bans; return the logits themselves if there are none."""
     scores = logits
     if view.seen is not None and view.slots is not None:
         strengths = [
@@ -72,7 +73,7 @@ def edited(logits: Tensor, view: RowsView) -> Tensor:
 
 
 def masses(scores: Tensor, tops: Tensor, view: RowsView) -> Tensor:
-    """What each token may be drawn with: whole numbers in float64, 0 for what a filter took."""
+    """Return each token's sampling weight: whole numbers in float64, 0 for tokens that a filter removed."""
     temperature = view.on_device("temperature").float()[:, None]
     scores = (scores - tops[:, None]).div_(torch.where(temperature == 0.0, 1.0, temperature))
     top_k = view.on_host("top_k")
@@ -91,7 +92,7 @@ def masses(scores: Tensor, tops: Tensor, view: RowsView) -> Tensor:
 
 
 def pick(mass: Tensor, uniforms: Tensor) -> Tensor:
-    """The first token, in the vocabulary's order, up to which there is more mass than the uniform's share."""
+    """Return each row's first token, by id, whose cumulative mass exceeds the uniform's share."""
     chunks = _chunked(mass, 0.0)
     sums = chunks.sum(-1)
     total = sums.sum(-1)
@@ -101,8 +102,8 @@ def pick(mass: Tensor, uniforms: Tensor) -> Tensor:
     return chunk * chunks.shape[2] + place
 
 
-def _likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The first of each row's highest scores, and that score. In two steps, as argmax is slow on CPUs."""
+def _argmax(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first of each row's highest scores, and that score; in two steps: argmax is slow on CPUs."""
     chunks = _chunked(scores, -torch.inf)
     highs = chunks.amax(-1)
     chunk = highs.argmax(-1)
@@ -111,16 +112,16 @@ def _likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _kth(scores: Tensor, top_k: Tensor, most: int) -> Tensor:
-    """[rows, 1]: each row's k-th highest score, whose equals stay too; -inf where k is more than `most`."""
+    """[rows, 1]: each row's k-th highest score (ties are kept); -inf where k is more than `most`."""
     best = scores.topk(most, -1).values
     kth = best.gather(1, top_k.clamp(max=most)[:, None] - 1)
     return kth.masked_fill_(top_k[:, None] > most, -torch.inf)
 
 
 def _least_of_nucleus(chances: Tensor, mass: Tensor, top_p: Tensor) -> Tensor:
-    """[rows]: the least chance among the likeliest tokens that together hold `top_p` of the mass."""
+    """[rows]: the lowest probability among the top tokens that together hold `top_p` of the mass."""
     total = mass.sum(-1)
-    spare = torch.minimum(total - (total * top_p).ceil_(), total - 1)  # what may go
+    spare = torch.minimum(total - (total * top_p).ceil_(), total - 1)  # mass that may be dropped
     if chances.shape[1] > SORTABLE:
         return _least_by_counting(chances, mass, spare)
     ordered, order = chances.sort(-1)
@@ -129,16 +130,16 @@ def _least_of_nucleus(chances: Tensor, mass: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _least_by_counting(chances: Tensor, mass: Tensor, spare: Tensor) -> Tensor:
-    """The same by a radix search in place of a sort: read as whole numbers, positive floats keep their order.
+    """Compute `_least_of_nucleus` by radix search: positive floats sort like their bits read as integers.
 
-    The mass that may go is counted off from below, over the high bits, then over the low ones of the bucket
-    where it ends.
+    The mass to drop is counted from below, over the high bits, then over the low bits of the bucket where it
+    ends.
     """
     bits = chances.view(torch.int32)
-    halves = (bits >> _LOW).clamp_(0, (1 << _LOW) - 1)  # a bad row's bits may be anything
+    halves = (bits >> _LOW).clamp_(0, (1 << _LOW) - 1)  # the bits of a non-finite row are arbitrary
     high, _ = _first_above(_histogram(halves, mass, 1 << _LOW), spare)
     base = (high << _LOW).int()
-    around = (bits - base[:, None]).clamp_(-1, 1 << _LOW).add_(1)  # 0 holds all that lies below the bucket
+    around = (bits - base[:, None]).clamp_(-1, 1 << _LOW).add_(1)  # 0 holds everything below the bucket
     low, _ = _first_above(_histogram(around, mass, (1 << _LOW) + 2), spare)
     return (base + low.int() - 1).clamp_(min=0).view(torch.float32)
 
@@ -148,14 +149,14 @@ def _histogram(buckets: Tensor, mass: Tensor, count: int) -> Tensor:
 
 
 def _first_above(mass: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """[rows]: the first column up to which there is more than the target, and how much lies before it."""
+    """[rows]: the first column whose cumulative mass exceeds the target, and the mass before it."""
     sums = mass.cumsum(-1)
     at = torch.searchsorted(sums, target[:, None], right=True).clamp_(max=mass.shape[1] - 1)
     return at[:, 0], (sums.gather(1, at) - mass.gather(1, at))[:, 0]
 
 
 def _chunked(rows: Tensor, filler: float) -> Tensor:
-    """[rows, vocab] as [rows, chunks, width]; most vocabularies are a multiple of 64 or more."""
+    """View [rows, vocab] as [rows, chunks, width]; most vocabularies are a multiple of 64 or more."""
     width = next((width for width in (512, 256, 128, 64) if rows.shape[1] % width == 0), 512)
     if gap := -rows.shape[1] % width:
         rows = F.pad(rows, (0, gap), value=filler)
@@ -163,5 +164,5 @@ def _chunked(rows: Tensor, filler: float) -> Tensor:
 
 
 def _one_of(chunks: Tensor, at: Tensor) -> Tensor:
-    """[rows, width]: one chunk of each row."""
+    """[rows, width]: one chunk per row."""
     return chunks.gather(1, at[:, None, None].expand(-1, 1, chunks.shape[2]))[:, 0]

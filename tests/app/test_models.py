@@ -77,7 +77,7 @@ def test_everything_on_this_machine_is_listed_with_what_is_wrong_with_it(tmp_pat
     ]
     trouble = {model.name: model.trouble for model in found if model.trouble}
     assert trouble == {
-        str(odd): 'hidden_act is "gelu"; only silu can be run',
+        str(odd): 'hidden_act is "gelu"; only silu is supported',
         "org/bert": 'architectures is ["BertForMaskedLM"]; it does not end in a head that predicts tokens',
         "org/empty": "it holds neither model.safetensors nor model.safetensors.index.json",
     }

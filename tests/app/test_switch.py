@@ -67,9 +67,9 @@ async def test_where_the_new_one_cannot_be_the_old_one_can_come_back(tmp_path: P
     (broken / "model.safetensors").write_bytes(b"not what it was")
     backend = LocalBackend(EngineConfig(model=str(one), device="cpu", blocks=32))
     await backend.load(lambda *_: None)
-    with pytest.raises(BadCheckpoint, match="broken or cut short"):
+    with pytest.raises(BadCheckpoint, match="corrupt or truncated"):
         await backend.switch(str(broken), lambda *_: None)
-    with pytest.raises(EngineDead, match="broken or cut short"):
+    with pytest.raises(EngineDead, match="corrupt or truncated"):
         await backend.submit("the", SamplingParams())
     assert (await backend.switch(str(one), lambda *_: None)).model == "one"
     assert backend.close()

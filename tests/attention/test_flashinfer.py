@@ -247,12 +247,15 @@ def test_what_it_cannot_do_is_a_sentence(backend: Any, monkeypatch: pytest.Monke
     assert said(window=9) is None
     assert said(softcap=3.0) is None
     assert said(device=CPU) == "it needs an NVIDIA GPU, and the device is cpu"
-    assert said(torch.float32) == "it serves float16 and bfloat16, not torch.float32"
-    assert said(key_dim=80, value_dim=80) == "it serves keys as wide as values, 64 or 128, not 80 and 80"
-    assert said(key_dim=128) == "it serves keys as wide as values, 64 or 128, not 128 and 64"
-    assert said(sinks=True) == "it is not used for layers with attention sinks"
-    assert said(kv="int8") == "it serves a cache of none, not int8"
-    assert said(window=9, kept=4) == "it knows no window that keeps the first tokens in sight (kv_window)"
+    assert said(torch.float32) == "it supports float16 and bfloat16, not torch.float32"
+    assert (
+        said(key_dim=80, value_dim=80)
+        == "it supports equal key and value dimensions of 64 or 128, not 80 and 80"
+    )
+    assert said(key_dim=128) == "it supports equal key and value dimensions of 64 or 128, not 128 and 64"
+    assert said(sinks=True) == "it does not support layers with attention sinks"
+    assert said(kv="int8") == "it supports the KV cache schemes none, not int8"
+    assert said(window=9, kept=4) == "it does not support a window that keeps the first tokens (kv_window)"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert said() == "it needs compute capability 8.0, and cuda has 7.5"
 
@@ -266,11 +269,11 @@ def test_it_needs_kernels_or_what_compiles_them(backend: Any, monkeypatch: pytes
     monkeypatch.setattr(
         backend, "shutil", SimpleNamespace(which=lambda name: name if name in there else None)
     )
-    lacks = "it has no compiled kernels (flashinfer-jit-cache), nor what compiles them: "
+    lacks = "it has no compiled kernels (flashinfer-jit-cache), nor the tool to compile them: "
     assert why_not("flashinfer", GPU, [SPEC], HALF) == f"{lacks}/cuda/bin/nvcc"
     there.add("/cuda/bin/nvcc")
     assert why_not("flashinfer", GPU, [SPEC], HALF) == f"{lacks}ninja"
     there.add("ninja")
     assert why_not("flashinfer", GPU, [SPEC], HALF) is None
     monkeypatch.setattr(backend, "get_cuda_path", no_cuda)
-    assert (why_not("flashinfer", GPU, [SPEC], HALF) or "").endswith("to compile them: no nvcc anywhere")
+    assert (why_not("flashinfer", GPU, [SPEC], HALF) or "").endswith("cannot compile them: no nvcc anywhere")

@@ -88,7 +88,7 @@ def test_a_back_end_may_want_blocks_of_one_size(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Narrow, "block_sizes", (256,), raising=False)
     register(Narrow)
     assert isinstance(choose("narrow", CPU, SPECS, torch.float32, block_size=256), Narrow)
-    with pytest.raises(BadInput, match=r"'narrow': it reads blocks of 256 tokens \(block_size\), not 16"):
+    with pytest.raises(BadInput, match=r"'narrow': it supports blocks of 256 tokens \(block_size\), not 16"):
         choose("narrow", CPU, SPECS, torch.float32, block_size=16)
     monkeypatch.setitem(registry.PREFERRED, "cpu", ("narrow", "torch"))
     assert choose("auto", CPU, SPECS, torch.float32, block_size=16).name == "torch"
@@ -96,7 +96,7 @@ def test_a_back_end_may_want_blocks_of_one_size(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_unknown_name_is_told_what_there_is() -> None:
-    with pytest.raises(BadInput, match=r"'flush': there is none of that name; available here: .*torch"):
+    with pytest.raises(BadInput, match=r"'flush': no backend has that name; available here: .*torch"):
         choose("flush", CPU, SPECS, torch.float32)
 
 

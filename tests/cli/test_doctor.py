@@ -18,7 +18,7 @@ def test_it_tells_a_person(run: Run) -> None:
     for part in (f"minichat {__version__}", "Devices", "Packages", torch.__version__, "Attention on cpu"):
         assert part in ran.out
     assert "Built-in model: " in ran.out
-    assert "  int8: available; sums of a byte table" in ran.out and "  fp8: products of eight bit" in ran.out
+    assert "  int8: available; byte table sums" in ran.out and "  fp8: FP8 products need" in ran.out
     assert "  int8               attention torch" in ran.out
     assert "Who goes first (--policy)\n  fcfs, latency, priority" in ran.out
 

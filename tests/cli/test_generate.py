@@ -192,7 +192,7 @@ USAGE = {
     "device": (["--device", "toaster"], "unknown device 'toaster'; use cpu, cuda"),
     "attention": (
         ["--attention", "none"],
-        "attention 'none': there is none of that name; available here: torch",
+        "attention 'none': no backend has that name; available here: torch",
     ),
     "blocks": (["--blocks", "0"], "blocks must be a whole number above 0, not 0"),
     "context": (["--max-context", "500"], "max_context is 500; "),
@@ -286,7 +286,7 @@ class TestBadInput:
     def test_weights_that_are_cut_short(self, run: Run, tmp_path: Path, left: int) -> None:
         file = write_model(tmp_path) / "model.safetensors"
         file.write_bytes(file.read_bytes()[:left])
-        assert "model.safetensors is broken or cut short" in self.said(run, tmp_path)
+        assert "model.safetensors is corrupt or truncated" in self.said(run, tmp_path)
 
     def test_weights_of_a_wrong_type(self, run: Run, tmp_path: Path) -> None:
         self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"].to(torch.int32))
@@ -294,7 +294,7 @@ class TestBadInput:
 
     def test_weights_of_a_wrong_shape(self, run: Run, tmp_path: Path) -> None:
         self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"][:5].clone())
-        assert "model.norm.weight is [5], the config makes it [32]" in self.said(run, tmp_path)
+        assert "model.norm.weight is [5], the config requires [32]" in self.said(run, tmp_path)
 
     def test_weights_that_are_missing(self, run: Run, tmp_path: Path) -> None:
         self._spoil(tmp_path, lambda tensors: None)
@@ -308,7 +308,7 @@ class TestBadInput:
 
     def test_gguf_beside_a_config_is_refused(self, run: Run, tmp_path: Path) -> None:
         (write_model(tmp_path) / "model.safetensors").rename(tmp_path / "tiny-q4.gguf")
-        assert "tiny-q4.gguf is a GGUF file; only safetensors are read" in self.said(run, tmp_path)
+        assert "tiny-q4.gguf is a GGUF file; only safetensors files are read" in self.said(run, tmp_path)
 
     def test_weights_that_may_not_be_read(
         self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -327,7 +327,7 @@ class TestBadInput:
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
         (write_model(tmp_path) / "model.safetensors").write_text(pointer)
         said = self.said(run, tmp_path)
-        assert "model.safetensors is a pointer of git-lfs" in said and "git lfs pull" in said
+        assert "model.safetensors is a git-lfs pointer" in said and "git lfs pull" in said
 
     def test_weights_that_are_not_numbers_fail_the_reply(self, run: Run, tmp_path: Path) -> None:
         self._spoil(tmp_path, lambda tensors: tensors["model.norm.weight"] * torch.nan)

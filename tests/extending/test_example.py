@@ -70,13 +70,13 @@ def test_the_scheme_is_taken_at_the_start_and_later(said: dict[str, Any]) -> Non
 
 def test_a_bad_name_is_told_what_there_is(said: dict[str, Any]) -> None:
     what, _, names = said["bad attention"].partition("; available here: ")
-    assert what == "attention 'sdpq': there is none of that name"
+    assert what == "attention 'sdpq': no backend has that name"
     assert {"sdpa", "torch"} <= set(names.split(", "))
     what, _, names = said["bad policy"].partition("; available: ")
     assert what == "unknown scheduling policy 'shortish'"
     assert {"fcfs", "latency", "priority", "shortest"} <= set(names.split(", "))
-    what, _, names = said["bad scheme"].partition("; there are ")
-    assert what == "quantization 'ternari': there is none of that name"
+    what, _, names = said["bad scheme"].partition("; available: ")
+    assert what == "quantization 'ternari': no scheme has that name"
     assert {"int8", "none", "ternary"} <= set(names.split(", "))
 
 

@@ -145,7 +145,7 @@ def test_models_that_cannot_be_paged_are_refused_by_name(model_type: str, tmp_pa
 
 
 def test_a_kind_of_layer_that_cannot_be_run_is_said_to_be_that(tmp_path: Path) -> None:
-    refusal = r"its layers of the kind conv cannot be run here, only those of full_attention and sliding_att"
+    refusal = r"its conv layers are not supported, only full_attention and sliding_att"
     with pytest.raises(UnsupportedModel, match=refusal):
         load_model(bare(tmp_path, "lfm2", **REFUSED["lfm2"]))
 

@@ -51,10 +51,10 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("tiny-q4.gguf", "tiny-q4.gguf is a GGUF file; only safetensors are read"),
-        ("model.safetensors", "model.safetensors is weights without a config.json"),
+        ("tiny-q4.gguf", "tiny-q4.gguf is a GGUF file; only safetensors files are read"),
+        ("model.safetensors", "model.safetensors holds weights without a config.json"),
         ("pytorch_model.bin", "pytorch_model.bin is a pickle, which can run any code"),
-        ("adapter_config.json", "is an adapter, and no model of its own: merge it"),
+        ("adapter_config.json", "is an adapter, not a whole model: merge it"),
     ],
 )
 def test_what_people_take_for_a_model_is_named_with_what_to_do(tmp_path: Path, file: str, said: str) -> None:

@@ -59,7 +59,7 @@ def test_shards_are_read_one_by_one_and_counted(tmp_path: Path) -> None:
     assert heard[-1] == (total, total)
 
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    assert "names model-00002-of-00002.safetensors, which is not there" in refusal(tmp_path)
+    assert "names model-00002-of-00002.safetensors, which does not exist" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
@@ -91,7 +91,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     for length in (0, 5, 200, file.stat().st_size - 1):
         file.write_bytes(file.read_bytes()[:length] or b"")
-        assert f"{file} is broken or cut short" in refusal(tmp_path)
+        assert f"{file} is corrupt or truncated" in refusal(tmp_path)
         checkpoint(tmp_path)
 
 
@@ -106,11 +106,11 @@ def test_a_wrong_tensor_is_named(tmp_path: Path) -> None:
         assert str(tmp_path) in message
         return message
 
-    assert f"{UP} is [48, 31], the config makes it [48, 32]" in spoil(**{UP: torch.zeros(48, 31)})
+    assert f"{UP} is [48, 31], the config requires [48, 32]" in spoil(**{UP: torch.zeros(48, 31)})
     assert f"{UP} holds I8" in spoil(**{UP: torch.zeros(48, 32, dtype=torch.int8)})
     assert f"{UP} holds F8_E4M3" in spoil(**{UP: torch.zeros(48, 32, dtype=torch.float8_e4m3fn)})
     assert f"1 tensors are missing, the first is {UP}" in spoil(**{UP: None})
-    assert "lm_head.bias has no place in this model" in spoil(**{"lm_head.bias": torch.zeros(96)})
+    assert "lm_head.bias is not part of this model" in spoil(**{"lm_head.bias": torch.zeros(96)})
 
 
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     save_file({UP: tensors[UP]}, tmp_path / "b.safetensors")
     index = {"weight_map": dict.fromkeys(tensors, "a.safetensors") | {UP: "b.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert f"{UP} is in a.safetensors too" in refusal(tmp_path)
+    assert f"{UP} is in a.safetensors as well" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
 def test_an_index_leads_nowhere_else(tmp_path: Path, name: str) -> None:
     write_config(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    assert "not a safetensors file beside it" in refusal(tmp_path)
+    assert "not a safetensors file in the same folder" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
@@ -182,5 +182,7 @@ def test_a_shorter_context_is_obeyed_and_a_longer_one_refused(tmp_path: Path) ->
     place = ModelPlace("tiny", write_config(tmp_path))
     config = load_model(place, dummy=True, max_context=64).config
     assert config.max_context == 64
-    with pytest.raises(BadInput, match=f"max_context is 129; tiny holds {CONFIG['max_position_embeddings']}"):
+    with pytest.raises(
+        BadInput, match=f"max_context is 129; tiny supports at most {CONFIG['max_position_embeddings']}"
+    ):
         load_model(place, dummy=True, max_context=129)

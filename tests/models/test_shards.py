@@ -124,14 +124,14 @@ def test_every_number_is_with_some_rank_and_memory_is_shared(tmp_path: Path) -> 
 def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
     reference("Llama", {}, tmp_path)
     whole = Decoder(read_config(tmp_path), torch.float32)
-    with pytest.raises(BadInput, match=r"self_attn\.q_proj\.weight: 4 heads cannot be shared by 3 ranks"):
+    with pytest.raises(BadInput, match=r"self_attn\.q_proj\.weight: 4 heads cannot be split over 3 ranks"):
         whole.shards(3)
     odd = replace(whole.config, mlp=SHAPE["intermediate_size"] + 1)
-    with pytest.raises(BadInput, match=r"gate_proj\.weight: 81 rows cannot be cut into 2 equal shares"):
+    with pytest.raises(BadInput, match=r"gate_proj\.weight: 81 rows cannot be split into 2 equal shares"):
         Decoder(odd, torch.float32).shards(2)
-    with pytest.raises(BadInput, match="81 rows of the MLP cannot be cut into 2 equal shares"):
+    with pytest.raises(BadInput, match="81 rows of the MLP cannot be split into 2 equal shares"):
         block(odd, 0, torch.float32, 2)
-    with pytest.raises(BadInput, match="4 heads with 2 of keys and values cannot be shared by 3 ranks"):
+    with pytest.raises(BadInput, match="4 query heads and 2 KV heads cannot be split over 3 ranks"):
         block(whole.config, 0, torch.float32, 3)
 
 

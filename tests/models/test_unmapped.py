@@ -85,7 +85,7 @@ BROKEN = {
 def test_a_broken_one_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     let_none_be_mapped(monkeypatch, MemoryError())
     file.write_bytes(content)
-    with pytest.raises(BadCheckpoint, match=rf"{file} is broken or cut short: "), opened(file) as tensors:
+    with pytest.raises(BadCheckpoint, match=rf"{file} is corrupt or truncated: "), opened(file) as tensors:
         tensors.get_tensor("t")
 
 
@@ -93,5 +93,5 @@ def test_what_the_library_refuses_is_not_read_in_another_way(file: Path) -> None
     file.write_bytes(written(entry(), bytes(7)))
     with pytest.raises(SafetensorError):
         safe_open(file, framework="pt")
-    with pytest.raises(BadCheckpoint, match="is broken or cut short"), opened(file):
+    with pytest.raises(BadCheckpoint, match="is corrupt or truncated"), opened(file):
         pass

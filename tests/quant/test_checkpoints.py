@@ -122,7 +122,7 @@ def test_eight_bit_floats_are_plain_numbers_where_they_cannot_be_multiplied(made
     model = loaded(made.quantized)
     assert model.source is not None and model.source.scheme("none").name == "none"
     assert torch.equal(logits(model), logits(loaded(made.plain)))
-    with pytest.raises(BadInput, match="'fp8': products of eight bit floats need an NVIDIA GPU"):
+    with pytest.raises(BadInput, match="'fp8': FP8 products need an NVIDIA GPU"):
         loaded(made.quantized, "fp8")
 
 
@@ -228,15 +228,15 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("changes", "problem"),
         [
-            ({f"{UP}.qzeros": None}, f"{UP}.qweight is there, and {UP}.qzeros is missing"),
-            ({f"{UP}.g_idx": None}, f"{UP}.qweight is there, and {UP}.g_idx is missing"),
-            ({f"{UP}.qweight": None}, "has no place in this model"),
-            ({f"{UP}.weight": torch.ones(160, 64)}, f"{UP}.weight has no place in this model"),
-            ({f"{UP}.bias": torch.ones(160)}, f"{UP}.bias has no place in this model"),
-            ({f"{UP}.qweight": ones(16, 160)}, "is [16, 160], the config makes it [8, 160]"),
+            ({f"{UP}.qzeros": None}, f"{UP}.qweight exists, but {UP}.qzeros is missing"),
+            ({f"{UP}.g_idx": None}, f"{UP}.qweight exists, but {UP}.g_idx is missing"),
+            ({f"{UP}.qweight": None}, "is not part of this model"),
+            ({f"{UP}.weight": torch.ones(160, 64)}, f"{UP}.weight is not part of this model"),
+            ({f"{UP}.bias": torch.ones(160)}, f"{UP}.bias is not part of this model"),
+            ({f"{UP}.qweight": ones(16, 160)}, "is [16, 160], the config requires [8, 160]"),
             ({f"{UP}.scales": ones(2, 160)}, f"{UP}.scales holds I32; only F64, F32"),
-            ({f"{UP}.g_idx": ones(64)}, f"{UP}.weight: g_idx does not give each group 32 inputs"),
-            ({f"{UP}.g_idx": ones(64) * -9}, "g_idx does not give each group 32 inputs"),
+            ({f"{UP}.g_idx": ones(64)}, f"{UP}.weight: g_idx does not assign 32 inputs to each group"),
+            ({f"{UP}.g_idx": ones(64) * -9}, "g_idx does not assign 32 inputs to each group"),
         ],
     )  # fmt: skip
     def test_what_does_not_fit_is_named(
@@ -256,7 +256,7 @@ class TestFiles:
     def test_a_config_of_another_model(self, made: TextStream) -> None:
         config = json.loads((made.quantized / "config.json").read_text())
         (made.quantized / "config.json").write_text(json.dumps(config | {"intermediate_size": 161}))
-        assert "[161, 64], no multiples of 8" in refusal(made.quantized)
+        assert "[161, 64]; both must be multiples of 8" in refusal(made.quantized)
 
     def test_the_picker_offers_it(self, made: TextStream) -> None:
         found = support(made.quantized)
@@ -274,7 +274,7 @@ def test_eight_bit_floats_need_one_scale(weights: dict[str, Tensor], tmp_path: P
     tensors = load_file(file)
     for changes in ({f"{UP}.weight_scale": None}, {f"{UP}.weight_scale_inv": torch.ones(160, 1)}):
         save_file({name: each for name, each in (tensors | changes).items() if each is not None}, file)
-        assert f"{UP}.weight has to have either {UP}.weight_scale or" in refusal(made.quantized)
+        assert f"{UP}.weight needs either {UP}.weight_scale or" in refusal(made.quantized)
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
@@ -296,7 +296,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, 'format is "pack-quantized"'),
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 'quant_method is "bitsandbytes"'),
     ({"bits": 4}, "quant_method is null"),
-    ({"quant_method": 4}, "quant_method is 4; it must be a text"),
+    ({"quant_method": 4}, "quant_method is 4; it must be a string"),
 ]
 
 
@@ -336,7 +336,7 @@ def test_older_files_say_it_beside_the_config(
 ) -> None:
     made = write(weights, CONFIG | SHAPE, tmp_path, packer)
     write_config(made.quantized, **SHAPE)
-    assert "has no place in this model" in refusal(made.quantized)
+    assert "is not part of this model" in refusal(made.quantized)
     (made.quantized / name).write_text(json.dumps(config))
     torch.testing.assert_close(logits(loaded(made.quantized)), logits(loaded(made.plain)), rtol=0, atol=1e-4)
 

@@ -25,7 +25,7 @@ def test_without_them_nothing_is_touched(
     engine = engine_on(folder)
     before = reply(engine)
     change(folder / "model.safetensors")
-    with pytest.raises(BadInput, match=r"model.safetensors is not there any more, or is another than was"):
+    with pytest.raises(BadInput, match=r"model.safetensors was removed or changed since it was"):
         engine.set_quantization("int8")
     engine.set_quantization("none")  # it is that already
     assert not engine.busy and reply(engine) == before

@@ -28,7 +28,7 @@ class Other(Int8):
     ("name", "problem"),
     [
         ("half", "its class lacks kernels, rounds_activations, graphs, why_not, nbytes"),
-        ("other", "its package calls it by another name than 'other'"),
+        ("other", "its package registers another name than 'other'"),
         ("gone", "it cannot be imported"),
     ],
 )

@@ -50,7 +50,7 @@ def test_eight_bit_floats_are_plain_on_a_cpu(tmp_path: Path) -> None:
     assert engine.snapshot().quantization == "none"
     assert reply(engine) == reply(plain)
     before = reply(engine)
-    with pytest.raises(BadInput, match="'fp8': products of eight bit floats need an NVIDIA GPU"):
+    with pytest.raises(BadInput, match="'fp8': FP8 products need an NVIDIA GPU"):
         engine.set_quantization("fp8")
     switch(engine, "int4")
     switch(engine, "none")

@@ -246,7 +246,7 @@ def test_what_cannot_be_touches_nothing(folder: Path, monkeypatch: pytest.Monkey
         ("bnb-int8", "bitsandbytes is not installed"),
         ("bnb-nf4", "bitsandbytes is not installed"),
         ("fp8", "need an NVIDIA GPU"),
-        ("int3", "there is none of that name"),
+        ("int3", "no scheme has that name"),
     ):
         with pytest.raises(BadInput, match=words):
             engine.set_quantization(scheme)

@@ -245,7 +245,7 @@ def test_a_back_end_that_cannot_read_it_is_not_taken(
 ) -> None:
     monkeypatch.setitem(registry.BACKENDS, "plain", Plain)
     with pytest.raises(
-        BadInput, match=r"'plain': it serves a cache of none, not int8; available here: .*torch"
+        BadInput, match=r"'plain': it supports the KV cache schemes none, not int8; available here: .*torch"
     ):
         engine_on(llama, attention="plain", kv_scheme="int8")
     engine = engine_on(llama, attention="plain")

@@ -108,9 +108,9 @@ def test_the_cache_in_another_form_while_nothing_runs(client: httpx.Client) -> N
         (
             "/engine/quantization",
             {"scheme": "int5"},
-            "'int5': there is none of that name; there are none, fp32",
+            "'int5': no scheme has that name; available: none, fp32",
         ),
-        ("/engine/quantization", {"scheme": "fp8"}, "products of eight bit floats need an NVIDIA GPU"),
+        ("/engine/quantization", {"scheme": "fp8"}, "FP8 products need an NVIDIA GPU"),
         ("/engine/quantization", {"scheme": 8}, "scheme"),
         ("/engine/quantization", {}, "scheme"),
         ("/engine/kv", {"scheme": "int4"}, "unknown KV scheme 'int4'; available: none, int8, fp8"),

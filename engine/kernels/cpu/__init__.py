@@ -1,1 +1,1 @@
-"""Products and norms on a CPU."""
+"""Products and norms for CPUs."""

@@ -1,10 +1,10 @@
-"""Matrix products on a CPU over weights in oneDNN's own layout.
+"""Matrix products on a CPU with weights in oneDNN's packed layout.
 
-Two things are won, both measured in docs/cpu-products.md. The product is up to three times as fast as
-`F.linear` at the few rows of a decode step. And a row's result is the same to the last bit whatever rows
-stand beside it, as long as they are neither too few nor, in bfloat16 with AMX, too many: a single row is
-given company, many go in blocks, and so no request's tokens depend on its batch. The numbers of rows are few
-(`row_bucket`), since for each of them the library keeps a kernel.
+This has two advantages, both measured in docs/cpu-products.md. The product is up to three times as fast as
+`F.linear` at the few rows of a decode step. And a row's result is bit-identical in any batch, as long as the
+number of rows is not too small or, in bfloat16 with AMX, too large: a single row is repeated and many rows
+are split into blocks, so no request's tokens depend on its batch. Row counts are rounded up to a few sizes
+(`row_bucket`), since the library keeps a kernel for each.
 """
 
 import sys
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 
 from engine.kernels.cpu.row_buckets import row_bucket
 
-FEWEST = 4  # rows below which oneDNN takes a slower path, and for one row another order of adding
-# With AMX it also adds in another order beyond so many rows, unless there are few inputs.
+FEWEST = 4  # below this, oneDNN uses a slower path, and for one row another summation order
+# With AMX, the summation order also changes beyond TILED rows, except for weights with few inputs.
 TILED, UNSPLIT = 32, 256
 
 _ops = torch.ops.mkldnn
 
 
 def why_not(weight: Tensor) -> str | None:
-    """None: such a weight can be packed here; else the reason."""
+    """Return None if the weight can be packed here, else the reason."""
     if weight.device.type != "cpu":
         return f"the weight is on {weight.device}"
     if not torch.backends.mkldnn.is_available() or not hasattr(_ops, "_reorder_linear_weight"):
@@ -46,7 +46,7 @@ class PackedLinear(nn.Module):
         self.register_buffer("packed", _ops._reorder_linear_weight(weight.detach(), FEWEST), persistent=False)
         self.bias = bias
         self._most = _most_rows(weight)
-        # Kept as plain values, since a module looks its tensors up slowly.
+        # Stored as plain values, since a module's tensor lookup is slow.
         self._rest: tuple[Any, ...] = (self.packed, bias, "none", [], "")
 
     def forward(self, x: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class PackedLinear(nn.Module):
         wanted = max(FEWEST, row_bucket(rows))
         if wanted == rows:
             return _product(x, *self._rest)
-        # To repeat a lone row is cheaper than padding, which every step of a lone request would pay.
+        # Repeating a lone row is cheaper than padding it, which every step of a lone request would pay.
         x = x.expand(FEWEST, -1) if rows == 1 else F.pad(x, (0, 0, 0, wanted - rows))
         return _product(x, *self._rest).narrow(0, 0, rows)
 
@@ -64,7 +64,7 @@ class PackedLinear(nn.Module):
 
 
 def _most_rows(weight: Tensor) -> int:
-    """Up to so many rows at once, each is added up in the same order."""
+    """Return the number of rows up to which each row is summed in the same order."""
     tiled = weight.dtype is torch.bfloat16 and torch.cpu._is_amx_tile_supported()
     return TILED if tiled and weight.shape[1] > UNSPLIT else sys.maxsize
 

@@ -1,7 +1,7 @@
-"""Root mean square norms on a CPU, by way of the one norm that torch has a kernel for there.
+"""RMS norms on a CPU, computed with torch's layer norm kernel.
 
-`F.rms_norm` is nine operations on a CPU. The layer norm of a row beside its negative is the same number in
-three: the mean of the two is zero, and their variance is the row's mean square. Measured in
+`F.rms_norm` takes nine operations on a CPU. The layer norm of a row concatenated with its negative gives the
+same result in three: their mean is zero, and their variance is the row's mean square. Measured in
 docs/cpu-products.md.
 """
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 
 class CpuRmsNorm(nn.Module):
-    """In float32 until it is scaled, and rounded once. A row's bits do not depend on the rows beside it."""
+    """Computed in float32 and rounded once, after scaling. A row's bits do not depend on other rows."""
 
     def __init__(self, weight: nn.Parameter, eps: float) -> None:
         super().__init__()
         self.weight, self.eps = weight, eps
         self._width = weight.shape[-1]
-        # A weight for each head cannot go into the kernel, which knows one for all rows.
+        # The kernel supports one weight for all rows, so per-head weights are applied after it.
         self._apart = weight if weight.dim() > 1 else None
         self._inside = torch.cat((weight, weight)) if weight.dim() == 1 else None
 
@@ -26,4 +26,4 @@ class CpuRmsNorm(nn.Module):
         out = both.narrow(-1, 0, width)
         return out if self._apart is None else out * self._apart
 
-    __call__ = forward  # as of a product
+    __call__ = forward  # as in PackedLinear

@@ -1,1 +1,1 @@
-"""Triton kernels: what NVIDIA GPUs run."""
+"""Triton kernels for NVIDIA GPUs."""

@@ -1,16 +1,16 @@
-"""What launches have in common: how kernels follow each other, and the sizes that Triton takes."""
+"""Shared launch helpers: launch options, and sizes that Triton accepts."""
 
 
 def launch(pdl: bool, registers: int | None = None) -> dict[str, bool | int]:
-    """The launch options of a kernel that may start while the one before it ends, or have so many registers.
+    """Return the launch options for programmatic dependent launch (PDL) and a limit of registers per thread.
 
-    One that starts early waits by itself for the other's results. Options are passed only where they are
-    wanted: the interpreter knows neither, and GPUs before NVIDIA's of capability 9.0 not the early start.
+    A PDL kernel waits for the previous kernel's results itself. Options are passed only if used: the
+    interpreter supports neither, and GPUs before compute capability 9.0 do not support PDL.
     """
     wanted: dict[str, bool | int] = {"launch_pdl": True} if pdl else {}
     return wanted if registers is None else wanted | {"maxnreg": registers}
 
 
 def power(number: int) -> int:
-    """The next power of two, itself included."""
+    """Return the next power of two, at least `number`."""
     return 1 << (number - 1).bit_length()

@@ -1,9 +1,8 @@
-"""Compiles the kernels of a step side by side, before it is launched.
+"""Compiles the kernels of a step in parallel, before its first launch.
 
-A step that compiles what it comes to does that one kernel after another, on one processor of many. So the
-first step of a kind is rehearsed: it is carried out without launching a kernel, and each that is missing goes
-to a thread. Most of a thread's time is Triton's compiler and the programs that it calls, and both leave the
-interpreter to others.
+Otherwise a step compiles its kernels one after another, on one core. So the first step of a kind is
+rehearsed: it runs without launching any kernel, and each missing kernel is compiled in a thread. Most of the
+time is spent in Triton's compiler and in subprocesses, which both release the GIL.
 """
 
 import os
@@ -22,18 +21,18 @@ _parsing = Lock()
 
 
 def precompile(launches: Callable[[], object]) -> None:
-    """Calls them, and what they launch is only compiled. Tensors that kernels would fill hold anything.
+    """Call `launches`, but only compile what it launches. Tensors that kernels would fill are uninitialized.
 
-    A kernel that does not compile raises what it would raise at its launch.
+    A kernel that does not compile raises the same error as its launch would.
     """
-    # In a context of its own, since Triton's mode outlives a kernel that does not compile.
+    # In a separate context, since Triton's mode persists after a kernel fails to compile.
     copy_context().run(_precompile, launches)
 
 
 def _precompile(launches: Callable[[], object]) -> None:
     _rehearsing.set(True)
     device = driver.active.get_current_device()
-    threads = len(os.sched_getaffinity(0))  # none is started before there is something to compile
+    threads = len(os.sched_getaffinity(0))  # threads start only when there is something to compile
     with (
         ThreadPoolExecutor(threads, "kernels", driver.active.set_current_device, (device,)) as pool,
         AsyncCompileMode(_Loading(pool)),
@@ -42,7 +41,7 @@ def _precompile(launches: Callable[[], object]) -> None:
 
 
 class _Loading:
-    """The threads as Triton sees them. What it compiles there is loaded there, too."""
+    """The executor that Triton sees. It also loads each kernel in the thread that compiled it."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
@@ -50,7 +49,7 @@ class _Loading:
     def submit(self, compiled: Callable[[], Any]) -> Future[Any]:
         def loaded() -> Any:
             kernel = compiled()
-            kernel.run  # noqa: B018  whoever asks for it has it loaded; Triton 3.6 even calls gcc for it
+            kernel.run  # noqa: B018  loads the kernel, for which Triton 3.6 even calls gcc
             return kernel
 
         return self._pool.submit(loaded)
@@ -60,7 +59,7 @@ def _run(kernel: Any, *given: Any, grid: Any, warmup: bool, **named: Any) -> Any
     return _launched(kernel, *given, grid=grid, warmup=warmup or _rehearsing.get(), **named)
 
 
-# Triton compiles alone for whoever says so at the launch itself (`warmup`), and all launches come by here.
+# With `warmup`, Triton only compiles. All launches go through here.
 _launched, JITFunction.run = JITFunction.run, _run
 
 
@@ -69,6 +68,6 @@ def _parse(kernel: Any) -> Any:
         return _parsed(kernel)
 
 
-# Python 3.11 counts for all threads together how deep its parser is. Where garbage is collected in the middle
-# of it, another thread may come between, and one of the two is told of a mismatch.
+# Python 3.11 counts the parser's recursion depth across threads. If garbage collection runs inside the
+# parser, another thread may interleave, and one of the two raises a mismatch error.
 _parsed, JITFunction.parse = JITFunction.parse, _parse

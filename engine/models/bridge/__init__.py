@@ -1,1 +1,1 @@
-"""Other causal models of transformers over the engine's own cache. Only this folder imports transformers."""
+"""Runs other causal models of transformers over the engine's cache. Only this folder imports transformers."""

@@ -1,4 +1,4 @@
-"""A model of transformers behind the two calls that the engine makes."""
+"""Wraps a transformers model in the engine's model interface."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,9 +14,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from engine.api.config import LayerSpec, ModelConfig
 from engine.attention.base import Attend
 
-NAME = "minichat"  # what transformers knows our attention by; as it has no mask function, no masks are built
+NAME = "minichat"  # the name our attention is registered under; without a mask function, no masks are built
 
-# (attention module, queries [T, heads, dim], keys, values, what else the model says) -> [T, heads, value_dim]
+# (attention module, queries [T, heads, dim], keys, values, the model's other arguments) -> [T, heads,
+# value_dim]
 Visit = Callable[[Any, Tensor, Tensor, Tensor, dict[str, Any]], Tensor]
 _visit: ContextVar[Visit] = ContextVar("visit")
 
@@ -24,13 +25,13 @@ _visit: ContextVar[Visit] = ContextVar("visit")
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """What every attention layer calls, with [1, heads, T, dim] each."""
+    """Called by every attention layer, with [1, heads, T, dim] each."""
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return _visit.get()(module, q, k, v, kwargs).unsqueeze(0), None
 
 
 transformers.AttentionInterface.register(NAME, _attention)
-transformers.utils.logging.set_verbosity_error()  # its warnings and bars would land on the screen
+transformers.utils.logging.set_verbosity_error()  # its warnings and progress bars would corrupt the screen
 transformers.utils.logging.disable_progress_bar()
 
 
@@ -45,7 +46,7 @@ def visited_by(visit: Visit) -> Iterator[None]:
 
 
 class BridgedModel(nn.Module):
-    """Packed tokens go through as one long row; their positions say where each stands in its own."""
+    """Runs packed tokens as one long row; each token's position is its index in its own request."""
 
     def __init__(self, model: Any, config: ModelConfig) -> None:
         super().__init__()
@@ -58,8 +59,8 @@ class BridgedModel(nn.Module):
             if isinstance(part, transformers.PreTrainedModel):  # the check reads ids back from the device
                 part.warn_if_padding_and_no_attention_mask = lambda *args, **kwargs: None
 
-    def learn(self, layers: tuple[LayerSpec, ...], sinks: Mapping[int, Tensor], *, hidden: int) -> None:
-        """What only a rehearsal can tell of it."""
+    def set_layers(self, layers: tuple[LayerSpec, ...], sinks: Mapping[int, Tensor], *, hidden: int) -> None:
+        """Set what only a probe run can find out."""
         self.config = replace(self.config, layers=layers, hidden=hidden)
         self.sinks = sinks
 
@@ -70,11 +71,11 @@ class BridgedModel(nn.Module):
     def walk(self, ids: Tensor, positions: Tensor, visit: Visit) -> Tensor:
         with visited_by(visit):
             output = self.trunk(input_ids=ids[None], position_ids=positions[None], use_cache=False)
-        self.output_type = type(output)  # some heads look for fields that others do not have
+        self.output_type = type(output)  # some heads read fields that only some output types have
         return output.last_hidden_state[0]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Runs what follows the trunk: the head, and the scaling or capping that some models do after it."""
+        """Run what follows the trunk: the head, and the scaling or capping that some models apply."""
         output = self.output_type(last_hidden_state=hidden[None])
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         self.trunk.forward = lambda *args, **kwargs: output

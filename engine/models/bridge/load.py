@@ -1,4 +1,4 @@
-"""Loads a model of transformers, if it can run over the engine's cache."""
+"""Loads a transformers model, if it can run over the engine's cache."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,25 +17,25 @@ from engine.models.fields import MOST_TOKENS, MOST_WIDTH, Fields
 from engine.models.load_request import LoadRequest
 
 
-def load_bridged(order: LoadRequest) -> BridgedModel:
-    fields = Fields.read(order.place.folder / "config.json")
+def load_bridged(request: LoadRequest) -> BridgedModel:
+    fields = Fields.read(request.place.folder / "config.json")
     refuse_quantized(fields)
-    theirs = _their_config(order, fields)
+    theirs = _their_config(request, fields)
     config = _described(theirs, fields)
-    config = replace(config, max_context=order.context_of(config))
+    config = replace(config, max_context=request.context_of(config))
     probe_without_weights(theirs, config, fields)
 
-    model = _dummy(order, theirs, config) if order.dummy else _filled(order, theirs, config)
+    model = _dummy(request, theirs, config) if request.dummy else _filled(request, theirs, config)
     bridged = BridgedModel(model.requires_grad_(False).eval(), config)
     probe(bridged, fields)
     return bridged
 
 
-def _their_config(order: LoadRequest, fields: Fields) -> Any:
+def _their_config(request: LoadRequest, fields: Fields) -> Any:
     try:
-        return transformers.AutoConfig.from_pretrained(order.place.folder, trust_remote_code=False)
-    except Exception as error:  # each of its many configs is strict in its own way
-        reason = str(error).partition("\n")[0]  # advice on how to install it follows
+        return transformers.AutoConfig.from_pretrained(request.place.folder, trust_remote_code=False)
+    except Exception as error:  # the configs raise errors of many types
+        reason = str(error).partition("\n")[0]  # the other lines are installation advice
         raise fields.unsupported("model_type", f"transformers cannot read its config: {reason}") from error
 
 
@@ -49,7 +49,7 @@ def _described(theirs: Any, fields: Fields) -> ModelConfig:
         family=fields.text("model_type"),
         dtype=checkpoint_dtype(fields),
         hidden=text_fields.whole("hidden_size", high=MOST_WIDTH),
-        layers=(),  # the rehearsal tells
+        layers=(),  # set by the probe
         vocab=vocab,
         max_context=_steady_context(text, text_fields.whole("max_position_embeddings", high=MOST_TOKENS)),
         start_id=start_id(text_fields, generation, vocab, None),
@@ -58,7 +58,7 @@ def _described(theirs: Any, fields: Fields) -> ModelConfig:
 
 
 def _steady_context(text: Any, context: int) -> int:
-    """Longrope turns all tokens of a step differently once one of them, whosever it is, lies beyond this."""
+    """Longrope rotates all tokens of a step differently once any of them is beyond this context."""
     rope = getattr(text, "rope_parameters", None) or {}
     for each in (rope, *rope.values()):
         if isinstance(each, dict) and each.get("rope_type") == "longrope":
@@ -66,24 +66,24 @@ def _steady_context(text: Any, context: int) -> int:
     return context
 
 
-def _dummy(order: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
-    with order.device, torch.random.fork_rng():
-        torch.manual_seed(order.seed)
+def _dummy(request: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
+    with request.device, torch.random.fork_rng():
+        torch.manual_seed(request.seed)
         return transformers.AutoModelForCausalLM.from_config(
-            theirs, attn_implementation=NAME, dtype=order.dtype_of(config)
+            theirs, attn_implementation=NAME, dtype=request.dtype_of(config)
         )
 
 
-def _filled(order: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
-    folder = order.place.folder
+def _filled(request: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
+    folder = request.place.folder
     total = sum(file.stat().st_size for file in shards(folder))
-    if order.progress:
-        order.progress(0, total)
+    if request.progress:
+        request.progress(0, total)
     try:
         model, report = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             config=theirs,
-            dtype=order.dtype_of(config),
+            dtype=request.dtype_of(config),
             attn_implementation=NAME,
             use_safetensors=True,
             trust_remote_code=False,
@@ -94,7 +94,7 @@ def _filled(order: LoadRequest, theirs: Any, config: ModelConfig) -> Any:
         raise BadCheckpoint(f"{folder}: {error}") from error
     if missing := sorted(report["missing_keys"]):
         raise BadCheckpoint(f"{folder}: {len(missing)} tensors are missing, the first is {missing[0]}")
-    model = model.to(order.device)
-    if order.progress:
-        order.progress(total, total)
+    model = model.to(request.device)
+    if request.progress:
+        request.progress(total, total)
     return model

@@ -1,8 +1,8 @@
-"""What a model of transformers must show before it may run over the engine's cache.
+"""Checks that a transformers model can run over the engine's cache.
 
-`probe_without_weights` walks through it without weights, and refuses early. `probe` has it read one passage
-twice, whole by its own attention and in two parts by ours: where both agree, keys and values are all that
-connects tokens.
+`probe_without_weights` runs the model on the meta device, to refuse it early. `probe` runs one passage twice:
+whole with the model's own attention, and in two chunks with ours. If the results agree, tokens depend on each
+other only through keys and values.
 """
 
 from collections import defaultdict
@@ -19,12 +19,12 @@ from engine.api.errors import UnsupportedModel
 from engine.models.bridge.interface import NAME, BridgedModel
 from engine.models.fields import Fields
 
-PASSAGE, CUT = 12, 7  # tokens read, and where the second part begins
+PASSAGE, CUT = 12, 7  # length of the passage, and where the second chunk begins
 UNREACHED = "not every layer calls transformers' attention interface, so the paged cache cannot serve it"
 
 
 class ProbeRecorder:
-    """Attends plainly, remembers keys and values, and writes down what each layer is."""
+    """Computes plain attention, stores keys and values, and records each layer's spec."""
 
     def __init__(self, theirs: Any, fields: Fields) -> None:
         text = theirs.get_text_config(decoder=True)
@@ -36,10 +36,10 @@ class ProbeRecorder:
         self.sinks: dict[int, Tensor] = {}
         self.calls: list[int] = []
         self.memory: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        if strange := set(self.kinds or ()) - {"full_attention", "sliding_attention"}:
+        if unknown := set(self.kinds or ()) - {"full_attention", "sliding_attention"}:
             raise self.refusal(
-                f"its layers of the kind {', '.join(sorted(strange))} cannot be run here, "
-                "only those of full_attention and sliding_attention"
+                f"its {', '.join(sorted(unknown))} layers are not supported, "
+                "only full_attention and sliding_attention"
             )
 
     def refusal(self, why: str) -> UnsupportedModel:
@@ -82,7 +82,7 @@ class ProbeRecorder:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, spec: LayerSpec, sinks: Tensor | None) -> Tensor:
-    """The last tokens of a single row over all of it, every score written out."""
+    """Attend from the last tokens of one row over the whole row, with the full score matrix."""
     group = spec.heads // spec.kv_heads
     scores = torch.einsum("qhd,khd->hqk", q.float(), k.float().repeat_interleave(group, 1)) * spec.scale
     if spec.softcap is not None:
@@ -99,46 +99,46 @@ def attention(q: Tensor, k: Tensor, v: Tensor, spec: LayerSpec, sinks: Tensor | 
 
 @torch.inference_mode()
 def probe_without_weights(theirs: Any, config: ModelConfig, fields: Fields) -> None:
-    """Refuses a model whose layers do not call ours, before any weight is read."""
-    notes = ProbeRecorder(theirs, fields)
+    """Refuse a model whose layers do not call our attention, before any weight is read."""
+    recorder = ProbeRecorder(theirs, fields)
     ids = torch.zeros(2, dtype=torch.int64, device="meta")
     model = None
     try:
-        with _explained(notes), torch.device("meta"):
+        with _explained(recorder), torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(theirs, attn_implementation=NAME)
-            BridgedModel(model.eval(), config).walk(ids, ids, notes.visit)
-    except (RuntimeError, NotImplementedError) as error:  # its way depends on values, and there are none here
-        says_so = getattr(model, "_supports_attention_backend", True)  # no model: it could not even be built
-        if not notes.calls and not says_so:
-            raise notes.refusal(f"{UNREACHED} ({error})") from error
+            BridgedModel(model.eval(), config).walk(ids, ids, recorder.visit)
+    except (RuntimeError, NotImplementedError) as error:  # its control flow may depend on values
+        supported = getattr(model, "_supports_attention_backend", True)  # no model: building it failed
+        if not recorder.calls and not supported:
+            raise recorder.refusal(f"{UNREACHED} ({error})") from error
     else:
-        notes.end_pass()
+        recorder.end_pass()
 
 
 @torch.inference_mode()
 def probe(bridged: BridgedModel, fields: Fields) -> None:
-    """Proves the model on its own weights, and completes what is known of it."""
-    notes = ProbeRecorder(bridged.model.config, fields)
+    """Check the model with its own weights, and complete its config."""
+    recorder = ProbeRecorder(bridged.model.config, fields)
     length = min(PASSAGE, bridged.config.max_context)
     positions = torch.arange(length, device=bridged.model.device)
     ids = (positions * 37 + 5) % bridged.config.vocab
-    with _explained(notes):
+    with _explained(recorder):
         reached, logits = _by_their_attention(bridged, ids, positions)
         parts = []
         for part in (slice(0, CUT), slice(CUT, length)):
             if len(ids[part]):
-                parts.append(bridged.walk(ids[part], positions[part], notes.visit))
-                notes.end_pass()
+                parts.append(bridged.walk(ids[part], positions[part], recorder.visit))
+                recorder.end_pass()
         ours = torch.cat(parts)
         exact = ours.dtype == torch.float32
         if not (_agree(ours, reached, exact) and _agree(bridged.logits(ours), logits, exact)):
-            raise notes.refusal("over the paged cache it does not come to what transformers comes to")
-    layers = tuple(notes.layers[index] for index in range(notes.count))
-    bridged.learn(layers, notes.sinks, hidden=ours.shape[1])
+            raise recorder.refusal("its results over the paged cache differ from those of transformers")
+    layers = tuple(recorder.layers[index] for index in range(recorder.count))
+    bridged.set_layers(layers, recorder.sinks, hidden=ours.shape[1])
 
 
 def _by_their_attention(bridged: BridgedModel, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """What leaves the trunk, and the logits."""
+    """Return the trunk's output and the logits."""
     reached: list[Tensor] = []
     hook = bridged.trunk.register_forward_hook(lambda *call: reached.append(call[-1].last_hidden_state[0]))
     bridged.model.set_attn_implementation("eager")
@@ -149,15 +149,15 @@ def _by_their_attention(bridged: BridgedModel, ids: Tensor, positions: Tensor) -
 
 
 @contextmanager
-def _explained(notes: ProbeRecorder) -> Iterator[None]:
-    """A model that is no plain decoder stumbles somewhere inside transformers; that is a refusal too."""
+def _explained(recorder: ProbeRecorder) -> Iterator[None]:
+    """Turn errors inside transformers, which mean that the model is not a plain decoder, into a refusal."""
     try:
         yield
     except (TypeError, ValueError, AttributeError, LookupError) as error:
-        reason = str(error).partition("\n")[0]  # all that could be run instead may follow
-        raise notes.refusal(f"transformers does not run it as a plain decoder ({reason})") from error
+        reason = str(error).partition("\n")[0]  # the other lines may list supported models
+        raise recorder.refusal(f"transformers does not run it as a plain decoder ({reason})") from error
 
 
 def _agree(ours: Tensor, theirs: Tensor, exact: bool) -> bool:
-    allowed = 1e-3 if exact else 0.1  # half precision drifts some percent over many layers
+    allowed = 1e-3 if exact else 0.1  # half precision drifts by some percent over many layers
     return ours.shape == theirs.shape and bool((ours - theirs).norm() <= allowed * theirs.norm())

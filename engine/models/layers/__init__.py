@@ -1,1 +1,1 @@
-"""The parts that a decoder's blocks are made of."""
+"""The parts of a decoder's blocks."""

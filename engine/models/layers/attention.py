@@ -1,5 +1,6 @@
-"""Grouped attention: queries share keys and values in groups; rotary positions, biases and norms of heads as
-the family has them. What sees what is for the attention back end to know.
+"""Grouped-query attention, with the family's rotary positions, biases and head norms.
+
+The attention backend does the masking.
 """
 
 from collections.abc import Mapping
@@ -27,10 +28,10 @@ class GroupedAttention(Part):
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
         whole = config.layers[index]
-        self.whole = (whole.heads, whole.kv_heads)  # of all ranks
+        self.whole = (whole.heads, whole.kv_heads)  # over all ranks
         self.cache = spec = of_rank(whole, build.ranks)
         self.heads = (spec.heads, spec.kv_heads)
-        self.parts = (sum(self.heads), spec.kv_heads)  # queries and keys lie side by side, and turn together
+        self.parts = (sum(self.heads), spec.kv_heads)  # queries and keys are adjacent: one call rotates both
         self.shape = (-1, sum(self.parts), spec.key_dim)
         self.has_rope = index not in config.unrotated
 
@@ -54,7 +55,7 @@ class GroupedAttention(Part):
             ),
             "out": (SourceTensor(names["attention.out"], width, COLUMNS),),
         }
-        if self.qk_norm is not None:  # one scale for all queries, another for all keys
+        if self.qk_norm is not None:  # one scale for all query heads, another for all key heads
             found["qk_norm"] = (
                 SourceTensor(names["attention.q_norm"], queries, WHOLE, (dim,)),
                 SourceTensor(names["attention.k_norm"], keys, WHOLE, (dim,)),
@@ -93,8 +94,8 @@ class GroupedAttention(Part):
 
 
 def of_rank(spec: CacheSpec, ranks: int) -> CacheSpec:
-    """What one of so many keeps. Ranks beyond the number of keys' heads share one."""
+    """Return one rank's share of a cache spec. Ranks beyond the number of key heads share one."""
     heads, kv_heads = spec.heads, spec.kv_heads
     if heads % ranks or (kv_heads % ranks and ranks % kv_heads):
-        raise BadInput(f"{heads} heads with {kv_heads} of keys and values cannot be shared by {ranks} ranks")
+        raise BadInput(f"{heads} query heads and {kv_heads} KV heads cannot be split over {ranks} ranks")
     return replace(spec, heads=heads // ranks, kv_heads=max(1, kv_heads // ranks))

@@ -1,4 +1,4 @@
-"""A layer of a decoder: attention, then a feed-forward."""
+"""A decoder layer: attention, then a feed-forward."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from engine.models.layers.step import StepContext
 
 class Block(nn.Module):
     def __init__(self, index: int, attention: Part, feed_forward: Part, names: str) -> None:
-        """`names`: what a checkpoint's names of this block begin with."""
+        """`names`: the prefix of this block's tensors in a checkpoint."""
         super().__init__()
         self.index, self._names = index, names
         self.attention, self.feed_forward = attention, feed_forward
@@ -21,7 +21,7 @@ class Block(nn.Module):
         return self.attention, self.feed_forward
 
     def forward(self, x: Tensor, step: StepContext) -> None:
-        """Adds the two terms of this block to x, in place."""
+        """Add the two residual terms of this block to x, in place."""
         x += self.attention.forward(x, step)
         x += self.feed_forward.forward(x, step)
 
@@ -35,5 +35,5 @@ class Block(nn.Module):
         return {self.named(name): cut for each in cuts for name, cut in each}
 
     def named(self, name: str) -> str:
-        """A tensor's name in a checkpoint, of its name in the block."""
+        """Return the checkpoint name of a tensor, given its name in the block."""
         return f"{self._names}.{name}"

@@ -1,4 +1,4 @@
-"""What parts are made with."""
+"""What parts are built with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from engine.quant.linear import Linear, parameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """Types, names and operators of a model; `ranks`: how many share it."""
+    """The dtype, names and operators of a model. `ranks`: the number of ranks that share it."""
 
     dtype: torch.dtype
     eps: float
     names: Mapping[str, str]
-    norm_operator: str = ""  # ours where none is named
+    norm_operator: str = ""  # empty: the built-in norm
     product_operator: str = ""
     ranks: int = 1
 
@@ -36,7 +36,7 @@ class Build:
         return OperatorNorm(weight, self.eps, operators.norm(self.norm_operator))
 
     def share(self, number: int, what: str) -> int:
-        """Of something that ranks have in equal shares."""
+        """Return one rank's equal share of `number`."""
         if number % self.ranks:
-            raise BadInput(f"{number} {what} cannot be cut into {self.ranks} equal shares")
+            raise BadInput(f"{number} {what} cannot be split into {self.ranks} equal shares")
         return number // self.ranks

@@ -1,4 +1,4 @@
-"""What parts launch with on a GPU, and the stream that goes from one to the next."""
+"""The kernels that parts launch on a GPU, and the residual stream between parts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ from engine.quant.product import ModuleProduct, PlainProduct, Product
 
 
 class GpuKernels:
-    """The kernels of a device, and what decides between them."""
+    """The kernels of a device, and the limits that choose between them."""
 
     rope_and_cache = staticmethod(rope_and_cache)
 
     def __init__(self, limits: tiles.GpuLimits) -> None:
-        self.overlaps = limits.overlaps  # kernels may start while the one before ends
+        self.overlaps = limits.overlaps  # whether it supports programmatic dependent launch (PDL)
         self._tiles = limits.room >= ROOM
 
     def product(self, module: nn.Module) -> Product:
-        """What launches it: the way it names itself, else its own forward."""
+        """Return what launches the module: its own choice (`gpu_product`), else its forward."""
         launched: Callable[[GpuKernels], Product] | None = getattr(module, "gpu_product", None)
         return ModuleProduct(module) if launched is None else launched(self)
 
@@ -37,44 +37,44 @@ class GpuKernels:
         return ModuleProduct(module)
 
     def norm_of(self, module: nn.Module) -> RmsNorm | None:
-        """None: no kernel of ours norms so."""
+        """Return the weight and epsilon if the module is an RMS norm our kernels compute, else None."""
         launched: Callable[[], RmsNorm | None] | None = getattr(module, "rms_norm", None)
         return None if launched is None else launched()
 
 
 @dataclass
 class GpuStep(StepContext):
-    """What all parts of a step on a GPU read."""
+    """What all parts of a GPU step read."""
 
-    places: Tensor  # [tokens]: the cell of the cache that each is written to
+    places: Tensor  # [tokens]: the cache slot each token is written to
     layers: Sequence[KVLayer]
-    mix: Callable[[Tensor, KVLayer], Tensor]  # attends over what is written already
-    single: bool  # one row, and all parts have a shorter way for it
-    pdl: bool  # whether the part's kernels start while the one before ends
+    mix: Callable[[Tensor, KVLayer], Tensor]  # attends over keys and values that are already written
+    single: bool  # one row, and all parts have a faster path for it
+    pdl: bool  # whether the part's kernels may start before the previous kernel ends
 
 
 @dataclass(slots=True)
 class Residual:
-    """The stream between parts, and a product that is still to be added to it.
+    """The residual stream between parts, with a product still to be added.
 
-    A part leaves its last product undone, since what reads the stream next knows what it needs of it: a norm
-    that adds up the product's parts, half a norm with sums of squares, or the plain sum. It is added once.
+    A part does not run its last product, since the next reader chooses the form it needs: a norm that adds
+    the product's partial sums, half a norm with sums of squares, or the plain sum. It is added exactly once.
     """
 
-    stream: Tensor  # [rows, hidden], which is overwritten
-    _product: Product | None = None  # of `_given`
+    stream: Tensor  # [rows, hidden]; overwritten
+    _product: Product | None = None  # multiplies `_given`
     _given: Tensor | None = None
     _pdl: bool = False
 
     def plus(self, product: Product, given: Tensor, step: GpuStep) -> "Residual":
-        """The stream with a product to add, after `normed`, `norm_gemv` or `total` has added the last."""
-        assert self._product is None, "what was left to add would be lost"
+        """Return the stream with a pending product. The last one must have been added."""
+        assert self._product is None, "the pending product would be lost"
         if step.single:
             return Residual(product.gemv(given, residual=self.stream, pdl=step.pdl))
         return Residual(self.stream, product, given, step.pdl)
 
     def normed(self, module: nn.Module, gpu: GpuKernels, *, half: bool = False, pdl: bool) -> Normed:
-        """The norm of the sum. `half`: what reads it can finish a norm that is half done."""
+        """Return the norm of the sum. `half`: the reader can finish a half-done norm."""
         ours = gpu.norm_of(module)
         if ours is None:
             return Normed(module(self.total()))
@@ -87,14 +87,14 @@ class Residual:
         return Normed(norm(self.stream, parts, *ours, pdl=pdl))
 
     def norm_gemv(self, product: Product, module: nn.Module, gpu: GpuKernels, **how: Any) -> Tensor:
-        """A product of one row, in a step of one, that takes the norm along."""
+        """In a step of one row: return a product that includes the norm."""
         ours = gpu.norm_of(module)
         assert ours is not None and self._product is None
         weight, eps = ours
         return product.gemv(self.stream, norm_weight=weight, eps=eps, **how)
 
     def total(self) -> Tensor:
-        """The stream with what was left to add."""
+        """Return the stream with the pending product added."""
         product, given = self._taken()
         if product is not None and given is not None:
             parts = product.parts(given, pdl=self._pdl)

@@ -1,4 +1,4 @@
-"""The dense feed-forward: silu of a gate, times what it lets through."""
+"""The dense feed-forward: silu(gate) * up, then the down projection."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -59,5 +59,5 @@ class DenseMLP(Part):
         )
 
     def gains_by_pdl(self, rows: int, gpu: "GpuKernels") -> bool:
-        """Where the products are ours: a kernel of others lets none begin before its end."""
+        """Only for our kernels: other libraries' kernels do not let the next one start early."""
         return rows <= PDL_ROWS or gpu.product(self.down).uses_tma(rows)

@@ -1,4 +1,4 @@
-"""The norm of the Llama family."""
+"""The RMS norm of the Llama family."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ RmsNorm = tuple[Tensor, float]  # weight and epsilon
 
 
 class Norm(nn.Module):
-    """Root mean square in float32; scaled only after rounding, as the models were trained."""
+    """RMS norm in float32; the weight is applied after rounding, as the models were trained."""
 
     def __init__(self, *shape: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -23,9 +23,9 @@ class Norm(nn.Module):
         return F.rms_norm(x, self.axis, None, self.eps).mul_(self.weight)
 
     def finalized(self) -> nn.Module:
-        """What norms in its place once the weight is there: on a CPU, one kernel."""
+        """Return the module that replaces this one once its weight is loaded: on a CPU, a single kernel."""
         return CpuRmsNorm(self.weight, self.eps) if self.weight.device.type == "cpu" else self
 
     def rms_norm(self) -> RmsNorm | None:
-        """What kernels that norm on the way have to know. None: it is called as it is."""
+        """Return weight and epsilon for kernels that include the norm. None: `forward` must be called."""
         return self.weight, self.eps

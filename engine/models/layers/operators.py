@@ -1,7 +1,7 @@
-"""Products and norms of one's own: each with an oracle, against which it is compared when it is registered.
+"""Custom products and norms. Each comes with an oracle, and is compared with it when registered.
 
-A family names one for all its parts (families.py). The plain forward computes its oracle; once a model is
-loaded, what its `make` gives takes the oracle's place, whatever scheme the other weights are kept in.
+A family names one for all its parts (families.py). The plain forward computes its oracle. Once a model is
+loaded, the module that its `make` returns replaces the oracle, whatever the other weights' scheme.
 """
 
 from importlib.metadata import entry_points
@@ -19,9 +19,9 @@ from engine.quant.linear import Launcher, Linear
 if TYPE_CHECKING:
     from engine.quant.product import Product
 
-GROUP = "minichat.operators"  # entry points of packages that bring operators of their own
-ROWS, SHAPES = (1, 5, 33), ((64, 32), (96, 160))  # of what is compared: rows; inputs and outputs
-ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the oracle's length, on a CPU and on CUDA
+GROUP = "minichat.operators"  # entry points of packages that provide operators
+ROWS, SHAPES = (1, 5, 33), ((64, 32), (96, 160))  # compared sizes: rows; inputs and outputs
+ALLOWED = {torch.float32: 1e-4, torch.bfloat16: 2e-2}  # of the oracle's norm, on CPU and CUDA
 EPS = 1e-6
 
 
@@ -33,7 +33,7 @@ class ProductOperator(Protocol):
         """[rows, inputs] with [outputs, inputs] -> [rows, outputs], in plain torch."""
 
     def make(self, weight: Tensor, bias: Tensor | None) -> nn.Module:
-        """What computes the same, on the weight's device."""
+        """Return a module that computes the same, on the weight's device."""
 
 
 class NormOperator(Protocol):
@@ -51,7 +51,7 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def register(operator: Operator) -> None:
-    """Raises, with the figures, where it is not what its oracle says."""
+    """Register an operator; raise, with figures, if it does not match its oracle."""
     compare(operator)
     OPERATORS[operator.name] = operator
 
@@ -68,7 +68,7 @@ def _named(name: str, kind: str) -> Operator:
     if name not in OPERATORS:
         _load(name)
     if (found := OPERATORS[name]).kind != kind:
-        raise BadInput(f"operator {name!r} is a {found.kind}, and a {kind} is wanted")
+        raise BadInput(f"operator {name!r} is a {found.kind}, not a {kind}")
     return found
 
 
@@ -88,12 +88,12 @@ def _load(name: str) -> None:
 
 @torch.inference_mode()
 def compare(operator: Operator) -> None:
-    """On a CPU in float32, and where there is CUDA there in bfloat16. Raises where they differ."""
+    """Compare on the CPU in float32 and, with CUDA, on the GPU in bfloat16. Raise if they differ."""
     settings = [(torch.device("cpu"), torch.float32)]
     if torch.cuda.is_available():
         settings.append((torch.device("cuda"), torch.bfloat16))
     for device, dtype in settings:
-        with device:  # it may be asked for while a model is made without memory
+        with device:  # may run inside a meta device context
             _compare_on(operator, device, dtype)
 
 
@@ -110,36 +110,36 @@ def _compare_on(operator: Operator, device: torch.device, dtype: torch.dtype) ->
             continue
         weight = numbers(outputs, inputs) / inputs**0.5
         for bias in (None, numbers(outputs)):
-            told = f"{inputs} inputs, {outputs} outputs and {'no' if bias is None else 'a'} bias"
-            _compare(operator, x, weight, bias, told)
+            case = f"{inputs} inputs, {outputs} outputs and {'no' if bias is None else 'a'} bias"
+            _compare(operator, x, weight, bias, case)
 
 
-def _compare(operator: Operator, x: Tensor, weight: Tensor, rest: Any, told: str) -> None:
-    """For several numbers of rows; the oracle is asked once, so that a row may not depend on its company."""
+def _compare(operator: Operator, x: Tensor, weight: Tensor, rest: Any, case: str) -> None:
+    """Compare at several row counts with one oracle call, so that a row must not depend on its batch."""
     about = f"operator {operator.name!r} on {x.device.type} in {str(x.dtype).removeprefix('torch.')}"
     try:
         wanted, made = operator.oracle(x, weight, rest), operator.make(weight.clone(), rest)
         found = {rows: made(x[:rows].clone()) for rows in ROWS}
-    except Exception as error:  # whatever it is, it is somebody else's code
-        raise BadInput(f"{about}: {told}: {type(error).__name__}: {error}") from error
+    except Exception as error:  # third-party code may raise anything
+        raise BadInput(f"{about}: {case}: {type(error).__name__}: {error}") from error
     for rows, mine in found.items():
-        if problem := _apart(mine, wanted[:rows], x.dtype):
-            raise BadInput(f"{about}: {rows} rows, {told}: {problem}")
+        if problem := _mismatch(mine, wanted[:rows], x.dtype):
+            raise BadInput(f"{about}: {rows} rows, {case}: {problem}")
 
 
-def _apart(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> str:
-    """What is wrong with it, in words; nothing if it is near enough."""
+def _mismatch(found: Tensor, wanted: Tensor, dtype: torch.dtype) -> str:
+    """Describe the mismatch, or return an empty string."""
     if found.shape != wanted.shape or found.dtype is not dtype:
         kind = str(found.dtype).removeprefix("torch.")
-        return f"it gives {kind} {list(found.shape)}, not {list(wanted.shape)}"
-    apart = float((found.float() - wanted.float()).norm() / wanted.float().norm())
-    if apart <= ALLOWED[dtype]:  # which is not so of NaN
+        return f"it returns {kind} {list(found.shape)}, not {list(wanted.shape)}"
+    error = float((found.float() - wanted.float()).norm() / wanted.float().norm())
+    if error <= ALLOWED[dtype]:  # false for NaN
         return ""
-    return f"it is {apart:.1e} away from its oracle; at most {ALLOWED[dtype]:g} is allowed"
+    return f"its relative error is {error:.1e}, at most {ALLOWED[dtype]:g} is allowed"
 
 
 class OperatorLinear(Linear):
-    """A product of one's own. No scheme takes its place."""
+    """A custom product, which quantization does not replace."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, operator: ProductOperator) -> None:
         super().__init__(weight, bias)
@@ -160,7 +160,7 @@ class OperatorLinear(Linear):
 
 
 class OperatorNorm(Norm):
-    """A norm of one's own."""
+    """A custom norm."""
 
     def __init__(self, weight: nn.Parameter, eps: float, operator: NormOperator) -> None:
         super().__init__(len(weight), eps=eps, dtype=weight.dtype)

@@ -1,4 +1,4 @@
-"""What a block is made of: a part owns its shapes, its names in a checkpoint, its cuts, and its launches."""
+"""The parts of a block: a part owns its shapes, checkpoint names, sharding and kernel launches."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from engine.api.config import CacheSpec, DecoderConfig
 from engine.models.layers.sharding import Sharding
 from engine.models.layers.step import StepContext
 
-if TYPE_CHECKING:  # of which the second brings Triton, which is there where a GPU is
+if TYPE_CHECKING:  # gpu.py imports Triton, which may be missing without a GPU
     from engine.models.layers.build import Build
     from engine.models.layers.gpu import GpuKernels, GpuStep, Residual
 
-PDL_ROWS = 32  # rows up to which kernels start early, whatever does the products
+PDL_ROWS = 32  # up to this many rows PDL helps with any product
 
 
 class Slot(NamedTuple):
-    """Where a tensor goes: a view into a parameter, and the shape that the file must have."""
+    """The destination of a checkpoint tensor: a view into a parameter, and the shape required in the file."""
 
     view: Tensor
     shape: tuple[int, ...]
@@ -26,58 +26,58 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SourceTensor:
-    """Rows of a parameter that a checkpoint has under a name of their own."""
+    """Rows of a parameter that are a separate tensor in checkpoints."""
 
     name: str
     rows: int
     cut: Sharding
-    shape: tuple[int, ...] | None = None  # that the file has, where one tensor is for all these rows
+    shape: tuple[int, ...] | None = None  # in the file, if one tensor covers all these rows
 
 
 class Part(nn.Module):
-    """Made for one of `ranks`, with the shapes of its share. A subclass is attention or a feed-forward."""
+    """Attention or a feed-forward, with the shapes of one rank's share."""
 
-    pdl: ClassVar[bool] = False  # whether its kernels may start while the one before ends: each waits itself
-    cache: CacheSpec | None = None  # what it keeps of a token between steps
+    pdl: ClassVar[bool] = False  # whether its kernels support PDL: each waits for its own inputs
+    cache: CacheSpec | None = None  # what it caches of a token between steps
 
     def __init__(self, config: DecoderConfig, index: int, build: "Build") -> None:
         super().__init__()
         self.index, self.hidden, self.names = index, config.hidden, build.names
 
     def pieces(self) -> Mapping[str, tuple[SourceTensor, ...]]:
-        """By its name in the part, what each product and norm is made of: rows one behind another."""
+        """Return the tensors that make up each product and norm (concatenated rows), by attribute name."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, step: StepContext) -> Tensor:
-        """The term that it adds to the stream [tokens, hidden]; a rank's is a part of the sum. The oracle."""
+        """Return the term to add to the stream [tokens, hidden], a partial sum on a rank. The reference."""
         raise NotImplementedError
 
     def fused(self, x: "Residual", step: "GpuStep", gpu: "GpuKernels") -> "Residual | None":
-        """The same by its own launches. None: `forward` runs, which is counted and named by `doctor`."""
+        """Like `forward`, with its own kernels. None: `forward` runs, and `doctor` reports that."""
         return None
 
     @classmethod
     def launches(cls) -> bool:
-        """Whether it has launches of its own."""
+        """Whether the part has its own kernels."""
         return cls.fused is not Part.fused
 
     def takes_single(self, gpu: "GpuKernels") -> bool:
-        """Whether `fused` has a shorter way for a step of one row; taken if all parts have one."""
+        """Whether `fused` has a faster path for a step of one row, used only if all parts have one."""
         return False
 
     def gains_by_pdl(self, rows: int, gpu: "GpuKernels") -> bool:
-        """Of a feed-forward: whether a step of so many rows is faster if kernels start early."""
+        """For a feed-forward: whether PDL makes a step of `rows` rows faster."""
         return rows <= PDL_ROWS
 
     def slots(self) -> Iterator[tuple[str, Slot]]:
-        """Every tensor of a checkpoint that it reads, by its name in the block."""
+        """Yield every checkpoint tensor that it reads, by its name in the block."""
         for name, parameter, piece in self._named():
             yield name, Slot(parameter, piece.shape or tuple(parameter.shape))
 
     def shards(self, ranks: int) -> dict[str, Sharding]:
-        """By its name in the block, how each tensor is cut over ranks. Of a part made for one rank.
+        """Return each tensor's sharding, by its name in the block. Call it on a part built for one rank.
 
-        Raises where it cannot be cut so.
+        Raises if a tensor cannot be split.
         """
         found = {}
         for name, parameter, piece in self._named():

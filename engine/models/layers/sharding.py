@@ -1,4 +1,4 @@
-"""How a tensor of a checkpoint is cut over ranks that share a model."""
+"""How checkpoint tensors are split over the ranks that share a model."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,24 +13,26 @@ Kind = Literal["rows", "columns", "heads", "vocabulary", "whole", "once"]
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """rows: outputs, in equal shares. columns: inputs, so that a rank's product is a part of a sum.
-    heads: rows by `heads`, where ranks beyond their number share one. vocabulary: rows, the last shares may
-    be shorter. whole: every rank has it. once: rank 0 has it and the others zeros, as of a bias that is added
-    to a sum.
+    """How one tensor is split.
+
+    rows: outputs, in equal shares. columns: inputs, so that a rank's product is a partial sum. heads: rows,
+    by head; ranks beyond the number of heads share one. vocabulary: rows; the last shares may be shorter.
+    whole: every rank has all of it. once: rank 0 has it and the others have zeros, such as a bias added to a
+    sum.
     """
 
     kind: Kind
     heads: int = 0
 
     def check(self, name: str, size: int, ranks: int) -> None:
-        """Raises where `size` numbers along the cut cannot be shared out."""
+        """Raise if `size` numbers along the split dimension cannot be divided."""
         if self.kind in ("rows", "columns") and size % ranks:
-            raise BadInput(f"{name}: {size} {self.kind} cannot be cut into {ranks} equal shares")
+            raise BadInput(f"{name}: {size} {self.kind} cannot be split into {ranks} equal shares")
         if self.kind == "heads" and self.heads % ranks and ranks % self.heads:
-            raise BadInput(f"{name}: {self.heads} heads cannot be shared by {ranks} ranks")
+            raise BadInput(f"{name}: {self.heads} heads cannot be split over {ranks} ranks")
 
     def share(self, tensor: Tensor, rank: int, ranks: int) -> Tensor:
-        """What a rank has of it."""
+        """Return a rank's share of the tensor."""
         match self.kind:
             case "whole":
                 return tensor
@@ -50,7 +52,7 @@ class Sharding:
 
     @property
     def of_bias(self) -> "Sharding":
-        """How the bias is cut of a product whose weight is cut so."""
+        """The sharding of the bias of a product whose weight has this sharding."""
         return ONCE if self.kind == "columns" else self
 
 

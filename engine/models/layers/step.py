@@ -1,4 +1,4 @@
-"""What the parts of a model read of a step."""
+"""The inputs that all parts of a step share."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,14 +10,14 @@ from engine.attention.base import Attend
 
 @dataclass
 class StepContext:
-    """What all parts of a step read."""
+    """The inputs that all parts of a step read."""
 
     positions: Tensor  # [tokens]
-    rope: Tensor  # the table of rope.py
+    rope: Tensor  # the table from rope.py
     attend: Attend
 
     @cached_property
     def angles(self) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the positions, as rope.rotate takes them."""
+        """The cosines and sines of the positions, in the form rope.rotate takes."""
         cos, sin = nn.functional.embedding(self.positions, self.rope).unsqueeze(1).chunk(2, dim=-1)
         return cos, sin

@@ -1,1 +1,1 @@
-"""Attention over a paged cache on a GPU: what to launch (work, tiles), and the Triton kernels themselves."""
+"""Attention over a paged cache on a GPU: work plans, tile sizes and the Triton kernels."""

@@ -1,10 +1,10 @@
-"""Lays the keys and values of contexts out in one piece, where so many queries read them that it pays.
+"""Copies the keys and values of contexts to contiguous memory, if enough queries read them to pay off.
 
-Of a paged cache each thread fetches 16 bytes at a time; of one piece, a unit of its own fetches whole turns.
-A compressed cache becomes numbers of the queries' type on the way, once for all of them.
+From a paged cache each thread loads 16 bytes at a time; from contiguous memory, TMA loads whole tiles. A
+compressed cache is dequantized to the queries' dtype in the same pass, once for all queries.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -16,7 +16,7 @@ from engine.kernels.triton.attention.work_plan import Spans
 from engine.kernels.triton.launch import power
 from engine.kv.store import KVLayer
 
-AT_ONCE = 4096  # numbers of keys that a program copies
+AT_ONCE = 4096  # key elements that a program copies
 
 
 @triton.jit
@@ -59,11 +59,11 @@ def _gather(
 def gather(
     layer: KVLayer, tables: Tensor, spans: Spans, turn: int, dtype: torch.dtype
 ) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """Keys and values of the rows in that type, 0 behind a context, to be read by turns of a head."""
+    """Return the rows' keys and values in `dtype`, as tiles of `turn` keys of a head, zero-padded."""
     spec, packed = layer.spec, layer.key_scales is not None
     widths = spec.kv_heads * spec.key_dim, spec.kv_heads * spec.value_dim
     keys, values = (layer.keys.new_empty(spans.cells, width, dtype=dtype) for width in widths)
-    # A plain token is copied as one head; of a compressed one, each head has a scale.
+    # An uncompressed token is copied as one head; compressed heads each have a scale.
     heads = spec.kv_heads if packed else 1
     key_dim, value_dim = (width // heads for width in widths)
     tokens = max(1, AT_ONCE // power(max(key_dim, value_dim)))

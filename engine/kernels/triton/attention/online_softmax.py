@@ -1,9 +1,9 @@
-"""What the loops over a context share, and the one that reads a turn after the other.
+"""The shared parts of the loops over a context, and the plain loop.
 
-A turn is some keys of the context and their values; `KEYS` of them are taken at once.
+A turn is one iteration: `KEYS` keys of the context and their values.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def capped(score, SOFTCAP: tl.constexpr):
-    """cap * tanh(score / cap), of scores that have been multiplied with 2 / cap on the way."""
+    """cap * tanh(score / cap), for scores that are already multiplied by 2 / cap."""
     return SOFTCAP - 2 * SOFTCAP / (1 + tl.exp2(score))
 
 
@@ -19,7 +19,7 @@ def capped(score, SOFTCAP: tl.constexpr):
 def hidden(
     score, key, there, position, WINDOW: tl.constexpr, KEPT: tl.constexpr, CAUSAL: tl.constexpr
 ):  # fmt: skip
-    """The scores, -inf where a query does not see the key."""
+    """Set scores to -inf where a query does not see the key."""
     seen = there[None, :]
     if CAUSAL:
         seen = seen & (key[None, :] <= position[:, None])
@@ -31,7 +31,7 @@ def hidden(
 
 @triton.jit
 def weighed(best, total, score, scale):
-    """Takes scores, times `scale` (> 0) in base 2, into the softmax; `fade` is for what was mixed before."""
+    """Add scores, times `scale` (> 0), in base 2, to the softmax; `fade` rescales earlier sums."""
     higher = tl.maximum(best, tl.max(score, 1) * scale)
     weight = tl.exp2(score * scale - higher[:, None])
     fade = tl.exp2(best - higher)
@@ -47,7 +47,7 @@ def fold(
     MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Takes the keys of begin..end into the softmax; without MASKED, every query sees all of full turns."""
+    """Add the keys of begin..end to the softmax. Without MASKED, all queries see all keys of full turns."""
     key_at = tl.arange(0, KEY_PAD)
     value_at = tl.arange(0, VALUE_PAD)
     for at in tl.range(begin, end, KEYS, num_stages=STAGES):
@@ -63,7 +63,7 @@ def fold(
             value_mask = value_mask & (value_at < VALUE_DIM)[None, :]
         k = tl.load(keys + cell[:, None] * KEY_DIM + key_at[None, :], mask=key_mask, other=0.0)
         v = tl.load(values + cell[:, None] * VALUE_DIM + value_at[None, :], mask=value_mask, other=0.0)
-        if PACKED:  # scales are of keys: they are multiplied with what belongs to a key alone
+        if PACKED:  # scales are per key: apply them to the scores and the weights
             k_by = tl.load(key_scales + cell, mask=there, other=0.0).to(tl.float32)
             v_by = tl.load(value_scales + cell, mask=there, other=0.0).to(tl.float32)
             k = k.to(query.dtype)

@@ -1,9 +1,9 @@
-"""What a compressed cache keeps of a token's head: a byte a number, and a scale.
+"""Packs a token's head for the compressed cache: a byte per number, and a scale.
 
-The oracle is engine/attention/packing.py.
+The reference is engine/attention/packing.py.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 from collections.abc import Mapping
 
@@ -29,6 +29,6 @@ def packed(numbers, kind: tl.constexpr, MOST: tl.constexpr):
 
 
 def most(kind: torch.dtype) -> float:
-    """The greatest number that a byte of the cache says; 0 where it keeps numbers as they are."""
+    """Return the largest value of a packed cache's dtype; 0 for an uncompressed cache."""
     greatest: Mapping[torch.dtype, float] = MOST
     return greatest.get(kind, 0.0)

@@ -1,10 +1,10 @@
-"""Attention of a tile of queries over a span of a row's context, and the merge where a context was cut.
+"""Attention of a tile of queries over a span of a row's context, and the merge of split contexts.
 
-One program is one item of the work (work_plan.py) for one key head. The heads that share it stand beside each
-other in one product: `QUERIES` tokens x `PADDED` heads, `GROUP` of them real. Scores are in base 2.
+One program handles one work item (work_plan.py) for one key head. The query heads that share it are rows of
+one product: `QUERIES` tokens x `PADDED` heads, of which `GROUP` are real. Scores are in base 2.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import math
 
@@ -23,8 +23,8 @@ from engine.kernels.triton.launch import launch
 from engine.kv.store import KVLayer
 
 LOG2_E = math.log2(math.e)
-MERGED = 8192  # numbers of partial results that a merge holds at once
-FEW = 16  # pieces that it holds at once where there are no more; 32 take 1 to 2 us longer than 64
+MERGED = 8192  # elements of partial results that a merge loads at once
+FEW = 16  # pieces it loads at once if there are no more; 32 take 1 to 2 us longer than 64
 
 
 @triton.jit(do_not_specialize=["table_stride"])
@@ -50,7 +50,7 @@ def _attend(
     end = tl.load(item + 5)
     slot = tl.load(item + 6).to(tl.int64)
 
-    if PDL:  # what comes before the wait reads only what the host has uploaded
+    if PDL:  # before the wait, only data uploaded by the host is read
         tl.extra.cuda.gdc_wait()
 
     line = tl.arange(0, QUERIES * PADDED)
@@ -64,12 +64,12 @@ def _attend(
         mask=real[:, None] & (key_at < KEY_DIM)[None, :],
         other=0.0,
     )
-    if AHEAD and KEYS >= 64:  # what comes of arithmetic stays in registers, where it costs the products less
+    if AHEAD and KEYS >= 64:  # a computed operand stays in registers, which makes the products cheaper
         query = tl.where(real[:, None], query, 0.0)
-    # Finite, so that a line that sees no key of a turn has no -inf - -inf.
+    # Finite, so that a row that sees no key of a turn does not compute -inf - -inf.
     best = tl.full([QUERIES * PADDED], -1e30, tl.float32)
     total = tl.zeros([QUERIES * PADDED], tl.float32)
-    if SINKS:  # a sink is a key before all others, to which no value answers
+    if SINKS:  # a sink acts as a key before all others, without a value
         opens = begin <= tl.maximum(0, first + 1 - WINDOW) if WINDOW > 0 else begin == 0
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32) * 1.4426950408889634  # LOG2_E
         best = tl.where(opens, sink, best)
@@ -91,7 +91,7 @@ def _attend(
             KEYS, KEY_PAD, VALUE_PAD, STAGES,
         )  # fmt: skip
     else:
-        if KEPT > 0:  # the first tokens, where the first piece of a window begins behind them
+        if KEPT > 0:  # the first tokens, if the window's first piece begins after them
             behind = tl.where(begin <= tl.maximum(0, first + 1 - WINDOW), tl.minimum(KEPT, begin), 0)
             best, total, mixed = fold(
                 best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
@@ -99,7 +99,7 @@ def _attend(
                 KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, PACKED, WINDOW, KEPT, SOFTCAP, True, False,
                 KEYS, KEY_PAD, VALUE_PAD, STAGES,
             )  # fmt: skip
-        if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are seen by all of it
+        if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are visible to all of it
             plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
             best, total, mixed = fold(
                 best, total, mixed, query, keys, values, key_scales, value_scales, table, kv_head,
@@ -172,7 +172,7 @@ def _merge(
 
 
 def attend(out: Tensor, q: Tensor, layer: KVLayer, tables: Tensor, work: AttentionWork) -> None:
-    """Fills those rows of `out` [tokens, heads, value_dim] that the work is about; `q` may be strided."""
+    """Fill the rows of `out` [tokens, heads, value_dim] that the work covers; `q` may be strided."""
     spec, tile = layer.spec, work.tile
     group, value_pad = spec.heads // spec.kv_heads, dim_padded(spec.value_dim)
     lines = (work.partials, tile.queries, spec.heads)

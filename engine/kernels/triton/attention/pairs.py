@@ -1,18 +1,18 @@
-"""The loop over a compressed cache: two bytes at a time become two floats of 16 bits.
+"""The loop over a compressed cache: converts two bytes at a time to two float16 numbers.
 
-Few queries meet many keys, so the work is to fetch bytes and to make floats of them. Products in fp8 would
-not help: with fewer than 64 rows a Hopper does them in 16 bits, too. Three things make it cheap:
+Few queries read many keys, so the cost is loading bytes and converting them to floats. FP8 products would not
+help: with fewer than 64 rows, Hopper computes them in 16 bits, too. Three things make it cheap:
 
-- The tensor cores want two keys side by side in a register, and shared memory is transposed 16 bits at a
+- The tensor cores need two adjacent keys in a register, and shared memory is transposed 16 bits at a
   time. So a cell is read as words of two bytes, and there are two products of half the width: one of the
   even numbers and one of the odd ones.
-- Keys and values are the tall side of each product, and queries the side of 8.
-- Every byte is exact in float16, and one instruction turns two of them. Scales are multiplied with scores and
+- Keys and values are the M side of each product, and queries the N side of 8.
+- Every byte is exact in float16, and one instruction converts two of them. Scales are applied to scores and
   weights, of which there are few. The range of float16 is small, so queries are divided by a power of two,
   and weights by another one that follows the scales of the values.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -22,8 +22,8 @@ from torch import Tensor
 from engine.kernels.triton.attention.online_softmax import capped, hidden, weighed
 from engine.kv.store import KVLayer
 
-# A register holds two words: its even bytes as two float16, or its odd ones. The bits of an integer and those
-# of 1152 together are their sum.
+# A register holds two words. The code converts its even or odd bytes to two float16. The sum of a byte and
+# 1152 is built by combining their bits.
 _E4M3 = """{{
     .reg .b32 bytes; .reg .b16 low, high;
     prmt.b32 bytes, $1, 0, 0x3120; mov.b32 {{low, high}}, bytes;
@@ -40,19 +40,19 @@ ODD = {torch.float8_e4m3fn: _E4M3.format(half="high"), torch.int8: _INT8.format(
 
 @triton.jit
 def _exponent(numbers):
-    """Of the greatest number, as float32 stores it: plus 127."""
+    """The exponent of the largest number, as stored in float32 (biased by 127)."""
     return tl.max(numbers.to(tl.int32, bitcast=True), 0) >> 23
 
 
 @triton.jit
 def _power(exponent):
-    """The power of two with that exponent, plus 127."""
+    """The power of two with that biased exponent."""
     return (exponent << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _scale(scales, cell):
-    """Of each cell, from a word of two bfloat16: the compiler fetches only 4 bytes and more ahead."""
+    """Load cells' scales from words of two bfloat16: only loads of 4 bytes and more are prefetched."""
     word = tl.load(scales + (cell >> 1))
     return ((word << (16 - (cell.to(tl.int32) & 1) * 16)) & -65536).to(tl.float32, bitcast=True)
 
@@ -67,12 +67,12 @@ def _turns(
     KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
     EVEN: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
-    """As turns.fold. What is mixed [dim / 2, rows] comes in units of the power of two of `top`."""
+    """Like online_softmax.fold. `even` and `odd` [dim / 2, rows] are in units of the power of two `top`."""
     key_at = tl.arange(0, KEY_PAD // 2)
     value_at = tl.arange(0, VALUE_PAD // 2)
     for at in tl.range(begin, end, KEYS, num_stages=STAGES):
         key = at + tl.arange(0, KEYS)
-        # Behind the end it is the last key again, hidden below: no load needs a mask.
+        # Beyond the end, load the last key again; it is masked below, so no load needs a mask.
         seen = tl.minimum(key, end - 1)
         block = tl.load(table + seen // BLOCK).to(tl.int64)
         cell = (block * BLOCK + seen % BLOCK) * KV_HEADS + kv_head
@@ -121,7 +121,7 @@ def fold_packed(
     KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
     EVEN: tl.constexpr, ODD: tl.constexpr,
 ):  # fmt: skip
-    """All turns of a program; what is mixed comes back [rows, dim]."""
+    """Run all turns of a program; returns the weighted values as [rows, dim]."""
     rows: tl.constexpr = query.shape[0]
     wide = query.to(tl.float32)
     greatest = tl.maximum(_exponent(tl.max(tl.abs(wide), 1)), 27) - 7  # queries stay below 2**8
@@ -131,7 +131,7 @@ def fold_packed(
     even = tl.zeros([VALUE_PAD // 2, rows], tl.float32)
     odd = tl.zeros([VALUE_PAD // 2, rows], tl.float32)
     top = tl.full([], 14, tl.int32)
-    if KEPT > 0:  # the first tokens, where the first piece of a window begins behind them
+    if KEPT > 0:  # the first tokens, if the window's first piece begins after them
         behind = tl.where(begin <= tl.maximum(0, first + 1 - WINDOW), tl.minimum(KEPT, begin), 0)
         best, total, even, odd, top = _turns(
             best, total, even, odd, top, query_even, query_odd, keys, values, key_scales, value_scales, table,
@@ -139,7 +139,7 @@ def fold_packed(
             KV_HEADS, KEY_DIM, VALUE_DIM, BLOCK, WINDOW, KEPT, SOFTCAP, True, False,
             KEYS, KEY_PAD, VALUE_PAD, STAGES, EVEN, ODD,
         )  # fmt: skip
-    if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are seen by all of it
+    if QUERIES > 1 and WINDOW == 0:  # full turns before the tile's first query are visible to all of it
         plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
         best, total, even, odd, top = _turns(
             best, total, even, odd, top, query_even, query_odd, keys, values, key_scales, value_scales, table,
@@ -159,6 +159,6 @@ def fold_packed(
 
 
 def words(layer: KVLayer) -> list[Tensor]:
-    """The cache's tensors in words of two: bytes in 16 bits, scales in 32."""
+    """View the cache's tensors as words of two elements: bytes as int16, scales as int32."""
     wide = {1: torch.int16, 2: torch.int32}
     return [each.view(-1).view(wide[each.itemsize]) for each in layer.tensors()]

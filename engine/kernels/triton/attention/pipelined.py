@@ -1,10 +1,10 @@
-"""The loop of prompts: the scores of the next turn are asked for before those of this one are folded.
+"""The loop for prompts: computes the next turn's scores before it folds the current ones.
 
-Tensor cores multiply beside what else a program does, so they have work while it takes exponents. Nothing
-says so here but the order: what a product gives is first read in the next turn of the loop.
+Tensor cores run asynchronously, so they stay busy while the program computes exponentials. Only the order
+achieves this: a product's result is first read in the next iteration.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import triton
 import triton.language as tl
@@ -16,9 +16,9 @@ from engine.kernels.triton.attention.online_softmax import capped, hidden, weigh
 def _find(
     table, start, at, last, BLOCK: tl.constexpr, GATHERED: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """Where a turn is: the block of each key, or which KEYS of all if a block holds more; `last` at most.
+    """Locate a turn: the block of each key, or its index in units of KEYS if a block holds more.
 
-    Of gathered keys, where the turn begins.
+    Keys beyond `last` use its block. For gathered keys, return the offset of the turn.
     """
     if GATHERED:
         found = start + at
@@ -35,7 +35,7 @@ def _read(
     of, found, at, last, kv_head, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAD: tl.constexpr,
     MASKED: tl.constexpr, BLOCK: tl.constexpr, GATHERED: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Keys or values of a turn; MASKED ones are 0 behind `last`, as gathered ones always are."""
+    """Load the keys or values of a turn; MASKED ones are 0 beyond `last`, as gathered ones always are."""
     if GATHERED:
         lines = of.load([found, kv_head * DIM])
     else:
@@ -64,7 +64,7 @@ def _turns(
     SOFTCAP: tl.constexpr, MASKED: tl.constexpr, GATHERED: tl.constexpr,
     KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Folds the turns of begin..end, from the first one's scores; those of the turn after come back."""
+    """Fold the turns of begin..end, given the first one's scores; return those of the next turn."""
     found = _find(table, start, begin, last, BLOCK, GATHERED, KEYS)
     for at in tl.range(begin, end, KEYS, num_stages=STAGES):
         later = _find(table, start, at + KEYS, last, BLOCK, GATHERED, KEYS)
@@ -96,15 +96,15 @@ def fold_pipelined(
     SOFTCAP: tl.constexpr, GATHERED: tl.constexpr,
     KEYS: tl.constexpr, KEY_PAD: tl.constexpr, VALUE_PAD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """As turns.fold, without a window, of keys in blocks or GATHERED (gather.py) from `start` on.
+    """Like online_softmax.fold, without a window, for keys in blocks or GATHERED (gather.py) from `start` on.
 
-    `begin` is a whole number of turns.
+    `begin` must be a multiple of KEYS.
     """
     last = end - 1
     found = _find(table, start, begin, last, BLOCK, GATHERED, KEYS)
     k = _read(keys, found, begin, last, kv_head, KV_HEADS, KEY_DIM, KEY_PAD, False, BLOCK, GATHERED, KEYS)
     score = tl.dot(query, tl.trans(k), input_precision="ieee")
-    # Full turns before the tile's first query are seen by all of it.
+    # Full turns before the tile's first query are visible to all of it.
     plain = begin + tl.maximum(tl.minimum(end, first + 1) - begin, 0) // KEYS * KEYS
     best, total, mixed, score = _turns(
         best, total, mixed, score, query, keys, values, table, start, kv_head, begin, plain, last, position,

@@ -1,4 +1,4 @@
-"""How big the pieces are that one program works on; docs/attention-gpu.md has the figures that decided."""
+"""Tile sizes of the attention programs; docs/attention-gpu.md has the measurements behind them."""
 
 from dataclasses import dataclass
 
@@ -7,45 +7,45 @@ import numpy as np
 from engine.api.config import LayerSpec
 from engine.kernels.triton.launch import power
 
-# Rows of the smallest product that the tensor cores do. Products of float32 get no more: the compiler writes
-# them out number by number, and takes up to a minute and a half for a larger tile.
+# Rows of the smallest tensor core product. float32 uses no more: the compiler unrolls its products element by
+# element, and takes up to a minute and a half for a larger tile.
 NARROW = 16
-NARROW_PAIRS = 8  # the same of a compressed cache, where queries are the other side of it (pairs.py)
-LONG = 2048  # tokens of context from which a tall tile's wasted corner is small beside the rest
-# Contexts are gathered where a key meets so many queries, each of its heads counted as one, and where keys
-# and values take no more than so many bytes.
+NARROW_PAIRS = 8  # the same over a compressed cache, where queries are the other operand (pairs.py)
+LONG = 2048  # context length from which the masked corner of a tall tile is relatively small
+# Contexts are gathered if each key is read by this many queries (counted per query head), and keys and values
+# take at most this many bytes.
 GATHERED, MOST_GATHERED = 1536, 2**27
-GATHERED_PACKED = 160  # what is gathered is unpacked once, too
+GATHERED_PACKED = 160  # lower, since gathering also dequantizes once
 
 
 @dataclass(frozen=True, slots=True)
 class GpuLimits:
-    room: int  # bytes of shared memory that one program may take
-    overlaps: bool  # whether a kernel can be set up while the one before it ends
+    room: int  # bytes of shared memory available to one program
+    overlaps: bool  # whether it supports programmatic dependent launch (PDL)
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One program's share: `queries` tokens, `padded` heads of each, `keys` tokens of context a turn."""
+    """The tile of one program: `queries` tokens, `padded` heads of each, `keys` context tokens per turn."""
 
     queries: int
-    padded: int  # the heads that share a key head, rounded up: queries x padded rows make one product
+    padded: int  # query heads per key head, rounded up: queries x padded rows make one product
     keys: int
     warps: int
-    stages: int  # turns whose keys and values are on their way at once
-    programs: int  # so many keep the GPU busy: where there are fewer tiles, contexts are cut
-    pdl: bool  # starts while the kernel before it ends: wins where there is little to do, loses elsewhere
+    stages: int  # turns whose keys and values are in flight
+    programs: int  # programs that keep the GPU busy: with fewer tiles, contexts are split
+    pdl: bool  # PDL: faster for small steps, slower for others
     ahead: bool = (
         False  # asks for the scores of a turn before it folds those of the one before (pipelined.py)
     )
-    registers: int | None = None  # the most that a thread may have: of 168, three programs of 4 warps fit
+    registers: int | None = None  # limit per thread: with 168, three programs of 4 warps fit
     pairs: bool = False  # reads a compressed cache two bytes at a time (pairs.py)
 
 
-# Rows of one token, by how many programs they make before any is cut: up to so many, then the tile's keys,
-# warps, stages, programs and early. Beyond 320 the GPU is full, and what counts is how many run side by side:
-# 528, 792, 396 and 1056 with the four tiles there. A last round of few leaves the memory idle. Rows of many
-# lengths, which are the usual ones, end one by one, and want the taller tiles up to there.
+# For rows of one token, by the number of programs before contexts are split: the upper bound, then the tile's
+# keys, warps, stages, programs and pdl. Beyond 320 the GPU is full, and what counts is how many programs run
+# concurrently: 528, 792, 396 and 1056 with the four tiles there. A nearly empty last wave leaves the memory
+# idle. Rows of mixed lengths, the usual case, end one by one, and prefer the taller tiles up to there.
 TOKENS = (
     (16, (16, 1, 6, 400, True)),
     (160, (32, 1, 6, 400, True)),
@@ -58,8 +58,8 @@ TOKENS = (
     (1700, (32, 1, 6, 264, False)),
 )
 MANY_TOKENS = (32, 1, 4, 264, False)
-# The same over a compressed cache. With 8, 6 and 4 stages, 7, 11 and 12 programs run on each of 132
-# processors. Up to 800, contexts are cut until about that many run; beyond, the last round decides again.
+# The same over a compressed cache. With 8, 6 and 4 stages, 7, 11 and 12 programs run on each of 132 SMs. Up
+# to 800, contexts are split until about that many run; beyond, the last wave decides again.
 PACKED_TOKENS = (
     (64, (32, 1, 8, 528, True)),
     (160, (32, 1, 8, 528, False)),
@@ -71,7 +71,7 @@ MANY_PACKED_TOKENS = (32, 1, 8, 264, False)
 
 
 def for_tokens(spec: LayerSpec, rows: int, gpu: GpuLimits, itemsize: int, *, packed: bool = False) -> Tile:
-    """For rows of one token each, which wait for memory: much of it has to be under way at any time."""
+    """Return the tile for rows of one token each. They are memory-bound, so much has to be in flight."""
     whole, pairs = rows * spec.kv_heads, packed and by_pairs(spec, itemsize)
     table, many = (PACKED_TOKENS, MANY_PACKED_TOKENS) if pairs else (TOKENS, MANY_TOKENS)
     keys, warps, stages, programs, pdl = next((how for most, how in table if whole <= most), many)
@@ -84,11 +84,11 @@ def for_tokens(spec: LayerSpec, rows: int, gpu: GpuLimits, itemsize: int, *, pac
 def for_chunks(
     spec: LayerSpec, longest: int, mean: float, gpu: GpuLimits, itemsize: int, *, packed: bool = False
 ) -> Tile:
-    """For rows of several tokens: tall tiles, so that each key is read for many queries."""
+    """Return the tile for rows of several tokens: tall tiles, so that each key is read for many queries."""
     padded = power(spec.heads // spec.kv_heads)
     if packed and by_pairs(spec, itemsize):
         return _for_packed_chunks(spec, padded, longest, gpu)
-    wide = row_bytes(spec, itemsize) > 512  # heads beyond 128 in 16 bits: half the rows fill the registers
+    wide = row_bytes(spec, itemsize) > 512  # dims beyond 128 in 16 bits: half the rows fill the registers
     needed = max(NARROW, padded * power(longest))
     ahead = gpu.overlaps and itemsize == 2 and not (packed or wide or spec.window) and needed > 2 * NARROW
     registers = None
@@ -104,16 +104,16 @@ def for_chunks(
     else:
         height, keys, warps, stages, programs = 128, 128, 8, 3, 132
     room = gpu.room - height * dim_padded(spec.key_dim) * itemsize
-    if ahead:  # values wait a turn longer than keys
+    if ahead:  # values stay in flight for a turn longer than keys
         room -= keys * dim_padded(spec.value_dim) * itemsize
     keys, stages = _within(room, row_bytes(spec, itemsize), keys, stages)
     return Tile(height // padded, padded, keys, warps, stages, programs, False, ahead, registers)
 
 
 def _for_packed_chunks(spec: LayerSpec, padded: int, longest: int, gpu: GpuLimits) -> Tile:
-    """Tiles of few rows: a program makes floats of what it reads in registers, where rows want room, too."""
+    """Return a tile of few rows: converting to floats takes registers, which rows need, too."""
     key_bytes = row_bytes(spec, 1)
-    most = max(padded, NARROW if key_bytes > 256 else 2 * NARROW)  # heads beyond 128: half the rows
+    most = max(padded, NARROW if key_bytes > 256 else 2 * NARROW)  # head dimensions beyond 128: half the rows
     height = min(max(NARROW_PAIRS, padded * power(longest)), most)
     keys, warps, stages = (32, 1, 6) if height <= NARROW else (64, 2, 5)
     room = gpu.room - height * dim_padded(spec.key_dim) * 2
@@ -130,7 +130,7 @@ def for_gathered(
     *,
     packed: bool = False,
 ) -> Tile | None:
-    """For rows of several tokens whose contexts are worth gathering; None: they are not, or cannot be."""
+    """Return the tile for chunks whose contexts are worth gathering, or None."""
     group, key_bytes = spec.heads // spec.kv_heads, row_bytes(spec, itemsize)
     if not gpu.overlaps or itemsize != 2 or spec.window or not {spec.key_dim, spec.value_dim} <= {64, 128}:
         return None
@@ -146,12 +146,12 @@ def for_gathered(
 
 
 def by_pairs(spec: LayerSpec, itemsize: int) -> bool:
-    """Whether queries of such a type may read a compressed cache two bytes at a time."""
+    """Whether queries of that item size can read a compressed cache two bytes at a time."""
     return itemsize == 2 and spec.key_dim % 2 == spec.value_dim % 2 == 0
 
 
 def row_bytes(spec: LayerSpec, itemsize: int) -> int:
-    """What a token of context takes of a program's shared memory."""
+    """Return the shared memory per context token."""
     return (dim_padded(spec.key_dim) + dim_padded(spec.value_dim)) * itemsize
 
 
@@ -160,7 +160,7 @@ def dim_padded(dim: int) -> int:
 
 
 def _within(room: int, key_bytes: int, keys: int, stages: int) -> tuple[int, int]:
-    """Fewer turns on their way, and then fewer keys a turn, until they fit into the room."""
+    """Reduce the stages, then the keys per turn, until they fit."""
     while keys * key_bytes > room and keys > NARROW:
         keys //= 2
     return keys, max(1, min(stages, room // (keys * key_bytes)))

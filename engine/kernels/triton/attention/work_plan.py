@@ -1,4 +1,4 @@
-"""What each program of a launch does, laid out on the host with numpy and read on the device as one table."""
+"""Plans the work of each program of a launch, with numpy on the host, as one table read on the device."""
 
 from dataclasses import dataclass
 
@@ -7,40 +7,40 @@ from torch import Tensor
 
 from engine.kernels.triton.attention.tiles import Tile
 
-# An item's columns: row of the block tables, first token in the batch, how many tokens, the position of the
-# first, the span of positions it attends to, where its partial result goes (-1: it has the whole result), and
-# where the row's context begins, if contexts are gathered.
-ITEM = 8  # columns: an item lies within 32 bytes
-# A merge's columns: first token in the batch, how many tokens, its first partial result, how many partials.
+# An item's columns: row of the block tables, first token in the batch, number of tokens, position of the
+# first token, begin and end of the positions it attends to, index of its partial result (-1: it computes the
+# final result), and the offset of the row's context if contexts are gathered.
+ITEM = 8  # columns; an item is 32 bytes
+# A merge's columns: first token in the batch, number of tokens, first partial result, number of partials.
 MERGE = 4
-# A span's columns: row of the block tables, its context, where that begins among the gathered ones.
-SPAN = 4  # columns, the last one unused
+# A span's columns: row of the block tables, context length, offset among the gathered contexts.
+SPAN = 4  # columns; the last one is unused
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Contexts that are laid out in one piece before tiles of queries meet them (gather.py)."""
+    """Contexts that are gathered before attention (gather.py)."""
 
     table: Tensor  # [rows, SPAN] int32
-    longest: int  # context, with what fills its last turn
-    cells: int  # of all
+    longest: int  # longest context, with padding to whole turns
+    cells: int  # total
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
-    """A launch on the device. Its items and merges are one upload."""
+    """One launch. Its items and merges are uploaded together."""
 
     tile: Tile
     items: Tensor  # [programs / kv_heads, ITEM] int32
-    merges: Tensor  # [tiles that were cut, MERGE] int32
+    merges: Tensor  # [split tiles, MERGE] int32
     partials: int
-    most: int  # partial results of one merge
+    most: int  # most partial results of one merge
     spans: Spans | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Tiles of queries, a column each: which row, which tokens, at which position the first one stands."""
+    """Tiles of queries, as columns: row, first token, number of tokens, position of the first token."""
 
     rows: np.ndarray
     tokens: np.ndarray
@@ -49,7 +49,8 @@ class Chunks:
 
     @classmethod
     def of(cls, first: int, starts: np.ndarray, contexts: np.ndarray, height: int) -> "Chunks":
-        """Rows from `first` on, `height` tokens a tile. `starts` has one entry more than there are rows."""
+        """Split rows, from `first` on, into tiles of `height` tokens. `starts` has an entry more than
+        rows."""
         counts = np.diff(starts)
         tiles = -(-counts // height)
         at = np.repeat(np.arange(len(counts)), tiles)
@@ -65,10 +66,10 @@ class Chunks:
 def plan_items(
     chunks: Chunks, window: int | None, kv_heads: int, tile: Tile, most: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, int]:
-    """Items, at most so many, merges, and how many partial results there will be.
+    """Return the items, at most `most`, the merges, and the number of partial results.
 
-    Contexts are cut where there are too few tiles to fill the GPU, and where one is far longer than the
-    others, which would wait for it. The pieces of one context are of equal length, to the next full turn.
+    Contexts are split if there are too few tiles to fill the GPU, and if one is much longer than the others,
+    which would wait for it. The pieces of a context have equal length, rounded up to whole turns.
     """
     ends = chunks.positions + chunks.queries
     lows = np.zeros_like(ends) if window is None else np.maximum(0, chunks.positions + 1 - window)
@@ -94,12 +95,12 @@ def plan_items(
         items[:, column] = values[at]
     items[:, 4], items[:, 5], items[:, 6] = begin, np.minimum(begin + steps[at], ends[at]), slots
     merges = np.stack((chunks.tokens, chunks.queries, slots[firsts], pieces), axis=1)[cut].astype(np.int32)
-    # The longest start first: none is still running when the others are done.
+    # Longest first, so that no long item is still running when the others are done.
     return items[np.argsort(items[:, 4] - items[:, 5], kind="stable")], merges, int(cut[at].sum())
 
 
 def plan_spans(first: int, contexts: np.ndarray, keys: int) -> tuple[np.ndarray, int, int]:
-    """The spans of rows from `first` on, each of whole turns of so many keys; the longest, and their sum."""
+    """Return the spans of rows from `first` on, in whole turns of `keys`, the longest, and the total."""
     taken = -(-contexts // keys) * keys
     spans = np.zeros((len(contexts), SPAN), np.int32)
     spans[:, 0], spans[:, 1], spans[:, 2] = first + np.arange(len(taken)), contexts, np.cumsum(taken) - taken

@@ -1,6 +1,6 @@
-"""Puts a step's keys and values where the cache wants them."""
+"""Writes a step's keys and values to the cache."""
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import triton
 import triton.language as tl
@@ -16,7 +16,7 @@ def _put(
     cells, scales, of, place, stride,
     HEADS: tl.constexpr, DIM: tl.constexpr, LINES: tl.constexpr, PADDED: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """One token's heads, `stride` apart, to their cell."""
+    """Write one token's heads, `stride` apart, to its cell."""
     head = tl.arange(0, LINES)
     at = tl.arange(0, PADDED)
     there = (head < HEADS)[:, None] & (at < DIM)[None, :]
@@ -38,16 +38,16 @@ def _write(
         tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     place = tl.load(places + token)
-    if PDL:  # what comes before the wait reads only what the host has uploaded
+    if PDL:  # before the wait, only data uploaded by the host is read
         tl.extra.cuda.gdc_wait()
     _put(keys, key_scales, k + token * k_token, place, k_head, HEADS, KEY_DIM, LINES, KEYS, MOST)
     _put(values, value_scales, v + token * v_token, place, v_head, HEADS, VALUE_DIM, LINES, VALUES, MOST)
 
 
 def write(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, pdl: bool) -> None:
-    """`k` and `v` [tokens, kv_heads, dim], maybe strided, into the layer's cells; packed, where those are.
+    """Write `k` and `v` [tokens, kv_heads, dim], possibly strided, to the layer's cells.
 
-    The oracle is `Cells.write` of the torch back end. `pdl` as in Tile.
+    A compressed cache packs them. The reference is `CacheCells.write` of the torch backend. `pdl` as in Tile.
     """
     tokens, heads, key_dim = k.shape
     value_dim = v.shape[2]

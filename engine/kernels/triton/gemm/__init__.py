@@ -1,1 +1,1 @@
-"""Matrix products, and what is fused with them."""
+"""Matrix products, and the operations fused with them."""

@@ -1,6 +1,6 @@
-"""A weight in few bits spread out: what many rows are multiplied with."""
+"""Dequantizes whole weights, for products with many rows."""
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -24,7 +24,7 @@ def _dequantize_int8(out, numbers, scale, INPUTS: tl.constexpr, TILE: tl.constex
 
 
 def dequantize_int8(numbers: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """Whole numbers, 128 more than they mean, and a scale for each output -> [outputs, inputs]."""
+    """Integers offset by 128, and a scale per output -> [outputs, inputs]."""
     outputs, inputs = numbers.shape
     out = torch.empty(outputs, inputs, dtype=dtype, device=numbers.device)
     _dequantize_int8[(outputs, triton.cdiv(inputs, TILE))](
@@ -59,7 +59,7 @@ def _dequantize_int4(
 def dequantize_int4(
     words: Tensor, grid: Tensor, kind: torch.dtype, outputs: int, inputs: int, dtype: torch.dtype
 ) -> Tensor:
-    """As int4_gemm.py has them, with a grid of `kind` -> [outputs, inputs]."""
+    """Words in the layout of int4_gemm.py, with a grid of dtype `kind` -> [outputs, inputs]."""
     tiles, units = words.shape[:2]
     out = torch.empty(outputs, inputs, dtype=dtype, device=words.device)
     turn = min(32, power(units))

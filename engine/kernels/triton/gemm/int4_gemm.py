@@ -1,16 +1,17 @@
-"""Products of up to some hundred rows with a weight in four bits: (number - 8) * scale + offset, by groups.
+"""Products of up to a few hundred rows with an int4 weight: (number - 8) * scale + offset, by groups.
 
-A decode step of a small batch waits for its weights: a quarter of the bytes should be four times the speed.
-Then arithmetic is in the way, and so are copies. So numbers lie as the kernel reads them: a program's share
-is one piece of memory, which comes to shared memory ahead of its use, and goes from there to the registers
-that the tensor cores multiply from. There numbers become floats, two in an operation: their bits are put into
-the fraction of a power of two, which is taken away again (exact), and one more operation scales and rounds.
+A decode step of a small batch is bound by reading weights: a quarter of the bytes should be four times as
+fast, unless arithmetic or copies become the bottleneck. So the numbers are stored in the order the kernel
+reads them: a program's share is one contiguous piece, which is prefetched to shared memory and goes from
+there to the registers that the tensor cores read. There the numbers become floats, two per instruction: their
+bits are put into the fraction of a power of two, which is then subtracted (exact), and one more instruction
+scales and rounds.
 
-A unit is 128 inputs of an output: 32 words of 16 bits. The nth four bits of each are of 32 inputs beside each
-other, so that they are one side of a product as they stand.
+A unit is 128 inputs of an output: 32 words of 16 bits. The nth 4 bits of the words are 32 adjacent inputs, so
+that they form a product's operand without reordering.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import torch.nn.functional as F
@@ -22,13 +23,13 @@ from engine.kernels.triton.gemm.tma_gemm import Tiling
 from engine.kernels.triton.launch import launch, power
 
 UNIT = 128  # inputs
-TILE = 64  # outputs that lie together, in whole tiles; the kernels have it as a number
-TALL = 64  # rows of a program at most
-BROAD = 2**26  # numbers of a weight from which it has programs enough that each does more
+TILE = 64  # outputs per tile of the layout; the kernels hard-code it
+TALL = 64  # most rows of a program
+BROAD = 2**26  # weights of at least this many numbers have enough programs that each can do more
 
 
 def pack_int4(numbers: Tensor) -> Tensor:
-    """[outputs, width] of 0 to 15 -> words [tiles, units, TILE, 32] int16; outputs are filled up."""
+    """Pack [outputs, width] of 0 to 15 to words [tiles, units, TILE, 32] int16; outputs are padded."""
     numbers = F.pad(numbers, (0, 0, 0, -len(numbers) % TILE))
     four = numbers.view(-1, TILE, numbers.shape[1] // UNIT, 4, UNIT // 4).to(torch.int16).unbind(3)
     words = four[0] | four[1] << 4 | four[2] << 8 | four[3] << 12
@@ -36,22 +37,22 @@ def pack_int4(numbers: Tensor) -> Tensor:
 
 
 def unpack_int4(words: Tensor) -> Tensor:
-    """The way back, uint8, with what fills up."""
+    """Invert pack_int4, in uint8, including the padding."""
     by_four = words.transpose(1, 2).unsqueeze(3) >> 4 * torch.arange(4, device=words.device)[:, None]
     return (by_four & 15).to(torch.uint8).flatten(2).flatten(0, 1)
 
 
 def scale_grid(scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:
-    """[outputs, groups] each -> scale and offset in one number, two of `dtype`: [groups, outputs] int32."""
+    """Pack scale and offset [outputs, groups] as two numbers of `dtype` in an int32: [groups, outputs]."""
     both = torch.stack((scale, (8 - zero) * scale), 2).to(dtype)
     return F.pad(both.view(torch.int32).squeeze(2).T, (0, -len(scale) % TILE)).contiguous()
 
 
 def _floats(kind: str, power: str, one: str, less: str) -> str:
-    """$0 to $3: the four numbers of each half of the word $4, scaled by $5, $9, ... with $7, $11, ... added.
+    """Assembly for $0 to $3: the four numbers of each half of word $4, times $5, $9, ..., plus $7, $11, ....
 
-    `power`: twice the float to whose fraction a number is added; `less`: that and 8, below zero. What takes
-    it away is a product with one, as GPUs before Hopper have no sums of short floats of the other kind.
+    `power`: the float whose fraction a number is put into, twice; `less`: minus the sum of that and 8. The
+    subtraction is an fma with one, as GPUs before Hopper have no bfloat16 addition.
     """
     each = """
         shr.u32 n, $4, {bits};
@@ -75,7 +76,7 @@ _TWICE = tl.constexpr("{ prmt.b32 $0, $2, 0, 0x1010; prmt.b32 $1, $2, 0, 0x3232;
 
 @triton.jit
 def _of_group(grid):
-    """Scale and offset of each output, as the tensor cores' operands have them: twice in 32 bits."""
+    """Load the scale and offset of each output in the form of tensor core operands: twice in 32 bits."""
     pair = tl.load(grid)
     scale, offset = tl.inline_asm_elementwise(
         _TWICE, "=r,=r,r", [pair], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
@@ -92,7 +93,7 @@ def _int4_gemm(
 ):  # fmt: skip
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    # Programs that read the same weights with other rows are beside each other.
+    # Programs that read the same weights with other rows are adjacent.
     output = tl.program_id(0) // TILES * COLUMNS + tl.arange(0, COLUMNS)
     row = tl.program_id(0) % TILES * ROWS + tl.arange(0, ROWS)
     part = tl.program_id(1)
@@ -148,9 +149,9 @@ def _fits(there, at, INPUTS: tl.constexpr, UNITS: tl.constexpr):
 def int4_gemm(
     x: Tensor, words: Tensor, grid: Tensor, outputs: int, how: Tiling, *, pdl: bool = False
 ) -> Tensor:
-    """[rows, inputs] -> [parts, rows, outputs], in float32 if parts are several. `pdl` as in Tile.
+    """[rows, inputs] -> [parts, rows, outputs], in float32 if there are several parts. `pdl` as in Tile.
 
-    x is of the type that the grid holds two of.
+    x must have the dtype of the grid.
     """
     (rows, inputs), (tiles, units) = x.shape, words.shape[:2]
     kind = torch.float32 if how.parts > 1 else x.dtype
@@ -166,9 +167,10 @@ def int4_gemm(
 
 
 def int4_gemm_tiling(rows: int, words: Tensor) -> Tiling:
-    """Of one or two warps: with four the compiler takes other products, whose operands come by another way.
+    """Choose a tiling with one or two warps.
 
-    Parts are few enough that who reads them next is not kept longer than they save.
+    With four, the compiler uses other product instructions, whose operands take a slower path. The parts are
+    few enough that adding them up costs less than they save.
     """
     tiles, units = words.shape[:2]
     tall = min(TALL, max(8, power(rows)))

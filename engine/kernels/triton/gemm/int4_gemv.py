@@ -1,18 +1,18 @@
-"""One row times a weight in four bits, with what stands before and behind the product.
+"""One row times an int4 weight, fused with the operations before and after the product.
 
-A step of one row waits for its weights, so they are asked for before the kernel waits for the one before it.
-Words (int4_gemm.py) come as they lie into the registers that the tensor cores multiply from: a thread reads
-at once what its place in a product is for, as inputs are counted in the order that makes it so. No weight
-goes through shared memory. The warps of a program share the inputs, and add up there what each has found.
+A single-row step is bound by reading weights, so they are loaded before the kernel waits for the previous
+one. Words (int4_gemm.py) are loaded directly to the registers that the tensor cores read: the order in which
+inputs are counted makes each thread load exactly what its place in a product needs. No weight goes through
+shared memory. The warps of a program split the inputs, and add up their results there.
 
-Such a product has eight columns, and there is one row. So a column is for inputs for which an output has one
-scale: x stands in its own column and is zero in the others. Numbers are multiplied as they are, 128 more than
-they mean (1024 in float16), which is exact. Scales come last, in float32.
+Such a product has eight columns, and there is one row. So each column stands for inputs that share a scale of
+an output: x is in its own column and zero in the others. Numbers are multiplied with their offset of 128
+(1024 in float16), which is exact. Scales are applied last, in float32.
 
-A norm is taken in two steps, as in linear_residual_norm.py.
+A norm is computed in two steps, as in linear_residual_norm.py.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -24,23 +24,23 @@ from engine.kernels.triton.gemm.skinny_gemm import ProductTiling, silu_mul
 from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import Normed, length_of
 
-COLUMNS = 8  # of a tensor core's product; the kernels have it as a number
-WARPS = 8  # of a program at most
-KNOWN = triton.__version__.startswith(("3.6.", "3.7."))  # that it puts threads where `_pairs` wants them
+COLUMNS = 8  # of a tensor core product; the kernels hard-code it
+WARPS = 8  # most warps of a program
+KNOWN = triton.__version__.startswith(("3.6.", "3.7."))  # versions whose thread layout `_pairs` relies on
 
 
 def _whole(power: str) -> str:
-    """$0 to $3: the four numbers of each half of the word $4, in the fraction of a power of two."""
+    """Assembly for $0 to $3: the four numbers of each half of word $4, in the fraction of a power of two."""
     shifts = (f"shr.u32 n, $4, {4 * nth}; lop3.b32 ${nth}, n, 0x000f000f, {power}, 0xea;" for nth in range(4))
     return "{ .reg .b32 n;" + " ".join(shifts) + "}"
 
 
 def _kept(kind: str) -> str:
-    """$0: two numbers $1 where $2 is one, and zero where that is zero."""
+    """Assembly for $0: the two numbers in $1 times those in $2, which are ones or zeros."""
     return f"{{ .reg .b32 none; mov.b32 none, 0; fma.rn.{kind} $0, $1, $2, none; }}"
 
 
-# By type: numbers and a power of two, that power, two ones, what keeps or drops two numbers.
+# By dtype: conversion to numbers plus a power of two, that power, two ones, and the keep-or-drop product.
 KINDS = {
     torch.bfloat16: (_whole("0x43004300"), 128, 0x3F803F80, _kept("bf16x2")),
     torch.float16: (_whole("0x64006400"), 1024, 0x3C003C00, _kept("f16x2")),
@@ -51,7 +51,7 @@ _KEPT_OPERANDS = tl.constexpr("=r,r,r,r")
 
 @triton.jit
 def _words(words, first, unit, UNITS: tl.constexpr, OUTPUTS: tl.constexpr, PER: tl.constexpr):
-    """[units, 16 outputs, 2, threads, 8]: the last is what one reads at once."""
+    """[units, 16 outputs, 2, threads, 8]: the last axis is one load."""
     thread = tl.arange(0, unit.shape[0])
     sixteen = tl.arange(0, OUTPUTS // 16)[:, None] * 16 + tl.arange(0, 2)[None, :] * 8
     output = first + sixteen[:, :, None] + (thread // 4 % 8)[None, None, :]
@@ -67,10 +67,11 @@ def _pairs(
     grid, first, unit,
     UNITS: tl.constexpr, ALL: tl.constexpr, GROUP: tl.constexpr, OUTPUTS: tl.constexpr, PER: tl.constexpr,
 ):  # fmt: skip
-    """[warps, outputs, columns]: scale and offset, for the thread that has what they scale.
+    """[warps, outputs, columns]: scale and offset, in the thread that holds the numbers they scale.
 
-    Threads are said to be neighbours, though they read far apart: so the compiler, which counts them by what
-    lies closest, takes them for those of the program. Its versions part where it has the choice.
+    The addresses are declared contiguous across threads, though they are not: so the compiler, which orders
+    threads by contiguity, keeps the program's thread order. Compiler versions differ where they have a
+    choice.
     """
     thread = tl.arange(0, unit.shape[0])
     sixteen = tl.arange(0, OUTPUTS // 16)[:, None] * 16 + tl.arange(0, 2)[None, :] * 8
@@ -86,7 +87,7 @@ def _pairs(
 
 @triton.jit
 def _inputs(x, unit, nth: tl.constexpr, INPUTS: tl.constexpr, PER: tl.constexpr):
-    """[threads, 8] of the `nth` 32 inputs of each column."""
+    """[threads, 8]: the `nth` 32 inputs of each column."""
     thread = tl.arange(0, unit.shape[0])
     column = thread // 4 % 8
     start = (unit + column // PER) * 128 + (column % PER * (4 // PER) + nth) * 32 + thread % 4 * 8
@@ -96,9 +97,9 @@ def _inputs(x, unit, nth: tl.constexpr, INPUTS: tl.constexpr, PER: tl.constexpr)
 
 @triton.jit
 def _owned(eye, nth: tl.constexpr, THREADS: tl.constexpr, PER: tl.constexpr):
-    """[units, threads]: ones where the `nth` 32 inputs of a unit are of the thread's column.
+    """[units, threads]: ones where the `nth` 32 inputs of a unit belong to the thread's column.
 
-    From memory, as the compiler moves what it has computed through shared memory.
+    Loaded from memory, as the compiler moves computed values through shared memory.
     """
     column = tl.arange(0, THREADS) // 4 % 8
     given = tl.arange(0, 8 // PER) * PER + nth * PER // 4
@@ -107,7 +108,7 @@ def _owned(eye, nth: tl.constexpr, THREADS: tl.constexpr, PER: tl.constexpr):
 
 @triton.jit
 def _in_columns(x, owned, KEPT: tl.constexpr):
-    """[warps, inputs, columns]: x where the column is its own, else zero."""
+    """[warps, inputs, columns]: x in its own column, else zero."""
     units: tl.constexpr = owned.shape[0]
     warps: tl.constexpr = owned.shape[1] // 32
     x = tl.broadcast_to(x[None, :, :], (units, warps * 32, 8))
@@ -120,7 +121,7 @@ def _in_columns(x, owned, KEPT: tl.constexpr):
 
 @triton.jit
 def _scaled(words, pairs, x0, x1, x2, x3, sums, WHOLE: tl.constexpr, MORE: tl.constexpr):
-    """[warps, outputs, columns] of a turn's product. `sums`: of x, by columns."""
+    """[warps, outputs, columns] of a turn's product. `sums`: the sums of x by column."""
     units: tl.constexpr = words.shape[0]
     sixteen: tl.constexpr = words.shape[1]
     warps: tl.constexpr = words.shape[3] // 32
@@ -187,7 +188,7 @@ def _int4_gemv(
         if GATED:
             now_up = word_up
             now_pairs_up = pairs_up
-        if TURNS > 1:  # those of the next turn are on their way meanwhile; behind the last, nothing is read
+        if TURNS > 1:  # prefetch the next turn's; nothing is loaded after the last turn
             unit += 8 // PER
             ahead = tl.where(turn + 1 < TURNS, unit, UNITS)
             word = _words(words, first, ahead, UNITS, OUTPUTS, PER)
@@ -210,7 +211,7 @@ def _int4_gemv(
         result = silu_mul(result, result_up.to(result.dtype))
     if RESIDUAL_NORM:
         before = tl.load(stream + output, mask=there, other=0.0)
-        tl.debug_barrier()  # all threads have read it, some of them the same as others, before any writes
+        tl.debug_barrier()  # all threads must have read it before any writes, as some elements are shared
         value = (before.to(tl.float32) + result.to(tl.float32)).to(before.dtype)
         wide = value.to(tl.float32)
         tl.store(stream + output, value, mask=there)
@@ -231,7 +232,7 @@ def int4_gemv(
     pdl: bool = False,
     cut: ProductTiling | None = None,
 ) -> Tensor:
-    """[1, inputs] -> [1, outputs]; of a norm, the last step is done here. `pdl` as in Tile.
+    """[1, inputs] -> [1, outputs]; finishes a half-done norm. `pdl` as in Tile.
 
     `gated`: silu of the first half of the weight's outputs, times the second.
     """
@@ -253,7 +254,7 @@ def int4_gemv_residual_norm(
     pdl: bool = False,
     cut: ProductTiling | None = None,
 ) -> Normed:
-    """Adds the product to the stream, in place, and gives the norm of that, but for its last step."""
+    """Add the product to the stream, in place, and return its norm without the last step."""
     cut = cut or int4_gemv_tiling(words, grid)
     scaled = torch.empty_like(stream)
     pieces = triton.cdiv(stream.shape[1], cut.outputs)
@@ -287,7 +288,7 @@ def _launch(
 
 
 def int4_gemv_tiling(words: Tensor, grid: Tensor, *, gated: bool = False) -> ProductTiling:
-    """All inputs at once where warps suffice, and so few outputs that two programs fit beside each other."""
+    """All inputs at once if the warps suffice, and few enough outputs that two programs fit on an SM."""
     units = words.shape[1]
     columns = units * _per(units, grid)
     warps = min(WARPS, power(triton.cdiv(columns, COLUMNS)))
@@ -296,10 +297,10 @@ def int4_gemv_tiling(words: Tensor, grid: Tensor, *, gated: bool = False) -> Pro
 
 
 def ones_of(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Ones, two in a number, where a column is itself."""
+    """[columns, columns]: two ones in each diagonal element, else zero."""
     return torch.eye(COLUMNS, dtype=torch.int32, device=device) * KINDS[dtype][2]
 
 
 def _per(units: int, grid: Tensor) -> int:
-    """Columns that share a unit: as few as there are scales, and two at least."""
+    """Return the number of columns that share a unit: as few as the scales allow, at least two."""
     return 2 if units * UNIT // len(grid) % 64 == 0 else 4

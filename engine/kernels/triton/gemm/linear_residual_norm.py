@@ -1,11 +1,11 @@
-"""A product that is added to the stream, up to what the next one reads of it.
+"""A product that is added to the residual stream, with half of the next norm.
 
-The stream is normed in two steps: here it is scaled and its squares are summed, piece by piece, as no program
-has a whole row; whoever multiplies with it divides by its length (norm.length_of). So it is rounded once
-instead of twice, and no kernel stands between two products. Numbers need the range of bfloat16 for it.
+The stream is normed in two steps. This kernel scales it and sums its squares piece by piece, as no program
+has a whole row; the next product divides by the row's norm (norm.length_of). So the stream is rounded once
+instead of twice, and no kernel runs between two products. The intermediate values need the range of bfloat16.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -17,7 +17,7 @@ from engine.kernels.triton.launch import launch
 from engine.kernels.triton.norm.norm import Normed
 from engine.kernels.triton.padding import padded_rows
 
-FEW, MANY = 16, 65  # rows up to which and from which it is ahead
+FEW, MANY = 16, 65  # faster for up to FEW rows and for at least MANY
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -58,7 +58,7 @@ def linear_residual_norm(
     *,
     pdl: bool = False,
 ) -> Normed:
-    """Adds the product of [rows, inputs] with a weight to the stream, in place, and gives the norm of that.
+    """Add the product of [rows, inputs] with a weight to the stream, in place, and return the half-done norm.
 
     `norm_weight` and `eps` are the norm's. `pdl` as in Tile.
     """
@@ -75,14 +75,14 @@ def linear_residual_norm(
 
 
 def linear_residual_norm_tiling(rows: int, weight: Tensor) -> Tiling | None:
-    """None: inputs that are cut, with a norm that adds up the parts, are ahead, or numbers are too narrow."""
+    """None: split inputs with a norm that adds the parts up are faster, or the dtype's range is too small."""
     inputs = weight.shape[1]
     if weight.numel() > SMALL or weight.dtype is not torch.bfloat16 or inputs % 256:
         return None
     if rows < 2 or FEW < rows < MANY or rows > MOST:
         return None
     tall = 16 if rows <= FEW else 32 if rows <= 128 else 64
-    if inputs > 2048:  # as long again, so there are twice as many programs
+    if inputs > 2048:  # twice as long, so use twice as many programs
         tall = max(16, tall // 2)
     return (
         Tiling(tall, 64, 128, warps=4, stages=5) if tall == 64 else Tiling(tall, 64, 256, warps=4, stages=4)

@@ -1,11 +1,11 @@
-"""The product that makes queries, keys and values, up to what attention reads.
+"""The QKV product, fused with the rotation and the cache write.
 
-It does the work of rope_and_cache.py in its end.
-A program has one head of some tokens, in two halves: what stands across from each other turns together.
-The oracle is a product, and `rope_and_cache` of what it gives.
+Its epilogue does the work of rope_and_cache.py. A program has one head of some tokens, in two halves, as
+elements at the same index of both halves rotate together. The reference is a product followed by
+`rope_and_cache`.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -28,7 +28,7 @@ from engine.kv.store import KVLayer
 
 @triton.jit
 def _lay_down(to, line, kept, low, high, HALF: tl.constexpr):
-    """Both halves of a head into the cells that `line` counts."""
+    """Store both halves of a head to the cells at `line`."""
     at = line.to(tl.int64)[None, :] * (2 * HALF) + tl.arange(0, HALF)[:, None]
     tl.store(to + at, low, mask=kept[None, :])
     tl.store(to + at + HALF, high, mask=kept[None, :])
@@ -50,7 +50,7 @@ def _qkv_rope(
     there = row < rows
     at = tl.arange(0, HALF)
     place = tl.load(places + row, mask=there, other=-1)
-    if ROPE:  # cosines of both halves, sines of the first with their sign turned, sines
+    if ROPE:  # cosines of both halves, negated sines of the first, sines
         position = tl.load(positions + row, mask=there, other=0)
         angles = rope + position[None, :] * (4 * HALF) + at[:, None]
         cos = tl.load(angles, mask=there[None, :], other=0.0)
@@ -109,9 +109,9 @@ def qkv_rope(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """[tokens, inputs] -> queries [tokens, heads, dim]; keys and values go to their cells.
+    """[tokens, inputs] -> queries [tokens, heads, dim]; keys and values are written to their cells.
 
-    `norm_weight` [heads + kv_heads, dim] is of the norm of queries and keys; `rope` and `places` as in
+    `norm_weight` [heads + kv_heads, dim] belongs to the query and key norm; `rope` and `places` as in
     rope_and_cache.
     """
     spec, tokens = layer.spec, len(x.values)
@@ -126,7 +126,7 @@ def qkv_rope(
 
 
 def qkv_rope_tiling(rows: int, weight: Tensor, layer: KVLayer) -> Tiling | None:
-    """None: product and turn one after another are ahead, or heads or cache are of another form."""
+    """None: separate kernels are faster, or the heads or the cache have an unsupported format."""
     dim, inputs = layer.spec.key_dim, weight.shape[1]
     fits = dim == layer.spec.value_dim and dim in (32, 64, 128)
     if not fits or layer.keys.dtype is not weight.dtype or weight.itemsize != 2 or inputs % 128:

@@ -1,6 +1,6 @@
-"""Rows in eight bit floats, each by its own greatest: what a scaled product multiplies."""
+"""Quantizes rows to FP8, each by its own maximum, for scaled products."""
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -30,7 +30,7 @@ def _quantize_fp8(
 
 
 def quantize_fp8(x: Tensor, width: int, *, pdl: bool = False) -> tuple[Tensor, Tensor]:
-    """[rows, inputs] -> [rows, width] of KIND, zeros behind the inputs, and the steps [rows] in float32."""
+    """[rows, inputs] -> [rows, width] of KIND, zero-padded, and the scales [rows] in float32."""
     rows, inputs = x.shape
     out = torch.empty(rows, width, dtype=KIND, device=x.device)
     steps = torch.empty(rows, dtype=torch.float32, device=x.device)

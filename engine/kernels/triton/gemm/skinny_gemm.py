@@ -1,15 +1,15 @@
-"""Products of few rows with a weight, [outputs, inputs]: what a decode step of a small batch waits for.
+"""Products of a few rows with a weight, [outputs, inputs]: the bottleneck of small decode batches.
 
-They are bound by reading the weight. `gemv` is for one row: a program multiplies a few rows of the weight
-and sums, with a norm before it, or a sum or the MLP's activation behind it. `skinny_gemm` is for up to 128
-rows: a tile of the weight is one side of a tensor core's product, and where there are few outputs the inputs
-are cut too, which leaves a sum in parts. docs/gpu-steps.md has the figures beside cuBLAS'.
+They are bound by reading the weight. `gemv` is for one row: a program multiplies a few rows of the weight and
+sums, with an optional norm before it, and a residual sum or the MLP's activation after it. `skinny_gemm` is
+for up to 128 rows: a tile of the weight is one operand of a tensor core product, and if there are few outputs
+the inputs are split too, which leaves partial sums. docs/gpu-steps.md compares them with cuBLAS.
 
-A weight may be in eight bits, with a scale for each output: whole numbers, 128 more than they mean, or
-floats, with which x is rounded too. int4_gemm.py has those of four.
+A weight may have 8 bits, with a scale per output: integers offset by 128, or floats, for which x is rounded
+too. int4_gemm.py has the products for 4 bits.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 from dataclasses import dataclass
 
@@ -20,27 +20,27 @@ from torch import Tensor
 
 from engine.kernels.triton.launch import launch, power
 
-NARROW = 32  # rows up to which `skinny_gemm` is ahead of cuBLAS whatever the weight is
-SMALL = 2**23  # numbers of a weight up to which it stays ahead for longer
+NARROW = 32  # up to this many rows `skinny_gemm` is faster than cuBLAS for any weight
+SMALL = 2**23  # up to this many numbers of a weight it stays faster for more rows
 ENOUGH = 132  # programs that keep a GPU busy
 
 
 @dataclass(frozen=True, slots=True)
 class ProductTiling:
-    """How a product is shared out among programs; tma_gemm.py has a Tiling for kernels that cut rows."""
+    """How a product is split into programs; tma_gemm.py has a Tiling for kernels that also split rows."""
 
-    outputs: int  # of a program
-    inputs: int  # of a turn
+    outputs: int  # per program
+    inputs: int  # per turn
     warps: int
-    stages: int = 1  # turns whose weights are on their way
+    stages: int = 1  # turns whose weights are in flight
     parts: int = 1  # programs that share the inputs of the same outputs
-    rows: int = 0  # of a program; 0: all of them
+    rows: int = 0  # per program; 0: all of them
 
 
-# $0 to $3 are the four bytes of $4, less 128, as floats: eight bits and a power of two make a float that says
-# both, and putting them together is one operation, where a conversion would take longer.
+# $0 to $3 are the four bytes of $4, minus 128, as floats. Combining a byte with a power of two gives the
+# float of their sum in one instruction, which is faster than a conversion.
 WIDE = tl.constexpr(
-    "{ .reg .b32 n, power, less; mov.b32 power, 0x4b000000; mov.b32 less, 0xcb000080;"  # 2**23, and 128 more
+    "{ .reg .b32 n, power, less; mov.b32 power, 0x4b000000; mov.b32 less, 0xcb000080;"  # 2**23; -2**23 - 128
     + "".join(f"prmt.b32 n, $4, power, {0x7540 + nth}; add.rn.f32 ${nth}, n, less;" for nth in range(4))
     + "}"
 )
@@ -57,15 +57,15 @@ def as_float(number):
 
 @triton.jit
 def as_operand(number):
-    """The same in two operations: where a tensor core reads it next, what takes four at once takes longer."""
+    """Like as_float, in two instructions: faster before a tensor core product."""
     if number.dtype == tl.uint8:
         return (number.to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - 8388736.0
     return number.to(tl.float32)
 
 
-# $0 and $1 are the four bytes of $2 as short floats. A float of 16 bits that is 1024 more holds a byte in its
-# fraction; one of the other kind holds seven bits, 128 more, and what the eighth says is taken from it, by a
-# product with minus one: GPUs before Hopper have no sums of such floats.
+# $0 and $1 are the four bytes of $2 as 16-bit floats. The fraction of a float16 with 1024 added holds a byte.
+# That of a bfloat16 holds seven bits, with 128 added, and the eighth bit is subtracted by an fma with minus
+# one: GPUs before Hopper have no bfloat16 addition.
 SHORT = {
     torch.float16: """{
         .reg .b32 n, less;
@@ -97,13 +97,13 @@ def rms_scaled(x, norm_weight, shrink, dtype: tl.constexpr):
 
 @triton.jit
 def fp8_scale(value, axis: tl.constexpr):
-    """What brings the greatest of a row to the greatest float of eight bits."""
+    """The scale that maps a row's maximum to the largest FP8 number."""
     return tl.maximum(tl.max(tl.abs(value), axis) / 448, 1e-20)
 
 
 @triton.jit
 def silu_mul(gate, up):
-    """silu of the gate, times up."""
+    """silu(gate) * up."""
     wide = gate.to(tl.float32)
     silu = (wide * tl.sigmoid(wide)).to(gate.dtype).to(tl.float32)
     return (silu * up.to(tl.float32)).to(gate.dtype)
@@ -128,7 +128,7 @@ def _gemv(
     at = tl.arange(0, TURN)
     dtype = x.dtype.element_ty
     ALL: tl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
-    # What needs nothing of the kernel before it is fetched while that one ends.
+    # Load what does not depend on the previous kernel while that one ends.
     first = _weights(weight, row, at, at < INPUTS, ALL, INPUTS)
     if GATED:
         first_up = _weights(weight, row + OUTPUTS, at, at < INPUTS, ALL, INPUTS)
@@ -204,9 +204,10 @@ def gemv(
     pdl: bool = False,
     cut: ProductTiling | None = None,
 ) -> Tensor:
-    """[1, inputs] -> [1, outputs]. `weight_scale`: of a weight in eight bits. `norm_weight`: x is normed
-    first. `gated`: silu of the first half of the outputs, times the second. `residual` is added. `pdl` as in
-    Tile.
+    """[1, inputs] -> [1, outputs].
+
+    `weight_scale`: the scales of an 8-bit weight. `norm_weight`: x is normed first. `gated`: silu of the
+    first half of the outputs, times the second. `residual` is added. `pdl` as in Tile.
     """
     inputs = x.shape[1]
     outputs = len(weight) // 2 if gated else len(weight)
@@ -233,7 +234,7 @@ def _skinny_gemm(
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     part = tl.program_id(1)
-    # Programs that read the same weights with other rows are beside each other.
+    # Programs that read the same weights with other rows are adjacent.
     output = tl.program_id(0) // TILES * COLUMNS + tl.arange(0, COLUMNS)
     there = output < OUTPUTS
     row = tl.program_id(0) % TILES * ROWS + tl.arange(0, ROWS)
@@ -247,7 +248,7 @@ def _skinny_gemm(
     for begin in tl.range(0, SHARE, TURN, num_stages=STAGES):
         w = tl.load(of_weight + begin, mask=there[:, None], other=0.0)
         v = tl.load(of_x + begin, mask=(row < rows)[None, :], other=0.0)
-        if ROUNDED:  # a float16 holds any float of eight bits
+        if ROUNDED:  # a float16 holds any FP8 number
             w = w.to(tl.float16)
             v = v.to(tl.float16)
         elif SHORT is not None:
@@ -273,10 +274,10 @@ def skinny_gemm(
     dtype: torch.dtype | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """[rows, inputs] -> [parts, rows, outputs], in float32 where parts are several. `pdl` as in Tile.
+    """[rows, inputs] -> [parts, rows, outputs], in float32 if there are several parts. `pdl` as in Tile.
 
-    `weight_scale`: of a weight in eight bits; `x_scale`: of x, where that is rounded (quantize_fp8.py) to
-    multiply floats of eight bits, and `dtype` is what comes out.
+    `weight_scale`: the scales of an 8-bit weight; `x_scale`: the scales of x if it is quantized
+    (quantize_fp8.py) for an FP8 weight, with `dtype` as the output's.
     """
     (rows, inputs), outputs = x.shape, len(weight)
     kind = torch.float32 if cut.parts > 1 else dtype or x.dtype
@@ -295,21 +296,21 @@ def skinny_gemm(
 
 
 def gemv_tiling(outputs: int, inputs: int, gated: bool) -> ProductTiling:
-    """Whole rows of the weight at once, as far as they fit into a program."""
+    """Use whole rows of the weight, as far as they fit in a program."""
     turn = min(power(inputs), 4096)
-    held = 8192 if outputs > 8192 else 4096  # numbers of a program
+    held = 8192 if outputs > 8192 else 4096  # elements per program
     return ProductTiling(max(1, held // turn // (2 if gated else 1)), turn, warps=4, stages=3)
 
 
 def int8_gemv_tiling(outputs: int, inputs: int, gated: bool) -> ProductTiling:
-    """The same for a weight in eight bits."""
+    """Like gemv_tiling, for an 8-bit weight."""
     turn = min(power(inputs), 4096) if inputs <= 4096 else 2048
     rows = 8 if outputs >= 4096 and turn == 4096 and not gated else 4
     return ProductTiling(rows, turn, warps=4 if turn >= 2048 else 2, stages=3)
 
 
 def skinny_gemm_tiling(rows: int, weight: Tensor) -> ProductTiling | None:
-    """None: the product does not lend itself to it, or cuBLAS is ahead."""
+    """None: the shape is not supported, or cuBLAS is faster."""
     outputs, inputs = weight.shape
     if rows > _most_rows(outputs, inputs) or inputs % 128 or weight.itemsize > 2:
         return None
@@ -320,10 +321,10 @@ def skinny_gemm_tiling(rows: int, weight: Tensor) -> ProductTiling | None:
 
 
 def int8_gemm_tiling(rows: int, weight: Tensor) -> ProductTiling | None:
-    """The same for a weight in eight bits; None: its inputs are no whole turns.
+    """Like skinny_gemm_tiling, for an 8-bit weight; None: its inputs are not a multiple of a turn.
 
-    With two warps the compiler takes products that are ahead while rows are few, with four those of Hopper.
-    Whole numbers take longer to become floats, which each program of the same weights does again.
+    With two warps the compiler uses product instructions that are faster for few rows, with four Hopper's
+    own. Integers take longer to convert, which every program with the same weights repeats.
     """
     outputs, inputs = weight.shape
     if inputs % 128:
@@ -341,7 +342,7 @@ def int8_gemm_tiling(rows: int, weight: Tensor) -> ProductTiling | None:
 
 
 def parts_for(outputs: int, turns: int, enough: int = ENOUGH) -> int:
-    """Programs that share the inputs of the same 64 outputs, so that there are enough of them."""
+    """Return how many programs should split the inputs of the same 64 outputs to fill the GPU."""
     parts = 1
     while outputs // 64 * parts < enough and turns % (2 * parts) == 0 and parts < 8:
         parts *= 2
@@ -349,7 +350,7 @@ def parts_for(outputs: int, turns: int, enough: int = ENOUGH) -> int:
 
 
 def _most_rows(outputs: int, inputs: int) -> int:
-    """The smaller the weight, the longer a kernel that is quick to begin and to end is ahead."""
+    """For smaller weights, a kernel with little startup cost stays faster than cuBLAS up to more rows."""
     if outputs * inputs > SMALL:
         return NARROW
     return 128 if outputs <= 2048 else 64

@@ -1,12 +1,12 @@
-"""Products of 2 to 256 rows with a weight in 16 bits, by the units that copy whole tiles (TMA).
+"""Products of 2 to 256 rows with a 16-bit weight, with tiles copied by TMA.
 
-A tile of the weight is one side of a tensor core's product, a tile of x the other. Where outputs are few the
-inputs are cut too, which leaves a sum in parts for whoever reads it next; where the MLP's activation follows,
-gate and up are computed side by side. qkv_rope.py and linear_residual_norm.py do other things with the same
-tiles. docs/gpu-steps.md has the figures beside cuBLAS'.
+A tile of the weight is one operand of a tensor core product, a tile of x the other. If outputs are few, the
+inputs are split too, which leaves partial sums for the next kernel; with the MLP's activation, gate and up
+are computed together. qkv_rope.py and linear_residual_norm.py use the same tiles with other epilogues.
+docs/gpu-steps.md compares them with cuBLAS.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 from dataclasses import dataclass
 
@@ -21,22 +21,22 @@ from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import Normed, length_of
 from engine.kernels.triton.padding import padded_rows, readable_rows
 
-FEWEST, TALLEST = 33, 128  # rows with which it is ahead of skinny_gemm.skinny_gemm and of cuBLAS
-SMALL, SMALL_FEWEST = 2**23, 17  # with weights of so few numbers it is ahead from fewer rows on
-MOST = 256  # rows up to which a product of such weights is ahead together with what stands behind it
-WIDE = 16384  # outputs from which a program takes more of them
+FEWEST, TALLEST = 33, 128  # row range in which it is faster than skinny_gemm.skinny_gemm and cuBLAS
+SMALL, SMALL_FEWEST = 2**23, 17  # weights up to SMALL numbers: faster from fewer rows on
+MOST = 256  # up to this many rows a product with such a weight is faster when fused
+WIDE = 16384  # from this many outputs a program takes more of them
 ROOM = 200 * 2**10  # bytes of shared memory that a program takes at most
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product is shared out among programs, rows and all."""
+    """How a product is split into programs, including its rows."""
 
-    rows: int  # of a program
+    rows: int  # per program
     outputs: int
-    inputs: int  # of a turn
+    inputs: int  # per turn
     warps: int
-    stages: int  # turns whose tiles are on their way
+    stages: int  # turns whose tiles are in flight
     parts: int = 1  # programs that share the inputs of the same outputs
 
 
@@ -45,7 +45,7 @@ def multiplied(
     tiles_of_x, tiles_of_weight, top, first, second, begin, end,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TURN: tl.constexpr, TWO: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """[COLUMNS, ROWS] in float32: the outputs from `first` on, and beside them from `second` on where TWO."""
+    """[COLUMNS, ROWS] in float32: the outputs from `first` on and, if TWO, also those from `second` on."""
     total = tl.zeros([COLUMNS, ROWS], tl.float32)
     beside = tl.zeros([COLUMNS, ROWS], tl.float32)
     for at in tl.range(begin, end, TURN, num_stages=STAGES):
@@ -88,7 +88,7 @@ def _tma_gemm(
 
 
 def tma_gemm(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, pdl: bool = False) -> Tensor:
-    """[rows, inputs] -> [parts, rows, outputs], in float32 where parts are several. `pdl` as in Tile.
+    """[rows, inputs] -> [parts, rows, outputs], in float32 if there are several parts. `pdl` as in Tile.
 
     `gated`: silu of the first half of the outputs, times the second; in one part.
     """
@@ -107,7 +107,7 @@ def tma_gemm(x: Normed, weight: Tensor, how: Tiling, *, gated: bool = False, pdl
 
 
 def descriptors(x: Tensor, weight: Tensor, how: Tiling) -> tuple[TensorDescriptor, TensorDescriptor]:
-    """What the units that copy tiles know of both: of x whole tiles, where memory behind it has room."""
+    """Return the TMA descriptors of both; x includes whole tiles if the memory behind it has room."""
     rows, width = readable_rows(x, how.rows), x.shape[1]
     return (
         TensorDescriptor(x, [rows, width], list(x.stride()), [how.rows, how.inputs]),
@@ -124,7 +124,7 @@ def constants(x: Normed, how: Tiling) -> dict[str, int]:
 
 
 def tma_gemm_tiling(rows: int, weight: Tensor) -> Tiling | None:
-    """None: another kernel is ahead, or the weight's form does not lend itself to it."""
+    """None: another kernel is faster, or the weight's shape or dtype is not supported."""
     outputs, inputs = weight.shape
     fewest = SMALL_FEWEST if weight.numel() <= SMALL else FEWEST
     if not fewest <= rows <= TALLEST or weight.itemsize != 2 or inputs % 128:
@@ -139,7 +139,7 @@ def tma_gemm_tiling(rows: int, weight: Tensor) -> Tiling | None:
 
 
 def tma_swiglu_tiling(rows: int, weight: Tensor) -> Tiling | None:
-    """The same where the activation follows."""
+    """Like tma_gemm_tiling, for a product followed by the activation."""
     small = weight.numel() <= SMALL
     fewest, most = (2, MOST) if small else (SMALL_FEWEST, TALLEST)
     if 128 < rows <= 160:  # most of a third tile of 64 would be empty

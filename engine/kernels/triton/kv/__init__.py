@@ -1,1 +1,1 @@
-"""What writes, moves and fetches the cache's cells and tables."""
+"""Kernels that write, move and fetch cache cells and block tables."""

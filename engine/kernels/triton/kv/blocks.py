@@ -1,10 +1,10 @@
-"""Whole blocks from one place to another, of all layers in one launch: copies, and swaps to host memory.
+"""Moves whole blocks of all layers in one launch: copies, and swaps to host memory.
 
-What is pinned there lies in the GPU's own address space, so a swap is the same kernel as a copy. Nobody on
-the host waits for it, and what is launched behind it finds the blocks moved.
+Pinned host memory is in the GPU's address space, so a swap uses the same kernel as a copy. The host does not
+wait for it, and later launches find the blocks moved.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-WORD = 8  # bytes; a block of any tensor is a multiple of it
+WORD = 8  # bytes; the size of any tensor's block is a multiple of it
 TURN = 1024  # words
 
 
@@ -33,9 +33,10 @@ def _move(table, pairs, TENSORS: tl.constexpr, TURN: tl.constexpr):
 
 
 def move(sources: Sequence[Tensor], targets: Sequence[Tensor], pairs: Sequence[tuple[int, int]]) -> None:
-    """Block `a` of each source becomes block `b` of the target beside it, for each of the pairs (a, b).
+    """Copy block `a` of each source to block `b` of the corresponding target, for each of the pairs (a, b).
 
-    Tensors are [blocks, ...]; no block is both read and written. The oracle is cache.store.move_blocks.
+    Tensors are [blocks, ...]; no block is both read and written. The reference is
+    engine.kv.store.move_blocks.
     """
     words = [tensor[0].nbytes // WORD for tensor in sources]
     addresses = [[tensor.data_ptr() for tensor in side] for side in (sources, targets)]

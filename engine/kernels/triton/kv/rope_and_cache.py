@@ -1,6 +1,6 @@
-"""From queries, keys and values to what attention reads: norms, rotation, the cache's cells."""
+"""Turns the QKV product into what attention reads: norms, rotation, and the cache write."""
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -12,7 +12,7 @@ from engine.kernels.triton.launch import launch, power
 from engine.kernels.triton.norm.norm import add_up
 from engine.kv.store import KVLayer
 
-HEADS = 4  # of a program
+HEADS = 4  # per program
 
 
 @triton.jit
@@ -27,7 +27,7 @@ def _rope_and_cache(
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     at = tl.arange(0, PADDED)
-    other = (at + DIM // 2) % DIM  # the one it is turned with
+    other = (at + DIM // 2) % DIM  # the element it is rotated with
     ALL: tl.constexpr = QUERIES + 2 * KV_HEADS
     turned = head < QUERIES + KV_HEADS
     there = (head < ALL)[:, None] & (at < DIM)[None, :]
@@ -90,9 +90,9 @@ def rope_and_cache(
 ) -> Tensor:
     """[parts, tokens, heads of all three] -> queries [tokens, heads, dim]; keys and values go to their cells.
 
-    All are of `dtype`, and the cache may pack what it gets. `weight` [heads + kv_heads, dim] of the norm of
-    queries and keys, where the model has one; `rope` as models/rope.py makes it, None in layers that are not
-    turned. A token whose place is -1 is not written.
+    The result has `dtype`; the cache may be compressed. `weight` [heads + kv_heads, dim] is that of the query
+    and key norm, if the model has one; `rope` is the table of models/rope.py, or None in layers without
+    rotary positions. A token with place -1 is not written.
     """
     spec = layer.spec
     tokens, dim = parts.shape[1], spec.key_dim

@@ -1,11 +1,11 @@
-"""A form's numbers to the device and its tokens back, by kernels that reach into pinned host memory.
+"""Copies a step's inputs to the device and its tokens back, by kernels that access pinned host memory.
 
-A copy would do it too, but it is another unit's work: a GPU that goes from its kernels to that unit and
-back, twice a step, does nothing for twenty microseconds. Kernels can be recorded as well, and so which of the
-pieces on the host is in turn is a number on the device, one further with every step.
+The copy engine could do it too, but switching from kernels to that engine and back, twice per step, leaves
+the GPU idle for twenty microseconds. Kernels can also be captured in a graph, so the index of the current
+host buffer is a number on the device, which each step advances.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import triton
 import triton.language as tl
@@ -35,15 +35,15 @@ def _copy_out(pieces, there, turn, words, begin, count, PIECES: tl.constexpr, TI
     at = tl.arange(0, TILE)
     told = tl.load(there + begin + at, mask=at < count)
     tl.store(pieces + which * words + begin + at, told, mask=at < count)
-    tl.debug_barrier()  # all of the program has read whose turn it is
+    tl.debug_barrier()  # every thread has read the current index
     tl.store(turn, (which + 1) % PIECES)
 
 
 def copy_in(there: Tensor, tables: Tensor, pieces: Tensor, turn: Tensor, news: int) -> None:
-    """The piece in turn, of [pieces, words], to `there`.
+    """Copy the current piece of [pieces, words] to `there`.
 
-    It begins with `news` cells of `tables`, counted through all rows, -1 for none, and as many blocks for
-    them.
+    It begins with `news` cells of `tables`, indexed across all rows (-1 for none), and the blocks to store
+    there.
     """
     words = len(there)
     grid = (triton.cdiv(words, TILE),)
@@ -51,7 +51,7 @@ def copy_in(there: Tensor, tables: Tensor, pieces: Tensor, turn: Tensor, news: i
 
 
 def copy_out(pieces: Tensor, there: Tensor, turn: Tensor, begin: int, count: int) -> None:
-    """The words from `begin` on, as many as `count`, back to the piece in turn; then it is the next one's."""
+    """Copy `count` words, starting at `begin`, back to the current piece, and advance to the next piece."""
     _copy_out[(1,)](
         pieces, there, turn, len(there), begin, count, PIECES=len(pieces), TILE=power(count), num_warps=1
     )

@@ -1,6 +1,6 @@
-"""The embedding of a decode step, whose tokens may be known to the device alone."""
+"""The embedding of a decode step, whose token ids may exist only on the device."""
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -22,7 +22,7 @@ def _embed(out, table, ids, slots, last_ids, WIDTH: tl.constexpr, TILE: tl.const
 
 
 def embed(table: Tensor, ids: Tensor, slots: Tensor, last_ids: Tensor) -> Tensor:
-    """[tokens] ids, -1 where it is `last_ids[slot]` -> [tokens, width]."""
+    """[tokens] ids, where -1 means `last_ids[slot]` -> [tokens, width]."""
     width = table.shape[1]
     out = torch.empty(len(ids), width, dtype=table.dtype, device=table.device)
     _embed[(len(ids), triton.cdiv(width, TILE))](

@@ -1,11 +1,11 @@
-"""A norm, with the sum before it: x += what a product has added, then the root mean square of x.
+"""The RMS norm, with the residual addition before it: x += the last product, then the norm of x.
 
-A product may come in parts, [parts, tokens, width] in float32, where its sums were split among programs
-(skinny_gemm.py); the kernel that reads it adds them up. A norm may come in two steps: all but the length of a
-row first (linear_residual_norm.py), and by that its product is divided.
+A product may come in parts, [parts, tokens, width] in float32, if its sums were split over programs
+(skinny_gemm.py); the kernel that reads it adds them up. A norm may be computed in two steps: everything but
+the division by the row's norm first (linear_residual_norm.py), and the division after the next product.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 from dataclasses import dataclass
 
@@ -19,10 +19,10 @@ from engine.kernels.triton.padding import padded_rows
 
 @dataclass(frozen=True, slots=True)
 class Normed:
-    """What a product reads: [rows, width] after a norm, or before the last step of it."""
+    """The input of a product: [rows, width] after a norm, or before the norm's last step."""
 
     values: Tensor
-    squares: Tensor | None = None  # [pieces, rows]: of what was to be normed; None: nothing is left to do
+    squares: Tensor | None = None  # [pieces, rows]: partial sums of squares; None: the norm is complete
     eps: float = 0.0
 
 
@@ -37,7 +37,7 @@ def add_up(parts, at, mask, stride, PARTS: tl.constexpr):
 
 @triton.jit
 def length_of(squares, row, rows, eps, WIDTH: tl.constexpr, PIECES: tl.constexpr, PADDED: tl.constexpr):
-    """What a product of rows that are normed but for their length is multiplied with, from their squares."""
+    """The factor that completes the norm in a product of half-normed rows, from the sums of squares."""
     piece = tl.arange(0, PADDED)
     there = (piece < PIECES)[:, None] & (row < rows)[None, :]
     pieces = tl.load(squares + piece[:, None] * rows + row[None, :], mask=there, other=0.0)
@@ -68,7 +68,7 @@ def _norm(
 
 
 def norm(x: Tensor, parts: Tensor | None, weight: Tensor, eps: float, *, pdl: bool = False) -> Tensor:
-    """[tokens, width]. `parts` are added to x first, in place. `pdl` as in Tile."""
+    """[tokens, width]. `parts` are first added to x, in place. `pdl` as in Tile."""
     tokens, width = x.shape
     out = padded_rows(tokens, width, like=x)
     padded = power(width)

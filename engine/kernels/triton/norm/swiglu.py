@@ -1,6 +1,6 @@
-"""The activation of the MLP: silu of its gate, times up."""
+"""The activation of the MLP: silu(gate) * up."""
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton

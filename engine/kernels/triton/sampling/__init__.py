@@ -1,1 +1,1 @@
-"""From logits to tokens, without a sort."""
+"""Sampling from logits without a sort."""

@@ -1,11 +1,11 @@
-"""Draws tokens from logits on a GPU: the definition of engine/sampling/sampler.py, without a sort.
+"""Samples tokens from logits on a GPU, without a sort; engine/sampling/sampler.py is the definition.
 
-A row is cut into chunks, a program each, which find the highest score, and how much mass each chunk has; the
-last kernel finds the token in one of them. Where a row has top-k or top-p, filters.py says what they keep.
-The exponential is the GPU's own, so a draw agrees with the definition but for its last bits.
+A row is split into chunks, one program each, which find the highest score and the mass of each chunk; the
+last kernel finds the token in one of them. For rows with top-k or top-p, filters.py finds the tokens they
+keep. The kernels use the GPU's exponential, so probabilities match the definition except for the last bits.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -27,8 +27,8 @@ from engine.kernels.triton.sampling.softmax import (
     whole,
 )
 
-FEW = 16  # rows up to which chunks are small, so that there are enough of them
-TURN = 1024  # tokens that a program looks at together
+FEW = 16  # up to this many rows chunks are small, so that there are enough of them
+TURN = 1024  # tokens per iteration of a program
 
 
 @triton.jit
@@ -37,9 +37,9 @@ def _scan(
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, TURN: tl.constexpr, FILTERED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Of each chunk: the highest score, where it is first, and the sum of exponentials relative to it.
+    """For each chunk: its highest score, the first index of it, and the sum of exponentials relative to it.
 
-    For filters the highest score of each group, too.
+    For the filters also the highest score of each group.
     """
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -75,7 +75,7 @@ def _known(
     limits, totals, tops, sums, row, heat,
     CHUNKS: tl.constexpr, PADDED: tl.constexpr, FILTERED: tl.constexpr,
 ):  # fmt: skip
-    """The row's top, the sum of what top-k keeps, and the keys up to which top-k and top-p keep tokens."""
+    """The row's highest score, the sum of what top-k keeps, and the last keys that top-k and top-p keep."""
     top, total = whole(tops, sums, row, heat, CHUNKS, PADDED)
     top_k = EVERY
     top_p = EVERY
@@ -100,7 +100,7 @@ def _weigh(
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PADDED: tl.constexpr, TURN: tl.constexpr,
     FILTERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """How much mass each chunk has after all filters."""
+    """Compute the mass of each chunk after all filters."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -124,7 +124,7 @@ def _pick(
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PADDED: tl.constexpr,
     FILTERED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The first token, in the vocabulary's order, up to which there is more mass than the uniform's share."""
+    """Find the first token, by id, whose cumulative mass exceeds the uniform's share."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -170,10 +170,10 @@ def draw(
     pdl: bool = False,
     room: int = ROOM,
 ) -> None:
-    """A token for each row of [rows, vocab] logits goes to `out`, and to `last_ids` at the row's slot.
+    """Sample a token for each row of [rows, vocab] logits into `out`, and into `last_ids` at the row's slot.
 
-    `columns` [settings, rows] float64 as in RowsView. Without `filtered` no row has top-k or top-p, with it
-    there is `room` for so many of a row's likeliest tokens. A row without a number to draw from gets -1 in
+    `columns` [settings, rows] float64 as in RowsView. Without `filtered`, no row may use top-k or top-p; with
+    it, `room` is the number of a row's top tokens that fit in memory. A row without finite numbers gets -1 in
     `out`, and 0 in `last_ids`.
     """
     rows, vocab = logits.shape

@@ -1,9 +1,9 @@
-"""What a request changes in the scores that it draws from: penalties, biases, tokens that may not come yet.
+"""A request's edits of the scores: penalties, biases, and tokens that are not allowed yet.
 
 The definition is in engine/sampling (penalties.py, `edited` in sampler.py); columns are those of its rows.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -15,7 +15,7 @@ from engine.sampling.rows import COLUMNS
 REPETITION, PRESENCE, FREQUENCY = (
     tl.constexpr(COLUMNS.index(name)) for name in ("repetition", "presence", "frequency")
 )
-MOST = tl.constexpr(2**15 - 1)  # counts of a token stop there
+MOST = tl.constexpr(2**15 - 1)  # token counts saturate here
 TURN = 2048
 
 
@@ -71,8 +71,10 @@ def edit(
     seen: tuple[Tensor, Tensor] | None,
     biases: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """[rows, vocab] in float32. `seen`: of the prompts, of the replies, [slots, vocab] each; None: nobody is
-    penalised. `biases`: places row * vocab + token, -1 for none, and what is added there.
+    """Return the edited scores, [rows, vocab] in float32.
+
+    `seen`: the tokens of the prompts and the counts of the replies, [slots, vocab] each; None: no row has
+    penalties. `biases`: indices row * vocab + token, -1 for none, and the values to add.
     """
     rows, vocab = logits.shape
     scores = torch.empty(rows, vocab, dtype=torch.float32, device=logits.device)
@@ -88,5 +90,5 @@ def edit(
 
 
 def note(in_reply: Tensor, tokens: Tensor, columns: Tensor, slots: Tensor) -> None:
-    """One more of its token for each row with penalties; -1 is no token."""
+    """Count each row's token, for rows with penalties; -1 is no token."""
     _note[(len(tokens),)](in_reply, tokens, columns, slots, in_reply.shape[1], num_warps=1)

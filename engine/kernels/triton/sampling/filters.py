@@ -1,17 +1,17 @@
-"""Top-k and top-p on a GPU, without a sort: up to which key a row's tokens are kept.
+"""Top-k and top-p on a GPU, without a sort: finds the last key of a row that is kept.
 
-Tokens that may be the last ones kept are put together, and the last program of a row finds the limits among
-their keys, bit by bit. Which tokens those are:
+Tokens that may be the last ones kept are gathered, and the row's last program finds the limits among their
+keys, bit by bit. These tokens are:
 
-- With top-k, all up to a bound. k groups of 128 tokens have a token up to the k-th of their least keys, so k
-  tokens are; few more are, as a rule. What top-p keeps of them is among them.
-- Else, and for a k that is larger than groups are many, all of one code, a coarser key of eight bits. It is
-  found four bits at a time, by adding up for each of sixteen ways to go on how much there is in the row.
+- With top-k, all up to a bound: the k-th smallest of the groups' minimum keys (groups of 128 tokens). At
+  least k tokens are within it, and usually few more. The tokens top-p keeps are among them.
+- Otherwise, and if k exceeds the number of groups, all tokens with one code, a coarser key of 8 bits. It is
+  found 4 bits at a time, by adding up the row's tokens or mass for each of the 16 continuations.
 
-Where there is no room for them, the row is searched where it lies: slower, and with the same result.
+If they do not fit in memory, the row itself is searched: slower, with the same result.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -32,18 +32,18 @@ from engine.kernels.triton.sampling.softmax import (
 )
 
 GROUP = tl.constexpr(128)
-ROOM = 8192  # keys of a row that are put together at most
+ROOM = 8192  # most keys of a row that are gathered
 WAYS, BITS = tl.constexpr(16), tl.constexpr(4)
-COARSE = tl.constexpr(17)  # bits of a float that a code lacks: it has 64 steps between powers of two
-LAST = tl.constexpr(255)  # of the codes; all beyond it is of that code, too
-FINE = tl.constexpr(2.0**40)  # what the likeliest token's exponential is as a whole number
-TURN = 1024  # tokens that a program looks at together
-SPREAD = 512  # the same where sixteen sums are made of each
+COARSE = tl.constexpr(17)  # bits of a float that a code drops: it has 64 steps between powers of two
+LAST = tl.constexpr(255)  # the last code; everything beyond it has that code, too
+FINE = tl.constexpr(2.0**40)  # scale of exponentials as whole numbers: the top token's value
+TURN = 1024  # tokens per iteration of a program
+SPREAD = 512  # the same where 16 sums are computed
 
 
 @triton.jit
 def _filters(columns, row, rows, vocab, GROUPS: tl.constexpr):
-    """top_k and top_p, whether the row has them, and whether groups bound what top-k keeps."""
+    """top_k and top_p, whether the row uses them, and whether groups bound what top-k keeps."""
     top_k = setting(columns, row, rows, TOP_K).to(tl.int64)
     top_p = setting(columns, row, rows, TOP_P)
     return top_k, top_p, top_k < vocab, top_p < 1.0, (top_k < vocab) & (top_k <= GROUPS)
@@ -51,7 +51,7 @@ def _filters(columns, row, rows, vocab, GROUPS: tl.constexpr):
 
 @triton.jit
 def _known(tops, sums, row, heat, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
-    """The row's top, its sum of exponentials, and how far apart codes are."""
+    """The row's highest score, its sum of exponentials, and the distance between codes."""
     top, total = whole(tops, sums, row, heat, CHUNKS, PADDED)
     chunk = tl.arange(0, PADDED)
     high = tl.load(tops + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=float("-inf"))
@@ -67,7 +67,7 @@ def _codes(below, apart):
 
 @triton.jit
 def _step(counts, row, prefix, need, PASS: tl.constexpr):
-    """How the code goes on in which the need is met, what is still needed there, and how much there is."""
+    """The continuation of the code that meets the need, what it still needs, and how much it holds."""
     way = tl.arange(0, WAYS)
     count = tl.load(counts + (row * 2 + PASS) * WAYS + way)
     taken = tl.minimum(tl.sum((tl.cumsum(count, 0) < need).to(tl.int32), 0), WAYS - 1)
@@ -78,7 +78,7 @@ def _step(counts, row, prefix, need, PASS: tl.constexpr):
 
 @triton.jit
 def _needed(counts, row, top_k, top_p, counted):
-    """How many tokens, or how much mass of all that there is."""
+    """The number of tokens needed, or the amount of mass out of the row's total."""
     way = tl.arange(0, WAYS)
     there = tl.sum(tl.load(counts + row * 2 * WAYS + way), 0)
     return tl.where(counted, top_k, _share(there, top_p))
@@ -94,7 +94,7 @@ def _bound(
     bounds, found, counts, highs, tops, sums, columns, vocab,
     CHUNKS: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """The k-th of the groups' least keys. Nothing is found up to it yet, and nothing counted."""
+    """Find the k-th smallest of the groups' minimum keys. Also resets the row's counts."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -124,7 +124,7 @@ def _spread(
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, TURN: tl.constexpr,
     PASS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """How much there is in each of the sixteen ways in which a code may go on."""
+    """Compute how much each of the 16 continuations of a code holds."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -139,7 +139,7 @@ def _spread(
         if PASS == 1:
             begun = _step(counts, row, 0, _needed(counts, row, top_k, top_p, counted), 0)[0]
         way = tl.arange(0, WAYS)
-        found = tl.zeros([WAYS, TURN], tl.int64)  # added up last, as that takes long
+        found = tl.zeros([WAYS, TURN], tl.int64)  # reduced at the end, as reductions are slow
         for turn in range(0, CHUNK, TURN):
             at = chunk * CHUNK + turn + tl.arange(0, TURN)
             below, key = keys_of(look(logits, row, at, vocab), top, heat)
@@ -161,7 +161,7 @@ def _spread(
 
 @triton.jit
 def _sought(counts, row, top_k, top_p, counted, grouped, ROOM: tl.constexpr):
-    """The first and the last code of what is put together, and what is needed there."""
+    """The first and the last code of the gathered tokens, and what is needed there."""
     first = tl.full([], 0, tl.int32)
     last = tl.full([], LAST, tl.int32)
     need = top_k
@@ -170,7 +170,7 @@ def _sought(counts, row, top_k, top_p, counted, grouped, ROOM: tl.constexpr):
         first, need, there = _step(counts, row, 0, need, 0)
         first, need, there = _step(counts, row, first, need, 1)
         last = first
-        if counted & (top_k - need + there <= ROOM):  # for all that top-k keeps
+        if counted & (top_k - need + there <= ROOM):  # all tokens that top-k keeps
             first = tl.full([], 0, tl.int32)
             need = top_k
     return first, last, need
@@ -182,7 +182,7 @@ def _gather(
     CHUNKS: tl.constexpr, CHUNK: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, ROOM: tl.constexpr,
     TURN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Puts the keys together, in any order, and counts them, also those for which there is no room."""
+    """Gather the keys in any order, and count them, including those that do not fit."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -215,7 +215,7 @@ def _turn(
     keys, logits, row, turn, end, vocab, listed, top, heat, apart, first, last,
     ROOM: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
-    """Keys, of those put together or of all, and which of them are sought."""
+    """A turn's keys, from the gathered ones or from all, and which of them are candidates."""
     at = turn + tl.arange(0, TURN)
     if listed:
         key = tl.load(keys + row * ROOM + at, mask=at < end, other=EVERY)
@@ -232,7 +232,7 @@ def _search(
     keys, logits, row, end, vocab, listed, top, heat, apart, first, last, total, top_k, need,
     ROOM: tl.constexpr, TURN: tl.constexpr, BY_MASS: tl.constexpr,
 ):  # fmt: skip
-    """The least key up to which there is as much as is needed."""
+    """The smallest key up to which there is as much as needed."""
     limit = tl.full([], 0, tl.int32)
     for nth in range(31):
         further = limit | (1 << (30 - nth))
@@ -255,7 +255,7 @@ def _find(
     CHUNKS: tl.constexpr, PADDED: tl.constexpr, GROUPS: tl.constexpr, ROOM: tl.constexpr, TURN: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """The row's limits, and the sum of exponentials of what top-k has kept."""
+    """Find the row's limits, and the sum of exponentials of what top-k keeps."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
@@ -277,7 +277,7 @@ def _find(
                 keys, logits, row, end, vocab, listed, top, heat, apart, first, last, total, EVERY, need,
                 ROOM, TURN, BY_MASS=False,
             )  # fmt: skip
-            listed = listed & (first == 0)  # all that top-k keeps, not only what has the last one's code
+            listed = listed & (first == 0)  # all that top-k keeps, not only those of the last code
             end = tl.where(listed, count, vocab)
             first = tl.full([], 0, tl.int32)
             last = tl.full([], LAST, tl.int32)
@@ -288,7 +288,7 @@ def _find(
                 )
                 one = (tl.exp(-key.to(tl.float32, bitcast=True)) * FINE).to(tl.int64)
                 kept += tl.where(sought & (key <= by_count), one, 0)
-            # A NaN is told by the sum it is in, whatever the filter has left out.
+            # A NaN shows in the sum, whatever the filter removed.
             total = tl.where(total == total, tl.sum(kept, 0).to(tl.float32) / FINE, total)
         if weighed:
             if counted:
@@ -319,10 +319,10 @@ def limits_of(
     *,
     pdl: bool,
 ) -> tuple[Tensor, Tensor]:
-    """[rows, 2] keys up to which top-k and top-p keep tokens, and [rows] sums of what top-k keeps.
+    """[rows, 2] last keys that top-k and top-p keep, and [rows] sums of what top-k keeps.
 
     `scanned`: the highest score of each chunk, and the sum of exponentials relative to it; `highs`: the
-    highest of each group. `room`: for how many keys of a row there is memory.
+    highest of each group. `room`: the number of keys per row that fit in memory.
     """
     (rows, vocab), (chunks, groups) = logits.shape, (scanned[0].shape[1], highs.shape[1])
 

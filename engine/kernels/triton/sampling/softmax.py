@@ -1,11 +1,11 @@
-"""What the kernels that draw know of a token: how far below the likeliest it is, and what it is drawn with.
+"""A token's key and mass, as the sampling kernels use them.
 
-What a token may be drawn with is a whole number, as in engine/sampling/sampler.py, so sums over parts of a
-row are exact in any order. Its key is how far below the top it is, the bits of (top - score) / temperature:
-they order as scores do, the likeliest first.
+A token's mass is a whole number, as in engine/sampling/sampler.py, so sums over parts of a row are exact in
+any order. Its key is its distance from the highest score, as the bits of (top - score) / temperature: they
+sort like the scores, in descending order.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import triton
 import triton.language as tl
@@ -16,7 +16,7 @@ TEMPERATURE, TOP_K, TOP_P, MIN_P, UNIFORM = (
     tl.constexpr(COLUMNS.index(name)) for name in ("temperature", "top_k", "top_p", "min_p", "uniform")
 )
 MASS = tl.constexpr(2.0**48)  # of a whole row, as in the definition
-EVERY = tl.constexpr(2**31 - 1)  # the limit of a row without a filter: no key lies beyond it
+EVERY = tl.constexpr(2**31 - 1)  # the limit of a row without a filter: the largest key
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def setting(columns, row, rows, COLUMN: tl.constexpr):
 
 @triton.jit
 def heat_of(columns, row, rows):
-    """The temperature, 1 where the row is greedy."""
+    """The temperature, or 1 if the row is greedy."""
     heat = setting(columns, row, rows, TEMPERATURE).to(tl.float32)
     return tl.where(heat == 0.0, 1.0, heat)
 
@@ -48,21 +48,21 @@ def whole(tops, sums, row, heat, CHUNKS: tl.constexpr, PADDED: tl.constexpr):
 
 @triton.jit
 def keys_of(scores, top, heat):
-    """How far below the top, divided by the temperature; and the same as a whole number, for filters."""
+    """The distance from the top, divided by the temperature; and the same as an integer, for the filters."""
     below = _divided(scores - top, heat)
     return below, tl.abs(below).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def masses_of(below, key, total, top_k):
-    """Chances among the tokens that top-k has kept, and those as whole numbers."""
+    """Probabilities among the tokens that top-k keeps, and these as whole numbers."""
     chance = tl.where(key <= top_k, tl.exp(below) * (1.0 / total), 0.0)
     return chance, (chance * MASS).to(tl.int64)
 
 
 @triton.jit
 def _divided(number, by):
-    """tl.div_rn where one number divides many, for which it is inverted once: a guess, and twice its rest."""
+    """Like tl.div_rn by one divisor, which is inverted once: an estimate and two corrections."""
     inverse = tl.div_rn(1.0, by)
     guess = number * inverse
     better = tl.fma(tl.fma(-guess, by, number), inverse, guess)

@@ -1,10 +1,10 @@
-"""How likely the drawn tokens were, and which were likelier: log-probabilities without a sort.
+"""Log-probabilities of the sampled and the top tokens, without a sort.
 
-A row is cut into chunks, a program each, which takes its likeliest tokens one after another; then one a row
-does the same with those of all chunks. The definition is engine/sampling/logprobs.py.
+A row is split into chunks, one program each, which takes its top tokens one after another; then one program
+per row does the same with those of all chunks. The definition is engine/sampling/logprobs.py.
 """
 # mypy: disable-error-code=no-untyped-def
-# Triton reads a kernel's annotations as its own, so only what is a constant to it has one.
+# Triton interprets a kernel's annotations itself, so only constexpr parameters are annotated.
 
 import torch
 import triton
@@ -77,8 +77,10 @@ def _of_row(
 
 
 def likeliest(logits: Tensor, tokens: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of [rows, vocab] logits: log-probabilities and ranks of the drawn tokens, [rows]; the likeliest ids and
-    their log-probabilities, [rows, 20], as many of them as a row wants. -1: the row wants nothing at all.
+    """Return the log-probabilities and ranks of the sampled tokens, and the top tokens.
+
+    The first two are [rows]; the top ids and their log-probabilities are [rows, 20]. `wanted` is the number
+    of top tokens per row; -1: the row requests no log-probabilities.
     """
     rows, vocab = logits.shape
     chunks = triton.cdiv(vocab, CHUNK)
