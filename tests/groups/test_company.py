@@ -15,8 +15,8 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.serving.groups.samples import seed_of
 from engine.serving.groups.search import BeamSearch, SearchRules, tokens_of
-from tests.engine.ledger import alone, drain, ledger_engine, rivals
-from tests.engine.workloads import AFTER, Place, Workload, prompts, run, workloads
+from tests.engine.ledger import alone, drain, ledger_engine, likeliest_tokens
+from tests.engine.workloads import AFTER, EngineSetup, Workload, prompts, run, workloads
 from tests.heard import Told
 
 STOPS = tuple(range(0, 1000, 100))  # of ten tokens in a thousand, some come up in most searches
@@ -28,7 +28,9 @@ def searched(prompt: Sequence[int], params: SamplingParams) -> list[list[int]]:
     search = BeamSearch(rules, params.max_tokens or 1)
     enders = set(params.stop_ids)
     while not search.over:
-        found = [rivals([*prompt, *tokens_of(path)], seed, rules.candidates) for path in search.live]
+        found = [
+            likeliest_tokens([*prompt, *tokens_of(path)], seed, rules.candidates) for path in search.live
+        ]
         ids, values = (np.stack(side) for side in zip(*found, strict=True))
         search.advance(ids, values, lambda _, token: token in enders)
     return [list(done.tokens) for done in search.done[: params.n]]
@@ -72,7 +74,7 @@ def parameters(draw: st.DrawFn, most: int, slots: int) -> SamplingParams:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, place: Place) -> Job:
+def jobs(draw: st.DrawFn, place: EngineSetup) -> Job:
     room = min(place.tokens, 80)
     prompt = draw(prompts(room))
     return Job(
