@@ -16,7 +16,6 @@ from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.runner import ModelRunner
-from engine.scheduling import rules
 from engine.serving.engine import Engine
 from engine.start import start
 from tests.models.tiny import write_config
@@ -88,7 +87,7 @@ def test_a_retry_uses_the_memory_reserve(llama: Path, monkeypatch: pytest.Monkey
 
 
 def test_steps_grow_again_after_enough_successes(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "EASED", 4)
+    monkeypatch.setattr("engine.scheduling.settings.EASED", 4)
     engine, least = engine_on(llama), []
     full = engine.scheduler.rules.step_tokens
     tight = [True]

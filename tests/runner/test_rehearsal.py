@@ -145,7 +145,7 @@ def test_a_rehearsal_changes_no_state(llama: Path, monkeypatch: pytest.MonkeyPat
     from engine.attention.triton_backend import TritonAttention
     from engine.execution.cuda.stage import GpuStage
     from engine.kernels.triton import precompile as rehearsal
-    from tests.kernels.test_compiles import Absent
+    from tests.kernels.test_compiles import FakeDriver
 
     engine = engine_on(llama, prefix_cache=False)
     runner = engine.runner
@@ -163,7 +163,7 @@ def test_a_rehearsal_changes_no_state(llama: Path, monkeypatch: pytest.MonkeyPat
         assert warmup
         asked.append(kernel.fn.__name__)
 
-    monkeypatch.setattr(driver, "_active", Absent(90))
+    monkeypatch.setattr(driver, "_active", FakeDriver(90))
     monkeypatch.setattr(rehearsal, "_launched", launched)
     ask(engine, PROMPT[:7])
     drain(engine)
