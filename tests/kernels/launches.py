@@ -33,12 +33,12 @@ class Record:
 
     def launched(self, kernel: Any, given: tuple[Any, ...], grid: Any, named: dict[str, Any]) -> None:
         arguments = dict(zip(kernel.arg_names, given, strict=False)) | named
-        words = " ".join(f"{name}={self._told(each)}" for name, each in sorted(arguments.items()))
-        self.lines.append(f"{kernel.fn.__name__}{tuple(int(each) for each in grid)} {told}")
+        words = " ".join(f"{name}={self._described(each)}" for name, each in sorted(arguments.items()))
+        self.lines.append(f"{kernel.fn.__name__}{tuple(int(each) for each in grid)} {words}")
 
     def computed(self, name: str, given: tuple[Any, ...], found: Any) -> None:
         words = " ".join(self._described(each) for each in given if each is not None)
-        self.lines.append(f"{name} {told} -> {self._told(found)}")
+        self.lines.append(f"{name} {words} -> {self._described(found)}")
 
     def _described(self, each: Any) -> str:
         if isinstance(each, Tensor):
@@ -47,7 +47,9 @@ class Record:
             kind = str(each.dtype).removeprefix("torch.")
             return f"#{self._number(each)}:{kind}{list(each.shape)}{strides}{at}".replace(" ", "")
         if hasattr(each, "base") and hasattr(each, "block_shape"):  # a tensor descriptor with tiles
-            return f"{self._told(each.base)}:{each.shape}:{each.strides}:{each.block_shape}".replace(" ", "")
+            return f"{self._described(each.base)}:{each.shape}:{each.strides}:{each.block_shape}".replace(
+                " ", ""
+            )
         if isinstance(each, tuple | list):
             return "(" + ",".join(map(self._described, each)) + ")"
         return str(each).removeprefix("torch.").replace(" ", "")

@@ -65,7 +65,7 @@ class Case:
 
     def __str__(self) -> str:
         parts = (self.scheme, self.layers, f"kv-{self.kv}", self.dtype, f"sm{self.gpu}")
-        return f"{self.model}-{self.rows}{'-prompts' if self.prompts else ''}:{':'.join(told)}"
+        return f"{self.model}-{self.rows}{'-prompts' if self.prompts else ''}:{':'.join(parts)}"
 
 
 def cases() -> Iterator[Case]:

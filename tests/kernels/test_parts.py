@@ -108,9 +108,7 @@ def test_a_part_without_launches_runs_in_torch_and_is_counted(rows: int) -> None
     assert all(map(starts_early, (line for line in before if line.startswith("_"))))
     assert all(map(starts_early, (line for line in after if line.startswith("_"))))
     added = [line.split(" ")[1] for line in found.record.lines if line.startswith("add_ ")]
-    assert len(added) == 2 and len(set(added)) == 1, (
-        "attention's pending term, then its own, are added to one tensor"
-    )
+    assert len(added) == 2 and len(set(added)) == 1, "the pending term, then its own"
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])

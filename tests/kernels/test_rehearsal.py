@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.test_compiles import META, SMALL, Absent, decode, prompts
+from tests.kernels.test_compiles import META, SMALL, FakeDriver, decode, prompts
 
 triton = pytest.importorskip("triton", reason="no Triton here")
 
@@ -21,7 +21,7 @@ tl = triton.language
 NEW = count(1000)  # device numbers: Triton keeps compiled kernels for each
 
 
-class RecordingDriver(Absent):
+class RecordingDriver(FakeDriver):
     """A fake GPU that records what is loaded and launched."""
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ def test_other_threads_launch_during_a_rehearsal(gpu: RecordingDriver) -> None:
     precompile(launches)
 
 
-def test_no_thread_is_started_if_no_kernel_is_missing(
+def test_no_thread_starts_if_no_kernel_is_missing(
     gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both()
