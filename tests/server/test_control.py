@@ -52,9 +52,7 @@ class TestReplies:
     def read(
         self, client: httpx.Client, id: str, last: int, most: int = 10**9
     ) -> tuple[list[Any], int, bool]:
-        """Return deltas after `last`, about `most`; the count after them; and whether the reply ended.
-        ended.
-        """
+        """Return about `most` deltas after `last`, the count after them, and whether the reply ended."""
         deltas: list[Any] = []
         with client.stream("GET", f"/engine/replies/{id}", headers={"Last-Event-ID": str(last)}) as response:
             assert response.status_code == 200
