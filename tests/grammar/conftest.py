@@ -1,4 +1,4 @@
-"""The small models of tests/runner, made and loaded once here too."""
+"""Fixtures of tests/runner: small models, made and loaded once."""
 
 from tests.runner.conftest import checkpoint, llama, load_each_model_once
 

@@ -43,10 +43,7 @@ def test_sliding_windows_by_family() -> None:
     assert windows(**sliding | {"use_sliding_window": False}) == [None, None]
     assert windows(**sliding, max_window_layers=1) == [None, 16]
     assert windows(**sliding, layer_types=["sliding_attention", "full_attention"]) == [16, None]
-    assert windows(**sliding | {"sliding_window": 128}, max_window_layers=0) == [
-        None,
-        None,
-    ]  # the whole context
+    assert windows(**sliding | {"sliding_window": 128}, max_window_layers=0) == [None, None]  # as wide as all
 
 
 def test_stop_ids() -> None:

@@ -17,7 +17,7 @@ from engine.serving.engine import Engine
 from tests.heard import Heard
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
-from tests.speculation.test_company import Free
+from tests.speculation.test_company import FreeDrafts
 
 KINDS = st.sampled_from(("", *SPECULATION))
 LETTERS = {A: 22.0, B: 21.5}  # only two letters are likely, so the same runs repeat
@@ -36,7 +36,7 @@ def drafted(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pyt
 
 def always_draft(engine: Engine) -> Engine:
     """Make the engine draft whenever it can."""
-    engine.scheduler.speculator.prices = Free()
+    engine.scheduler.speculator.prices = FreeDrafts()
     return engine
 
 
