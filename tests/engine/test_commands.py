@@ -68,7 +68,7 @@ JSON = st.recursive(
 
 
 @dataclass(frozen=True, slots=True)
-class LibraryOnly(Command[None]):
+class Record(Command[None]):
     """A command for code in the engine's own process only, which is the default."""
 
     path: str
@@ -188,12 +188,12 @@ class TestRefusals:
 
 class TestWhoMaySend:
     def test_a_command_is_for_the_library_only_unless_its_class_allows_more(self) -> None:
-        record = LibraryOnly("/tmp/steps")
+        record = Record("/tmp/steps")
         assert decode_command(encode_command(record), Sender.LIBRARY) == record
         for sender in (Sender.SCREEN, Sender.KEY):
             with pytest.raises(UnknownCommand, match="there is no command 'record' here"):
                 decode_command(encode_command(record), sender)
-            assert LibraryOnly not in commands_for(sender)
+            assert Record not in commands_for(sender)
 
     def test_a_key_may_not_submit_directly(self) -> None:
         for verb in ("submit", "fork", "warm"):

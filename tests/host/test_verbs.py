@@ -36,7 +36,7 @@ class RequestCount(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CountRequests(Command[RequestCount]):
+class CountHeld(Command[RequestCount]):
     """Return the number of requests an engine holds."""
 
     note: str = "all"
@@ -49,11 +49,11 @@ class Dump(Command[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Unhandled(Command[None]):
+class Forgotten(Command[None]):
     """A command without a handler."""
 
 
-def count(engine: Engine, asked: CountRequests) -> RequestCount:
+def count(engine: Engine, asked: CountHeld) -> RequestCount:
     if asked.note == "none":
         raise BadInput("note may not be none", field="note", value=asked.note)
     return RequestCount(len(engine.scheduler.requests), asked.note)
@@ -61,7 +61,7 @@ def count(engine: Engine, asked: CountRequests) -> RequestCount:
 
 @pytest.fixture(autouse=True)
 def register_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HANDLERS, CountRequests, Handler(count))
+    monkeypatch.setitem(HANDLERS, CountHeld, Handler(count))
     monkeypatch.setitem(HANDLERS, Dump, Handler(lambda engine, asked: None))
 
 
@@ -74,16 +74,16 @@ def refused_by_name(error: BaseException | None) -> bool:
 
 def test_on_a_thread(opened: Open) -> None:
     host = opened(ledger_engine())
-    assert host.send(CountRequests("so")).result(20) == RequestCount(0, "so")
+    assert host.send(CountHeld("so")).result(20) == RequestCount(0, "so")
     assert host.send(Dump()).result(20) is None
-    assert refused_by_name(host.send(CountRequests("none")).exception(20))
+    assert refused_by_name(host.send(CountHeld("none")).exception(20))
 
 
 def test_beside_the_steps(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine continues its steps, and the check before a command may refuse it."""
     hold = threading.Event()
 
-    def slow(engine: Engine, asked: CountRequests) -> RequestCount:
+    def slow(engine: Engine, asked: CountHeld) -> RequestCount:
         assert hold.wait(20)
         return count(engine, asked)
 
@@ -91,9 +91,9 @@ def test_beside_the_steps(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None
         raise BadInput("not now")
 
     host = opened(roomy_engine())
-    monkeypatch.setitem(HANDLERS, CountRequests, Handler(slow, beside=True))
+    monkeypatch.setitem(HANDLERS, CountHeld, Handler(slow, beside=True))
     monkeypatch.setitem(HANDLERS, Dump, Handler(lambda engine, asked: None, first=lambda e, c: refuse))
-    answers = [host.send(CountRequests()) for _ in range(20)]  # more than there are threads for them
+    answers = [host.send(CountHeld()) for _ in range(20)]  # more than there are threads for them
     assert len(host.submit([1], params(50)).result().tokens) == 50
     assert not any(answer.done() for answer in answers)
     hold.set()
@@ -102,14 +102,14 @@ def test_beside_the_steps(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None
         host.send(Dump()).result(20)
     assert host.snapshot().state == "ready"
     host.close()
-    for command in (CountRequests(), Dump(), Abort((0,))):
+    for command in (CountHeld(), Dump(), Abort((0,))):
         with pytest.raises(EngineDead, match="has been closed"):
             host.send(command).result(20)
 
 
 def test_a_verb_without_a_handler_is_refused(opened: Open) -> None:
     with pytest.raises(UnknownCommand, match="this engine has no handler for forgotten"):
-        opened(ledger_engine()).send(Unhandled()).result(20)
+        opened(ledger_engine()).send(Forgotten()).result(20)
 
 
 class Parent:
@@ -141,9 +141,9 @@ def parent(opened: Open) -> Iterator[Parent]:
 
 
 def test_into_a_process(parent: Parent) -> None:
-    answer = parent.answer(encode_command(CountRequests("so")))
-    assert decode_result(CountRequests, answer["is"]) == RequestCount(0, "so")
-    assert refused_by_name(wire.decode_error(parent.answer(encode_command(CountRequests("none")))["error"]))
+    answer = parent.answer(encode_command(CountHeld("so")))
+    assert decode_result(CountHeld, answer["is"]) == RequestCount(0, "so")
+    assert refused_by_name(wire.decode_error(parent.answer(encode_command(CountHeld("none")))["error"]))
 
 
 @pytest.mark.parametrize(
@@ -217,14 +217,14 @@ def test_from_every_backend_of_the_screen(served: Served) -> None:
         local = LocalBackend(None, lambda config, progress: served.host)  # type: ignore[arg-type]
         await local.load(lambda done, total: None)
         fake = FakeBackend([])
-        fake.handlers[CountRequests] = lambda asked: RequestCount(0, asked.note)
+        fake.handlers[CountHeld] = lambda asked: RequestCount(0, asked.note)
         async with attached(served) as elsewhere:
             backends = (local, fake, elsewhere.backend)
             for backend in (local, elsewhere.backend):
                 with pytest.raises(EngineError) as caught:
-                    await backend.send(CountRequests("none"))
+                    await backend.send(CountHeld("none"))
                 assert refused_by_name(caught.value)
-            return [await backend.send(CountRequests("so")) for backend in backends]
+            return [await backend.send(CountHeld("so")) for backend in backends]
 
     assert asyncio.run(ask()) == [RequestCount(0, "so")] * 3
 
@@ -255,7 +255,7 @@ class TestStreams:
         first = host.submit([1], params(3))
         assert inside.wait(20)
         rest = [host.submit([n], params(3)) for n in range(50)]
-        answers: list[Future[RequestCount]] = [host.send(CountRequests()) for _ in range(50)]
+        answers: list[Future[RequestCount]] = [host.send(CountHeld()) for _ in range(50)]
         assert not any(stream.begun.done() for stream in rest)
         assert not any(answer.done() for answer in answers)
         hold.set()
