@@ -1,6 +1,6 @@
-"""The back end over flashinfer without a GPU: what it refuses, what it asks of a stand-in for the package.
+"""The back end over flashinfer without a GPU: what it refuses, and its calls to a fake of the package.
 
-The stand-in computes what the package promises, in loops over exactly the arrays it was given.
+The fake computes the package's results, in loops over exactly the arrays it was given.
 """
 
 import sys

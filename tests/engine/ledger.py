@@ -162,8 +162,8 @@ class LedgerRunner:
             if row.drafted:
                 tokens[1:] = self._drafts(step, row)
             for at, token in enumerate(tokens, row.start):
-                said = self.last[row.slot] if token == LAST else token
-                self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = said
+                value = self.last[row.slot] if token == LAST else token
+                self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = value
         runs = {row.request: self._verify(row) for row in step.rows if row.drafted}
         sampled = [
             runs[row.request][0]

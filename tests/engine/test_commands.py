@@ -181,9 +181,9 @@ class TestRefusals:
 
     @given(JSON)
     def test_malformed_errors_are_refused(self, value: Any) -> None:
-        for told in (value, {"v": 1, "kind": value}, {"v": 1, "kind": "BadInput", "text": value}):
+        for malformed in (value, {"v": 1, "kind": value}, {"v": 1, "kind": "BadInput", "text": value}):
             with pytest.raises(BadWire):
-                wire.decode_error(told)
+                wire.decode_error(malformed)
 
 
 class TestWhoMaySend:

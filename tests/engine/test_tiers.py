@@ -77,13 +77,13 @@ def test_other_requests_continue_during_a_transfer(depth: int) -> None:
     with closed(engine):
         turn(engine, 8)
     assert tier.moved == [("store", 3)]
-    said = len(other.tokens)
+    before = len(other.tokens)
     turn(engine)
     assert id in engine.scheduler.transfers.loading and request.blocks
     _, new = ask(engine, 2, count=2)  # admitted while the other request waits for its blocks
     turn(engine, 5)
     assert id in engine.scheduler.transfers.loading
-    assert len(other.tokens) >= said + 5 and len(new.tokens) == 2
+    assert len(other.tokens) >= before + 5 and len(new.tokens) == 2
     drain(engine)
     assert tier.moved == [("store", 3), ("load", 1)]  # the full blocks were still on the device
     assert (gone.tokens, other.tokens, new.tokens) == (reply(0), reply(1, 60), reply(2, 2))
@@ -97,12 +97,12 @@ def test_blocks_being_stored_are_not_taken_before_the_store_ends() -> None:
         turn(engine)
     [moving] = transfer.under_way.values()
     assert moving.order.kind == "store" and moving.request.id == id
-    said = len(first.tokens)
+    before = len(first.tokens)
     while not heard:
         assert not pool.can_take(1) and pool.in_use == 6 and transfer.leaving == 3
         turn(engine)
     turn(engine, 2)
-    assert len(first.tokens) > said  # it had been waiting for a block
+    assert len(first.tokens) > before  # it had been waiting for a block
     drain(engine)
     assert (first.tokens, second.tokens) == (reply(0, 40, 30), reply(1, 40, 30))
 
@@ -126,14 +126,14 @@ def test_a_request_that_resumes_during_its_store_keeps_its_blocks() -> None:
 def test_blocks_of_a_failed_transfer_are_computed_again(kind: str, when: str) -> None:
     failures = iter([when, ""] if kind == "store" else ["", when])
     engine, heard = engine_over(ByteTier(fails=lambda: next(failures)), prefix_cache=False)
-    id, said = ask(engine)
+    id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
     drain(engine)
     assert [each.error for each in heard if each.error] == [
         f"OSError: told to fail {'at once' if when == 'begin' else 'late'}"
     ]
-    assert said.tokens == reply()
+    assert recorded.tokens == reply()
     assert sum(step.tokens for step in engine.runner.steps) > PROMPT + 30 - 1
 
 
@@ -142,7 +142,7 @@ def test_a_transfer_outlives_its_aborted_request(during: str) -> None:
     tier = ByteTier(looks=3)
     engine, heard = engine_over(tier)
     ask(engine, 1)
-    id, said = ask(engine)
+    id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
     under_way = engine.scheduler.transfers.under_way
@@ -157,7 +157,7 @@ def test_a_transfer_outlives_its_aborted_request(during: str) -> None:
     engine.scheduler.check()
     assert under_way and engine.scheduler.pool.in_use > 4
     drain(engine)
-    assert not under_way and tier.room() == tier.size and len(said.tokens) < 30
+    assert not under_way and tier.room() == tier.size and len(recorded.tokens) < 30
     assert [each.load for each in heard] == [False, True][: 1 + (during == "load")]
 
 
@@ -199,7 +199,7 @@ def test_measured_costs_decide_between_load_and_recompute(slow: bool) -> None:
     back: list[Event] = []
     engine.bus.subscribe(lambda event: back.append(event) if isinstance(event, Resumed) else None)
     engine.scheduler.costs.saw_step(100, 1.0)
-    id, said = ask(engine)
+    id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
     with closed(engine):
@@ -209,13 +209,13 @@ def test_measured_costs_decide_between_load_and_recompute(slow: bool) -> None:
     drain(engine)
     assert [each.load for each in heard] == [False] + [True] * (not slow)
     assert [each.swapped for each in back if isinstance(each, Resumed)] == [not slow]
-    assert said.tokens == reply()
+    assert recorded.tokens == reply()
 
 
 def test_a_request_loads_the_blocks_a_tier_still_holds_and_computes_the_others() -> None:
     tier = ByteTier()
     engine, heard = engine_over(tier, prefix_cache=False)
-    id, said = ask(engine)
+    id, recorded = ask(engine)
     turn(engine, 4)
     request = engine.scheduler.requests[id]
     engine.preempt(id)
@@ -226,7 +226,7 @@ def test_a_request_loads_the_blocks_a_tier_still_holds_and_computes_the_others()
     turn(engine)
     assert request.launched == 32
     drain(engine)
-    assert said.tokens == reply()
+    assert recorded.tokens == reply()
     assert [(each.load, each.blocks) for each in heard] == [(False, 3), (True, 2)]
 
 
@@ -242,7 +242,7 @@ def test_the_check_finds_a_block_that_a_transfer_has_lost() -> None:
 def test_a_second_preemption_during_a_store_stores_only_new_blocks() -> None:
     tier = ByteTier(looks=40)
     engine, heard = engine_over(tier)
-    id, said = ask(engine, count=60)
+    id, recorded = ask(engine, count=60)
     turn(engine, 4)
     engine.preempt(id)
     turn(engine, 20)  # it resumes at once and fills another block
@@ -253,4 +253,4 @@ def test_a_second_preemption_during_a_store_stores_only_new_blocks() -> None:
     orders = [each.order.names for each in engine.scheduler.transfers.under_way.values()]
     assert len(orders) == 2 and not set(orders[0]) & set(orders[1]), "a block is in two stores at once"
     drain(engine)
-    assert said.tokens == reply(count=60)
+    assert recorded.tokens == reply(count=60)

@@ -39,10 +39,10 @@ def test_a_search_continues_the_tokens_so_far(depth: int, steps: int) -> None:
     engine.update(id, beams=4)
     run_steps(engine, 1)
     drain(engine)
-    said = steps  # at depth 1 the last one was in flight, and is kept
-    first, rest = result.first.tokens[:said], result.first.tokens[said:]
-    assert first == alone(PROMPT, said, 1)
-    assert rest == searched([*PROMPT, *first], SamplingParams(beams=4, max_tokens=30 - said, seed=1))[0]
+    count = steps  # at depth 1 the last one was in flight, and is kept
+    first, rest = result.first.tokens[:count], result.first.tokens[count:]
+    assert first == alone(PROMPT, count, 1)
+    assert rest == searched([*PROMPT, *first], SamplingParams(beams=4, max_tokens=30 - count, seed=1))[0]
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -178,10 +178,10 @@ def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
     of_any = {draws for _, draws, _ in steps._recordings}
     assert None not in of_any
     assert all({each[at] for each in of_any} == {True, False} for at in range(4))
-    for prompt, params, said in heard:
+    for prompt, params, found in heard:
         wanted = alone(llama, prompt, params)
-        assert said.reply == wanted.reply
-        assert len(said.logprobs) == len(wanted.logprobs) and close_to(said.logprobs, wanted.logprobs)
+        assert found.reply == wanted.reply
+        assert len(found.logprobs) == len(wanted.logprobs) and close_to(found.logprobs, wanted.logprobs)
     runner._tables.apply(engine.scheduler.tables.take_changes())
     mirror, unsent = steps._mirror.numpy().copy(), runner._tables.unsent()
     mirror.reshape(-1)[unsent.cells] = unsent.blocks

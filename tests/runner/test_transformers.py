@@ -98,10 +98,10 @@ def forked(engine: Engine) -> Heard:
     id, heard = ask(engine, PROMPT, ASKED)
     for _ in range(9):
         turn(engine)
-    said, child = len(heard.tokens), Heard()
+    count, child = len(heard.tokens), Heard()
     engine.fork(id, child)
     drain(engine)
-    whole = Heard(heard.tokens[:said] + child.tokens, logprobs=heard.logprobs[:said] + child.logprobs)
+    whole = Heard(heard.tokens[:count] + child.tokens, logprobs=heard.logprobs[:count] + child.logprobs)
     assert whole.tokens == heard.tokens
     return whole
 

@@ -153,7 +153,7 @@ class TestSignals:
                         json.loads(lines_read[-2].removeprefix("data: "))["choices"][0]["finish_reason"]
                         == "length"
                     )
-                list(watching.iter_lines())  # it ends by itself
+                list(watching.iter_lines())  # it ends on its own
                 with pytest.raises(httpx.TransportError):
                     client.get("/health")
             assert process.wait(10) == 0

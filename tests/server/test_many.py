@@ -100,9 +100,9 @@ class TestOverHttp:
         fields: dict[str, Any] = {"prompt": PROMPT, **LENGTH, "num_beams": 4, "n": 2}
         with real.client() as client:
             chunks = streamed(client, TEXT, **fields, stream_options={"include_usage": True})
-        *said, usage = chunks
+        *parts, usage = chunks
         texts, scores = ["", ""], dict[int, float]()
-        for [choice] in (chunk["choices"] for chunk in said):
+        for [choice] in (chunk["choices"] for chunk in parts):
             texts[choice["index"]] += choice["text"]
             if choice["finish_reason"]:
                 scores[choice["index"]] = choice["score"]
@@ -122,11 +122,11 @@ class TestOverHttp:
         alone = [client.post(TEXT, json=fields | {"prompt": each}).json() for each in fields["prompt"]]
         texts = [choice["text"] for choice in whole["choices"]]
         assert texts == [choice["text"] for each in alone for choice in each["choices"]]
-        said = [""] * 6
+        pieces = [""] * 6
         for chunk in streamed(client, TEXT, **fields):
             for choice in chunk["choices"]:
-                said[choice["index"]] += choice["text"]
-        assert said == texts
+                pieces[choice["index"]] += choice["text"]
+        assert pieces == texts
         assert whole["usage"]["completion_tokens"] == 48
         assert whole["usage"]["prompt_tokens"] == sum(each["usage"]["prompt_tokens"] for each in alone)
 
@@ -217,12 +217,12 @@ class TestContinuing:
         assert getattr(admitted, "cached", 0) >= 96
 
     def test_given_tokens_must_match_the_grammar(self, served: Served, client: httpx.Client) -> None:
-        def continuing(said: str) -> httpx.Response:
-            ids = served.engine.tokenizer.encode(said)
+        def continuing(written: str) -> httpx.Response:
+            ids = served.engine.tokenizer.encode(written)
             return client.post(TEXT, json={"prompt": "x", "guided_regex": "a{1,2}", "said": ids})
 
-        for said, texts in (("a", ("", "a")), ("aa", ("",))):
-            [choice] = continuing(said).json()["choices"]
+        for written, texts in (("a", ("", "a")), ("aa", ("",))):
+            [choice] = continuing(written).json()["choices"]
             assert choice["text"] in texts and choice["finish_reason"] == "stop"
         error = refused(continuing("b"))
         assert error["param"] == "said" and "does not keep" in error["message"]

@@ -38,11 +38,11 @@ def test_a_stream_has_the_same_text(served: Served, expected: Expected) -> None:
         model=MODEL, messages=user("hello"), stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)
-    *said, last = chunks
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in said) == expected("hello")
-    assert said[0].choices[0].delta.role == "assistant"
-    assert [chunk.choices[0].finish_reason for chunk in said][-1] == "stop"
-    assert all(chunk.choices[0].finish_reason is None for chunk in said[:-1])
+    *parts, last = chunks
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in parts) == expected("hello")
+    assert parts[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in parts][-1] == "stop"
+    assert all(chunk.choices[0].finish_reason is None for chunk in parts[:-1])
     assert last.choices == []
     assert last.usage is not None
     whole = served.openai.chat.completions.create(model=MODEL, messages=user("hello"))

@@ -58,10 +58,10 @@ def ask(client: OpenAI, stream: bool = False, **more: Any) -> Any:
 def read_all(reader: CallReader, pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
     text, calls = "", []
     for piece in pieces:
-        said, found = reader.push(piece)
-        text, calls = text + said, calls + found
-    said, found = reader.flush()
-    return text + said, [(call.name, call.arguments) for call in calls + found]
+        more, found = reader.push(piece)
+        text, calls = text + more, calls + found
+    more, found = reader.flush()
+    return text + more, [(call.name, call.arguments) for call in calls + found]
 
 
 def cuts(text: str, at: Sequence[int]) -> list[str]:
@@ -71,7 +71,7 @@ def cuts(text: str, at: Sequence[int]) -> list[str]:
 
 class TestReading:
     @pytest.mark.parametrize(
-        ("text", "said", "calls"),
+        ("text", "plain", "calls"),
         [
             (f"<tool_call>\n{CALL}\n</tool_call>", "", 1),
             (
@@ -90,12 +90,12 @@ class TestReading:
     )
     @settings(max_examples=25)
     @given(at=st.lists(st.integers(0, 10_000), max_size=12))
-    def test_tagged(self, text: str, said: str, calls: int, at: list[int]) -> None:
+    def test_tagged(self, text: str, plain: str, calls: int, at: list[int]) -> None:
         found = read_all(TaggedCalls(), cuts(text, at))
-        assert found == (said, [("weather", '{"town": "Köln"}')] * calls)
+        assert found == (plain, [("weather", '{"town": "Köln"}')] * calls)
 
     @pytest.mark.parametrize(
-        ("text", "said", "calls"),
+        ("text", "plain", "calls"),
         [
             (BARE, "", 1),
             (f"  {BARE}; {BARE}\n", "", 2),
@@ -108,8 +108,8 @@ class TestReading:
     )
     @settings(max_examples=25)
     @given(at=st.lists(st.integers(0, 200), max_size=12))
-    def test_bare(self, text: str, said: str, calls: int, at: list[int]) -> None:
-        assert read_all(BareCalls(), cuts(text, at)) == (said, [("weather", '{"town": "Köln"}')] * calls)
+    def test_bare(self, text: str, plain: str, calls: int, at: list[int]) -> None:
+        assert read_all(BareCalls(), cuts(text, at)) == (plain, [("weather", '{"town": "Köln"}')] * calls)
 
     @pytest.mark.parametrize(
         ("text", "opened", "reasoning", "answer"),
