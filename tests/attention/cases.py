@@ -1,4 +1,4 @@
-"""Random batches over a paged cache, for any back end's test."""
+"""Random batches over a paged cache, for the tests of any back end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from engine.attention.base import Batch, KVLayer
 
 @dataclass(frozen=True)
 class Case:
-    """One layer's cache with what came before, and the step that is to run on it."""
+    """One layer's cache with earlier tokens, and the step to run on it."""
 
     batch: Batch
     layer: KVLayer
@@ -28,7 +28,7 @@ class Case:
 
 
 def make_batch(rows: Sequence[tuple[int, int]], tables: Sequence[Sequence[int]], block_size: int) -> Batch:
-    """`rows` are (tokens in this step, tokens attended to in all), those with one token first."""
+    """`rows` are (tokens in this step, tokens attended to); rows of one token come first."""
     counts = np.array([count for count, _ in rows])
     contexts = np.array([context for _, context in rows], np.int32)
     starts = np.zeros(len(rows) + 1, np.int32)
@@ -64,9 +64,9 @@ def make_case(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Case:
-    """Every cell that no row has written holds NaN: whatever reads one shows it.
+    """Unwritten cells hold NaN, so reading one shows in the result.
 
-    Shuffled or not, and whatever the block size, the same seed gives the same numbers.
+    The same seed gives the same numbers, shuffled or not, with any block size.
     """
     rng = torch.Generator().manual_seed(seed)
 

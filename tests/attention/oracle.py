@@ -1,4 +1,4 @@
-"""Attention spelled out: float64, one query at a time, every mask explicit."""
+"""A plain implementation of attention: float64, one query at a time, every mask explicit."""
 
 import math
 
@@ -9,7 +9,7 @@ from engine.attention.base import Batch, KVLayer
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layer: KVLayer, batch: Batch) -> Tensor:
-    """What every back end's `attend` must give, up to rounding; writes the cache as they do."""
+    """Return what every back end's `attend` must return, up to rounding. Writes the cache as they do."""
     spec, size = layer.spec, layer.keys.shape[1]
     for token, place in enumerate(batch.places.tolist()):
         layer.keys[place // size, place % size] = k[token]

@@ -1,6 +1,6 @@
-"""The back end over flashinfer without a GPU: what it refuses, what it asks of a stand-in for the package.
+"""The back end over flashinfer without a GPU: what it refuses, and its calls to a fake of the package.
 
-The stand-in computes what the package promises, in loops over exactly the arrays it was given.
+The fake computes the package's results, in loops over exactly the arrays it was given.
 """
 
 import sys
@@ -34,7 +34,7 @@ ROWS = {
 
 
 class Paged:
-    """Of either wrapper: keeps a plan, and runs by it."""
+    """Base of both wrappers: stores a plan and runs by it."""
 
     def __init__(
         self, workspace: Tensor, layout: str, backend: str = "auto", use_tensor_cores: bool = False
@@ -82,7 +82,7 @@ class Prefill(Paged):
 
 
 class Event:
-    """Waiting before anything was recorded is no wait; a plan may not be written over one on its way."""
+    """A CUDA event. Waiting before anything is recorded returns at once; a plan in use is not overwritten."""
 
     def __init__(self) -> None:
         self.waited = True
@@ -96,7 +96,7 @@ class Event:
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The module, over the stand-in, with everything there that it needs."""
+    """The module over the fake package, with everything that it needs."""
     pytest.importorskip("triton", reason="no Triton here, which writes the cache")
     package, jit, env, compiler = (
         ModuleType(f"flashinfer{name}") for name in ("", ".jit", ".jit.env", ".jit.cpp_ext")
@@ -128,13 +128,13 @@ def write_like_torch(layer: KVLayer, k: Tensor, v: Tensor, places: Tensor, *, pd
     CacheCells.of_layer(layer.values, None).write(places, v)
 
 
-def test_without_the_package_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "BACKENDS", {})
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    said = why_not("flashinfer", CPU, [SPEC], HALF) or ""
-    assert said.startswith("it cannot be imported")
-    assert "flashinfer" in said
+    reason = why_not("flashinfer", CPU, [SPEC], HALF) or ""
+    assert reason.startswith("it cannot be imported")
+    assert "flashinfer" in reason
 
 
 @pytest.mark.parametrize("rows", list(ROWS))
@@ -173,7 +173,7 @@ def test_a_step_is_planned_once_for_each_kind_of_layer(backend: Any) -> None:
         ([100, 20, 20], "fa2"),
     ],
 )
-def test_long_chunks_go_where_they_are_faster(backend: Any, chunks: list[int], kernels: str) -> None:
+def test_long_chunks_use_the_faster_kernels(backend: Any, chunks: list[int], kernels: str) -> None:
     ours, case = backend.FlashInfer(), make_case(SPEC, [(1, 3), *((each, each) for each in chunks)])
     for spec, wanted in (
         (SPEC, kernels),
@@ -194,7 +194,7 @@ def test_tensor_cores_are_for_heads_that_share_keys(backend: Any, heads: int, co
         assert calls._decode.tensor_cores == wanted
 
 
-def test_a_plan_waits_until_the_last_one_has_been_sent(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_waits_until_the_last_one_is_uploaded(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, case = backend.FlashInfer(), make_case(SPEC, ROWS["single"])
     for _ in range(2):
         ours.attend(case.q, case.k, case.v, case.layer, ours.prepare(case.batch))
@@ -211,7 +211,7 @@ def test_a_plan_waits_until_the_last_one_has_been_sent(backend: Any, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("raised", "said"),
+    ("raised", "reason"),
     [
         (
             "Ninja build failed. Ninja output:\nnvcc a.cu\nat.h:52:10: fatal error: curand.h: none\nmore\n",
@@ -221,8 +221,8 @@ def test_a_plan_waits_until_the_last_one_has_been_sent(backend: Any, monkeypatch
         ("out of workspace", "out of workspace"),
     ],
 )
-def test_a_compilers_pages_become_a_sentence(
-    backend: Any, monkeypatch: pytest.MonkeyPatch, raised: str, said: str
+def test_a_compiler_error_becomes_one_sentence(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, raised: str, reason: str
 ) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError(raised)
@@ -233,47 +233,47 @@ def test_a_compilers_pages_become_a_sentence(
         patch.setattr(Decode, "plan", fails)
         with pytest.raises((EngineError, RuntimeError)) as caught:
             ours.attend(case.q, case.k, case.v, case.layer, prepared)
-    assert str(caught.value) == said
-    ours.attend(case.q, case.k, case.v, case.layer, prepared)  # what failed is planned again
+    assert str(caught.value) == reason
+    ours.attend(case.q, case.k, case.v, case.layer, prepared)  # a failed plan is made again
 
 
-def test_what_it_cannot_do_is_a_sentence(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def said(
+def test_the_reason_for_each_unsupported_case(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reason(
         dtype: torch.dtype = HALF, device: torch.device = GPU, kv: Any = "none", **changes: Any
     ) -> str | None:
         shape = {"heads": 4, "kv_heads": 2, "key_dim": 64, "value_dim": 64, "scale": 0.1}
         return why_not("flashinfer", device, [LayerSpec(**shape | changes)], dtype, kv)
 
-    assert said(window=9) is None
-    assert said(softcap=3.0) is None
-    assert said(device=CPU) == "it needs an NVIDIA GPU, and the device is cpu"
-    assert said(torch.float32) == "it supports float16 and bfloat16, not torch.float32"
+    assert reason(window=9) is None
+    assert reason(softcap=3.0) is None
+    assert reason(device=CPU) == "it needs an NVIDIA GPU, and the device is cpu"
+    assert reason(torch.float32) == "it supports float16 and bfloat16, not torch.float32"
     assert (
-        said(key_dim=80, value_dim=80)
+        reason(key_dim=80, value_dim=80)
         == "it supports equal key and value dimensions of 64 or 128, not 80 and 80"
     )
-    assert said(key_dim=128) == "it supports equal key and value dimensions of 64 or 128, not 128 and 64"
-    assert said(sinks=True) == "it does not support layers with attention sinks"
-    assert said(kv="int8") == "it supports the KV cache schemes none, not int8"
-    assert said(window=9, kept=4) == "it does not support a window that keeps the first tokens (kv_window)"
+    assert reason(key_dim=128) == "it supports equal key and value dimensions of 64 or 128, not 128 and 64"
+    assert reason(sinks=True) == "it does not support layers with attention sinks"
+    assert reason(kv="int8") == "it supports the KV cache schemes none, not int8"
+    assert reason(window=9, kept=4) == "it does not support a window that keeps the first tokens (kv_window)"
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    assert said() == "it needs compute capability 8.0, and cuda has 7.5"
+    assert reason() == "it needs compute capability 8.0, and cuda has 7.5"
 
 
-def test_it_needs_kernels_or_what_compiles_them(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_needs_compiled_kernels_or_a_compiler(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_cuda() -> str:
         raise RuntimeError("no nvcc anywhere")
 
-    there: set[str] = set()
+    present: set[str] = set()
     monkeypatch.setattr(backend, "env", SimpleNamespace(has_flashinfer_jit_cache=lambda: False))
     monkeypatch.setattr(
-        backend, "shutil", SimpleNamespace(which=lambda name: name if name in there else None)
+        backend, "shutil", SimpleNamespace(which=lambda name: name if name in present else None)
     )
     lacks = "it has no compiled kernels (flashinfer-jit-cache), nor the tool to compile them: "
     assert why_not("flashinfer", GPU, [SPEC], HALF) == f"{lacks}/cuda/bin/nvcc"
-    there.add("/cuda/bin/nvcc")
+    present.add("/cuda/bin/nvcc")
     assert why_not("flashinfer", GPU, [SPEC], HALF) == f"{lacks}ninja"
-    there.add("ninja")
+    present.add("ninja")
     assert why_not("flashinfer", GPU, [SPEC], HALF) is None
     monkeypatch.setattr(backend, "get_cuda_path", no_cuda)
     assert (why_not("flashinfer", GPU, [SPEC], HALF) or "").endswith("cannot compile them: no nvcc anywhere")

@@ -1,4 +1,4 @@
-"""Bytes with a scale: what packing loses, and what it never does."""
+"""Bytes with a scale: the error of packing, and its bounds."""
 
 import pytest
 import torch
@@ -9,7 +9,8 @@ from engine.attention.packing import MOST, pack, unpack
 from engine.kv.store import SCALE
 
 TYPES = pytest.mark.parametrize("dtype", list(MOST))
-# Half a step of int8, in parts of the largest number; half of the last bit of three, in parts of each number.
+# Half a step of int8, relative to the largest number; half of the last of three bits, relative to each
+# number.
 INT8, FP8 = 0.5 / 127 * (1 + 2**-8), 2**-4
 
 
@@ -25,14 +26,14 @@ def test_the_error_is_at_most_half_a_step(seed: int, dim: int, size: float) -> N
     packed, scales = pack(wanted, torch.int8)
     assert ((unpack(packed, scales) - wanted).abs() <= INT8 * largest).all()
     packed, scales = pack(wanted, torch.float8_e4m3fn)
-    # Below its smallest normal number, 2**-6, steps are as wide as there: 2**-9 of the scale.
+    # Below the smallest normal number, 2**-6, steps are as wide as there: 2**-9 of the scale.
     bound = torch.maximum(FP8 * wanted.abs(), scales.float().unsqueeze(-1) * 2**-10) * (1 + 2**-8)
     assert ((unpack(packed, scales) - wanted).abs() <= bound).all()
 
 
 @TYPES
 def test_unpacking_is_the_number_times_the_scale(dtype: torch.dtype) -> None:
-    """Every byte there is, against torch's own conversion."""
+    """Every possible byte, against torch's own conversion."""
     every = torch.arange(256, dtype=torch.uint8).view(dtype)
     every = every[every.float().isfinite()].view(1, 1, -1)
     for scale in (1.0, 0.0123, 77.0):
@@ -41,7 +42,7 @@ def test_unpacking_is_the_number_times_the_scale(dtype: torch.dtype) -> None:
 
 
 @TYPES
-def test_a_head_of_a_token_is_packed_alone(dtype: torch.dtype) -> None:
+def test_each_head_of_each_token_is_packed_separately(dtype: torch.dtype) -> None:
     wanted = numbers(0, 64, 1.0)
     packed, scales = pack(wanted, dtype)
     for token in range(len(wanted)):
@@ -52,7 +53,7 @@ def test_a_head_of_a_token_is_packed_alone(dtype: torch.dtype) -> None:
 
 
 @TYPES
-def test_what_has_no_number_keeps_having_none(dtype: torch.dtype) -> None:
+def test_nan_and_infinity_are_kept(dtype: torch.dtype) -> None:
     wanted = numbers(1, 16, 1.0)
     wanted[0, 0, 3], wanted[1, 0, 0], wanted[2] = torch.nan, torch.inf, 0.0
     got = unpack(*pack(wanted, dtype))

@@ -1,4 +1,4 @@
-"""Block tables as one list, against loops over rows."""
+"""Block tables as one flat list, against loops over rows."""
 
 import numpy as np
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Which back end an engine takes, and what it says when it cannot take the one that was asked for."""
+"""The back end an engine selects, and the error if the requested one cannot be used."""
 
 import logging
 from importlib.metadata import EntryPoint
@@ -18,7 +18,7 @@ SPECS = [LayerSpec(heads=2, kv_heads=1, key_dim=8, value_dim=8, scale=1.0)]
 
 
 class Narrow(TorchAttention):
-    """Stands for a back end of somebody else's."""
+    """A third-party back end."""
 
     name: ClassVar[str] = "narrow"
 
@@ -27,8 +27,8 @@ class Narrow(TorchAttention):
         return None if spec.key_dim <= 8 else f"it serves heads of 8 at most, not {spec.key_dim}"
 
 
-class Half:
-    """Somebody's first try."""
+class IncompleteBackend:
+    """A back end that lacks `prepare` and `attend`."""
 
     name: ClassVar[str] = "half"
     why_not = Narrow.why_not
@@ -36,13 +36,13 @@ class Half:
 
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in registry.BUILT_IN:  # each registers itself once, when it is first imported
+    for name in registry.BUILT_IN:  # each registers itself once, on first import
         why_not(name, CPU, SPECS, torch.float32)
     monkeypatch.setattr(registry, "BACKENDS", dict(registry.BACKENDS))
 
 
-def brings(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
-    """Pretends that an installed package has these entry points."""
+def install_entry_points(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
+    """Pretend that an installed package has these entry points."""
     found = [EntryPoint(name, value, registry.GROUP) for name, value in points.items()]
 
     def entry_points(*, group: str, name: str | None = None) -> list[EntryPoint]:
@@ -52,12 +52,12 @@ def brings(monkeypatch: pytest.MonkeyPatch, **points: str) -> None:
     monkeypatch.setattr(registry, "entry_points", entry_points)
 
 
-def test_auto_on_a_cpu_is_torch_and_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_auto_on_a_cpu_is_torch_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(choose("auto", CPU, SPECS, torch.float32), TorchAttention)
     assert not caplog.records
 
 
-def test_a_fall_back_is_one_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fallback_is_one_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     register(Narrow)
     monkeypatch.setitem(registry.PREFERRED, "cuda", ("narrow", "torch"))
     wide = LayerSpec(heads=2, kv_heads=1, key_dim=16, value_dim=16, scale=1.0)
@@ -68,7 +68,7 @@ def test_a_fall_back_is_one_line(caplog: pytest.LogCaptureFixture, monkeypatch: 
     ]
 
 
-def test_a_name_is_taken_at_its_word() -> None:
+def test_a_named_back_end_never_falls_back() -> None:
     register(Narrow)
     assert isinstance(choose("narrow", CPU, SPECS, torch.float32), Narrow)
     wide = [LayerSpec(heads=2, kv_heads=1, key_dim=16, value_dim=16, scale=1.0)]
@@ -78,13 +78,15 @@ def test_a_name_is_taken_at_its_word() -> None:
         choose("narrow", CPU, wide, torch.float32)
 
 
-def test_what_a_class_of_a_package_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    brings(monkeypatch, half=f"{__name__}:Half")
+def test_the_error_for_an_incomplete_back_end_names_the_missing_methods(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install_entry_points(monkeypatch, half=f"{__name__}:IncompleteBackend")
     with pytest.raises(BadInput, match="attention 'half': its class lacks prepare, attend; available here: "):
         choose("half", CPU, SPECS, torch.float32)
 
 
-def test_a_back_end_may_want_blocks_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_back_end_may_require_a_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Narrow, "block_sizes", (256,), raising=False)
     register(Narrow)
     assert isinstance(choose("narrow", CPU, SPECS, torch.float32, block_size=256), Narrow)
@@ -95,13 +97,13 @@ def test_a_back_end_may_want_blocks_of_one_size(monkeypatch: pytest.MonkeyPatch)
     assert [block_size_for(name, 16) for name in ("narrow", "torch", "auto", "flush")] == [256, 16, 16, 16]
 
 
-def test_an_unknown_name_is_told_what_there_is() -> None:
+def test_the_error_for_an_unknown_name_lists_the_available_ones() -> None:
     with pytest.raises(BadInput, match=r"'flush': no backend has that name; available here: .*torch"):
         choose("flush", CPU, SPECS, torch.float32)
 
 
-def test_packages_bring_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    brings(monkeypatch, narrow=f"{__name__}:Narrow", broken="no_such_package_here:Backend")
+def test_packages_add_back_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    install_entry_points(monkeypatch, narrow=f"{__name__}:Narrow", broken="no_such_package_here:Backend")
     assert {"narrow", "broken", "torch"} <= set(names())
     assert type(choose("narrow", CPU, SPECS, torch.float32)).__name__ == "Narrow"
     assert "cannot be imported (No module named 'no_such_package_here')" in str(

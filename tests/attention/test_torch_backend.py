@@ -1,4 +1,4 @@
-"""The torch back end against attention spelled out, and against itself in other company."""
+"""The torch back end against the plain implementation, and against itself among other rows."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ def layers(draw: st.DrawFn) -> LayerSpec:
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[int, int]]:
-    """Rows of a step as (tokens, context): single ones first, then chunks."""
+    """Rows of a step as (tokens, context): rows of one token first, then chunks."""
     singles = draw(st.lists(st.integers(1, 70), max_size=4))
     chunks = draw(st.lists(st.tuples(st.integers(2, 24), st.integers(0, 40)), max_size=2))
     rows = [(1, context) for context in singles] + [(count, before + count) for count, before in chunks]
@@ -51,7 +51,7 @@ def steps(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 @pytest.fixture(params=["as it is", "small pieces"])
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits that long contexts meet, brought down to where short ones meet them."""
+    """Lower the limits for long contexts so that short ones reach them."""
     if request.param == "small pieces":
         monkeypatch.setattr(torch_backend, "PIECE", 16)
         monkeypatch.setattr(torch_backend, "TILES", (2, 5))
@@ -68,7 +68,7 @@ def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     dtype=st.sampled_from(list(TOLERANCES)),
     seed=st.integers(0, 99),
 )
-def test_is_what_attention_means(
+def test_equals_the_plain_implementation(
     spec: LayerSpec,
     rows: list[tuple[int, int]],
     block_size: int,
@@ -88,14 +88,12 @@ def test_is_what_attention_means(
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=max(1e-5, tolerance / 4))
     for mine, theirs in ((case.layer.keys, expected.layer.keys), (case.layer.values, expected.layer.values)):
-        assert torch.equal(
-            mine.nan_to_num(7.0), theirs.nan_to_num(7.0)
-        )  # written where it belongs, only there
+        assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))  # written in the right cells only
 
 
 @pytest.mark.usefixtures("pieces")
 @given(spec=layers(), rows=steps(), shuffled=st.booleans(), sinks=st.booleans())
-def test_company_changes_no_bit(
+def test_other_rows_change_no_bit(
     spec: LayerSpec, rows: list[tuple[int, int]], shuffled: bool, sinks: bool
 ) -> None:
     case = make_case(spec, rows, shuffled=shuffled, sinks=sinks)
@@ -111,7 +109,7 @@ def test_company_changes_no_bit(
 
 @pytest.mark.usefixtures("pieces")
 @given(spec=layers(), rows=steps(), seed=st.integers(0, 99))
-def test_where_blocks_lie_changes_no_bit(spec: LayerSpec, rows: list[tuple[int, int]], seed: int) -> None:
+def test_the_order_of_blocks_changes_no_bit(spec: LayerSpec, rows: list[tuple[int, int]], seed: int) -> None:
     assert torch.equal(
         run(make_case(spec, rows, seed=seed)), run(make_case(spec, rows, shuffled=True, seed=seed))
     )
@@ -119,7 +117,7 @@ def test_where_blocks_lie_changes_no_bit(spec: LayerSpec, rows: list[tuple[int, 
 
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("chunks", [[150], [1] * 150, [64, 64, 22], [1, 70, 5, 74]])
-def test_chunks_are_the_whole(chunks: list[int], window: int | None) -> None:
+def test_chunks_equal_the_whole_prompt(chunks: list[int], window: int | None) -> None:
     spec = LayerSpec(heads=6, kv_heads=2, key_dim=16, value_dim=16, scale=0.25, window=window)
     whole = make_case(spec, [(150, 150)])
     wanted = run(whole)
@@ -134,8 +132,8 @@ def test_chunks_are_the_whole(chunks: list[int], window: int | None) -> None:
         done += count
 
 
-def test_a_token_without_number_stays_in_its_row() -> None:
-    """One request's NaN, in its own keys and values, is nobody else's."""
+def test_nan_in_a_token_stays_in_its_row() -> None:
+    """NaN in one request's keys and values does not affect other requests."""
     spec = LayerSpec(heads=4, kv_heads=2, key_dim=8, value_dim=8, scale=0.3)
     case = make_case(spec, [(1, 30), (1, 20), (6, 6)])
     case.k[1] = case.v[1] = torch.nan
@@ -144,8 +142,8 @@ def test_a_token_without_number_stays_in_its_row() -> None:
     assert got[[0, 2, 3, 4, 5, 6, 7]].isfinite().all()
 
 
-def test_long_contexts_meet_the_same_softmax() -> None:
-    """Beyond one piece, with nothing scaled down."""
+def test_long_contexts_give_the_same_softmax() -> None:
+    """More than one piece, with the real limits."""
     spec = LayerSpec(heads=2, kv_heads=1, key_dim=8, value_dim=8, scale=0.3)
     case = make_case(spec, [(1, 2 * torch_backend.PIECE + 100)], shuffled=True)
     expected = case.copy()

@@ -1,4 +1,4 @@
-"""A tier that keeps bytes, takes its time, and fails when told to; and an engine that admits no request."""
+"""A tier of bytes with configurable delays and failures, and a policy that admits no request."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +14,8 @@ from engine.serving.engine import Engine
 
 
 @dataclass
-class Late:
-    """Nothing is moved before it has been looked at so many times, or waited for."""
+class DelayedTransfer:
+    """A transfer that moves its data only after `looks` polls, or once it is waited for."""
 
     work: Callable[[], None]
     looks: int
@@ -33,11 +33,13 @@ class ByteTier:
     name = "bytes"
 
     def __init__(self, size: int = 100, looks: int = 0, fails: Callable[[], str] = lambda: "") -> None:
-        """`fails`: asked for each store and load; "begin" or "end" says when it does."""
+        """`fails` is called for each store and load. It returns "begin" or "end" to fail there, or "" to
+        succeed.
+        """
         self.size, self.cost = size, MeasuredCost()
         self._looks, self._fails = looks, fails
         self._kept: dict[BlockName, np.ndarray] = {}
-        self.moved: list[tuple[str, int]] = []  # what was done with how many blocks
+        self.moved: list[tuple[str, int]] = []  # the kind of each finished transfer, and its number of blocks
 
     def room(self) -> int:
         return self.size - len(self._kept)
@@ -56,7 +58,7 @@ class ByteTier:
 
     def load(self, names: Sequence[BlockName], blocks: DeviceBlocks) -> Transfer:
         data = np.stack([self._kept[name] for name in names])
-        blocks.write(np.full_like(data, 255))  # -1 in each cell: who reads them early finds them empty
+        blocks.write(np.full_like(data, 255))  # -1 in each cell, so a reader that is too early finds it empty
         return self._transfer("load", lambda: blocks.write(data), len(names))
 
     def _transfer(self, kind: str, work: Callable[[], None], count: int) -> Transfer:
@@ -70,7 +72,7 @@ class ByteTier:
             work()
             self.moved.append((kind, count))
 
-        return Late(moved, self._looks)
+        return DelayedTransfer(moved, self._looks)
 
     def release(self, names: Sequence[BlockName]) -> None:
         for name in names:
@@ -84,8 +86,8 @@ class ByteTier:
 
 
 @dataclass(frozen=True)
-class Closed:
-    """Admits no request."""
+class NoAdmission:
+    """A policy that admits no request."""
 
     policy: Policy
     name: str = "closed"
@@ -99,7 +101,7 @@ class Closed:
 
 @contextmanager
 def closed(engine: Engine) -> Iterator[None]:
-    """What gives way does not come back meanwhile."""
-    engine.scheduler.policy = Closed(engine.scheduler.policy)
+    """Keep preempted requests from resuming inside the block."""
+    engine.scheduler.policy = NoAdmission(engine.scheduler.policy)
     yield
     engine.scheduler.policy = engine.scheduler.policy.policy

@@ -1,7 +1,7 @@
-"""A runner without a model, and the engine around it.
+"""A runner without a model, and an engine around it.
 
-It keeps, for every cell of every block, the token whose keys would lie there. A row that reads a wrong,
-stale or never written cell gets other tokens than it would alone, or an assertion.
+For every cell of every block it stores the token whose keys that cell would hold. A row that reads a wrong,
+stale or unwritten cell gets different tokens than it would alone, or fails an assertion.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ EMPTY = -1
 
 
 class PlainTokenizer:
-    """Ids are their own text; nothing ends a reply but its length."""
+    """A tokenizer whose text is the token ids. No id ends a reply."""
 
     stop_ids: frozenset[int] = frozenset()
 
@@ -53,7 +53,7 @@ class PlainTokenizer:
 
 
 def next_token(tokens: Sequence[int], seed: int) -> int:
-    """What follows these tokens: any change in any of them, or of the seed, changes it."""
+    """Return the token that follows these tokens. It depends on every one of them, and on the seed."""
     digest = blake2b(np.asarray([seed % 2**63, *tokens], np.int64).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little") % VOCAB
 
@@ -61,27 +61,27 @@ def next_token(tokens: Sequence[int], seed: int) -> int:
 def alone(
     prompt: Sequence[int], count: int, seed: int = 0, alphabet: int = VOCAB, window: Window | None = None
 ) -> list[int]:
-    """The oracle: the reply to a prompt, without any engine."""
+    """The oracle: return the reply to a prompt without using an engine."""
     tokens = list(prompt)
     for _ in range(count):
         tokens.append(next_token([tokens[at] for at in visible(len(tokens), window)], seed) % alphabet)
     return tokens[len(prompt) :]
 
 
-def rivals(tokens: Sequence[int], seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """What could follow these tokens: the likeliest tokens with their log-probabilities, as for beams."""
+def likeliest_tokens(tokens: Sequence[int], seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the `count` likeliest next tokens with their log-probabilities, as for beams."""
     draw = np.random.default_rng([seed, next_token(tokens, seed), len(tokens)])
     return draw.choice(VOCAB, count, replace=False), -np.sort(draw.exponential(1, count)).astype(np.float32)
 
 
 def visible(length: int, window: Window | None) -> list[int]:
-    """Which of so many tokens the last one sees."""
+    """Return the positions that the last of `length` tokens attends to."""
     oldest = 0 if window is None else max(0, length - window.size)
     return [*range(min(window.sinks, oldest) if window else 0), *range(oldest, length)]
 
 
 class LedgerBlocks:
-    """Blocks of a ledger, for a tier."""
+    """Device blocks of a ledger, as a tier sees them."""
 
     def __init__(self, cells: np.ndarray, numbers: tuple[int, ...]) -> None:
         self.numbers, self._cells = numbers, cells
@@ -99,7 +99,7 @@ class LedgerBlocks:
 
 
 class LedgerSpace:
-    """Cells of the device, and others in host memory."""
+    """The cells of the device and those in host memory."""
 
     def __init__(self, blocks: int, host: int, size: int) -> None:
         self.cells, self.host = (np.full((count, size), EMPTY, np.int64) for count in (blocks, host))
@@ -115,9 +115,10 @@ class LedgerSpace:
 
 
 class LedgerRunner:
-    """Runs a step on cells of integers, with the device's order: moves, then writes, then reads.
+    """Runs steps on cells of integers in the device's order: moves, then writes, then reads.
 
-    It computes from nothing but steps. The requests are there to prove that what steps said of them is true.
+    Tokens are computed from steps alone. The requests only serve to check that the steps describe them
+    correctly.
     """
 
     graphs: bool | None = None
@@ -129,7 +130,7 @@ class LedgerRunner:
         cells: np.ndarray,
         tiers: Sequence[Tier] = (),
     ) -> None:
-        """`requests` None: it believes what it is told. `cells`: [blocks, block_size]."""
+        """`requests` None: do not check steps against requests. `cells`: [blocks, block_size]."""
         self.requests, self.truth, self.size = requests, tables, cells.shape[1]
         self.tables = TableMirror(*tables.grid.shape)
         self.cells = cells
@@ -137,7 +138,7 @@ class LedgerRunner:
         self.last = np.full(len(tables.grid), EMPTY, np.int64)
         self.sampling: dict[int, SlotSampling] = {}
         self.history: dict[int, list[int]] = {}
-        self.alphabet = VOCAB  # tokens that it says; of few, the same runs come again
+        self.alphabet = VOCAB  # the vocabulary it samples from; a small one makes runs of tokens repeat
         self.fails: Callable[[Step], bool] = lambda step: False  # whether a step raises at launch
         self.steps: list[Step] = []
         self.window: Window | None = None
@@ -161,8 +162,8 @@ class LedgerRunner:
             if row.drafted:
                 tokens[1:] = self._drafts(step, row)
             for at, token in enumerate(tokens, row.start):
-                said = self.last[row.slot] if token == LAST else token
-                self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = said
+                value = self.last[row.slot] if token == LAST else token
+                self.cells[self.tables.grid[row.slot, at // self.size], at % self.size] = value
         runs = {row.request: self._verify(row) for row in step.rows if row.drafted}
         sampled = [
             runs[row.request][0]
@@ -180,13 +181,13 @@ class LedgerRunner:
         return self.transfers.ended(wait=wait)
 
     def _check(self, row: StepRow, tokens: list[int], request: Request) -> None:
-        assert row.start + row.length < request.max_len, f"a token is computed that nobody needs: {row}"
+        assert row.start + row.length < request.max_len, f"a token is computed that no request needs: {row}"
         known = request.tokens[row.start : row.start + row.length - row.drafted]
         assert tokens[: len(known)] == known, f"{row} has tokens of another request"
         if row.drafted:
-            assert row.start + 1 == len(request.tokens), f"drafts behind a token that is not here: {row}"
-        for at in visible(row.start + 1, self.window):  # what its first token sees
-            assert request.blocks[at // self.size] >= 0, f"{row} sees one that is gone: {request.blocks}"
+            assert row.start + 1 == len(request.tokens), f"{row} drafts after a token that is not known yet"
+        for at in visible(row.start + 1, self.window):  # the positions that its first token attends to
+            assert request.blocks[at // self.size] >= 0, f"{row} reads a released block: {request.blocks}"
 
     def skip(self, step: Step) -> None:
         self._apply(step)
@@ -196,7 +197,7 @@ class LedgerRunner:
         self.graphs = change.on
 
     def _apply(self, step: Step) -> None:
-        """The changes that the step brings; then its rows are as the scheduler has them."""
+        """Apply the changes in the step, then check that its rows match the scheduler's requests."""
         self.tables.apply(step.tables)
         self.sampling |= {each.slot: each for each in step.sampling}
         for each in step.history:
@@ -206,11 +207,11 @@ class LedgerRunner:
             request = self.requests[row.request]
             blocks = -(-(row.start + row.length) // self.size)
             mine, theirs = (grid[row.slot, :blocks] for grid in (self.tables.grid, self.truth.grid))
-            assert mine.tolist() == theirs.tolist(), f"{row} runs on a table of an earlier step"
+            assert mine.tolist() == theirs.tolist(), f"{row} uses the block table of an earlier step"
             if row.samples:
-                told = self.sampling[row.slot]
-                assert told.params is request.params, f"{row} samples by parameters of an earlier step"
-                assert (told.seed, told.origin) == (request.seed, request.prompt_len)
+                state = self.sampling[row.slot]
+                assert state.params is request.params, f"{row} uses sampling parameters of an earlier step"
+                assert (state.seed, state.origin) == (request.seed, request.prompt_len)
 
     def supply(self, handle: StepResult, masks: Masks) -> None:
         raise AssertionError("no request of the ledger has a grammar")
@@ -225,17 +226,17 @@ class LedgerRunner:
         values = np.full(ids.shape, -np.inf, np.float32)
         for at, (row, count) in enumerate(zip(rows, asked, strict=True)):
             seen, seed = self._seen(row.slot, row.start + row.length), self.sampling[row.slot].seed
-            ids[at, :count], values[at, :count] = rivals(seen, seed, count)
+            ids[at, :count], values[at, :count] = likeliest_tokens(seen, seed, count)
         return Likeliest({row.request: at for at, row in enumerate(rows)}, ids, values)
 
     def _drafts(self, step: Step, row: StepRow) -> list[int]:
-        """Those of the step; or as a small model's would be, which is right two times in three."""
+        """Return the drafts of the step, or make some that are right two times in three."""
         drafts = step.drafts[row.request]
-        assert row.length == 1 + row.drafted == 1 + drafts.length, f"a row and its drafts disagree: {row}"
+        assert row.length == 1 + row.drafted == 1 + drafts.length, f"a row without its drafts: {row}"
         made = list(drafts.tokens)
         if not made and self.requests is not None:
             known = self.requests[row.request].tokens
-            assert self.history[row.slot] == known, f"{row} drafts behind tokens of another request"
+            assert self.history[row.slot] == known, f"{row} drafts after tokens of another request"
         while len(made) < drafts.length:
             token = next_token([*self.history[row.slot], *made], self.sampling[row.slot].seed)
             made.append((token + (token % 3 == 0)) % self.alphabet)
@@ -262,13 +263,13 @@ class LedgerRunner:
         return handle
 
     def check_published(self, pool: BlockPool) -> None:
-        """Whatever a request published and can still be found holds that request's tokens."""
+        """Check that every published block that can still be found holds the tokens of its request."""
         for request in (self.requests or {}).values():
             for at, key in enumerate(request.chain[: request.published]):
                 if (block := pool.find(key)) is not None:
                     expected = request.tokens[at * self.size : (at + 1) * self.size]
                     assert self.cells[block].tolist() == expected, (
-                        f"block {block} does not hold what its key says"
+                        f"block {block} does not hold the tokens of its key"
                     )
 
     def device_error(self) -> str | None:
@@ -294,7 +295,7 @@ class LedgerRunner:
 
 
 class Clock:
-    """Time that passes only when told to."""
+    """A clock that moves only when a test sets it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -319,7 +320,7 @@ def ledger_engine(
     below: Sequence[Tier] = (),
     **rules: object,
 ) -> Engine:
-    """`below`: tiers under the host's."""
+    """`below` lists the tiers below host memory."""
     clock, space = clock or Clock(), LedgerSpace(blocks, host, block_size)
     tiers = (HostTier(space), *below)
     bus, tables = Bus(), BlockTables(slots, blocks if window is None else -(-context // block_size))
@@ -354,7 +355,7 @@ def ledger_engine(
 
 
 def drain(engine: Engine, most: int = 10_000) -> None:
-    """Steps until all is done, with a check after every step."""
+    """Step until all requests have ended, with a check after every step."""
     for _ in range(most):
         progressed = engine.step()
         engine.scheduler.check()

@@ -1,4 +1,4 @@
-"""Every command as a value: its form as JSON and back, what is refused, and who may send it."""
+"""Every command: its JSON form and back, what is refused, and who may send it."""
 
 import json
 from dataclasses import dataclass
@@ -69,36 +69,36 @@ JSON = st.recursive(
 
 @dataclass(frozen=True, slots=True)
 class Record(Command[None]):
-    """A verb that only code in the engine's own process may use: it does not say otherwise."""
+    """A command for code in the engine's own process only, which is the default."""
 
     path: str
 
 
-class Silent(Command):  # type: ignore[type-arg]
+class NoResult(Command):  # type: ignore[type-arg]
     pass
 
 
 def sent(value: Any) -> Any:
-    """What the other side reads."""
+    """Return the value as the other side of the wire reads it."""
     return json.loads(json.dumps(value, allow_nan=False))
 
 
 class TestForm:
     @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.verb)
     @given(data=st.data())
-    def test_every_command_comes_back_as_it_was(self, kind: type[Command[Any]], data: st.DataObject) -> None:
+    def test_every_command_round_trips(self, kind: type[Command[Any]], data: st.DataObject) -> None:
         command = data.draw(st.builds(kind, **FIELDS.get(kind, {})))
         assert decode_command(sent(encode_command(command)), Sender.LIBRARY) == command
 
     @given(kind=st.sampled_from(ERRORS), text=st.text(), field=st.text(max_size=200), value=JSON)
-    def test_every_error_comes_back_as_it_was(
+    def test_every_error_round_trips(
         self, kind: type[EngineError], text: str, field: str, value: Any
     ) -> None:
         error = BadParams(field, text, value) if kind is BadParams else kind(text, field=field, value=value)
         back = wire.decode_error(sent(wire.encode_error(error)))
         assert (type(back), str(back), vars(back)) == (kind, str(error), vars(error))
 
-    def test_what_the_engine_answers(self) -> None:
+    def test_results_round_trip(self) -> None:
         speeds, begun = Speeds(read=1e9, multiply=2.5e9), Begun(3, 17)
         for kind, result in (
             (commands.MeasureSpeeds, speeds),
@@ -114,12 +114,12 @@ class TestForm:
         back = decode_result(commands.GetSnapshot, sent(encode_result(commands.GetSnapshot, shot)))
         assert (back.model, back.blocks.size) == (shot.model, shot.blocks.size)
 
-    def test_each_has_a_handler_and_says_what_it_gives(self) -> None:
+    def test_every_command_has_a_handler_and_a_result_type(self) -> None:
         assert set(COMMANDS) == HANDLERS.keys()
         with pytest.raises(TypeError, match=r"Silent has no result type"):
-            commands.result_of(Silent)
+            commands.result_of(NoResult)
 
-    def test_a_name_is_taken_once(self) -> None:
+    def test_a_verb_is_defined_once(self) -> None:
         with pytest.raises(TypeError, match=r"command 'preempt' already exists in engine\.api\.commands"):
             type("Preempt", (Command,), {})
 
@@ -150,14 +150,14 @@ class TestRefusals:
             ("submit", {"prompt": [1], "params": {}, "priority": 0.5}, "priority", "priority must be"),
         ],
     )  # fmt: skip
-    def test_bad_fields_are_named(self, verb: str, fields: Any, field: str, words: str) -> None:
+    def test_an_error_names_the_bad_field(self, verb: str, fields: Any, field: str, words: str) -> None:
         with pytest.raises(BadInput, match=words) as caught:
             command_of(verb, fields, Sender.LIBRARY)
         assert caught.value.field == field
 
     @pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.verb)
     @given(data=st.data())
-    def test_odd_values_are_refused_and_never_a_defect(
+    def test_malformed_fields_raise_engine_errors_only(
         self, kind: type[Command[Any]], data: st.DataObject
     ) -> None:
         names = sorted(commands.field_types(kind))
@@ -172,20 +172,20 @@ class TestRefusals:
         assert str(error) and wire.decode_error(sent(wire.encode_error(error))).field == error.field
 
     @given(JSON)
-    def test_odd_frames_are_refused(self, value: Any) -> None:
+    def test_malformed_frames_are_refused(self, value: Any) -> None:
         for asked in (value, {"v": 1, "command": value}, {"v": 1, "command": "preempt", "with": value}):
             with pytest.raises(EngineError):
                 decode_command(asked, Sender.KEY)
 
     @given(JSON)
-    def test_odd_errors_are_refused(self, value: Any) -> None:
-        for told in (value, {"v": 1, "kind": value}, {"v": 1, "kind": "BadInput", "text": value}):
+    def test_malformed_errors_are_refused(self, value: Any) -> None:
+        for malformed in (value, {"v": 1, "kind": value}, {"v": 1, "kind": "BadInput", "text": value}):
             with pytest.raises(BadWire):
-                wire.decode_error(told)
+                wire.decode_error(malformed)
 
 
 class TestWhoMaySend:
-    def test_nobody_from_outside_unless_the_class_says_so(self) -> None:
+    def test_a_command_is_for_the_library_only_unless_its_class_allows_more(self) -> None:
         record = Record("/tmp/steps")
         assert decode_command(encode_command(record), Sender.LIBRARY) == record
         for sender in (Sender.SCREEN, Sender.KEY):
@@ -193,13 +193,13 @@ class TestWhoMaySend:
                 decode_command(encode_command(record), sender)
             assert Record not in commands_for(sender)
 
-    def test_a_key_may_not_pass_the_gate(self) -> None:
+    def test_a_key_may_not_submit_directly(self) -> None:
         for verb in ("submit", "fork", "warm"):
             known_command(verb, Sender.SCREEN)
             with pytest.raises(UnknownCommand):
                 known_command(verb, Sender.KEY)
 
-    def test_what_is_unknown_and_what_is_not_allowed_look_the_same(self) -> None:
+    def test_unknown_and_forbidden_commands_give_the_same_error(self) -> None:
         with pytest.raises(UnknownCommand, match=r"^there is no command 'dance'$"):
             known_command("dance", Sender.KEY)
         with pytest.raises(UnknownCommand, match=r"^there is no command 'warm'$"):

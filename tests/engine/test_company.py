@@ -1,6 +1,7 @@
-"""Invariant 1 over random workloads: whatever shares the engine changes timing, never output.
+"""Invariant 1 over random workloads: batching with other requests changes timing, never output.
 
-Run on the ledger, whose every token depends on every cell that its row reads; models are tested beside it.
+Run on the ledger, where every token depends on every cell that its row reads. tests/runner does the same on
+real models.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,10 +27,10 @@ class Job:
 
     prompt: tuple[int, ...]
     count: int
-    at: int  # the step when it comes
+    at: int  # the step at which it is submitted
     priority: int
     deadline: float | None
-    abort_after: int | None  # steps after it came
+    abort_after: int | None  # steps after it was submitted
     preempt_after: int | None
     fork_after: int | None
     salt: bytes
@@ -57,19 +58,19 @@ any_workload = workloads([6, 6, 7, 9, 16, 40], lambda place: jobs(min(place.toke
 
 
 def nothing(engine: Engine, step: int) -> None:
-    """Leaves the engine as it is."""
+    """The default for `meddle`."""
 
 
 @settings(max_examples=150)
 @given(any_workload)
-def test_company_changes_nothing(work: Workload[Job]) -> None:
+def test_other_requests_do_not_change_a_reply(work: Workload[Job]) -> None:
     run_workload(work)
 
 
 @pytest.mark.soak
 @settings(max_examples=2000)
 @given(any_workload)
-def test_much_company_changes_nothing(work: Workload[Job]) -> None:
+def test_other_requests_do_not_change_a_reply_in_many_examples(work: Workload[Job]) -> None:
     run_workload(work)
 
 
@@ -79,9 +80,12 @@ def run_workload(
     window: Window | None = None,
     below: Sequence[Tier] = (),
 ) -> None:
-    """`meddle` is called before each step with the engine. `below`: tiers under the host's."""
+    """Run a workload and compare each reply with the oracle.
+
+    `meddle` is called before each step; `below` lists the tiers below host memory.
+    """
     engine = work.place.engine(window=window, below=below)
-    replies: list[tuple[Job, Heard, list[int]]] = []  # with what the engine must say
+    replies: list[tuple[Job, Heard, list[int]]] = []  # with the expected tokens
     ids: dict[Job, int] = {}
 
     def before(step: int) -> None:
@@ -101,8 +105,8 @@ def run_workload(
             if since == job.preempt_after:
                 engine.preempt(id)
             if since == job.fork_after:
-                branch, said = Heard(), request.tokens[request.prompt_len :]
-                tail = alone(request.tokens, job.count - len(said), job.seed + 10, window=window)
+                branch, generated = Heard(), request.tokens[request.prompt_len :]
+                tail = alone(request.tokens, job.count - len(generated), job.seed + 10, window=window)
                 replies.append((job, branch, tail))
                 engine.fork(id, branch, SamplingParams(max_tokens=job.count, seed=job.seed + 10))
             if since == job.abort_after:
@@ -111,7 +115,7 @@ def run_workload(
 
     run(engine, 16 + 13, before)
     for job, reply, expected in replies:
-        assert reply.last is not None, "a request that never ended"
+        assert reply.last is not None, "a request did not end"
         if reply.last.finish is Finish.ABORTED:
             assert job.abort_after is not None
             assert reply.tokens == expected[: len(reply.tokens)]

@@ -1,4 +1,4 @@
-"""What an engine is made with: every field that is wrong is named, before anything is loaded."""
+"""The engine's configuration: each bad field is refused by name before anything is loaded."""
 
 import math
 from dataclasses import fields
@@ -38,7 +38,7 @@ BAD = {
 CASES = [(field, value) for field, values in BAD.items() for value in values]
 
 
-def test_every_field_has_bad_values_here() -> None:
+def test_every_field_has_bad_values_in_this_file() -> None:
     assert set(BAD) == {field.name for field in fields(EngineConfig)}
 
 
@@ -49,5 +49,5 @@ def test_a_bad_value_is_refused_and_its_field_named(field: str, value: object) -
 
 
 @pytest.mark.parametrize("seed", [None, 0, -5, 2**70])
-def test_any_whole_number_is_a_seed(seed: int | None) -> None:
+def test_any_integer_is_a_valid_seed(seed: int | None) -> None:
     assert EngineConfig(model="m", seed=seed).seed == seed

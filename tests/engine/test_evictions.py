@@ -1,4 +1,4 @@
-"""Cached blocks that make way are told of: all of them, and not more often than anybody could read."""
+"""Evictions of cached blocks are all reported, at most once a second."""
 
 from engine.api.events import Event, Evicted
 from engine.api.params import SamplingParams
@@ -6,12 +6,12 @@ from tests.engine.ledger import Clock, drain, ledger_engine
 from tests.heard import Heard
 
 
-def test_they_are_told_once_a_second_and_add_up() -> None:
+def test_evictions_are_reported_once_a_second_and_add_up() -> None:
     clock, heard = Clock(), list[Event]()
     engine = ledger_engine(blocks=12, slots=2, clock=clock)
     engine.bus.subscribe(heard.append)
 
-    def told() -> list[int]:
+    def reported() -> list[int]:
         return [event.blocks for event in heard if isinstance(event, Evicted)]
 
     def ask(token: int) -> None:
@@ -20,13 +20,13 @@ def test_they_are_told_once_a_second_and_add_up() -> None:
 
     ask(1)
     ask(2)
-    assert told() == [], "there was room for both"
+    assert reported() == [], "both prompts fit into the cache"
     for token in range(3, 9):
         clock.now += 0.3
         ask(token)
-    assert 2 <= len(told()) <= 3, "six prompts in two seconds"
-    for _ in range(2):  # what came after the last one is told with the next
+    assert 2 <= len(reported()) <= 3, "six prompts in two seconds"
+    for _ in range(2):  # evictions after the last report are part of the next one
         clock.now += 1
         before = engine.scheduler.pool.evictions
         ask(9)
-    assert 20 < before <= sum(told()) <= engine.scheduler.pool.evictions
+    assert 20 < before <= sum(reported()) <= engine.scheduler.pool.evictions

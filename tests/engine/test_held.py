@@ -1,4 +1,4 @@
-"""A reply that ends says how many blocks it held; what the pool counts is the oracle."""
+"""The last delta of a reply reports how many blocks the reply held. The pool's counts are the oracle."""
 
 import pytest
 
@@ -12,8 +12,8 @@ from tests.engine.ledger import drain, ledger_engine
 PROMPT = [n % 10 for n in range(100)]
 
 
-class Ends:
-    """The ends of replies, each with the blocks that were in use then."""
+class RecordedEnds:
+    """Records the last delta of each reply, and the blocks in use at that moment."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -33,31 +33,31 @@ class Ends:
 
 
 @pytest.mark.parametrize(("depth", "window"), [(0, None), (1, None), (0, Window(32, 4, 16))])
-def test_alone_it_held_all_that_was_in_use(depth: int, window: Window | None) -> None:
+def test_a_single_request_held_all_blocks_in_use(depth: int, window: Window | None) -> None:
     engine = ledger_engine(depth=depth, window=window)
-    heard = Ends(engine)
+    heard = RecordedEnds(engine)
     engine.submit(PROMPT, SamplingParams(max_tokens=30, seed=1), heard)
     drain(engine)
     assert heard.blocks == heard.in_use
     if window is None:
-        assert heard.blocks == [9]  # 129 tokens: the last one is never computed on
+        assert heard.blocks == [9]  # 129 tokens: the last one is never in the cache
     else:
         assert 0 < heard.blocks[0] < 9
 
 
 @pytest.mark.parametrize("best", [None, 5])
-def test_samples_of_one_prompt_share_most_of_theirs(best: int | None) -> None:
+def test_samples_of_one_prompt_share_the_blocks_of_the_prompt(best: int | None) -> None:
     engine = ledger_engine()
-    heard = Ends(engine)
+    heard = RecordedEnds(engine)
     engine.submit(PROMPT, SamplingParams(max_tokens=10, n=5, best_of=best, seed=0), heard)
     drain(engine)
     assert heard.blocks == [7] * 5
     assert heard.in_use[0] < 5 * 7
 
 
-def test_what_never_ran_held_none_and_what_is_aborted_says_what_it_had() -> None:
+def test_an_aborted_request_reports_its_blocks_and_a_waiting_one_none() -> None:
     engine = ledger_engine(slots=1)
-    heard = Ends(engine)
+    heard = RecordedEnds(engine)
     ids = [engine.submit(PROMPT, SamplingParams(max_tokens=30, seed=1), heard) for _ in range(2)]
     for _ in range(4):
         engine.step()

@@ -33,7 +33,7 @@ BAD = {
 }
 
 
-def test_every_field_has_bad_values_here() -> None:
+def test_every_field_has_bad_values_in_this_file() -> None:
     assert set(BAD) == set(FIELDS)
 
 
@@ -47,14 +47,14 @@ def test_a_bad_value_is_refused_and_its_field_named(field: str, value: object) -
     assert str(caught.value).startswith(field)
 
 
-def test_values_are_brought_to_one_form() -> None:
+def test_values_are_normalized() -> None:
     params = SamplingParams(stop="end", stop_ids=[3, 4], logit_bias={9: 1, 2: -1.5})
     assert params.stop == ("end",)
     assert params.stop_ids == (3, 4)
     assert params.logit_bias == ((2, -1.5), (9, 1.0))
 
 
-def test_a_change_is_checked_and_leaves_the_rest() -> None:
+def test_a_change_is_checked_and_keeps_other_fields() -> None:
     params = SamplingParams(temperature=0.5, top_k=10)
     assert params.changed(top_k=5) == SamplingParams(temperature=0.5, top_k=5)
     with pytest.raises(BadParams, match="temprature: is not a sampling parameter"):
@@ -75,7 +75,7 @@ def test_a_change_is_checked_and_leaves_the_rest() -> None:
         ("grammar", "cannot be combined with speculate", {"speculate": "ngram", "grammar": WORD}),
     ],
 )
-def test_what_does_not_go_together_is_refused_by_name(field: str, words: str, together: dict) -> None:
+def test_conflicting_fields_are_refused_by_name(field: str, words: str, together: dict) -> None:
     with pytest.raises(BadParams, match=words) as caught:
         SamplingParams(**together)
     assert caught.value.field == field
@@ -85,6 +85,6 @@ def test_what_does_not_go_together_is_refused_by_name(field: str, words: str, to
     ("kind", "text"),
     [("xml", "<a/>"), (None, "a"), ("regex", None), ("json", {}), ("regex", "a" * (MAX_GRAMMAR + 1))],
 )
-def test_what_is_no_grammar_is_refused(kind: object, text: object) -> None:
+def test_a_bad_grammar_is_refused(kind: object, text: object) -> None:
     with pytest.raises(BadParams, match=r"^grammar: "):
         Grammar(kind, text)

@@ -1,4 +1,4 @@
-"""A policy by its name, and the error for a package whose policy is not usable."""
+"""Policies by name, and the error for a plugin whose policy is incomplete."""
 
 from importlib.metadata import EntryPoint
 
@@ -8,8 +8,8 @@ from engine.api.errors import BadInput
 from engine.scheduling import policy
 
 
-class Half:
-    """It says who goes first, and forgets when to wait."""
+class IncompletePolicy:
+    """A policy with `rank` but no `hold`."""
 
     name = "half"
 
@@ -17,8 +17,8 @@ class Half:
         return ()
 
 
-def test_what_a_class_of_a_package_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    points = [EntryPoint("half", f"{__name__}:Half", policy.GROUP)]
+def test_the_error_for_an_incomplete_policy_names_the_missing_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [EntryPoint("half", f"{__name__}:IncompletePolicy", policy.GROUP)]
     monkeypatch.setattr(policy, "entry_points", lambda group: points)
     assert policy.names() == ["fcfs", "half", "latency", "priority"]
     with pytest.raises(BadInput, match="policy 'half' is not usable: its class lacks hold"):

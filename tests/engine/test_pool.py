@@ -7,13 +7,13 @@ from engine.kv.pool import BlockPool
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Any order of taking, sharing, publishing and giving back keeps every block in one state."""
+    """Whatever the order of take, share, publish and give_back, every block is in exactly one state."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pool = BlockPool(12, 16)
         self.tables: dict[int, list[int]] = {}
-        self.keys: dict[bytes, int] = {}  # what each key was published for
+        self.keys: dict[bytes, int] = {}  # the block that each key was published for
         self.count = 0
 
     @rule(count=st.integers(0, 6))
@@ -49,7 +49,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(key=st.binary(min_size=1, max_size=1))
     def find_and_hold(self, key: bytes) -> None:
         block = self.pool.find(key)
-        if block is not None and self.pool.place[block] == 0:  # which it has in every table
+        if block is not None and self.pool.place[block] == 0:  # the same entry in every table
             self.count += 1
             self.pool.share([block])
             self.tables[self.count] = [block]
@@ -59,7 +59,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.pool.forget(blocks)
 
     @invariant()
-    def sound(self) -> None:
+    def check_pool(self) -> None:
         self.pool.check(self.tables)
 
 
@@ -90,16 +90,16 @@ def test_check_names_the_block_that_is_wrong() -> None:
         pool.check({})
 
 
-def test_a_key_depends_on_all_that_came_before_and_on_the_root() -> None:
-    def name(root: bytes, tokens: list[int]) -> list[bytes]:
+def test_a_key_depends_on_all_earlier_tokens_and_on_the_root() -> None:
+    def keys_of(root: bytes, tokens: list[int]) -> list[bytes]:
         chain: list[bytes] = []
         prefix.lengthen(chain, root, tokens, 4, len(tokens) // 4)
         return chain
 
     start = prefix.root(0, b"")
-    one, two = name(start, [1, 2, 3, 4, 5, 6, 7, 8]), name(start, [9, 2, 3, 4, 5, 6, 7, 8])
+    one, two = keys_of(start, [1, 2, 3, 4, 5, 6, 7, 8]), keys_of(start, [9, 2, 3, 4, 5, 6, 7, 8])
     assert len({*one, *two}) == 4
-    assert name(start, [1, 2, 3, 4, 0]) == one[:1]
-    assert name(prefix.root(1, b""), [1, 2, 3, 4]) != one[:1]
-    assert name(prefix.root(0, b"salt"), [1, 2, 3, 4]) != one[:1]
+    assert keys_of(start, [1, 2, 3, 4, 0]) == one[:1]
+    assert keys_of(prefix.root(1, b""), [1, 2, 3, 4]) != one[:1]
+    assert keys_of(prefix.root(0, b"salt"), [1, 2, 3, 4]) != one[:1]
     assert prefix.root(1, b"1") != prefix.root(11, b"")

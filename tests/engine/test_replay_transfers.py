@@ -1,4 +1,4 @@
-"""Orders that a recording holds are checked before a tier, or the cache's memory, sees them."""
+"""Transfer orders in a recording are checked before a tier or the cache's memory uses them."""
 
 from typing import Any
 
@@ -39,14 +39,14 @@ def order(id: int = 0, kind: Any = "store", **changes: Any) -> TransferOrder:
         ({"kind": "release"}, "2 blocks, 2 names"),
     ],
 )
-def test_what_is_out_of_bounds_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_an_order_out_of_bounds_is_refused(changes: dict[str, Any], words: str) -> None:
     replayed, runner = fresh()
     with pytest.raises(BadWire, match=words):
         replayed.begin(order(**changes), BOUNDS)
     assert not runner.transferred(wait=True)
 
 
-def test_it_waits_where_a_transfer_had_ended() -> None:
+def test_replay_waits_for_a_transfer_that_ended_at_that_point() -> None:
     replayed, runner = fresh(looks=1000)
     runner.cells[3] = 7
     replayed.begin(order(), BOUNDS)
@@ -60,10 +60,10 @@ def test_it_waits_where_a_transfer_had_ended() -> None:
         replayed.end(TransferEnd(1))
 
 
-def test_one_that_fails_here_alone_is_told() -> None:
+def test_a_transfer_that_fails_only_in_replay_is_an_error() -> None:
     for error in ("", "then, too"):
         replayed, _ = fresh()
-        replayed.begin(order(kind="load"), BOUNDS)  # of what was never stored
+        replayed.begin(order(kind="load"), BOUNDS)  # of blocks that were never stored
         if error:
             replayed.end(TransferEnd(0, error=error))
         else:

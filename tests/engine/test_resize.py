@@ -1,4 +1,4 @@
-"""The cache becomes smaller and larger again under requests: some of their blocks lie elsewhere then."""
+"""The cache shrinks and grows while requests run, which moves some of their blocks."""
 
 from collections.abc import Callable
 
@@ -15,12 +15,12 @@ from tests.engine.test_company import Job, any_workload, run_workload
 from tests.engine.test_window import PROMPT, WINDOW, ask, long_workloads, windows
 from tests.engine.workloads import Workload
 
-LEAST = 6  # blocks: the longest of the jobs fills so many
-STEPS = st.dictionaries(st.integers(0, 28), st.integers(0, 40), max_size=5)  # blocks above the least
+LEAST = 6  # blocks: the longest of the jobs needs this many
+STEPS = st.dictionaries(st.integers(0, 28), st.integers(0, 40), max_size=5)  # step -> blocks above the least
 
 
 def resize(engine: Engine, size: int) -> None:
-    """As a change of the weights does it; what is lost is never read again."""
+    """Resize the cache as a change of the weights does. Lost cells are overwritten, so reading them fails."""
     runner, pool = engine.runner, engine.scheduler.pool
     assert isinstance(runner, LedgerRunner)
     engine._drain()
@@ -34,7 +34,7 @@ def resize(engine: Engine, size: int) -> None:
     engine.scheduler.check()
 
 
-def at(steps: dict[int, int], least: int) -> Callable[[Engine, int], None]:
+def resizes_at(steps: dict[int, int], least: int) -> Callable[[Engine, int], None]:
     def meddle(engine: Engine, step: int) -> None:
         if step in steps:
             assert isinstance(engine.runner, LedgerRunner)
@@ -45,19 +45,21 @@ def at(steps: dict[int, int], least: int) -> Callable[[Engine, int], None]:
 
 @settings(max_examples=60)
 @given(any_workload, STEPS)
-def test_nobody_notices(work: Workload[Job], steps: dict[int, int]) -> None:
-    run_workload(work, at(steps, LEAST))
+def test_resizing_does_not_change_replies(work: Workload[Job], steps: dict[int, int]) -> None:
+    run_workload(work, resizes_at(steps, LEAST))
 
 
 @settings(max_examples=50)
 @given(st.data(), windows, STEPS)
-def test_nobody_notices_behind_a_window(data: st.DataObject, window: Window, steps: dict[int, int]) -> None:
-    """Requests have holes where blocks have left it."""
-    run_workload(data.draw(long_workloads(window)), at(steps, window.peak), window)
+def test_resizing_does_not_change_replies_with_a_window(
+    data: st.DataObject, window: Window, steps: dict[int, int]
+) -> None:
+    """Requests have holes where blocks have left the window."""
+    run_workload(data.draw(long_workloads(window)), resizes_at(steps, window.peak), window)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_holes_stay_holes(depth: int) -> None:
+def test_resizing_keeps_holes(depth: int) -> None:
     engine = ledger_engine(blocks=60, window=WINDOW, context=2000, depth=depth)
     replies = [ask(engine, [n, *PROMPT], 60, n) for n in range(4)]
     while min(len(reply.tokens) for reply in replies) < 20:
@@ -65,7 +67,7 @@ def test_holes_stay_holes(depth: int) -> None:
     rows = [(each, list(each.blocks)) for each in engine.scheduler.running]
     resize(engine, 18)
     moved = [request for request, before in rows if request.blocks != before]
-    assert moved and all(GONE in request.blocks for request in moved), "the test shows nothing"
+    assert moved and all(GONE in request.blocks for request in moved), "no request with a hole was moved"
     for request, before in rows:
         holes = [place for place, block in enumerate(before) if block == GONE]
         assert [place for place, block in enumerate(request.blocks) if block == GONE][: len(holes)] == holes

@@ -1,4 +1,4 @@
-"""What the scheduler decides, step by step, seen in the steps that reach the ledger."""
+"""The scheduler's decisions step by step, as seen in the steps that reach the ledger."""
 
 import math
 
@@ -19,7 +19,7 @@ from tests.heard import Heard
 
 
 def ask(engine: Engine, prompt: int, count: int = 4, first: int = 0, **how: object) -> tuple[int, Heard]:
-    """A request with a prompt of that many tokens, unlike others by its first."""
+    """Submit a request with a prompt of `prompt` tokens; `first` makes it different from others."""
     reply = Heard()
     seed = how.pop("seed", 0)
     tokens = [first, *range(1, prompt)]
@@ -30,7 +30,7 @@ def steps(engine: Engine) -> list[Step]:
     return engine.runner.steps
 
 
-def heard(engine: Engine, kind: type[events.Event]) -> list[events.Event]:
+def collect_events(engine: Engine, kind: type[events.Event]) -> list[events.Event]:
     found: list[events.Event] = []
     engine.bus.subscribe(lambda event: found.append(event) if isinstance(event, kind) else None)
     return found
@@ -47,7 +47,7 @@ def test_decodes_go_first_and_prompt_chunks_fill_the_budget() -> None:
     assert max(step.tokens for step in steps(engine)) <= 20
 
 
-def test_a_prompt_is_whole_and_alone_where_chunks_are_off() -> None:
+def test_a_prompt_runs_whole_and_alone_without_chunked_prefill() -> None:
     engine = ledger_engine(step_tokens=20, chunked_prefill=False)
     ask(engine, prompt=50)
     ask(engine, prompt=40, first=1)
@@ -56,7 +56,7 @@ def test_a_prompt_is_whole_and_alone_where_chunks_are_off() -> None:
     assert all(sum(row.length > 1 for row in step.rows) <= 1 for step in steps(engine))
 
 
-def test_the_next_turn_starts_from_the_last_one() -> None:
+def test_the_next_turn_of_a_chat_reuses_the_cache_of_the_last() -> None:
     engine = ledger_engine()
     _, reply = ask(engine, prompt=30, count=20)
     drain(engine)
@@ -65,31 +65,31 @@ def test_the_next_turn_starts_from_the_last_one() -> None:
     drain(engine)
     assert (
         steps(engine)[-2].rows[0].start == 48
-    )  # 30 + 20, of which the last was never computed, in whole blocks
+    )  # whole blocks of 30 + 20 tokens, of which the last was never computed
     assert again.tokens == alone(turn, 2)
 
 
-def test_salts_keep_caches_apart() -> None:
+def test_salts_separate_cached_prefixes() -> None:
     engine = ledger_engine()
-    admitted = heard(engine, events.Admitted)
+    admitted = collect_events(engine, events.Admitted)
     for salt in (b"", b"", b"mine", b"mine"):
         ask(engine, prompt=40, salt=salt)
         drain(engine)
     assert [event.cached for event in admitted] == [0, 32, 0, 32]
 
 
-def test_without_the_prefix_cache_nothing_is_found() -> None:
+def test_no_prefix_is_found_without_the_prefix_cache() -> None:
     engine = ledger_engine(prefix_cache=False)
-    admitted = heard(engine, events.Admitted)
+    admitted = collect_events(engine, events.Admitted)
     for _ in range(2):
         ask(engine, prompt=40)
         drain(engine)
     assert [event.cached for event in admitted] == [0, 0]
 
 
-def test_the_latest_gives_way_and_comes_back() -> None:
+def test_the_latest_request_is_preempted_and_resumes() -> None:
     engine = ledger_engine(blocks=6)
-    gone, back = heard(engine, events.Preempted), heard(engine, events.Resumed)
+    gone, back = collect_events(engine, events.Preempted), collect_events(engine, events.Resumed)
     replies = [ask(engine, prompt=30, count=40, first=n) for n in range(2)]
     drain(engine)
     assert {event.request for event in gone} == {1}
@@ -98,16 +98,16 @@ def test_the_latest_gives_way_and_comes_back() -> None:
         assert reply.tokens == alone([n, *range(1, 30)], 40)
 
 
-def test_priority_goes_before_arrival_when_somebody_must_give_way() -> None:
+def test_priority_decides_before_arrival_which_request_is_preempted() -> None:
     engine = ledger_engine(blocks=6, policy="priority")
-    gone = heard(engine, events.Preempted)
+    gone = collect_events(engine, events.Preempted)
     ask(engine, prompt=30, count=40, first=0, priority=1)
     ask(engine, prompt=30, count=40, first=1, priority=0)
     drain(engine)
     assert {event.request for event in gone} == {0}
 
 
-def test_priority_goes_before_arrival_in_line() -> None:
+def test_priority_decides_before_arrival_in_the_queue() -> None:
     engine = ledger_engine(slots=1, policy="priority")
     for n, priority in enumerate((2, 2, 0, 1)):
         ask(engine, prompt=4, count=1, first=n, priority=priority)
@@ -115,27 +115,27 @@ def test_priority_goes_before_arrival_in_line() -> None:
     assert [step.rows[0].request for step in steps(engine)] == [2, 3, 0, 1]
 
 
-def test_a_swapped_request_goes_on_where_it_was() -> None:
+def test_a_swapped_request_continues_without_recomputing() -> None:
     engine = ledger_engine(blocks=6, host=6, preemption="swap")
-    gone, back = heard(engine, events.Preempted), heard(engine, events.Resumed)
+    gone, back = collect_events(engine, events.Preempted), collect_events(engine, events.Resumed)
     for n in range(2):
         ask(engine, prompt=30, count=40, first=n)
     drain(engine)
     assert all(event.swapped for event in (*gone, *back))
-    assert sum(step.tokens for step in steps(engine)) == 2 * (30 + 40 - 1)  # nothing was computed twice
+    assert sum(step.tokens for step in steps(engine)) == 2 * (30 + 40 - 1)  # no token was computed twice
 
 
-def test_the_measured_cost_decides_how_somebody_gives_way() -> None:
+def test_the_measured_cost_decides_between_swap_and_recompute() -> None:
     costs, tier, rules = Costs(), MeasuredCost(), SchedulerSettings(step_tokens=64)
 
     def swaps() -> bool:
         return costs.moving_pays(tier.there_and_back(7), 100, rules)
 
-    assert not swaps()  # nothing is known: nothing is promised
+    assert not swaps()  # no measurement yet: do not swap
     costs.saw_step(prefill_tokens=100, seconds=0.1)
-    assert swaps()  # a swap has never been timed: it is tried
+    assert swaps()  # no swap has been timed yet: try one
     tier.saw(10, 1.0, load=False)
-    assert not swaps()  # to load has never been timed: it is taken for as slow
+    assert not swaps()  # no load has been timed yet: assume it takes as long as a store
     for _ in range(50):
         tier.saw(10, 0.001, load=False)
     assert swaps()
@@ -145,9 +145,9 @@ def test_the_measured_cost_decides_how_somebody_gives_way() -> None:
     assert not costs.moving_pays(0.0, 100, SchedulerSettings(step_tokens=64, preemption="recompute"))
 
 
-def test_preempted_by_hand() -> None:
+def test_a_request_is_preempted_by_command() -> None:
     engine = ledger_engine()
-    gone = heard(engine, events.Preempted)
+    gone = collect_events(engine, events.Preempted)
     id, reply = ask(engine, prompt=20, count=10)
     engine.step()
     engine.preempt(id)
@@ -158,13 +158,13 @@ def test_preempted_by_hand() -> None:
     assert reply.tokens == alone([0, *range(1, 20)], 10)
 
 
-def test_a_fork_shares_blocks_until_one_writes() -> None:
+def test_a_fork_shares_blocks_until_either_writes() -> None:
     engine = ledger_engine()
     id, reply = ask(engine, prompt=40, count=10)
     engine.step()
     engine.step()
     child = engine.fork(id, branch := Heard(), SamplingParams(max_tokens=10, seed=5))
-    assert engine.scheduler.requests[child].phase is Phase.DECODE  # it has no prompt to read
+    assert engine.scheduler.requests[child].phase is Phase.DECODE  # it has no prompt to prefill
     assert engine.scheduler.requests[child].blocks == engine.scheduler.requests[id].blocks
     assert engine.scheduler.pool.in_use == 3
     engine.step()
@@ -173,11 +173,11 @@ def test_a_fork_shares_blocks_until_one_writes() -> None:
     assert tails == {source, copy}
     assert engine.scheduler.pool.in_use == 4
     drain(engine)
-    said = reply.tokens[:2]
-    assert branch.tokens == alone([0, *range(1, 40), *said], 8, seed=5)
+    common = reply.tokens[:2]
+    assert branch.tokens == alone([0, *range(1, 40), *common], 8, seed=5)
 
 
-def test_who_must_wait_says_why() -> None:
+def test_a_waiting_request_reports_the_reason() -> None:
     engine = ledger_engine(blocks=6, step_tokens=200)
     ask(engine, prompt=80, count=10)
     waiting, _ = ask(engine, prompt=60, count=10, first=1)
@@ -186,14 +186,14 @@ def test_who_must_wait_says_why() -> None:
 
 
 class TestLatency:
-    def test_the_soonest_due_goes_first(self) -> None:
+    def test_the_earliest_deadline_runs_first(self) -> None:
         engine = ledger_engine(slots=1, policy="latency")
         for n, deadline in enumerate((None, 3.0, 0.5, 0.9)):
             ask(engine, prompt=4, count=1, first=n, deadline=deadline)
         drain(engine)
         assert [step.rows[0].request for step in steps(engine)] == [2, 3, 0, 1]
 
-    def test_it_holds_the_door_for_a_fuller_batch_while_others_run(self) -> None:
+    def test_admission_waits_for_a_fuller_batch_while_others_run(self) -> None:
         clock = Clock()
         engine = ledger_engine(policy="latency", clock=clock)
         ask(engine, prompt=10, count=30)
@@ -203,17 +203,17 @@ class TestLatency:
         assert "held" in engine.scheduler.requests[late].why
         assert len(steps(engine)[-1].rows) == 1
         ask(engine, prompt=10, count=2, first=2)
-        clock.now += 0.06  # patience is over
+        clock.now += 0.06  # the longest wait has passed
         engine.step()
         assert len(steps(engine)[-1].rows) == 3
         drain(engine)
 
-    def test_it_runs_at_once_where_nobody_would_be_stalled(self) -> None:
+    def test_a_request_runs_at_once_if_it_stalls_no_other(self) -> None:
         engine = ledger_engine(policy="latency")
         ask(engine, prompt=10)
         assert engine.step()
 
-    def test_it_runs_at_once_when_the_token_is_due(self) -> None:
+    def test_a_request_runs_at_once_if_its_token_is_due(self) -> None:
         engine = ledger_engine(policy="latency")
         ask(engine, prompt=10, count=30)
         engine.step()
@@ -221,11 +221,11 @@ class TestLatency:
         engine.step()
         assert len(steps(engine)[-1].rows) == 2
 
-    def test_more_deadlines_are_met_than_in_order_of_arrival(self) -> None:
+    def test_more_deadlines_are_met_than_by_order_of_arrival(self) -> None:
         def met(policy: str) -> int:
             clock = Clock()
             engine = ledger_engine(policy=policy, slots=2, step_tokens=32, clock=clock)
-            first = heard(engine, events.FirstToken)
+            first = collect_events(engine, events.FirstToken)
             due = {n: 1.0 if n < 16 else 0.2 for n in range(20)}
             for n, deadline in due.items():
                 ask(engine, prompt=60, count=4, first=n, deadline=deadline)
@@ -238,7 +238,7 @@ class TestLatency:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_length_known_in_advance_costs_no_step(depth: int) -> None:
+def test_a_reply_that_ends_by_length_costs_no_extra_step(depth: int) -> None:
     engine = ledger_engine(depth=depth)
     ask(engine, prompt=10, count=5)
     drain(engine)
@@ -247,7 +247,7 @@ def test_a_length_known_in_advance_costs_no_step(depth: int) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("allowed", [1, 5, 6])
-def test_a_limit_lowered_below_what_is_there_ends_the_reply(depth: int, allowed: int) -> None:
+def test_a_limit_below_the_tokens_so_far_ends_the_reply(depth: int, allowed: int) -> None:
     engine = ledger_engine(depth=depth)
     id, reply = ask(engine, prompt=10, count=50)
     for _ in range(5 + depth):
@@ -261,12 +261,12 @@ def test_a_limit_lowered_below_what_is_there_ends_the_reply(depth: int, allowed:
     assert engine.scheduler.pool.in_use == 0
 
 
-def test_ten_thousand_in_line_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_does_not_walk_a_long_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ledger_engine(slots=2)
     for n in range(10_000):
         ask(engine, prompt=4, count=50, first=n % 900)
     engine.step()
-    monkeypatch.setattr(WaitingQueue, "__iter__", lambda self: pytest.fail("the whole line was walked"))
+    monkeypatch.setattr(WaitingQueue, "__iter__", lambda self: pytest.fail("the whole queue was walked"))
     for _ in range(20):
         assert engine.step()
     monkeypatch.undo()
@@ -276,7 +276,7 @@ def test_ten_thousand_in_line_are_not_looked_at(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(depth: int) -> None:
+def test_a_failing_step_fails_only_its_requests(depth: int) -> None:
     engine = ledger_engine(depth=depth, slots=2)
     _, first = ask(engine, prompt=10, count=5)
     _, second = ask(engine, prompt=10, count=5, first=1)
@@ -289,11 +289,11 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on(depth: int) ->
         assert "told to fail" in reply.last.error
     assert waits.tokens == alone([2, *range(1, 10)], 5)
     assert engine.scheduler.pool.in_use == 0
-    assert engine.scheduler.pool.cached == 0  # what the failed ones computed is not trusted
+    assert engine.scheduler.pool.cached == 0  # blocks of the failed requests are not kept in the prefix cache
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_step_that_fails_while_swapping_loses_nobody_else(depth: int) -> None:
+def test_a_step_that_fails_during_a_swap_fails_only_its_requests(depth: int) -> None:
     engine = ledger_engine(blocks=6, host=6, preemption="swap", depth=depth)
     failed: list[Step] = []
 
@@ -305,18 +305,18 @@ def test_a_step_that_fails_while_swapping_loses_nobody_else(depth: int) -> None:
     engine.runner.fails = while_swapping
     first, runs, gives_way = (ask(engine, prompt=30 - 4 * n, count=40, first=n)[1] for n in range(3))
     drain(engine)
-    assert [row.request for row in failed[0].rows] == [1]  # the first one waits for the blocks that leave
+    assert [row.request for row in failed[0].rows] == [1]  # the first one waits for the blocks being stored
     assert runs.last is not None
     assert runs.last.finish is Finish.FAILED
     assert first.tokens == alone([0, *range(1, 30)], 40)
     assert gives_way.tokens == alone([2, *range(1, 22)], 40)
 
 
-def test_a_fork_fails_with_the_step_that_was_to_write_its_blocks() -> None:
+def test_a_fork_fails_with_the_step_that_writes_its_blocks() -> None:
     engine = ledger_engine(depth=1, step_tokens=16)
     id, reply = ask(engine, prompt=60, count=10)
     engine.step()
-    engine.step()  # the second chunk is on its way
+    engine.step()  # the second chunk is in flight
     engine.fork(id, branch := Heard(), SamplingParams(max_tokens=10, seed=5))
     _, other = ask(engine, prompt=10, count=3, first=1)
     collect = engine.runner.collect
@@ -337,14 +337,14 @@ def test_a_fork_fails_with_the_step_that_was_to_write_its_blocks() -> None:
 @pytest.mark.parametrize(
     "bad", [{"priority": "x"}, {"priority": True}, {"deadline": "soon"}, {"deadline": math.nan}]
 )
-def test_a_bad_place_in_line_is_refused_and_leaves_nothing(bad: dict[str, object]) -> None:
+def test_a_bad_priority_or_deadline_is_refused_and_queues_nothing(bad: dict[str, object]) -> None:
     engine = ledger_engine(policy="latency")
     with pytest.raises(BadInput, match=next(iter(bad))):
         ask(engine, prompt=10, **bad)
     assert not engine.busy
 
 
-def test_who_leaves_the_line_leaves_nothing_behind() -> None:
+def test_aborted_requests_leave_the_queue() -> None:
     engine = ledger_engine(slots=1)
     ask(engine, prompt=4, count=5)
     engine.step()

@@ -1,4 +1,4 @@
-"""A step is a value: bytes say all of it, and a fresh ledger fed with bytes alone gives the same tokens."""
+"""A step as bytes is complete: a fresh ledger that gets only the bytes samples the same tokens."""
 
 from typing import Any
 
@@ -57,16 +57,16 @@ def same(one: Step, other: Step) -> bool:
     )
 
 
-def test_bytes_say_all_of_a_step() -> None:
+def test_a_step_round_trips_through_bytes() -> None:
     found = decode(encode(STEP), BOUNDS)
     assert same(found, STEP)
-    assert not same(found, Step(7, STEP.rows, STEP.ids, 2)), "the comparison sees nothing"
+    assert not same(found, Step(7, STEP.rows, STEP.ids, 2)), "the comparison finds no difference"
 
 
 def row(
     slot: int = 1, start: int = 0, length: int = 1, ids: tuple[int, ...] = (1,), **rest: Any
 ) -> dict[str, Any]:
-    """The fields of a step with one row."""
+    """Return the fields of a step with one row."""
     rows = Rows.of([StepRow(1, slot, start, length, True)])
     return {"rows": rows, "ids": np.array(ids), "single": int(length == 1), **rest}
 
@@ -105,7 +105,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_what_is_out_of_bounds_is_refused(words: str) -> None:
+def test_a_step_out_of_bounds_is_refused(words: str) -> None:
     plain: dict[str, Any] = {"number": 0, "rows": Rows.of([]), "ids": np.zeros(0, np.int64)}
     with pytest.raises(BadWire, match=words):
         decode(encode(Step(**plain | WRONG[words])), BOUNDS)
@@ -113,7 +113,7 @@ def test_what_is_out_of_bounds_is_refused(words: str) -> None:
 
 @settings(max_examples=300)
 @given(st.data())
-def test_broken_bytes_are_refused_or_a_step_within_bounds(data: st.DataObject) -> None:
+def test_corrupt_bytes_are_refused_or_stay_within_bounds(data: st.DataObject) -> None:
     good = encode(STEP)
     at = data.draw(st.integers(0, len(good) - 1))
     how = data.draw(st.sampled_from(["cut", "flip", "insert"]))
@@ -135,29 +135,29 @@ def test_broken_bytes_are_refused_or_a_step_within_bounds(data: st.DataObject) -
 
 @settings(max_examples=60)
 @given(any_workload)
-def test_the_same_steps_give_the_same_tokens(work: Workload[Job]) -> None:
-    told: list[tuple[bytes | TransferOrder, StepResult | None]] = []
+def test_replayed_steps_give_the_same_tokens(work: Workload[Job]) -> None:
+    recorded: list[tuple[bytes | TransferOrder, StepResult | None]] = []
 
-    def listen(engine: Engine, at: int) -> None:
+    def record(engine: Engine, at: int) -> None:
         if at == 0:
             runner, launch = engine.runner, engine.runner.launch
 
-            def kept(step: Step) -> StepResult:
-                told.append((encode(step), None))
+            def launch_recorded(step: Step) -> StepResult:
+                recorded.append((encode(step), None))
                 result = launch(step)
-                told[-1] = told[-1][0], result
+                recorded[-1] = recorded[-1][0], result
                 return result
 
-            def moved(order: TransferOrder) -> None:
-                told.append((order, None))
+            def transfer_recorded(order: TransferOrder) -> None:
+                recorded.append((order, None))
                 transfer(order)
 
             transfer = runner.transfer
-            runner.launch, runner.transfer = kept, moved  # type: ignore[method-assign]
+            runner.launch, runner.transfer = launch_recorded, transfer_recorded  # type: ignore[method-assign]
             ledgers.append(runner)  # type: ignore[arg-type]
 
     ledgers: list[LedgerRunner] = []
-    run_workload(work, listen)
+    run_workload(work, record)
     [ledger] = ledgers
     slots, width = ledger.tables.grid.shape
     blocks, host = len(ledger.cells), work.place.host
@@ -165,7 +165,7 @@ def test_the_same_steps_give_the_same_tokens(work: Workload[Job]) -> None:
     space = LedgerSpace(blocks, host, ledger.size)
     fresh = LedgerRunner(None, BlockTables(slots, width), space.cells, [HostTier(space)])
     fresh.alphabet, fresh.window = ledger.alphabet, ledger.window
-    for data, then in told:
+    for data, then in recorded:
         if isinstance(data, TransferOrder):
             fresh.transfer(data)
             assert not any(end.error for end in fresh.transferred(wait=True))
@@ -180,7 +180,7 @@ def test_the_same_steps_give_the_same_tokens(work: Workload[Job]) -> None:
             assert now.likeliest is not None and np.array_equal(now.likeliest.ids, then.likeliest.ids)
 
 
-def test_what_the_device_lacks_is_told_once_and_stays_small() -> None:
+def test_unsent_table_cells_are_unique_and_cleared_once_sent() -> None:
     mirror, tables = TableMirror(3, 5), BlockTables(3, 5)
     for n in range(200):
         tables.write(n % 3, n % 4, [n, n + 1])

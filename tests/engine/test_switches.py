@@ -1,4 +1,4 @@
-"""Switches change how the engine works, at any moment, and never what it says."""
+"""Switches change how the engine works at any moment, and never change its replies."""
 
 import pytest
 from hypothesis import given, settings
@@ -20,20 +20,22 @@ NAMES = ("prefix_cache", "chunked_prefill", "overlap")
     any_workload,
     st.dictionaries(st.integers(0, 28), st.lists(st.sampled_from(NAMES), min_size=1), max_size=12),
 )
-def test_turning_them_at_any_moment_changes_nothing(work: Workload[Job], turns: dict[int, list[str]]) -> None:
-    def turn(engine: object, step: int) -> None:
-        for name in turns.get(step, ()):
+def test_switching_at_any_moment_does_not_change_replies(
+    work: Workload[Job], toggles: dict[int, list[str]]
+) -> None:
+    def toggle(engine: object, step: int) -> None:
+        for name in toggles.get(step, ()):
             present = {each.name: each.on for each in engine.switches}
             engine.set_switch(name, not present[name])
 
-    run_workload(work, turn)
+    run_workload(work, toggle)
 
 
-def test_each_is_told_and_seen_where_it_differs_from_the_start() -> None:
+def test_a_switch_is_reported_with_its_default() -> None:
     engine, heard = ledger_engine(depth=1), list[Event]()
     engine.bus.subscribe(heard.append)
     engine.set_switch("overlap", False)
-    engine.set_switch("overlap", False)  # it is off already: nothing happens
+    engine.set_switch("overlap", False)  # already off: no event
     assert [(each.name, each.on) for each in heard if isinstance(each, Switched)] == [("overlap", False)]
     assert [(each.name, each.on, each.usual) for each in engine.snapshot().switches] == [
         ("prefix_cache", True, True),
@@ -42,7 +44,7 @@ def test_each_is_told_and_seen_where_it_differs_from_the_start() -> None:
     ]
 
 
-def test_they_do_what_they_say() -> None:
+def test_switches_take_effect() -> None:
     engine = ledger_engine(step_tokens=16)
     prompt = [7] * 40
 
@@ -73,7 +75,7 @@ def test_they_do_what_they_say() -> None:
     assert cached() == 32
 
 
-def test_overlap_stops_with_a_step_under_way() -> None:
+def test_overlap_is_switched_off_with_a_step_in_flight() -> None:
     engine, reply = ledger_engine(depth=1), Heard()
     engine.submit([1, 2, 3], SamplingParams(max_tokens=6, seed=0), reply)
     engine.step()
@@ -81,14 +83,14 @@ def test_overlap_stops_with_a_step_under_way() -> None:
     assert len(reply.tokens) == 1
     engine.set_switch("overlap", False)
     engine.step()
-    assert len(reply.tokens) == 3, "the one under way, and the next"
+    assert len(reply.tokens) == 3, "the step in flight and the next one"
     engine.step()
     assert len(reply.tokens) == 4
     drain(engine)
     assert reply.tokens == alone([1, 2, 3], 6, 0)
 
 
-def test_graphs_are_a_switch_where_the_runner_has_them() -> None:
+def test_graphs_are_a_switch_only_if_the_runner_has_them() -> None:
     engine = ledger_engine()
     known = "prefix_cache, chunked_prefill, overlap"
     with pytest.raises(BadInput, match=f"unknown switch 'graphs'; available: {known}"):
@@ -98,6 +100,6 @@ def test_graphs_are_a_switch_where_the_runner_has_them() -> None:
     assert engine.runner.graphs is False
 
 
-def test_only_true_and_false() -> None:
+def test_a_switch_takes_only_true_and_false() -> None:
     with pytest.raises(BadInput, match="overlap must be True or False, got 1"):
         ledger_engine().set_switch("overlap", 1)

@@ -1,4 +1,4 @@
-"""Blocks go to tiers below the device and come back beside the steps, and no token changes for it."""
+"""Blocks move to tiers below the device and back beside the steps, and no token changes."""
 
 from collections.abc import Iterator
 from itertools import cycle
@@ -42,7 +42,7 @@ def engine_over(tier: ByteTier, **config: object) -> tuple[Engine, list[Transfer
     return engine, heard
 
 
-# Whatever a tier does
+# Random workloads and tiers
 
 TIERS = st.builds(
     lambda size, looks, failures: (size, looks, failures),
@@ -54,17 +54,17 @@ TIERS = st.builds(
 
 @settings(max_examples=150)
 @given(any_workload, TIERS)
-def test_company_changes_nothing(work: Workload[Job], tier: tuple[int, int, list[str]]) -> None:
+def test_tiers_do_not_change_replies(work: Workload[Job], tier: tuple[int, int, list[str]]) -> None:
     size, looks, failures = tier
     failing: Iterator[str] = cycle(failures)
     run_workload(work, below=[ByteTier(size, looks, lambda: next(failing))])
 
 
-# One thing after another
+# Single cases
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_others_go_on_while_blocks_are_on_their_way(depth: int) -> None:
+def test_other_requests_continue_during_a_transfer(depth: int) -> None:
     tier = ByteTier(looks=6)
     engine, _ = engine_over(tier, depth=depth, slots=2)
     _, other = ask(engine, 1, count=60)
@@ -77,19 +77,19 @@ def test_others_go_on_while_blocks_are_on_their_way(depth: int) -> None:
     with closed(engine):
         turn(engine, 8)
     assert tier.moved == [("store", 3)]
-    said = len(other.tokens)
+    before = len(other.tokens)
     turn(engine)
     assert id in engine.scheduler.transfers.loading and request.blocks
-    _, new = ask(engine, 2, count=2)  # it comes in while the other one waits for its blocks
+    _, new = ask(engine, 2, count=2)  # admitted while the other request waits for its blocks
     turn(engine, 5)
     assert id in engine.scheduler.transfers.loading
-    assert len(other.tokens) >= said + 5 and len(new.tokens) == 2
+    assert len(other.tokens) >= before + 5 and len(new.tokens) == 2
     drain(engine)
-    assert tier.moved == [("store", 3), ("load", 1)]  # the device had the full ones still
+    assert tier.moved == [("store", 3), ("load", 1)]  # the full blocks were still on the device
     assert (gone.tokens, other.tokens, new.tokens) == (reply(0), reply(1, 60), reply(2, 2))
 
 
-def test_blocks_that_leave_are_taken_by_nobody_before_they_have_left() -> None:
+def test_blocks_being_stored_are_not_taken_before_the_store_ends() -> None:
     engine, heard = engine_over(ByteTier(looks=4), blocks=6)
     (_, first), (id, second) = ask(engine, 0, prompt=30, count=40), ask(engine, 1, prompt=30, count=40)
     pool, transfer = engine.scheduler.pool, engine.scheduler.transfers
@@ -97,17 +97,17 @@ def test_blocks_that_leave_are_taken_by_nobody_before_they_have_left() -> None:
         turn(engine)
     [moving] = transfer.under_way.values()
     assert moving.order.kind == "store" and moving.request.id == id
-    said = len(first.tokens)
+    before = len(first.tokens)
     while not heard:
         assert not pool.can_take(1) and pool.in_use == 6 and transfer.leaving == 3
         turn(engine)
     turn(engine, 2)
-    assert len(first.tokens) > said  # it had waited for a block
+    assert len(first.tokens) > before  # it had been waiting for a block
     drain(engine)
     assert (first.tokens, second.tokens) == (reply(0, 40, 30), reply(1, 40, 30))
 
 
-def test_one_that_comes_back_before_its_blocks_have_left_keeps_them() -> None:
+def test_a_request_that_resumes_during_its_store_keeps_its_blocks() -> None:
     tier = ByteTier(looks=5)
     engine, _ = engine_over(tier)
     id, heard = ask(engine)
@@ -118,31 +118,31 @@ def test_one_that_comes_back_before_its_blocks_have_left_keeps_them() -> None:
     assert engine.scheduler.requests[id].blocks[:3] == blocks[:3]
     drain(engine)
     assert tier.moved == [("store", 3)] and heard.tokens == reply()
-    assert sum(step.tokens for step in engine.runner.steps) == PROMPT + 30 - 1, "something was computed twice"
+    assert sum(step.tokens for step in engine.runner.steps) == PROMPT + 30 - 1, "a token was computed twice"
 
 
 @pytest.mark.parametrize("kind", ["store", "load"])
 @pytest.mark.parametrize("when", ["begin", "end"])
-def test_what_fails_is_computed_again(kind: str, when: str) -> None:
+def test_blocks_of_a_failed_transfer_are_computed_again(kind: str, when: str) -> None:
     failures = iter([when, ""] if kind == "store" else ["", when])
     engine, heard = engine_over(ByteTier(fails=lambda: next(failures)), prefix_cache=False)
-    id, said = ask(engine)
+    id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
     drain(engine)
     assert [each.error for each in heard if each.error] == [
         f"OSError: told to fail {'at once' if when == 'begin' else 'late'}"
     ]
-    assert said.tokens == reply()
+    assert recorded.tokens == reply()
     assert sum(step.tokens for step in engine.runner.steps) > PROMPT + 30 - 1
 
 
 @pytest.mark.parametrize("during", ["store", "load"])
-def test_one_that_ends_leaves_its_transfer_to_itself(during: str) -> None:
+def test_a_transfer_outlives_its_aborted_request(during: str) -> None:
     tier = ByteTier(looks=3)
     engine, heard = engine_over(tier)
     ask(engine, 1)
-    id, said = ask(engine)
+    id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
     under_way = engine.scheduler.transfers.under_way
@@ -157,11 +157,11 @@ def test_one_that_ends_leaves_its_transfer_to_itself(during: str) -> None:
     engine.scheduler.check()
     assert under_way and engine.scheduler.pool.in_use > 4
     drain(engine)
-    assert not under_way and tier.room() == tier.size and len(said.tokens) < 30
+    assert not under_way and tier.room() == tier.size and len(recorded.tokens) < 30
     assert [each.load for each in heard] == [False, True][: 1 + (during == "load")]
 
 
-def test_the_first_tier_with_room_is_taken_and_none_where_all_are_full() -> None:
+def test_the_first_tier_with_room_is_used_and_none_if_all_are_full() -> None:
     small = ByteTier(size=3)
     engine, heard = engine_over(small, host=3)
     gone: list[Event] = []
@@ -176,7 +176,7 @@ def test_the_first_tier_with_room_is_taken_and_none_where_all_are_full() -> None
     drain(engine)
 
 
-def test_what_two_have_in_common_is_stored_once_and_stays_until_both_are_back() -> None:
+def test_shared_blocks_are_stored_once_and_kept_until_both_requests_resume() -> None:
     tier = ByteTier()
     engine, _ = engine_over(tier, prefix_cache=False, slots=2)
     same = list(range(48))
@@ -187,19 +187,19 @@ def test_what_two_have_in_common_is_stored_once_and_stays_until_both_are_back() 
         engine.preempt(id)
     with closed(engine):
         turn(engine, 3)
-        assert tier.moved == [("store", 4), ("store", 1)], "three in common, and one that each has alone"
+        assert tier.moved == [("store", 4), ("store", 1)], "three shared blocks, and one of each request"
     drain(engine)
     assert [each.tokens for each in heard] == [alone([*same, n], 20) for n in range(2)]
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_it_loads_or_computes_by_what_was_measured(slow: bool) -> None:
+def test_measured_costs_decide_between_load_and_recompute(slow: bool) -> None:
     tier = ByteTier()
     engine, heard = engine_over(tier, preemption="auto", prefix_cache=False)
     back: list[Event] = []
     engine.bus.subscribe(lambda event: back.append(event) if isinstance(event, Resumed) else None)
     engine.scheduler.costs.saw_step(100, 1.0)
-    id, said = ask(engine)
+    id, recorded = ask(engine)
     turn(engine, 4)
     engine.preempt(id)
     with closed(engine):
@@ -209,28 +209,28 @@ def test_it_loads_or_computes_by_what_was_measured(slow: bool) -> None:
     drain(engine)
     assert [each.load for each in heard] == [False] + [True] * (not slow)
     assert [each.swapped for each in back if isinstance(each, Resumed)] == [not slow]
-    assert said.tokens == reply()
+    assert recorded.tokens == reply()
 
 
-def test_the_rest_is_computed_where_a_tier_has_only_the_front() -> None:
+def test_a_request_loads_the_blocks_a_tier_still_holds_and_computes_the_others() -> None:
     tier = ByteTier()
     engine, heard = engine_over(tier, prefix_cache=False)
-    id, said = ask(engine)
+    id, recorded = ask(engine)
     turn(engine, 4)
     request = engine.scheduler.requests[id]
     engine.preempt(id)
     with closed(engine):
         turn(engine, 3)
     assert request.stored is not None
-    tier.release(request.stored.names[2:])  # as one that needed their room
+    tier.release(request.stored.names[2:])  # evicted, as if another request needed the room
     turn(engine)
     assert request.launched == 32
     drain(engine)
-    assert said.tokens == reply()
+    assert recorded.tokens == reply()
     assert [(each.load, each.blocks) for each in heard] == [(False, 3), (True, 2)]
 
 
-def test_the_proof_sees_a_block_that_a_transfer_has_lost() -> None:
+def test_the_check_finds_a_block_that_a_transfer_has_lost() -> None:
     pool = BlockPool(6, 16)
     mine, moving = pool.take(2, owner=1), pool.take(2, owner=2)
     pool.check({1: mine}, [moving])
@@ -239,18 +239,18 @@ def test_the_proof_sees_a_block_that_a_transfer_has_lost() -> None:
             pool.check({1: mine}, wrong)
 
 
-def test_one_that_gives_way_again_while_it_is_being_stored_is_found_as_it_is_now() -> None:
+def test_a_second_preemption_during_a_store_stores_only_new_blocks() -> None:
     tier = ByteTier(looks=40)
     engine, heard = engine_over(tier)
-    id, said = ask(engine, count=60)
+    id, recorded = ask(engine, count=60)
     turn(engine, 4)
     engine.preempt(id)
-    turn(engine, 20)  # it comes back at once, and fills another block
+    turn(engine, 20)  # it resumes at once and fills another block
     request = engine.scheduler.requests[id]
     assert len(request.blocks) == 4 and not heard
     engine.preempt(id)
     turn(engine)
     orders = [each.order.names for each in engine.scheduler.transfers.under_way.values()]
-    assert len(orders) == 2 and not set(orders[0]) & set(orders[1]), "a block is stored twice at once"
+    assert len(orders) == 2 and not set(orders[0]) & set(orders[1]), "a block is in two stores at once"
     drain(engine)
-    assert said.tokens == reply(count=60)
+    assert recorded.tokens == reply(count=60)

@@ -1,4 +1,4 @@
-"""A window: what has left it is given back, and nobody's reply depends on when."""
+"""An attention window: blocks that left it are released, and no reply depends on when."""
 
 import pytest
 from hypothesis import given, settings
@@ -31,19 +31,19 @@ windows = st.builds(
 
 
 def long_workloads(window: Window) -> st.SearchStrategy[Workload[Job]]:
-    """Of requests that may be longer than the whole cache."""
+    """Workloads whose requests may be longer than the whole cache."""
     return workloads([window.peak + more for more in range(7)], lambda place: jobs(250), most=6)
 
 
 @settings(max_examples=50)
 @given(st.data(), windows)
-def test_company_changes_nothing(data: st.DataObject, window: Window) -> None:
+def test_other_requests_do_not_change_a_reply(data: st.DataObject, window: Window) -> None:
     run_workload(data.draw(long_workloads(window)), window=window)
 
 
 @settings(max_examples=15)
 @given(st.integers(0, 99), st.sampled_from(["ngram", "suffix"]), st.integers(0, 1))
-def test_drafts_that_are_taken_back_find_all_they_see(seed: int, kind: str, depth: int) -> None:
+def test_rejected_drafts_do_not_release_blocks_too_early(seed: int, kind: str, depth: int) -> None:
     engine = ledger_engine(blocks=WINDOW.peak + 4, window=WINDOW, depth=depth, alphabet=3)
     prompts = [[seed % 3, *([1, 2] * 30)], [0] * 70]
     replies = [ask(engine, prompt, 90, seed, speculate=kind) for prompt in prompts]
@@ -52,7 +52,7 @@ def test_drafts_that_are_taken_back_find_all_they_see(seed: int, kind: str, dept
         assert reply.tokens == alone(prompt, 90, seed, alphabet=3, window=WINDOW)
 
 
-def test_a_chat_runs_past_the_cache() -> None:
+def test_a_reply_may_be_longer_than_the_cache() -> None:
     engine = ledger_engine(blocks=WINDOW.peak, window=WINDOW, context=2000)
     assert WINDOW.peak * BLOCK < 150
     reply, most = ask(engine, PROMPT, 500), 0
@@ -62,11 +62,11 @@ def test_a_chat_runs_past_the_cache() -> None:
         if engine.scheduler.running and engine.scheduler.running[0].generated:
             most = max(most, engine.scheduler.pool.in_use)
     assert reply.tokens == alone(PROMPT, 500, window=WINDOW)
-    assert most <= WINDOW.first + WINDOW.size // BLOCK + 1, "a decode holds the sinks and a window"
+    assert most <= WINDOW.first + WINDOW.size // BLOCK + 1, "a decode holds more than the sinks and a window"
     assert engine.scheduler.preemptions == 0
 
 
-def test_what_has_left_is_seen() -> None:
+def test_a_snapshot_shows_released_blocks() -> None:
     engine = ledger_engine(blocks=40, window=WINDOW, context=2000, prefix_cache=False)
     ask(engine, PROMPT, 100)
     while engine.scheduler.step < 20:
@@ -76,14 +76,14 @@ def test_what_has_left_is_seen() -> None:
     assert request.gone == engine.scheduler.running[0].blocks.count(GONE) > 5
     assert len(request.blocks) == shot.blocks.in_use
     left = shot.blocks.left.nonzero()[0].tolist()
-    assert len(left) >= request.gone - 3  # some may have been taken again
+    assert len(left) >= request.gone - 3  # some may be in use again
     assert not set(left) & set(request.blocks)
     assert (shot.blocks.refs[left] == 0).all()
     drain(engine)
 
 
-def test_what_others_hold_or_may_find_stays() -> None:
-    """A fork's blocks and published ones are let go by one holder, not lost."""
+def test_shared_and_published_blocks_survive_the_window() -> None:
+    """One holder releases a fork's blocks and published blocks; the others keep them."""
     engine = ledger_engine(blocks=60, window=WINDOW, context=2000)
     first = ask(engine, PROMPT, 60)
     while len(first.tokens) < 3:
@@ -101,7 +101,7 @@ def test_what_others_hold_or_may_find_stays() -> None:
     assert branch.tokens == alone([*PROMPT, *first.tokens[:3]], 57, 9, window=WINDOW)
 
 
-def test_the_next_turn_goes_on_though_the_middle_is_lost() -> None:
+def test_the_next_turn_uses_a_prefix_with_a_released_middle() -> None:
     engine = ledger_engine(blocks=WINDOW.peak + 3, window=WINDOW, context=2000)
     reply = ask(engine, PROMPT, 120)
     drain(engine)
@@ -113,8 +113,8 @@ def test_the_next_turn_goes_on_though_the_middle_is_lost() -> None:
     assert engine.scheduler.cached_tokens - before >= len(turn) - 2 * BLOCK
 
 
-def test_admission_counts_with_the_window() -> None:
-    """Prompts of many blocks run beside each other in a cache that would not hold one of them."""
+def test_admission_counts_only_the_blocks_of_the_window() -> None:
+    """Several prompts run together in a cache too small for all blocks of any one of them."""
     engine = ledger_engine(blocks=2 * WINDOW.peak, window=WINDOW, context=2000, slots=4, prefix_cache=False)
     prompts = [[n, *PROMPT, *PROMPT] for n in range(4)]
     assert len(prompts[0]) > engine.scheduler.pool.size * BLOCK
@@ -143,7 +143,7 @@ def test_admission_counts_with_the_window() -> None:
         ("1", 1),
     ],
 )
-def test_where_a_chain_may_go_on(there: str, count: int) -> None:
-    """One block of sinks; the next token sees the last two blocks."""
+def test_longest_prefix_found_with_a_window(there: str, count: int) -> None:
+    """One block of sinks, and a next token that attends to the last two blocks."""
     window = Window(size=33, sinks=4, block_size=BLOCK)
     assert window.longest_found([7 if each == "1" else None for each in there]) == count

@@ -1,4 +1,4 @@
-"""What leaves a process as JSON comes back the same, and what is not of the form is refused by name."""
+"""JSON on the wire round-trips, and malformed JSON is refused with the name of the bad field."""
 
 import base64
 import json
@@ -29,7 +29,7 @@ COLUMN_TYPES = ["bool", "int8", "int32", "int64", "uint8", "uint64", "float32", 
 
 
 def sent(value: Any) -> Any:
-    """Over a real wire: strict JSON text and back."""
+    """Send through a real wire: to strict JSON text and back."""
     return json.loads(json.dumps(value, allow_nan=False))
 
 
@@ -45,7 +45,7 @@ def columns() -> st.SearchStrategy[np.ndarray]:
 
 
 def values(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of a type: another derivation from the same fields."""
+    """Return a strategy for any value of a type, derived from the same fields as the codec."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is np.ndarray:
         return columns()
@@ -73,7 +73,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal to the last bit and type, where == says too much or too little: NaN, -0.0, 1 and 1.0, arrays."""
+    """Compare to the last bit and type. == is wrong here for NaN, -0.0, 1 and 1.0, and arrays."""
     if type(a) is not type(b):
         return False
     if isinstance(a, np.ndarray):
@@ -98,7 +98,7 @@ class TestRoundTrips:
 
         check()
 
-    def test_kinds_are_told_apart(self) -> None:
+    def test_event_kinds_are_distinct(self) -> None:
         assert len(KINDS) > 10
         assert len({kind.__name__.lower() for kind in KINDS}) == len(KINDS)
 
@@ -160,9 +160,9 @@ class TestRoundTrips:
 
 
 class TestFields:
-    """What a person adds to a class travels without a word here, or the tests above say that it cannot."""
+    """A field added to a class is sent without further code, or the tests above fail."""
 
-    def test_a_new_event_is_known_at_once(self) -> None:
+    def test_a_new_event_needs_no_codec(self) -> None:
         @dataclass(frozen=True, slots=True)
         class Steered(Event):
             request: int
@@ -171,15 +171,15 @@ class TestFields:
         event = Steered(1, 0.5, 7, "a word")
         assert wire.decode_event(sent(wire.encode_event(event))) == event
 
-    def test_a_type_without_a_form_is_refused(self) -> None:
+    def test_a_type_without_a_codec_is_refused(self) -> None:
         @dataclass(frozen=True)
-        class Odd:
+        class Unsupported:
             what: complex
 
         with pytest.raises(TypeError, match="complex"):
-            codec(Odd)
+            codec(Unsupported)
 
-    def test_what_a_newer_engine_adds_is_passed_over(self) -> None:
+    def test_fields_of_a_newer_engine_are_ignored(self) -> None:
         event = events.Queued(3, 1.0, 5, 9)
         assert wire.decode_event(wire.encode_event(event) | {"colour": "red"}) == event
 
@@ -199,7 +199,7 @@ class TestFields:
             "text": " so",
         }
 
-    def test_odd_numbers_are_texts(self) -> None:
+    def test_nan_and_infinity_are_strings(self) -> None:
         delta = Delta(0, (1,), "", (TokenLogprob(1, float("-inf"), 9, ()),))
         assert sent(wire.encode_delta(delta))["logprobs"][0]["logprob"] == "-Infinity"
 
@@ -250,7 +250,7 @@ class TestRefusals:
             wire.decode_event(value)
         assert words in str(caught.value)
 
-    def test_the_place_is_named(self) -> None:
+    def test_an_error_names_the_path_of_the_field(self) -> None:
         value = wire.encode_delta(Delta(0, (1,), "", (TokenLogprob(1, -1.0, 9, ()),), Finish.STOP))
         value["logprobs"][0]["rank"] = "first"
         with pytest.raises(BadWire, match=r"^delta: logprobs\.rank must be a whole number, not 'first'$"):
@@ -301,15 +301,15 @@ class TestRefusals:
         with pytest.raises(BadInput, match="must be an object, not 3"):
             wire.params_from_json(3)
 
-    def test_an_unknown_error_keeps_its_sentence(self) -> None:
+    def test_an_unknown_error_keeps_its_message(self) -> None:
         value = wire.encode_error(UnknownRequest("no request 3 is alive")) | {"kind": "Enchanted"}
         error = wire.decode_error(value)
         assert (type(error), str(error)) == (EngineError, "no request 3 is alive")
 
 
 class TestSize:
-    def big(self, size: int) -> Snapshot:
-        """A full cache: 64 requests, whose blocks were taken in turns."""
+    def large_snapshot(self, size: int) -> Snapshot:
+        """A full cache: 64 requests whose blocks are interleaved."""
         owner = np.arange(size, dtype=np.int64) % 64
         everywhere = np.ones(size, np.int32)
         place = np.arange(size, dtype=np.int32) // 64
@@ -321,7 +321,7 @@ class TestSize:
         return replace(ledger_engine(blocks=4).snapshot(), blocks=blocks, requests=requests)
 
     def test_of_a_hundred_thousand_blocks(self) -> None:
-        value = wire.encode_snapshot(self.big(100_000))
+        value = wire.encode_snapshot(self.large_snapshot(100_000))
         size = {name: len(json.dumps(each)) for name, each in value["blocks"].items()}
         assert size["refs"] < 200 and size["filled"] < 200  # two runs
         assert size["owner"] < 140_000  # a byte a block

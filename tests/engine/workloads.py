@@ -1,4 +1,4 @@
-"""Random engines on the ledger for tests that say: company changes timing, never output."""
+"""Random engines on the ledger, for tests that other requests change timing and never output."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from tests.engine.ledger import Clock, drain, ledger_engine
 from tests.heard import at_rest
 
 BLOCK = 16
-AFTER = st.one_of(st.none(), st.none(), st.integers(0, 12))  # steps, or never
+AFTER = st.one_of(st.none(), st.none(), st.integers(0, 12))  # number of steps, or never
 
 Job = TypeVar("Job")
 
 
 @dataclass(frozen=True)
-class Place:
-    """An engine to be: what it has, and how it works."""
+class EngineSetup:
+    """The size and settings of an engine to make."""
 
     blocks: int
     host: int
@@ -32,7 +32,7 @@ class Place:
 
     @property
     def tokens(self) -> int:
-        """That fit into its cache."""
+        """The tokens that fit into its cache."""
         return self.blocks * BLOCK
 
     def engine(self, **more: object) -> Engine:
@@ -54,12 +54,12 @@ class Place:
 @dataclass(frozen=True)
 class Workload(Generic[Job]):
     jobs: tuple[Job, ...]
-    place: Place
+    place: EngineSetup
 
 
-def places(blocks: Iterable[int]) -> st.SearchStrategy[Place]:
+def engine_setups(blocks: Iterable[int]) -> st.SearchStrategy[EngineSetup]:
     return st.builds(
-        Place,
+        EngineSetup,
         blocks=st.sampled_from([*blocks]),
         host=st.sampled_from([0, 4, 20]),
         slots=st.integers(1, 8),
@@ -74,23 +74,23 @@ def places(blocks: Iterable[int]) -> st.SearchStrategy[Place]:
 
 @st.composite
 def workloads(
-    draw: st.DrawFn, blocks: Iterable[int], jobs: Callable[[Place], st.SearchStrategy[Job]], most: int
+    draw: st.DrawFn, blocks: Iterable[int], jobs: Callable[[EngineSetup], st.SearchStrategy[Job]], most: int
 ) -> Workload[Job]:
-    """Up to `most` jobs that the place can hold."""
-    place = draw(places(blocks))
+    """Up to `most` jobs that fit into the cache."""
+    place = draw(engine_setups(blocks))
     return Workload(tuple(draw(st.lists(jobs(place), min_size=1, max_size=most))), place)
 
 
 @st.composite
 def prompts(draw: st.DrawFn, room: int, *, alphabet: int = 10, common: int = 7) -> tuple[int, ...]:
-    """They begin alike, so that prefixes are found, and end anywhere in a block."""
+    """Prompts with common prefixes, so that the prefix cache finds some, that end anywhere in a block."""
     shared = draw(st.sampled_from([0, 0, 15, 16, 17, 32, 40]))
     own = draw(st.lists(st.integers(0, alphabet - 1), min_size=1, max_size=30))
     return tuple([*([common] * shared), *own][: room - 1])
 
 
 def run(engine: Engine, steps: int, before: Callable[[int], None]) -> None:
-    """To the end, with a check after every step. Nobody holds anything then."""
+    """Run to the end with a check after every step, then check that no request holds anything."""
     for step in range(steps):
         before(step)
         engine.step()

@@ -1,4 +1,4 @@
-"""A grammar is compiled beside the steps: nobody waits for it but who asked for it."""
+"""A grammar is compiled beside the steps: only the request that uses it waits."""
 
 import threading
 from concurrent.futures import Future, wait
@@ -17,7 +17,7 @@ LONG = SamplingParams(max_tokens=200, ignore_eos=True)
 AB, CD = Grammar("regex", "ab"), Grammar("regex", "cd")
 
 
-def test_others_go_on_meanwhile(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_requests_continue_during_a_compilation(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold, begun, real = threading.Event(), threading.Semaphore(0), grammars.source
 
     def source(grammar: Grammar) -> str:
@@ -25,7 +25,7 @@ def test_others_go_on_meanwhile(llama: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert hold.wait(60)
         return real(grammar)
 
-    engine, steps = engine_on(llama), threading.Semaphore(0)  # as many as the test lets it take
+    engine, steps = engine_on(llama), threading.Semaphore(0)  # the number of steps it may still take
     launch = engine.runner.launch
     monkeypatch.setattr(engine.runner, "launch", lambda plan: steps.acquire() and launch(plan))
     monkeypatch.setattr(grammars, "source", source)
@@ -33,13 +33,13 @@ def test_others_go_on_meanwhile(llama: Path, monkeypatch: pytest.MonkeyPatch) ->
     try:
         other, changed = host.submit([1, 60, 61], LONG), host.submit([1, 60, 62], LONG)
         steps.release(2)
-        kept = host.submit([1, 5], SamplingParams(grammar=AB))
-        asked: list[Future[Any]] = [kept.begun, host.send(Update(changed.id, {"grammar": CD}))]
+        guided = host.submit([1, 5], SamplingParams(grammar=AB))
+        asked: list[Future[Any]] = [guided.begun, host.send(Update(changed.id, {"grammar": CD}))]
         assert begun.acquire(timeout=60) and begun.acquire(timeout=60)
         steps.release(20)
-        told = iter(other)
+        deltas = iter(other)
         for _ in range(20):  # while both compile
-            next(told)
+            next(deltas)
         assert not any(each.done() for each in asked)
         hold.set()
         for grammar in (AB, CD):
@@ -47,7 +47,7 @@ def test_others_go_on_meanwhile(llama: Path, monkeypatch: pytest.MonkeyPatch) ->
         while wait(asked, timeout=0.01).not_done:
             steps.release()
         steps.release(10_000)
-        assert kept.result().text == "ab"
+        assert guided.result().text == "ab"
         assert changed.result().text.endswith("cd")
         host.send(Abort((other.id,))).result()
     finally:

@@ -1,4 +1,4 @@
-"""The same on a GPU: masks beside recorded steps, while the next step is on its way."""
+"""The same on a GPU: masks beside CUDA graphs, while the next step is in flight."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from tests.runner.small import ask, drain, engine_on
 pytestmark = pytest.mark.cuda
 
 
-def test_replies_keep_to_their_grammars(llama: Path) -> None:
+def test_replies_match_their_grammars(llama: Path) -> None:
     for dtype in ("float32", "bfloat16"):
         engine = engine_on(llama, device="cuda", dtype=dtype, depth=1, blocks=256, max_running=16)
         asked = [ask(engine, PROMPT, replace(WARM, grammar=JSON, seed=seed))[1] for seed in range(6)]
@@ -25,13 +25,13 @@ def test_replies_keep_to_their_grammars(llama: Path) -> None:
         plain = ask(engine, OTHER, PLAIN)[1]
         drain(engine)
         whole = [json.loads(each.text) for each in asked if each.finish is Finish.STOP]
-        assert len(whole) >= 3, "most of them end by themselves; spaces may go on until there is no more room"
+        assert len(whole) >= 3, "too few replies ended before their limit"
         assert all(jsonschema_rs.is_valid(SCHEMA, each) for each in whole), asked
         assert re.fullmatch("[ab]+", letters.text)
         assert len(plain.tokens) == PLAIN.max_tokens
 
 
-def test_what_is_forbidden_is_the_same() -> None:
+def test_masks_are_the_same_as_on_a_cpu() -> None:
     vocab = 1003
     logits, bits = (
         torch.randn(5, vocab),

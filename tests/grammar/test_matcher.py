@@ -1,4 +1,4 @@
-"""What may come next, against oracles that know nothing of grammars."""
+"""The allowed next tokens, against oracles that do not use grammars."""
 
 import json
 import random
@@ -19,16 +19,14 @@ seeds = st.integers(0, 2**32)
 
 @settings(max_examples=60, deadline=None)
 @given(choices=st.lists(texts, min_size=1, max_size=5), seed=seeds)
-def test_a_choice_allows_what_any_of_them_goes_on_with_and_nothing_else(
-    choices: list[str], seed: int
-) -> None:
+def test_a_choice_allows_exactly_the_continuations_of_its_options(choices: list[str], seed: int) -> None:
     asked, draw = request(Grammar("choice", json.dumps(choices))), random.Random(seed)
     pieces = {
         token: tokenizer().piece(token) for token in range(VOCAB) if token not in tokenizer().special_ids
     }
     while True:
-        said = b"".join(pieces[token] for token in asked.tokens[len(PROMPT) :])
-        rest = [choice.encode()[len(said) :] for choice in choices if choice.encode().startswith(said)]
+        written = b"".join(pieces[token] for token in asked.tokens[len(PROMPT) :])
+        rest = [choice.encode()[len(written) :] for choice in choices if choice.encode().startswith(written)]
         fit = {t for t, piece in pieces.items() if piece and any(each.startswith(piece) for each in rest)}
         if not fit:
             assert rest and asked.guide.over
@@ -51,7 +49,7 @@ EXPRESSIONS = [
 
 @settings(max_examples=60, deadline=None)
 @given(expression=st.sampled_from(EXPRESSIONS), seed=seeds)
-def test_what_a_walk_says_matches_the_whole_expression(expression: str, seed: int) -> None:
+def test_a_walk_matches_the_whole_regex(expression: str, seed: int) -> None:
     text, ended = walk(Grammar("regex", expression), random.Random(seed))
     assert ended
     assert re.fullmatch(expression, text), text
@@ -119,7 +117,7 @@ TREE = {
 schemas = st.recursive(leaves, _bigger, max_leaves=8) | st.just(TREE)
 
 
-def test_what_a_walk_says_is_json_that_keeps_to_its_schema() -> None:
+def test_a_walk_is_json_that_matches_its_schema() -> None:
     ends = []
 
     @settings(max_examples=150, deadline=None)
@@ -137,14 +135,12 @@ def test_what_a_walk_says_is_json_that_keeps_to_its_schema() -> None:
             assert jsonschema_rs.is_valid(schema, json.loads(text)), (schema, text)
 
     check()
-    assert sum(ends) > 0.7 * len(ends), "hardly any came to an end: this proves little"
+    assert sum(ends) > 0.7 * len(ends), "too few walks ended"
 
 
 @settings(max_examples=30, deadline=None)
 @given(schema=schemas, seed=seeds, cuts=st.lists(st.integers(1, 20), min_size=1, max_size=4))
-def test_a_guide_that_reads_the_tokens_later_allows_the_same(
-    schema: dict, seed: int, cuts: list[int]
-) -> None:
+def test_a_guide_that_reads_tokens_later_allows_the_same(schema: dict, seed: int, cuts: list[int]) -> None:
     grammar, draw = Grammar("json", json.dumps(schema)), random.Random(seed)
     one, other, until = request(grammar), request(grammar), iter(cuts)
     stop = next(until)
@@ -159,7 +155,7 @@ def test_a_guide_that_reads_the_tokens_later_allows_the_same(
         one.tokens.append(draw.choice(tokens))
 
 
-def test_blanks_come_to_an_end() -> None:
+def test_whitespace_is_limited() -> None:
     asked = request(Grammar("json", '{"type": "object"}'), tokenizer().encode("{"))
     [blank] = tokenizer().encode("\n")
     for _ in range(33):
@@ -170,7 +166,7 @@ def test_blanks_come_to_an_end() -> None:
     assert set(tokenizer().encode('}"')) == allowed(asked) & set(range(VOCAB))
 
 
-def test_tokens_that_end_the_reply_come_where_the_text_is_whole_and_long_enough() -> None:
+def test_end_tokens_are_allowed_after_a_complete_and_long_enough_text() -> None:
     [a, b] = tokenizer().encode("ab")
     grammar = Grammar("regex", "a{1,9}b?")
     assert EOS not in allowed(request(grammar))
@@ -188,8 +184,8 @@ def test_special_tokens_are_never_text() -> None:
     assert text_of(asked) == ""
 
 
-def test_a_grammar_that_grows_beyond_all_bounds_is_to_blame_itself() -> None:
-    """So far it goes, and no further: not because of what has been said."""
+def test_a_grammar_over_its_limits_is_the_reported_error() -> None:
+    """The error is the grammar's size, not the tokens so far."""
     asked = request(Grammar("regex", "a{1000000000}"))
     for _ in range(3):
         if tokens := allowed(asked):

@@ -1,4 +1,4 @@
-"""What cannot be a grammar is refused, with the reason and in time."""
+"""A bad grammar is refused with the reason, and in time."""
 
 import json
 import threading
@@ -23,7 +23,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def _doubled(times: int) -> str:
-    """One word of 2 ** times letters."""
+    """A grammar of a single word of 2 ** times letters."""
     return "\n".join(["start: A0", *(f"A{n}: A{n + 1} A{n + 1}" for n in range(times)), f"A{times}: /x/"])
 
 
@@ -64,8 +64,8 @@ def _doubled(times: int) -> str:
         ("choice", json.dumps(["a"] * (MAX_CHOICES + 1)), "1 to"),
     ],
 )
-def test_it_is_said_what_is_wrong(kind: Any, text: str, words: str) -> None:
-    for _ in range(2):  # and it is not remembered as good
+def test_the_error_gives_the_reason(kind: Any, text: str, words: str) -> None:
+    for _ in range(2):  # and the failure is not cached as a success
         with pytest.raises(BadParams, match=words) as caught:
             grammars().check(Grammar(kind, text))
         assert caught.value.field == "grammar"
@@ -81,7 +81,7 @@ def test_it_is_said_what_is_wrong(kind: Any, text: str, words: str) -> None:
         {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
     ],
 )
-def test_large_numbers_that_a_float_holds_are_taken(schema: Any) -> None:
+def test_large_numbers_that_a_float_represents_are_accepted(schema: Any) -> None:
     grammars().check(Grammar("json", json.dumps(schema)))
 
 
@@ -89,7 +89,7 @@ def test_nesting_is_counted_from_the_outside() -> None:
     grammars().check(Grammar("json", json.dumps(nested(MAX_NESTING))))
 
 
-def test_one_that_takes_too_long_is_refused_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_compiles_too_slowly_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, hold, real = Grammar("regex", "slow"), threading.Event(), module.source
 
     def source(grammar: Grammar) -> str:
@@ -103,7 +103,7 @@ def test_one_that_takes_too_long_is_refused_and_others_go_on(monkeypatch: pytest
         fresh.check(slow, seconds=0.01)
     fresh.check(Grammar("regex", "quick"))
     hold.set()
-    fresh.check(slow)  # it was not begun anew
+    fresh.check(slow)  # its compilation was not started again
 
 
 def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,4 +118,4 @@ def test_a_grammar_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for letter in "abc":
         fresh.check(Grammar("regex", letter))
     fresh.check(grammar)
-    assert seen.count(grammar) == 2, "the one asked for longest ago should have made room"
+    assert seen.count(grammar) == 2, "the least recently used grammar was not evicted"

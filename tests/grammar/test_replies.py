@@ -1,4 +1,4 @@
-"""Replies of a real, random model that keep to a grammar, among others that do not."""
+"""Replies of a real random model that match a grammar, among others without one."""
 
 import json
 import re
@@ -38,14 +38,14 @@ WARM = SamplingParams(temperature=1.0, seed=3, max_tokens=120)
 PLAIN = SamplingParams(temperature=1.0, seed=4, max_tokens=40, ignore_eos=True)
 
 
-def said(engine: Engine, params: SamplingParams, prompt: list[int] = PROMPT) -> Heard:
+def reply_of(engine: Engine, params: SamplingParams, prompt: list[int] = PROMPT) -> Heard:
     _, heard = ask(engine, prompt, params)
     drain(engine)
     return heard
 
 
 @DEPTHS
-def test_every_reply_keeps_to_its_own_grammar_and_others_know_nothing_of_it(llama: Path, depth: int) -> None:
+def test_every_reply_matches_its_own_grammar_and_others_are_unchanged(llama: Path, depth: int) -> None:
     engine = engine_on(llama, depth=depth, blocks=256)
     asked = [ask(engine, PROMPT, replace(WARM, seed=seed, grammar=JSON))[1] for seed in range(4)]
     letters = ask(engine, OTHER, replace(WARM, grammar=LETTERS))[1]
@@ -60,9 +60,9 @@ def test_every_reply_keeps_to_its_own_grammar_and_others_know_nothing_of_it(llam
     assert plain.reply == alone(llama, OTHER, PLAIN).reply
 
 
-def test_its_row_is_in_every_step_though_its_mask_comes_late(llama: Path) -> None:
+def test_a_guided_row_is_in_every_step_though_its_mask_comes_late(llama: Path) -> None:
     engine = engine_on(llama, depth=1)
-    kept, _ = ask(engine, PROMPT, replace(WARM, grammar=LETTERS, ignore_eos=True, max_tokens=20))
+    guided, _ = ask(engine, PROMPT, replace(WARM, grammar=LETTERS, ignore_eos=True, max_tokens=20))
     free, heard = ask(engine, OTHER, PLAIN)
     launch, steps = engine.runner.launch, []
     engine.runner.launch = lambda step: steps.append({row.request for row in step.rows}) or launch(step)
@@ -70,62 +70,62 @@ def test_its_row_is_in_every_step_though_its_mask_comes_late(llama: Path) -> Non
         turn(engine)
     decodes = steps[2:30]
     assert all(free in step for step in decodes)
-    assert [kept in step for step in decodes] == [True] * 18 + [False] * (len(decodes) - 18)
+    assert [guided in step for step in decodes] == [True] * 18 + [False] * (len(decodes) - 18)
     drain(engine)
 
 
-class TestHowItEnds:
-    def test_where_nothing_can_follow_it_ends_without_another_token(self, llama: Path) -> None:
-        heard = said(engine_on(llama), replace(WARM, grammar=Grammar("regex", "ab{2}"), ignore_eos=True))
+class TestEnds:
+    def test_a_complete_text_ends_without_another_token(self, llama: Path) -> None:
+        heard = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "ab{2}"), ignore_eos=True))
         assert (heard.text, heard.finish, len(heard.tokens)) == ("abb", Finish.STOP, 3)
 
-    def test_an_end_token_ends_it_where_it_is_whole(self, llama: Path) -> None:
+    def test_an_end_token_ends_a_complete_text(self, llama: Path) -> None:
         ends = replace(WARM, grammar=LETTERS, logit_bias={EOS: 100.0})
-        assert len(said(engine_on(llama), ends).tokens) == 2
+        assert len(reply_of(engine_on(llama), ends).tokens) == 2
 
-    def test_not_before_min_tokens(self, llama: Path) -> None:
+    def test_no_end_before_min_tokens(self, llama: Path) -> None:
         ends = replace(WARM, grammar=LETTERS, logit_bias={EOS: 100.0}, min_tokens=7)
-        heard = said(engine_on(llama), ends)
+        heard = reply_of(engine_on(llama), ends)
         assert len(heard.tokens) == 8 and re.fullmatch("[ab]+", heard.text)
 
-    def test_min_tokens_cannot_make_a_whole_text_longer(self, llama: Path) -> None:
-        heard = said(engine_on(llama), replace(WARM, grammar=Grammar("regex", "ab"), min_tokens=9))
+    def test_min_tokens_cannot_extend_a_complete_text(self, llama: Path) -> None:
+        heard = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "ab"), min_tokens=9))
         assert (heard.text, heard.finish) == ("ab", Finish.STOP)
 
-    def test_ignore_eos_takes_the_end_token_away(self, llama: Path) -> None:
+    def test_ignore_eos_forbids_the_end_token(self, llama: Path) -> None:
         params = replace(WARM, grammar=LETTERS, logit_bias={EOS: 100.0}, ignore_eos=True, max_tokens=9)
-        heard = said(engine_on(llama), params)
+        heard = reply_of(engine_on(llama), params)
         assert re.fullmatch("[ab]{9}", heard.text) and heard.finish is Finish.LENGTH
 
-    def test_one_that_is_cut_says_so_and_one_whose_last_token_ends_it_does_not(self, llama: Path) -> None:
+    def test_the_finish_at_the_limit_depends_on_a_complete_text(self, llama: Path) -> None:
         engine, word = engine_on(llama), Grammar("regex", "a{4}")
-        assert said(engine, replace(WARM, grammar=word, max_tokens=3)).finish is Finish.LENGTH
-        assert said(engine, replace(WARM, grammar=word, max_tokens=4)).finish is Finish.STOP
+        assert reply_of(engine, replace(WARM, grammar=word, max_tokens=3)).finish is Finish.LENGTH
+        assert reply_of(engine, replace(WARM, grammar=word, max_tokens=4)).finish is Finish.STOP
 
-    def test_a_stop_string_cuts_it_as_ever(self, llama: Path) -> None:
-        heard = said(engine_on(llama), replace(WARM, grammar=Grammar("regex", "aab[ab]*"), stop=("ab",)))
+    def test_a_stop_string_ends_a_guided_reply(self, llama: Path) -> None:
+        heard = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "aab[ab]*"), stop=("ab",)))
         assert (heard.text, heard.finish) == ("a", Finish.STOP)
 
-    def test_where_no_token_goes_on_it_fails_with_the_reason(self, llama: Path) -> None:
+    def test_a_reply_without_an_allowed_token_fails_with_the_reason(self, llama: Path) -> None:
         engine = engine_on(llama)
-        heard = said(engine, replace(WARM, grammar=Grammar("regex", "ab"), stop_ids=(B,)))
+        heard = reply_of(engine, replace(WARM, grammar=Grammar("regex", "ab"), stop_ids=(B,)))
         assert (heard.text, heard.finish, heard.fault) == ("a", Finish.FAILED, "stop_ids")
         assert "no token" in heard.error
-        assert said(engine, replace(WARM, grammar=Grammar("regex", "ab"))).text == "ab"
+        assert reply_of(engine, replace(WARM, grammar=Grammar("regex", "ab"))).text == "ab"
 
 
 class TestSampling:
-    def test_penalties_and_biases_act_among_what_is_allowed(self, llama: Path) -> None:
+    def test_penalties_and_biases_apply_to_allowed_tokens(self, llama: Path) -> None:
         pushed = replace(
             WARM, grammar=LETTERS, max_tokens=30, ignore_eos=True, logit_bias={A: 50.0, SPACE: 100.0}
         )
         engine = engine_on(llama)
-        assert said(engine, pushed).text == "a" * 30
-        varied = said(engine, replace(pushed, logit_bias={A: 2.0}, frequency_penalty=2.0)).text
+        assert reply_of(engine, pushed).text == "a" * 30
+        varied = reply_of(engine, replace(pushed, logit_bias={A: 2.0}, frequency_penalty=2.0)).text
         assert abs(varied.count("a") - varied.count("b")) <= 6
 
-    def test_likely_tokens_are_those_that_may_come(self, llama: Path) -> None:
-        heard = said(engine_on(llama), replace(WARM, grammar=Grammar("regex", "[ab]{5}"), logprobs=5))
+    def test_top_logprobs_are_of_allowed_tokens(self, llama: Path) -> None:
+        heard = reply_of(engine_on(llama), replace(WARM, grammar=Grammar("regex", "[ab]{5}"), logprobs=5))
         assert len(heard.logprobs) == 5
         for entry in heard.logprobs:
             assert {token for token, _ in entry.top} == {A, B}
@@ -135,16 +135,16 @@ class TestSampling:
 
 class TestChanges:
     @DEPTHS
-    def test_it_is_switched_on_and_off_while_it_runs(self, llama: Path, depth: int) -> None:
+    def test_a_grammar_is_set_and_removed_midway(self, llama: Path, depth: int) -> None:
         engine = engine_on(llama, depth=depth)
         id, heard = ask(engine, PROMPT, replace(PLAIN, max_tokens=60))
         while len(heard.tokens) < 10:
             turn(engine)
         engine.update(id, grammar=LETTERS)
-        begun = len(heard.tokens) + depth  # one is on its way
+        begun = len(heard.tokens) + depth  # one is in flight
         while len(heard.tokens) < 30:
             turn(engine)
-        engine.update(id, temperature=0.0)  # which does not begin it anew
+        engine.update(id, temperature=0.0)  # does not restart the grammar
         while len(heard.tokens) < 40:
             turn(engine)
         engine.update(id, grammar=None, temperature=1.0)
@@ -154,7 +154,7 @@ class TestChanges:
         assert not set(heard.tokens[41:]) <= {A, B}
         assert len(heard.tokens) == 60
 
-    def test_another_one_begins_where_it_is_given(self, llama: Path) -> None:
+    def test_a_new_grammar_begins_at_the_next_token(self, llama: Path) -> None:
         engine = engine_on(llama)
         id, heard = ask(engine, PROMPT, replace(WARM, grammar=LETTERS, ignore_eos=True))
         while len(heard.tokens) < 5:
@@ -163,7 +163,7 @@ class TestChanges:
         drain(engine)
         assert re.fullmatch("[ab]{5}thin", heard.text) and heard.finish is Finish.STOP
 
-    def test_a_fork_keeps_to_it_from_where_it_is_or_begins_its_own(self, llama: Path) -> None:
+    def test_a_fork_continues_the_grammar_or_begins_its_own(self, llama: Path) -> None:
         engine, five = engine_on(llama), Grammar("regex", "[ab]{8}")
         params = replace(WARM, grammar=five)
         id, heard = ask(engine, PROMPT, params)
@@ -176,7 +176,7 @@ class TestChanges:
         assert re.fullmatch("[ab]{8}", heard.text) and re.fullmatch("[ab]{5}", same.text)
         assert other.text == "theme"
 
-    def test_said_tokens_count_as_its_beginning(self, llama: Path) -> None:
+    def test_given_tokens_are_the_start_of_the_grammar(self, llama: Path) -> None:
         engine, heard = engine_on(llama), Heard()
         engine.submit(PROMPT, replace(WARM, grammar=Grammar("regex", "[ab]{4}")), heard, reply_prefix=[A, B])
         with pytest.raises(BadParams, match="said: does not keep to the grammar"):
@@ -185,7 +185,7 @@ class TestChanges:
         assert re.fullmatch("[ab]{2}", heard.text)
 
     @DEPTHS
-    def test_given_way_and_come_back_it_goes_on_as_if_nothing_was(self, llama: Path, depth: int) -> None:
+    def test_a_preempted_reply_continues_its_grammar(self, llama: Path, depth: int) -> None:
         params = replace(WARM, grammar=JSON)
         expected = alone(llama, PROMPT, params)
         for preemption in ("recompute", "swap"):
@@ -198,7 +198,7 @@ class TestChanges:
             drain(engine)
             assert heard.reply == expected.reply
 
-    def test_several_replies_each_keep_to_it(self, llama: Path) -> None:
+    def test_several_replies_each_match_the_grammar(self, llama: Path) -> None:
         class Several(Heard):
             def __call__(self, delta: object) -> None:
                 texts[delta.choice] = texts.get(delta.choice, "") + delta.text
@@ -212,7 +212,7 @@ class TestChanges:
 
 
 class TestRefusals:
-    def test_a_bad_grammar_is_refused_at_once_and_leaves_a_running_reply_as_it_was(self, llama: Path) -> None:
+    def test_a_bad_grammar_is_refused_at_once_and_changes_no_running_reply(self, llama: Path) -> None:
         engine, bad = engine_on(llama), Grammar("regex", "(")
         with pytest.raises(BadParams, match=r"^grammar: invalid regex: unclosed group"):
             engine.submit(PROMPT, replace(WARM, grammar=bad), Heard())
@@ -225,16 +225,16 @@ class TestRefusals:
         drain(engine)
         assert heard.reply == alone(llama, PROMPT, PLAIN).reply
 
-    def test_where_its_first_token_is_none_that_may_be_said_it_never_begins(self, llama: Path) -> None:
+    def test_a_grammar_without_an_allowed_first_token_is_refused(self, llama: Path) -> None:
         engine, word, ends = engine_on(llama), Grammar("regex", "ab"), Grammar("regex", "a?b")
         with pytest.raises(BadParams, match=r"^stop_ids: no token is left"):
             engine.submit(PROMPT, replace(WARM, grammar=word, stop_ids=(A,)), Heard())
         with pytest.raises(BadParams, match=r"^stop_ids: no token is left"):
             engine.submit(PROMPT, replace(WARM, grammar=word, stop_ids=(B,)), Heard(), reply_prefix=[A])
-        assert said(engine, replace(WARM, grammar=ends, stop_ids=(A,))).text == "b"
+        assert reply_of(engine, replace(WARM, grammar=ends, stop_ids=(A,))).text == "b"
         assert not engine.busy
 
-    def test_not_while_a_search_runs_and_goes_on(self, llama: Path) -> None:
+    def test_a_grammar_is_refused_during_a_search(self, llama: Path) -> None:
         engine = engine_on(llama)
         id, _ = ask(engine, PROMPT, SamplingParams(beams=2, max_tokens=8))
         turn(engine)
@@ -242,7 +242,7 @@ class TestRefusals:
             engine.update(id, grammar=LETTERS)
         drain(engine)
 
-    def test_not_without_a_vocabulary_of_text(self, tmp_path: Path) -> None:
+    def test_a_grammar_is_refused_without_a_tokenizer(self, tmp_path: Path) -> None:
         write_config(tmp_path)
         engine = start(EngineConfig(model=str(tmp_path), device="cpu", blocks=16, dummy_weights=True))
         with pytest.raises(BadParams, match="has no tokenizer"):

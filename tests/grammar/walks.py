@@ -1,4 +1,4 @@
-"""Replies without a model: random walks through a grammar, a token of the byte tokenizer at a time."""
+"""Replies without a model: random walks through a grammar, one token of the byte tokenizer at a time."""
 
 import random
 from collections.abc import Iterable
@@ -30,10 +30,10 @@ def grammars() -> Grammars:
     return Grammars(tokenizer(), VOCAB, frozenset({EOS}))
 
 
-def request(grammar: Grammar | None, said: Iterable[int] = (), **params: object) -> Request:
+def request(grammar: Grammar | None, written: Iterable[int] = (), **params: object) -> Request:
     return Request(
         id=0,
-        tokens=[*PROMPT, *said],
+        tokens=[*PROMPT, *written],
         prompt_len=len(PROMPT),
         params=SamplingParams(grammar=grammar, **params),
         seed=0,
@@ -48,12 +48,12 @@ def allowed(asked: Request) -> set[int]:
 
 
 def walk(grammar: Grammar, draw: random.Random, hurry: float = 0.5) -> tuple[str, bool]:
-    """A text that keeps to it, and whether it came to its end. `hurry`: how gladly it closes what is open."""
+    """Return a text of the grammar, and whether it is complete. `hurry`: the chance to close what is open."""
     asked = request(grammar)
     closing = {EOS, *(tokenizer().encode(each)[0] for each in '"}]')}
     while len(asked.tokens) < MOST:
         tokens = sorted(allowed(asked))
-        assert tokens, "nothing may come, and it may not end"
+        assert tokens, "no token is allowed, not even an end"
         quick = [token for token in tokens if token in closing]
         token = draw.choice(quick if quick and draw.random() < hurry else tokens)
         if token == EOS:

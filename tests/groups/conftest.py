@@ -1,5 +1,5 @@
-"""The small models of tests/runner, made and loaded once here too."""
+"""Fixtures of tests/runner: small models, made and loaded once."""
 
-from tests.runner.conftest import checkpoint, llama, models_are_loaded_once
+from tests.runner.conftest import checkpoint, llama, load_each_model_once
 
-__all__ = ["checkpoint", "llama", "models_are_loaded_once"]
+__all__ = ["checkpoint", "llama", "load_each_model_once"]

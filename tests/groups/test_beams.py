@@ -1,4 +1,4 @@
-"""Beam search in the engine is that of transformers, to the token, whatever shares the batch."""
+"""Beam search in the engine gives the same tokens as transformers, whatever else is in the batch."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ def theirs(checkpoint: Callable[[str], Model]) -> Any:
 def generate(
     model: Any, prompt: Sequence[int], params: SamplingParams, ends: Sequence[int], tokenizer: Any = None
 ) -> list[tuple[list[int], float]]:
-    """transformers' replies, each with its score."""
+    """Return transformers' replies, each with its score."""
     ids = torch.tensor([prompt])
     found = model.generate(
         ids,
@@ -62,11 +62,11 @@ def generate(
     return [(row[:length], score) for row, length, score in zip(rows, lengths, scores, strict=True)]
 
 
-def test_a_hypothesis_goes_on_where_the_one_it_comes_from_was(engines: list[Engine]) -> None:
-    """So no fork of a search is told of as one that reads the prompt."""
+def test_a_new_hypothesis_starts_in_the_decode_phase(engines: list[Engine]) -> None:
+    """No fork of a search is shown in the prefill phase."""
     for engine in engines:
-        told = Told()
-        engine.submit(PROMPT, SamplingParams(beams=4, max_tokens=24), told)
+        result = Told()
+        engine.submit(PROMPT, SamplingParams(beams=4, max_tokens=24), result)
         seen = []
         while engine.busy:
             turn(engine)
@@ -75,30 +75,30 @@ def test_a_hypothesis_goes_on_where_the_one_it_comes_from_was(engines: list[Engi
 
 
 def search(engine: Engine, prompt: Sequence[int], params: SamplingParams) -> Told:
-    told = Told()
-    engine.submit(prompt, params, told)
+    result = Told()
+    engine.submit(prompt, params, result)
     drain(engine)
-    return told
+    return result
 
 
-def assert_same(told: Told, expected: list[tuple[list[int], float]]) -> None:
-    assert told.replies == [tokens for tokens, _ in expected]
-    scores = [one.score for _, one in sorted(told.choices.items())]
+def assert_same(result: Told, expected: list[tuple[list[int], float]]) -> None:
+    assert result.replies == [tokens for tokens, _ in expected]
+    scores = [one.score for _, one in sorted(result.choices.items())]
     assert scores == pytest.approx([score for _, score in expected], rel=1e-5, abs=1e-4)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("width", [2, 4, 10])
-def test_tokens_are_those_of_generate(checkpoint: Callable[[str], Model], width: int, depth: int) -> None:
+def test_tokens_equal_those_of_generate(checkpoint: Callable[[str], Model], width: int, depth: int) -> None:
     folder, theirs = checkpoint("llama")
     params = SamplingParams(beams=width, n=width, max_tokens=30, ignore_eos=True)
-    told = search(engine_on(folder, depth=depth), PROMPT, params)
-    assert_same(told, generate(theirs, PROMPT, params, ()))
+    result = search(engine_on(folder, depth=depth), PROMPT, params)
+    assert_same(result, generate(theirs, PROMPT, params, ()))
 
 
 @st.composite
 def searches(draw: st.DrawFn) -> SamplingParams:
-    """Ends are made likely by biases, so that hypotheses end early, late, together, and never."""
+    """Biases make end tokens likely, so that hypotheses end early, late, together, and never."""
     width = draw(st.sampled_from([2, 3, 4, 10]))
     most = draw(st.integers(1, 20))
     return SamplingParams(
@@ -108,7 +108,7 @@ def searches(draw: st.DrawFn) -> SamplingParams:
         early_stopping=draw(st.sampled_from([False, True, "never"])),
         **draw(
             st.sampled_from(
-                [  # both at once would differ: there biases come before penalties, here behind them
+                [  # not both: there biases come before penalties, here after them
                     {},
                     {"repetition_penalty": 1.3},
                     {"logit_bias": {EOS: 3.0}},
@@ -125,11 +125,11 @@ def searches(draw: st.DrawFn) -> SamplingParams:
 
 @settings(max_examples=40)
 @given(params=searches(), length=st.integers(1, 38), depth=st.integers(0, 1))
-def test_every_option_means_what_it_means_there(
+def test_every_option_means_the_same_as_in_transformers(
     engines: list[Engine], theirs: Any, params: SamplingParams, length: int, depth: int
 ) -> None:
-    told = search(engines[depth], PROMPT[:length], params)
-    assert_same(told, generate(theirs, PROMPT[:length], params, sorted({EOS, *params.stop_ids})))
+    result = search(engines[depth], PROMPT[:length], params)
+    assert_same(result, generate(theirs, PROMPT[:length], params, sorted({EOS, *params.stop_ids})))
 
 
 def test_stop_strings_end_a_hypothesis(checkpoint: Callable[[str], Model]) -> None:
@@ -141,24 +141,24 @@ def test_stop_strings_end_a_hypothesis(checkpoint: Callable[[str], Model]) -> No
         params = SamplingParams(
             beams=4, n=4, max_tokens=12, ignore_eos=True, stop=stop, logit_bias=bias, length_penalty=0.0
         )
-        told = search(engine_on(folder), PROMPT, params)
-        assert_same(told, generate(theirs, PROMPT, params, (), tokenizer))
-        stopped = [one for one in told.choices.values() if one.finish is Finish.STOP]
+        result = search(engine_on(folder), PROMPT, params)
+        assert_same(result, generate(theirs, PROMPT, params, (), tokenizer))
+        stopped = [one for one in result.choices.values() if one.finish is Finish.STOP]
         ends += len(stopped)
-        assert not any(text in one.text for one in told.choices.values() for text in stop)
+        assert not any(text in one.text for one in result.choices.values() for text in stop)
     assert ends > 2
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_the_blocks_of_all_hypotheses_are_told_at_the_end(llama: Path, n: int) -> None:
+def test_the_blocks_of_all_hypotheses_are_reported_at_the_end(llama: Path, n: int) -> None:
     engine = engine_on(llama)
     ends: list[tuple[int, int]] = []
 
-    def heard(delta: Delta) -> None:
+    def on_delta(delta: Delta) -> None:
         if delta.finish:
             ends.append((delta.blocks, engine.scheduler.pool.in_use))
 
-    engine.submit(PROMPT, SamplingParams(temperature=0, beams=4, n=n, max_tokens=20), heard)
+    engine.submit(PROMPT, SamplingParams(temperature=0, beams=4, n=n, max_tokens=20), on_delta)
     drain(engine)
     assert len(ends) == n
     assert all(blocks == in_use > 0 for blocks, in_use in ends)

@@ -1,6 +1,6 @@
-"""Invariant 1 with searches, samples and plain requests in one batch: company changes timing, never output.
+"""Invariant 1 with searches, samples and plain requests in one batch: timing changes, never output.
 
-Run on the ledger: a hypothesis that reads a cell of another one's text gets other candidates than it should.
+Run on the ledger: a hypothesis that reads a cell of another one's text gets wrong candidates.
 """
 
 from collections.abc import Sequence
@@ -15,20 +15,22 @@ from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.serving.groups.samples import seed_of
 from engine.serving.groups.search import BeamSearch, SearchRules, tokens_of
-from tests.engine.ledger import alone, drain, ledger_engine, rivals
-from tests.engine.workloads import AFTER, Place, Workload, prompts, run, workloads
+from tests.engine.ledger import alone, drain, ledger_engine, likeliest_tokens
+from tests.engine.workloads import AFTER, EngineSetup, Workload, prompts, run, workloads
 from tests.heard import Told
 
-STOPS = tuple(range(0, 1000, 100))  # of ten tokens in a thousand, some come up in most searches
+STOPS = tuple(range(0, 1000, 100))  # ten tokens in a thousand, so that most searches meet one
 
 
 def searched(prompt: Sequence[int], params: SamplingParams) -> list[list[int]]:
-    """The oracle: the same search over whole texts, without any engine."""
+    """The oracle: the same search over whole texts, without an engine."""
     seed, rules = params.seed or 0, SearchRules.of(params, frozenset())
     search = BeamSearch(rules, params.max_tokens or 1)
     enders = set(params.stop_ids)
     while not search.over:
-        found = [rivals([*prompt, *tokens_of(path)], seed, rules.candidates) for path in search.live]
+        found = [
+            likeliest_tokens([*prompt, *tokens_of(path)], seed, rules.candidates) for path in search.live
+        ]
         ids, values = (np.stack(side) for side in zip(*found, strict=True))
         search.advance(ids, values, lambda _, token: token in enders)
     return [list(done.tokens) for done in search.done[: params.n]]
@@ -36,7 +38,7 @@ def searched(prompt: Sequence[int], params: SamplingParams) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Job:
-    """One request of a workload, and what happens to it so many steps after it came."""
+    """One request, and what happens to it; the `after` fields count steps from its submission."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -72,7 +74,7 @@ def parameters(draw: st.DrawFn, most: int, slots: int) -> SamplingParams:
 
 
 @st.composite
-def jobs(draw: st.DrawFn, place: Place) -> Job:
+def jobs(draw: st.DrawFn, place: EngineSetup) -> Job:
     room = min(place.tokens, 80)
     prompt = draw(prompts(room))
     return Job(
@@ -87,61 +89,61 @@ def jobs(draw: st.DrawFn, place: Place) -> Job:
 
 @settings(max_examples=80)
 @given(work=workloads([4, 6, 9, 16, 40], jobs, most=6))
-def test_company_changes_nothing(work: Workload[Job]) -> None:
+def test_other_requests_do_not_change_a_reply(work: Workload[Job]) -> None:
     engine = work.place.engine()
-    told = {job: Told() for job in work.jobs}
+    results = {job: Told() for job in work.jobs}
     ids: dict[Job, int] = {}
-    switched: set[Job] = set()  # what these say from there on is for other tests
+    switched: set[Job] = set()  # other tests check the tokens after a switch
 
     def before(step: int) -> None:
         engine.snapshot()
-        for job in told:
+        for job in results:
             if job.at == step:
-                ids[job] = engine.submit(job.prompt, job.params, told[job])
-            if step - job.at == job.preempt_after and not told[job].over:
+                ids[job] = engine.submit(job.prompt, job.params, results[job])
+            if step - job.at == job.preempt_after and not results[job].over:
                 engine.preempt(ids[job])
             if step - job.at == job.abort_after:
                 engine.abort(ids[job])
-            single = job.params.samples == 1 and work.place.slots > 1 and not told[job].over
+            single = job.params.samples == 1 and work.place.slots > 1 and not results[job].over
             if single and step - job.at == job.switch_after:
                 engine.update(ids[job], beams=1 if job.params.beams > 1 else 2, speculate="")
                 switched.add(job)
 
     run(engine, 11 + 13, before)
-    for job, heard in told.items():
-        assert heard.over, "a request that never ended"
-        assert all(len(tokens) <= (job.params.max_tokens or 1) for tokens in heard.replies)
+    for job, result in results.items():
+        assert result.over, "a request did not end"
+        assert all(len(tokens) <= (job.params.max_tokens or 1) for tokens in result.replies)
         if job in switched:
             continue
         expected = job.expected()
-        finishes = {one.finish for one in heard.choices.values()}
+        finishes = {one.finish for one in result.choices.values()}
         if Finish.ABORTED not in finishes:
-            assert heard.replies == expected
+            assert result.replies == expected
         else:
             assert job.abort_after is not None
         if job.params.beams == 1:
-            for choice, one in heard.choices.items():
+            for choice, one in result.choices.items():
                 assert one.tokens == expected[choice][: len(one.tokens)]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_two_searches_that_do_not_fit_together_take_turns(depth: int) -> None:
-    """Each holds rows, and waits for more: without somebody who gives way, nobody could go on."""
+def test_two_searches_that_do_not_fit_together_alternate(depth: int) -> None:
+    """Each holds rows and waits for more, so without a preemption neither could continue."""
     engine = ledger_engine(blocks=64, slots=6, depth=depth)
     params = SamplingParams(beams=5, n=5, max_tokens=12, seed=1)
-    told = [Told(), Told()]
-    for n, each in enumerate(told):
+    results = [Told(), Told()]
+    for n, each in enumerate(results):
         engine.submit([n, 1, 2], params, each)
     drain(engine)
-    assert [each.replies for each in told] == [searched([n, 1, 2], params) for n in range(2)]
+    assert [each.replies for each in results] == [searched([n, 1, 2], params) for n in range(2)]
 
 
-def test_a_search_wider_than_its_blocks_comes_to_its_end() -> None:
-    """Eight hypotheses of three blocks each, where there are four blocks in all."""
+def test_a_search_that_needs_more_blocks_than_there_are_ends() -> None:
+    """Eight hypotheses of three blocks each, with four blocks in all."""
     engine = ledger_engine(blocks=4, slots=8, prefix_cache=False)
     params = SamplingParams(beams=8, n=8, max_tokens=30, seed=2)
-    told = Told()
-    engine.submit([5] * 20, params, told)
+    results = Told()
+    engine.submit([5] * 20, params, results)
     drain(engine)
-    assert told.replies == searched([5] * 20, params)
+    assert results.replies == searched([5] * 20, params)
     assert engine.scheduler.preemptions > 8

@@ -1,4 +1,4 @@
-"""Several replies reach whoever asked, from a thread and from another process."""
+"""Several replies to a request are delivered, from a thread and from another process."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +13,7 @@ from engine.start import start
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
-def test_beams_samples_and_a_picked_token(llama: Path, tmp_path: Path, kind: str) -> None:
+def test_beams_samples_and_a_reply_from_given_tokens(llama: Path, tmp_path: Path, kind: str) -> None:
     config = EngineConfig(model=str(llama), device="cpu", blocks=64, seed=0)
     made: dict[str, Callable[[], EngineThread | EngineProcess]] = {
         "thread": lambda: EngineThread(start(config)),
@@ -26,8 +26,8 @@ def test_beams_samples_and_a_picked_token(llama: Path, tmp_path: Path, kind: str
         ranked = beams.results()
         assert [len(each.tokens) for each in ranked] == [12, 12, 12]
         assert [each.score for each in ranked] == sorted((each.score for each in ranked), reverse=True)
-        drawn = samples.results()
-        assert len({each.tokens for each in drawn}) == 3
+        sampled = samples.results()
+        assert len({each.tokens for each in sampled}) == 3
         greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
         whole = host.submit([1, 50, 60], greedy).result()
         rest = host.submit([1, 50, 60], greedy, reply_prefix=whole.tokens[:5]).result()

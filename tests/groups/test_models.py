@@ -1,4 +1,4 @@
-"""Searches and samples on real models: company changes no token, no letter and no score of them."""
+"""Searches and samples on real models: other requests change no token, text or score."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from tests.runner.small import FAMILIES, drain, engine_on, turn
 
 @dataclass(frozen=True)
 class Job:
-    """One request, and when it gives way, so many steps after it came."""
+    """One request; `preempt_after` counts steps from its submission."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -61,7 +61,7 @@ def alone(folder: Path, prompt: tuple[int, ...], params: SamplingParams) -> Told
     preemption=st.sampled_from(["recompute", "swap"]),
     prefix_cache=st.booleans(),
 )
-def test_company_changes_nothing(
+def test_other_requests_do_not_change_a_reply(
     llama: Path, work: list[Job], depth: int, preemption: Any, prefix_cache: bool
 ) -> None:
     engine = engine_on(
@@ -74,20 +74,20 @@ def test_company_changes_nothing(
         preemption=preemption,
         prefix_cache=prefix_cache,
     )
-    told = [Told() for _ in work]
+    results = [Told() for _ in work]
     ids: dict[int, int] = {}
     for step in range(6 + 11):
         for n, job in enumerate(work):
             if job.at == step:
-                ids[n] = engine.submit(job.prompt, job.params, told[n])
-            if step - job.at in job.preempt_after and not told[n].over:
+                ids[n] = engine.submit(job.prompt, job.params, results[n])
+            if step - job.at in job.preempt_after and not results[n].over:
                 engine.preempt(ids[n])
         turn(engine)
     drain(engine)
-    for job, heard in zip(work, told, strict=True):
+    for job, result in zip(work, results, strict=True):
         expected = alone(llama, job.prompt, job.params).choices
-        assert heard.choices.keys() == expected.keys()
-        for choice, one in heard.choices.items():
+        assert result.choices.keys() == expected.keys()
+        for choice, one in result.choices.items():
             other = expected[choice]
             assert (one.tokens, one.text, one.finish) == (other.tokens, other.text, other.finish)
             assert one.score == pytest.approx(other.score, rel=1e-5)
@@ -97,11 +97,11 @@ def test_company_changes_nothing(
 def test_other_families(checkpoint: Callable[[str], tuple[Path, Any]], family: str) -> None:
     folder, theirs = checkpoint(family)
     params = SamplingParams(beams=4, n=4, max_tokens=16, logit_bias={EOS: 3.0})
-    told = search(engine_on(folder), [1, *range(40, 70)], params)
-    assert_same(told, generate(theirs, [1, *range(40, 70)], params, [EOS]))
+    results = search(engine_on(folder), [1, *range(40, 70)], params)
+    assert_same(results, generate(theirs, [1, *range(40, 70)], params, [EOS]))
 
 
-def trained(folder: Path, prompt: list[int], ends: list[int]) -> None:
+def assert_same_as_transformers(folder: Path, prompt: list[int], ends: list[int]) -> None:
     engine = engine_on(folder, dtype="float32")
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
     for width, more in ((4, {}), (10, {"length_penalty": 0.2, "early_stopping": True})):
@@ -113,10 +113,12 @@ def test_the_built_in_model(root: Path) -> None:
     folder = root / "engine" / "pocket"
     engine = engine_on(folder)
     prompt = engine.tokenizer.encode("Once upon a time there was a")
-    trained(folder, prompt, sorted(engine.limits.stop_ids))
+    assert_same_as_transformers(folder, prompt, sorted(engine.limits.stop_ids))
 
 
-def test_a_trained_model_of_others(shared: Path) -> None:
+def test_a_third_party_model(shared: Path) -> None:
     folder = shared / "models" / "stories260K"
     engine = engine_on(folder)
-    trained(folder, engine.tokenizer.encode_raw("Once upon a time"), sorted(engine.limits.stop_ids))
+    assert_same_as_transformers(
+        folder, engine.tokenizer.encode_raw("Once upon a time"), sorted(engine.limits.stop_ids)
+    )

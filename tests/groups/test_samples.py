@@ -1,4 +1,4 @@
-"""Several replies to one prompt: each as it would be alone, over blocks that are computed once."""
+"""Several replies to one prompt: each as it would be alone, over shared blocks computed once."""
 
 import re
 from dataclasses import replace
@@ -20,28 +20,28 @@ from tests.runner.small import drain, engine_on
 from tests.runner.test_company import A, B
 
 PROMPT = [1, *range(40, 77)]
-DRAWN = SamplingParams(temperature=1.2, max_tokens=16, seed=5, ignore_eos=True)
+SAMPLED = SamplingParams(temperature=1.2, max_tokens=16, seed=5, ignore_eos=True)
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_each_is_what_it_would_be_alone(llama: Path, depth: int) -> None:
-    told, engine = Told(), engine_on(llama, depth=depth)
-    engine.submit(PROMPT, replace(DRAWN, n=4, logprobs=2), told)
+def test_each_reply_is_the_same_as_alone(llama: Path, depth: int) -> None:
+    result, engine = Told(), engine_on(llama, depth=depth)
+    engine.submit(PROMPT, replace(SAMPLED, n=4, logprobs=2), result)
     drain(engine)
     for choice in range(4):
-        lone = one_alone(llama, PROMPT, replace(DRAWN, seed=seed_of(5, choice), logprobs=2))
-        one = told.choices[choice]
+        lone = one_alone(llama, PROMPT, replace(SAMPLED, seed=seed_of(5, choice), logprobs=2))
+        one = result.choices[choice]
         assert (one.tokens, one.text, one.finish) == lone.reply
         assert [each.token for each in one.logprobs] == one.tokens
-    assert len({tuple(tokens) for tokens in told.replies}) == 4
-    assert [delta.left for delta in told.deltas if delta.finish] == [3, 2, 1, 0]
+    assert len({tuple(tokens) for tokens in result.replies}) == 4
+    assert [delta.left for delta in result.deltas if delta.finish] == [3, 2, 1, 0]
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
 def test_the_prompt_is_computed_once(prefix_cache: bool) -> None:
-    """100 tokens, so 6 blocks and a part: of 5 replies each has that part, and what it says, for itself."""
-    engine, told = ledger_engine(prefix_cache=prefix_cache, step_tokens=64), Told()
-    engine.submit([3] * 100, SamplingParams(max_tokens=10, n=5, seed=0), told)
+    """100 tokens are 6 blocks and a part. Each of 5 replies has its own copy of the part, with its tokens."""
+    engine, result = ledger_engine(prefix_cache=prefix_cache, step_tokens=64), Told()
+    engine.submit([3] * 100, SamplingParams(max_tokens=10, n=5, seed=0), result)
     most = 0
     while engine.busy:
         engine.step()
@@ -49,67 +49,67 @@ def test_the_prompt_is_computed_once(prefix_cache: bool) -> None:
         most = max(most, engine.scheduler.pool.in_use)
     assert most == 6 + 5
     computed = sum(row.length for step in engine.runner.steps for row in step.rows)
-    assert computed == 100 + 4 + 5 * 9  # each fork computes the prompt's last token, to draw after it
-    assert told.replies == [alone([3] * 100, 10, seed_of(0, choice)) for choice in range(5)]
+    assert computed == 100 + 4 + 5 * 9  # each fork computes the prompt's last token to sample the next
+    assert result.replies == [alone([3] * 100, 10, seed_of(0, choice)) for choice in range(5)]
 
 
 def test_more_replies_than_a_step_has_tokens() -> None:
-    """Steps that were short of memory are smaller for a while. The replies run, and a prompt beside waits."""
-    engine, told, other = ledger_engine(step_tokens=16), Told(), Told()
+    """The step size is smaller for a while after a lack of memory. Replies run while another prompt waits."""
+    engine, result, other = ledger_engine(step_tokens=16), Told(), Told()
     engine.scheduler.rules.step_tokens = 3
-    engine.submit([3, 4], SamplingParams(max_tokens=8, n=6, seed=1), told)
+    engine.submit([3, 4], SamplingParams(max_tokens=8, n=6, seed=1), result)
     engine.submit([5] * 30, SamplingParams(max_tokens=4, seed=2), other)
     drain_ledger(engine)
     assert all(row.length > 0 for step in engine.runner.steps for row in step.rows)
-    assert told.replies == [alone([3, 4], 8, seed_of(1, choice)) for choice in range(6)]
+    assert result.replies == [alone([3, 4], 8, seed_of(1, choice)) for choice in range(6)]
     assert other.replies == [alone([5] * 30, 4, 2)]
 
 
-def test_one_token_each_and_more_replies_than_rows() -> None:
-    engine, told = ledger_engine(slots=2), Told()
-    engine.submit([3, 4], SamplingParams(max_tokens=1, n=7, seed=1), told)
+def test_more_replies_than_rows_of_one_token_each() -> None:
+    engine, result = ledger_engine(slots=2), Told()
+    engine.submit([3, 4], SamplingParams(max_tokens=1, n=7, seed=1), result)
     drain_ledger(engine)
-    assert told.replies == [alone([3, 4], 1, seed_of(1, choice)) for choice in range(7)]
+    assert result.replies == [alone([3, 4], 1, seed_of(1, choice)) for choice in range(7)]
 
 
-def test_the_best_are_those_with_the_highest_mean(llama: Path) -> None:
-    told, engine = Told(), engine_on(llama)
-    engine.submit(PROMPT, replace(DRAWN, n=2, best_of=6), told)
+def test_the_best_replies_have_the_highest_mean(llama: Path) -> None:
+    result, engine = Told(), engine_on(llama)
+    engine.submit(PROMPT, replace(SAMPLED, n=2, best_of=6), result)
     drain(engine)
-    lone = [one_alone(llama, PROMPT, replace(DRAWN, seed=seed_of(5, n), logprobs=0)) for n in range(6)]
+    lone = [one_alone(llama, PROMPT, replace(SAMPLED, seed=seed_of(5, n), logprobs=0)) for n in range(6)]
     means = {tuple(each.tokens): sum(p.logprob for p in each.logprobs) / len(each.logprobs) for each in lone}
     best = sorted(means, key=means.__getitem__, reverse=True)[:2]
-    assert told.replies == [list(tokens) for tokens in best]
-    assert [one.score for one in told.choices.values()] == pytest.approx([means[each] for each in best])
-    assert not any(one.logprobs for one in told.choices.values())  # nobody asked for them
-    assert {delta.text for delta in told.deltas if not delta.finish} == {""}
-    assert any(delta.tail for delta in told.deltas)
+    assert result.replies == [list(tokens) for tokens in best]
+    assert [one.score for one in result.choices.values()] == pytest.approx([means[each] for each in best])
+    assert not any(one.logprobs for one in result.choices.values())  # not requested
+    assert {delta.text for delta in result.deltas if not delta.finish} == {""}
+    assert any(delta.tail for delta in result.deltas)
 
 
 def running(params: SamplingParams, steps: int = 4) -> tuple[Engine, int, Told]:
-    engine, told = ledger_engine(), Told()
-    id = engine.submit([1, 2, 3], params, told)
+    engine, result = ledger_engine(), Told()
+    id = engine.submit([1, 2, 3], params, result)
     for _ in range(steps):
         engine.step()
-    return engine, id, told
+    return engine, id, result
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4])
 def test_all_end_together_when_aborted(steps: int) -> None:
-    engine, id, told = running(SamplingParams(max_tokens=20, n=3), steps)
+    engine, id, result = running(SamplingParams(max_tokens=20, n=3), steps)
     engine.abort(id)
-    assert told.over and {one.finish for one in told.choices.values()} == {Finish.ABORTED}
+    assert result.over and {one.finish for one in result.choices.values()} == {Finish.ABORTED}
     engine.step()
     engine.scheduler.check()
     assert not engine.scheduler.requests and engine.scheduler.pool.in_use == 0
 
 
 @pytest.mark.parametrize("best_of", [None, 3])
-def test_each_is_told_of_its_end_where_the_first_ends_before_the_others_begin(best_of: int | None) -> None:
+def test_every_reply_gets_an_end_if_the_first_ends_before_the_others_begin(best_of: int | None) -> None:
     for end in ("abort", "length", "death"):
-        engine, told = ledger_engine(), Told()
+        engine, result = ledger_engine(), Told()
         id = engine.submit(
-            [1, 2], SamplingParams(max_tokens=20, n=2, best_of=best_of), told, reply_prefix=[3, 4]
+            [1, 2], SamplingParams(max_tokens=20, n=2, best_of=best_of), result, reply_prefix=[3, 4]
         )
         if end == "abort":
             engine.abort(id)
@@ -117,117 +117,115 @@ def test_each_is_told_of_its_end_where_the_first_ends_before_the_others_begin(be
             engine.update(id, max_tokens=2)
         else:
             engine.die("a defect")
-        assert told.over and [delta.left for delta in told.deltas if delta.finish] == [1, 0]
+        assert result.over and [delta.left for delta in result.deltas if delta.finish] == [1, 0]
         finish = {"abort": Finish.ABORTED, "length": Finish.LENGTH, "death": Finish.FAILED}[end]
-        assert {choice: one.finish for choice, one in told.choices.items()} == {0: finish, 1: finish}
+        assert {choice: one.finish for choice, one in result.choices.items()} == {0: finish, 1: finish}
         assert not engine.scheduler.requests and engine.outputs.idle
 
 
 @pytest.mark.parametrize("best_of", [None, 3])
-def test_each_is_told_of_the_death_of_the_engine(best_of: int | None) -> None:
-    engine, _, told = running(SamplingParams(max_tokens=20, n=2, best_of=best_of))
+def test_every_reply_ends_when_the_engine_dies(best_of: int | None) -> None:
+    engine, _, result = running(SamplingParams(max_tokens=20, n=2, best_of=best_of))
     engine.die("a defect")
-    assert told.over and [delta.left for delta in told.deltas if delta.finish] == [1, 0]
-    assert [(one.finish, one.error) for one in told.choices.values()] == [(Finish.FAILED, "a defect")] * 2
+    assert result.over and [delta.left for delta in result.deltas if delta.finish] == [1, 0]
+    assert [(one.finish, one.error) for one in result.choices.values()] == [(Finish.FAILED, "a defect")] * 2
 
 
-def test_a_change_reaches_all() -> None:
-    engine, id, told = running(SamplingParams(max_tokens=20, n=3))
+def test_a_change_applies_to_all_replies() -> None:
+    engine, id, result = running(SamplingParams(max_tokens=20, n=3))
     engine.update(id, max_tokens=6)
     drain_ledger(engine)
-    assert [len(tokens) for tokens in told.replies] == [6, 6, 6]
+    assert [len(tokens) for tokens in result.replies] == [6, 6, 6]
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
-def test_a_new_seed_and_new_stops_reach_also_those_that_have_yet_to_begin(depth: int, steps: int) -> None:
-    """At depth 1 the first one's first token may be on its way while the others have none."""
-    prompt, told = [1, 2, 3], Told()
+def test_a_new_seed_and_stops_apply_to_replies_that_have_not_begun(depth: int, steps: int) -> None:
+    """At depth 1 the first reply may have a token in flight while the others have none."""
+    prompt, result = [1, 2, 3], Told()
     engine = ledger_engine(depth=depth)
-    id = engine.submit(prompt, SamplingParams(max_tokens=60, n=3, seed=4), told)
+    id = engine.submit(prompt, SamplingParams(max_tokens=60, n=3, seed=4), result)
     for _ in range(steps):
         engine.step()
     begun = {choice: row.known - len(prompt) for choice, row in enumerate(engine.outputs.rows(id))}
     engine.update(id, seed=9, stop_ids=STOPS)
     drain_ledger(engine)
     for choice in range(3):
-        said = alone(prompt, begun.get(choice, 0), seed_of(4, choice))
-        rest = alone([*prompt, *said], 60 - len(said), seed_of(9, choice))
+        given = alone(prompt, begun.get(choice, 0), seed_of(4, choice))
+        rest = alone([*prompt, *given], 60 - len(given), seed_of(9, choice))
         end = next((at for at, token in enumerate(rest, 1) if token in STOPS), len(rest))
-        assert told.choices[choice].tokens == said + rest[:end]
+        assert result.choices[choice].tokens == given + rest[:end]
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_grammar_given_while_the_first_token_is_on_its_way_holds_from_the_next(
-    llama: Path, steps: int
-) -> None:
-    engine, told = engine_on(llama, depth=1), Told()
-    id = engine.submit(PROMPT, replace(DRAWN, n=3), told)
+def test_a_grammar_set_with_the_first_token_in_flight_applies_from_the_next(llama: Path, steps: int) -> None:
+    engine, result = engine_on(llama, depth=1), Told()
+    id = engine.submit(PROMPT, replace(SAMPLED, n=3), result)
     for _ in range(steps):
         engine.step()
     engine.update(id, grammar=Grammar("regex", "[xyz]{3}q"))
     drain(engine)
     begun = [steps, 0, 0]
-    for choice, one in told.choices.items():
+    for choice, one in result.choices.items():
         assert len(one.tokens) == begun[choice] + 4
         guided = engine.tokenizer.decode(one.tokens[begun[choice] :])
         assert re.fullmatch("[xyz]{3}q", guided), guided
 
 
-def test_logprobs_can_be_asked_for_while_the_best_are_sought(llama: Path) -> None:
-    engine, told = engine_on(llama), Told()
-    id = engine.submit(PROMPT, replace(DRAWN, n=2, best_of=3), told)
+def test_logprobs_can_be_requested_with_best_of(llama: Path) -> None:
+    engine, result = engine_on(llama), Told()
+    id = engine.submit(PROMPT, replace(SAMPLED, n=2, best_of=3), result)
     engine.update(id, logprobs=2)
     branch = Told()
     engine.step()
     engine.update(id, temperature=0.7)
     engine.fork(id, branch)
     drain(engine)
-    assert [len(one.logprobs) for one in told.choices.values()] == [16, 16]
-    assert all(len(each.top) == 2 for each in (*told.first.logprobs, *branch.first.logprobs))
+    assert [len(one.logprobs) for one in result.choices.values()] == [16, 16]
+    assert all(len(each.top) == 2 for each in (*result.first.logprobs, *branch.first.logprobs))
 
 
-def test_nobody_hears_logprobs_that_only_the_ranking_needs(llama: Path) -> None:
-    engine, told, branch = engine_on(llama), Told(), Told()
-    id = engine.submit(PROMPT, replace(DRAWN, n=2, best_of=3), told)
+def test_logprobs_for_ranking_only_are_not_returned(llama: Path) -> None:
+    engine, result, branch = engine_on(llama), Told(), Told()
+    id = engine.submit(PROMPT, replace(SAMPLED, n=2, best_of=3), result)
     engine.step()
     engine.update(id, temperature=0.7)
     engine.fork(id, branch)
     drain(engine)
-    assert not any(one.logprobs for one in (*told.choices.values(), branch.first))
+    assert not any(one.logprobs for one in (*result.choices.values(), branch.first))
 
 
-def test_one_of_them_is_not_changed_on_its_own() -> None:
-    engine, id, told = running(SamplingParams(max_tokens=20, n=3))
+def test_a_single_reply_of_several_cannot_be_changed() -> None:
+    engine, id, result = running(SamplingParams(max_tokens=20, n=3))
     other = next(row.id for row in engine.outputs.rows(id) if row.id != id)
     with pytest.raises(BadInput, match=f"request {other} is one of several that answer request {id}"):
         engine.update(other, max_tokens=5)
     engine.abort(other)
     drain_ledger(engine)
-    ends = sorted(str(one.finish) for one in told.choices.values())
+    ends = sorted(str(one.finish) for one in result.choices.values())
     assert ends == sorted(map(str, (Finish.ABORTED, Finish.LENGTH, Finish.LENGTH)))
 
 
 @pytest.mark.parametrize(
     ("field", "changes"), [("n", {"n": 4}), ("best_of", {"best_of": 3}), ("beams", {"beams": 4})]
 )
-def test_what_cannot_change_is_refused_by_name(field: str, changes: dict[str, int]) -> None:
+def test_fields_that_cannot_change_are_refused_by_name(field: str, changes: dict[str, int]) -> None:
     engine, id, _ = running(SamplingParams(max_tokens=20, n=3))
     with pytest.raises(BadParams) as caught:
         engine.update(id, **changes)
     assert caught.value.field == field
 
 
-def test_a_fork_of_one_of_them_is_a_single_reply() -> None:
+def test_a_fork_of_one_reply_is_a_single_reply() -> None:
     engine, id, _ = running(SamplingParams(max_tokens=9, n=3, seed=4))
-    said = list(engine.scheduler.requests[id].tokens)
+    given = list(engine.scheduler.requests[id].tokens)
     branch = Heard()
     engine.fork(id, branch)
     drain_ledger(engine)
-    assert branch.tokens == alone(said, 9 + 3 - len(said), 4)
+    assert branch.tokens == alone(given, 9 + 3 - len(given), 4)
 
 
-# A reply that goes on from the tokens of another one
+# Replies that continue the tokens of another one
 
 
 def test_a_continued_reply_shares_the_blocks_before_it() -> None:
@@ -235,30 +233,30 @@ def test_a_continued_reply_shares_the_blocks_before_it() -> None:
     prompt = list(range(20))
     engine.submit(prompt, SamplingParams(max_tokens=40, seed=1), first)
     drain_ledger(engine)
-    said = [*first.first.tokens[:30], 5]
-    id = engine.submit(prompt, SamplingParams(max_tokens=40, seed=2), other, reply_prefix=said)
+    given = [*first.first.tokens[:30], 5]
+    id = engine.submit(prompt, SamplingParams(max_tokens=40, seed=2), other, reply_prefix=given)
     engine.step()
     assert engine.scheduler.requests[id].cached_tokens == (20 + 30) // 16 * 16
     drain_ledger(engine)
-    assert other.first.tokens == alone([*prompt, *said], 9, 2)
+    assert other.first.tokens == alone([*prompt, *given], 9, 2)
 
 
-def test_a_running_reply_is_continued_elsewhere_over_the_same_blocks() -> None:
+def test_a_continued_copy_of_a_running_reply_shares_its_blocks() -> None:
     engine, first, other = ledger_engine(), Told(), Told()
     id = engine.submit(list(range(20)), SamplingParams(max_tokens=60, seed=1), first)
     for _ in range(40):
         engine.step()
-    said = first.first.tokens[:29]
-    branch = engine.submit(list(range(20)), SamplingParams(max_tokens=60, seed=1), other, reply_prefix=said)
+    given = first.first.tokens[:29]
+    branch = engine.submit(list(range(20)), SamplingParams(max_tokens=60, seed=1), other, reply_prefix=given)
     engine.step()
     running, shared = (engine.scheduler.requests[each].blocks for each in (id, branch))
     assert running[:3] == shared[:3] and running[3] != shared[3]
     drain_ledger(engine)
-    assert said + other.first.tokens == first.first.tokens
+    assert given + other.first.tokens == first.first.tokens
 
 
-def test_a_stop_that_begins_in_what_was_said_ends_a_continued_reply(llama: Path) -> None:
-    engine, letters = engine_on(llama), replace(DRAWN, logit_bias={A: 22.0, B: 22.0})
+def test_a_stop_string_that_begins_in_the_given_tokens_ends_a_reply(llama: Path) -> None:
+    engine, letters = engine_on(llama), replace(SAMPLED, logit_bias={A: 22.0, B: 22.0})
     for stop, floor in (("abb", 0), ("ba", 0), ("bb", 9), ("zz", 0)):
         stopping = replace(letters, stop=(stop,), min_tokens=floor)
         whole = one_alone(llama, PROMPT, stopping)
@@ -271,7 +269,7 @@ def test_a_stop_that_begins_in_what_was_said_ends_a_continued_reply(llama: Path)
 
 
 @pytest.mark.parametrize("continues", [True, False])
-def test_a_continued_reply_has_the_text_behind_it(llama: Path, continues: bool) -> None:
+def test_a_continued_reply_has_the_text_after_the_given_tokens(llama: Path, continues: bool) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, presence_penalty=0.5)
     engine, whole = engine_on(llama), Heard()
     engine.submit(PROMPT, params, whole, continues=continues)

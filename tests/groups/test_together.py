@@ -1,4 +1,4 @@
-"""Every two parameters that change how a reply comes: they go together, or are refused by name."""
+"""Every pair of parameters that change how a reply is generated works together, or is refused by name."""
 
 from itertools import combinations, permutations
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.heard import Told
 from tests.runner.small import drain, engine_on, turn
 
 PROMPT = [1, 65, 66, 65, 66]
-WAYS: dict[str, dict[str, Any]] = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "beams": {"beams": 3},
     "n": {"n": 3},
     "best_of": {"best_of": 3},
@@ -29,7 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "stop_ids": {"stop_ids": (66,)},
     "min_tokens": {"min_tokens": 4},
 }
-# At the start: the field that is named.
+# At the start: the field that the error names.
 REFUSED = {
     ("beams", "best_of"): "best_of",
     ("beams", "logprobs"): "logprobs",
@@ -37,9 +37,9 @@ REFUSED = {
     ("beams", "grammar"): "grammar",
     ("speculate", "grammar"): "grammar",
 }
-# While it runs, from one to the other, beside what is refused at the start.
+# While running, from one to the other, in addition to what is refused at the start.
 TOO_LATE = {"n": "n", "best_of": "best_of"}  # whatever came before
-FROM_SAMPLES = {("n", "beams"): "beams"}  # rows of one prompt are no hypotheses of one text
+FROM_SAMPLES = {("n", "beams"): "beams"}  # rows of one prompt cannot become hypotheses
 
 
 @pytest.fixture(scope="module")
@@ -47,22 +47,23 @@ def engine(llama: Path) -> Engine:
     return engine_on(llama, blocks=128, depth=1)
 
 
-def together(*ways: str) -> dict[str, Any]:
-    return {"max_tokens": 12, "seed": 3, **{name: value for way in ways for name, value in WAYS[way].items()}}
+def together(*options: str) -> dict[str, Any]:
+    fields = {name: value for option in options for name, value in OPTIONS[option].items()}
+    return {"max_tokens": 12, "seed": 3, **fields}
 
 
-@pytest.mark.parametrize("ways", combinations(WAYS, 2), ids="+".join)
-def test_two_ways_at_once(engine: Engine, ways: tuple[str, str]) -> None:
-    if field := REFUSED.get(ways):
+@pytest.mark.parametrize("ways", combinations(OPTIONS, 2), ids="+".join)
+def test_two_options_at_once(engine: Engine, pair: tuple[str, str]) -> None:
+    if field := REFUSED.get(pair):
         with pytest.raises(BadParams, match="cannot be combined with") as caught:
-            SamplingParams(**together(*ways))
+            SamplingParams(**together(*pair))
         assert caught.value.field == field
         return
-    params, told = SamplingParams(**together(*ways)), Told()
-    engine.submit(PROMPT, params, told)
+    params, result = SamplingParams(**together(*pair)), Told()
+    engine.submit(PROMPT, params, result)
     drain(engine)
-    replies = [one for _, one in sorted(told.choices.items())]
-    assert told.over and len(replies) == params.n
+    replies = [one for _, one in sorted(result.choices.items())]
+    assert result.over and len(replies) == params.n
     for one in replies:
         assert one.finish in (Finish.STOP, Finish.LENGTH), one.error
         assert 0 < len(one.tokens) <= 12
@@ -72,54 +73,54 @@ def test_two_ways_at_once(engine: Engine, ways: tuple[str, str]) -> None:
             assert set(one.text) <= set("ab") and len(one.text) >= 3
 
 
-@pytest.mark.parametrize("ways", permutations(WAYS, 2), ids="-".join)
-def test_one_after_the_other(engine: Engine, ways: tuple[str, str]) -> None:
-    """The second is added to a reply that runs by the first."""
-    before, after = ways
-    told, params = Told(), SamplingParams(**together(before) | {"ignore_eos": True})
-    id = engine.submit(PROMPT, params, told)
+@pytest.mark.parametrize("pair", permutations(OPTIONS, 2), ids="-".join)
+def test_one_option_after_the_other(engine: Engine, pair: tuple[str, str]) -> None:
+    """The second option is set on a reply that runs with the first."""
+    before, after = pair
+    result, params = Told(), SamplingParams(**together(before) | {"ignore_eos": True})
+    id = engine.submit(PROMPT, params, result)
     for _ in range(3):
         turn(engine)
-    if told.over:  # a stop came at once
+    if result.over:  # a stop came at once
         drain(engine)
         return
-    named = REFUSED.get(ways) or REFUSED.get((after, before))
-    field = named or TOO_LATE.get(after) or FROM_SAMPLES.get(ways)
-    if ways == ("best_of", "beams"):
+    named = REFUSED.get(pair) or REFUSED.get((after, before))
+    field = named or TOO_LATE.get(after) or FROM_SAMPLES.get(pair)
+    if pair == ("best_of", "beams"):
         field = "best_of"
     if field:
         with pytest.raises(BadParams) as caught:
-            engine.update(id, **WAYS[after])
+            engine.update(id, **OPTIONS[after])
         assert caught.value.field == field, caught.value
         engine.abort(id)
     else:
-        engine.update(id, **WAYS[after])
+        engine.update(id, **OPTIONS[after])
     drain(engine)
-    assert told.over and all(one.finish for one in told.choices.values())
+    assert result.over and all(one.finish for one in result.choices.values())
     if not field:
-        assert not any(one.error for one in told.choices.values())
+        assert not any(one.error for one in result.choices.values())
 
 
 @pytest.mark.parametrize("turns", [0, 1, 4])
-def test_from_a_search_a_reply_goes_over_to_a_grammar_at_once(engine: Engine, turns: int) -> None:
-    """The best hypothesis goes on, and what comes behind it keeps to the grammar."""
-    told = Told()
-    id = engine.submit(PROMPT, SamplingParams(beams=3, max_tokens=30, ignore_eos=True), told)
+def test_a_search_can_switch_to_a_grammar_at_once(engine: Engine, turns: int) -> None:
+    """The best hypothesis continues, and the tokens after it match the grammar."""
+    result = Told()
+    id = engine.submit(PROMPT, SamplingParams(beams=3, max_tokens=30, ignore_eos=True), result)
     for _ in range(turns):
         turn(engine)
-    engine.update(id, beams=1, **WAYS["grammar"])
+    engine.update(id, beams=1, **OPTIONS["grammar"])
     while engine.outputs.rows(id)[0].awaits:
         turn(engine)
-    searched = len(told.first.text)
+    searched = len(result.first.text)
     drain(engine)
-    assert told.over and told.first.error == "" and told.first.finish is Finish.STOP
-    held = told.first.text[searched:]
+    assert result.over and result.first.error == "" and result.first.finish is Finish.STOP
+    held = result.first.text[searched:]
     assert 3 <= len(held) <= 9 and set(held) <= set("ab"), held
 
 
-def test_a_search_is_not_forked_and_samples_are_by_their_first(engine: Engine) -> None:
-    told, other = Told(), Told()
-    id = engine.submit(PROMPT, SamplingParams(beams=3, max_tokens=9), told)
+def test_a_search_cannot_be_forked(engine: Engine) -> None:
+    result, other = Told(), Told()
+    id = engine.submit(PROMPT, SamplingParams(beams=3, max_tokens=9), result)
     turn(engine)
     with pytest.raises(BadInput, match="set beams to 1 to fork it"):
         engine.fork(id, other)

@@ -1,4 +1,4 @@
-"""Engines on their threads; each is closed when its test ends, and no test waits for ever."""
+"""Engines on their threads, closed when their test ends, and a time limit for every test."""
 
 from collections.abc import Callable, Iterator
 
@@ -24,5 +24,5 @@ def opened() -> Iterator[Open]:
 
 
 @pytest.fixture(autouse=True)
-def no_test_takes_long(request: pytest.FixtureRequest) -> None:
+def limit_time(request: pytest.FixtureRequest) -> None:
     request.node.add_marker(pytest.mark.timeout(30))

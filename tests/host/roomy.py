@@ -1,4 +1,4 @@
-"""Engines on the ledger with room for requests that run as long as a test looks."""
+"""Engines on the ledger with room for requests that outlast their test."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ def params(count: int = 20, **more: Any) -> SamplingParams:
     return SamplingParams(max_tokens=count, seed=0, **more)
 
 
-def roomy(depth: int = 0, **how: Any) -> Engine:
+def roomy_engine(depth: int = 0, **how: Any) -> Engine:
     return ledger_engine(**{"blocks": 4096, "context": 60_000, "depth": depth} | how)
 
 
 def endless(host: EngineThread, first: int = 0) -> Stream:
-    """A request that runs for as long as a test looks, and has begun."""
+    """Submit a request that outlasts its test, and wait until it has begun."""
     stream = host.submit([first, 1, 2], params(50_000))
     next(iter(stream))
     return stream

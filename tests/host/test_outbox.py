@@ -1,4 +1,4 @@
-"""What the engine's process sends: at once where a person waits, merged where nobody reads."""
+"""What the engine's process sends: at once for a waiting reader, merged for a slow one."""
 
 import socket
 import threading
@@ -28,7 +28,7 @@ class Pair:
         self.coming = iter(self.reader)
 
     def deltas(self) -> Iterator[Delta]:
-        """Of one reply, until its end."""
+        """Yield the deltas of one reply, until its end."""
         for frame in self.coming:
             for _, written in frame.get("deltas", ()):
                 delta = wire.decode_delta(written)
@@ -52,7 +52,7 @@ def delta(token: int, finish: Finish | None = None) -> Delta:
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=30), st.sampled_from([None, *Finish]))
-def test_merged_is_all_of_them(tokens: list[int], finish: Finish | None) -> None:
+def test_merged_deltas_keep_everything(tokens: list[int], finish: Finish | None) -> None:
     deltas = [delta(token) for token in tokens[:-1]] + [delta(tokens[-1], finish)]
     assert merged(deltas) == [
         Delta(
@@ -65,12 +65,12 @@ def test_merged_is_all_of_them(tokens: list[int], finish: Finish | None) -> None
     ]
 
 
-def test_replies_of_one_request_are_merged_apart() -> None:
-    """The one that ends the request stays the last."""
-    told = [(1, "a", None), (0, "b", None), (1, "c", Finish.STOP), (0, "d", None), (0, "e", Finish.LENGTH)]
+def test_replies_of_one_request_are_merged_separately() -> None:
+    """The delta that ends the request stays last."""
+    parts = [(1, "a", None), (0, "b", None), (1, "c", Finish.STOP), (0, "d", None), (0, "e", Finish.LENGTH)]
     deltas = [
         Delta(3, (7,), text, finish=finish, choice=choice, left=choice, tail=text)
-        for choice, text, finish in told
+        for choice, text, finish in parts
     ]
     assert merged(deltas) == [
         Delta(3, (7, 7), "ac", finish=Finish.STOP, choice=1, left=1, tail="c"),
@@ -78,13 +78,13 @@ def test_replies_of_one_request_are_merged_apart() -> None:
     ]
 
 
-def test_the_first_tokens_come_one_by_one(pair: Pair) -> None:
+def test_the_first_tokens_are_sent_one_by_one(pair: Pair) -> None:
     for n in range(YOUNG):
         pair.outbox.delta(7, delta(n))
         assert next(pair.coming) == {"deltas": [[7, wire.encode_delta(delta(n))]]}
 
 
-def test_later_ones_come_without_being_called_for(pair: Pair) -> None:
+def test_later_tokens_are_sent_without_a_trigger(pair: Pair) -> None:
     for n in range(YOUNG + 5):
         pair.outbox.delta(7, delta(n))
     tokens: list[int] = []
@@ -93,9 +93,9 @@ def test_later_ones_come_without_being_called_for(pair: Pair) -> None:
     assert tokens == list(range(YOUNG + 5))
 
 
-def test_a_reader_who_stalls_costs_nothing_and_loses_no_token(pair: Pair) -> None:
+def test_a_stalled_reader_blocks_nothing_and_loses_no_token(pair: Pair) -> None:
     total = 10_000
-    for n in range(total):  # more than the socket holds: it would stand still if this waited
+    for n in range(total):  # more than the socket holds: a blocking send would hang here
         pair.outbox.delta(7, delta(n))
     assert len(pair.outbox._deltas[7]) < 64
     pair.outbox.delta(7, Delta(3, finish=Finish.LENGTH))
@@ -105,7 +105,7 @@ def test_a_reader_who_stalls_costs_nothing_and_loses_no_token(pair: Pair) -> Non
     assert len(received) < 200
 
 
-def test_of_many_events_the_newest_are_kept(pair: Pair) -> None:
+def test_the_newest_of_many_events_are_kept(pair: Pair) -> None:
     first = Queued(0, 0.0, 0, 10**6)
     for n in range(60_000):
         pair.outbox.event(Queued(n, 0.0, n, 1) if n else first)
@@ -123,7 +123,7 @@ def test_answers_and_the_newest_progress(pair: Pair) -> None:
     assert next(pair.coming) == {"progress": [3, 9]}
 
 
-def test_when_nobody_listens(pair: Pair) -> None:
+def test_a_closed_reader_is_detected(pair: Pair) -> None:
     pair.reader.end()
     for n in count():
         pair.outbox.delta(7, delta(n))
@@ -131,13 +131,13 @@ def test_when_nobody_listens(pair: Pair) -> None:
             break
 
 
-def test_what_cannot_be_sent_is_no_silence(pair: Pair) -> None:
+def test_a_message_that_cannot_be_encoded_ends_the_connection(pair: Pair) -> None:
     pair.outbox.answer(lambda: {"to": 1, "is": float("nan")})
     assert pair.lost.wait(20)
 
 
 @pytest.mark.parametrize("cut", [0, 2, 4, 9])
-def test_a_frame_that_breaks_off_is_the_end(cut: int) -> None:
+def test_a_truncated_frame_is_the_end(cut: int) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         frame = (12).to_bytes(4, "little") + b'{"a": 12345}'

@@ -1,4 +1,4 @@
-"""The engine in a child process: the same host as the thread. And what the one does when the other dies."""
+"""The engine in a child process behaves as on a thread; and what each process does when the other dies."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 HUGE = SamplingParams(max_tokens=10**6)
 ENDLESS = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
 ASK = [{"role": "user", "content": "What is 2 + 3?"}]
-GONE = 20.0  # seconds on the clock: never waited for unless something is wrong
+GONE = 20.0  # seconds: an upper bound that is reached only on a failure
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +65,18 @@ def host(request: pytest.FixtureRequest) -> EngineHost:
     return request.getfixturevalue(request.param)
 
 
-def begun(host: EngineHost, params: SamplingParams = ENDLESS) -> Stream:
+def begin(host: EngineHost, params: SamplingParams = ENDLESS) -> Stream:
     stream = host.submit(ASK, params)
     next(iter(stream))
     return stream
 
 
 def changed(host: EngineHost, **changes: Any) -> Future[None]:
-    return host.send(Update(begun(host).id, changes))
+    return host.send(Update(begin(host).id, changes))
 
 
-def gone(pid: int) -> bool:
-    """Whether a process, not necessarily ours, ends."""
+def ended(pid: int) -> bool:
+    """Return whether a process, not necessarily our child, ends in time."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -88,17 +88,17 @@ def gone(pid: int) -> bool:
 
 
 class TestTheSameHost:
-    def test_replies_that_keep_to_a_grammar(self, host: EngineHost) -> None:
+    def test_replies_with_a_grammar(self, host: EngineHost) -> None:
         word = Grammar("choice", '["Paris", "London"]')
         assert host.submit(ASK, GREEDY.changed(grammar=word)).result().text in ("Paris", "London")
-        stream = begun(host)
+        stream = begin(host)
         host.send(Update(stream.id, {"grammar": word})).result()
         assert stream.result().text.endswith(("Paris", "London"))
         with pytest.raises(BadParams, match=r"^grammar: invalid regex: ") as caught:
             host.submit(ASK, GREEDY.changed(grammar=Grammar("regex", "("))).result()
         assert caught.value.field == "grammar"
 
-    def test_replies_are_the_threads_to_the_last_digit(
+    def test_replies_equal_those_of_the_thread_exactly(
         self, thread: EngineThread, process: EngineProcess
     ) -> None:
         for params in (
@@ -118,7 +118,7 @@ class TestTheSameHost:
                 assert "".join(delta.text for delta in theirs) == "".join(delta.text for delta in ours)
                 assert theirs[-1].finish is ours[-1].finish
 
-    def test_what_it_knows_of_texts(self, thread: EngineThread, process: EngineProcess) -> None:
+    def test_tokenizer_calls(self, thread: EngineThread, process: EngineProcess) -> None:
         assert process.has_template
         assert process.templates == thread.templates
         assert process.pieces([70, 300, 500]) == thread.pieces([70, 300, 500])
@@ -150,7 +150,7 @@ class TestTheSameHost:
         assert [len(reply) for reply in asyncio.run(all_of_them())] == [24] * 6
 
     def test_fork(self, host: EngineHost) -> None:
-        parent = begun(host)
+        parent = begin(host)
         child = host.fork(parent.id, SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
         host.send(Abort((parent.id,))).result()
         result = child.result()
@@ -160,14 +160,14 @@ class TestTheSameHost:
         assert child.prompt_tokens - parent.prompt_tokens + len(result.tokens) == 60
 
     def test_commands_on_a_running_reply(self, host: EngineHost) -> None:
-        stream = begun(host)
+        stream = begin(host)
         host.send(Preempt(stream.id)).result()
         host.send(Update(stream.id, {"temperature": 0.5, "stop": "zzz", "max_tokens": 300})).result()
         snapshot = host.snapshot()
         assert [view.max_len for view in snapshot.requests if view.id == stream.id] == [
             stream.prompt_tokens + 300
         ]
-        other = begun(host)
+        other = begin(host)
         host.send(Abort((stream.id, other.id))).result()
         assert stream.result().finish is Finish.ABORTED
         assert other.result().finish is Finish.ABORTED
@@ -183,7 +183,7 @@ class TestTheSameHost:
             for stream in (host.submit([70, 71], GREEDY), host.submit([71, 72], GREEDY))
             if stream.result()
         ]
-        host.snapshot()  # what was said before an answer has come with it
+        host.snapshot()  # events before this answer have arrived with it
         leave()
         kinds = [(type(event), getattr(event, "request", None)) for event in heard]
         assert [kind for kind, _ in kinds[:2]] == [Switched, Switched]
@@ -193,16 +193,16 @@ class TestTheSameHost:
         host.snapshot()
         assert len(heard) == len(kinds)
 
-    def test_other_forms_of_cache_and_weights(self, host: EngineHost) -> None:
+    def test_other_schemes_of_cache_and_weights(self, host: EngineHost) -> None:
         before, heard = host.submit([70, 71, 72], GREEDY).result().tokens, list[Event]()
         leave = host.subscribe(heard.append)
         assert [view.name for view in host.snapshot().kv_schemes] == list(KV_SCHEMES)
         host.send(SetKvScheme("int8")).result()
         assert (host.snapshot().kv_scheme, host.snapshot().kv_dtype) == ("int8", "int8")
-        stream = begun(host)
+        stream = begin(host)
         with pytest.raises(BadInput, match="while requests are alive: wait for 1, or end them"):
             host.send(SetKvScheme("none")).result()
-        host.send(SetQuantization("int4")).result()  # this one need not wait
+        host.send(SetQuantization("int4")).result()  # this change need not wait
         with pytest.raises(BadInput, match="weights are changing to int4; wait, or cancel"):
             host.send(SetKvScheme("none")).result()
         self.wait_for(host, "int4")
@@ -251,7 +251,7 @@ class TestTheSameHost:
         assert type(caught.value) is kind
         assert words in str(caught.value)
         host.send(Abort(tuple([view.id for view in host.snapshot().requests]))).result()
-        assert host.submit([70, 71], GREEDY).result().finish is Finish.LENGTH  # it goes on
+        assert host.submit([70, 71], GREEDY).result().finish is Finish.LENGTH  # the engine still works
 
     def test_a_full_queue(self, process: EngineProcess) -> None:
         big = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
@@ -269,22 +269,22 @@ class TestTheSameHost:
         process.send(Abort(tuple([stream.id for stream in streams]))).result()
         assert {stream.result().finish for stream in streams} == {Finish.ABORTED}
 
-    def test_a_handler_cannot_ask(self, process: EngineProcess) -> None:
-        said: list[str] = []
+    def test_a_handler_cannot_send_a_command(self, process: EngineProcess) -> None:
+        errors: list[str] = []
 
         def handler(event: Event) -> None:
             try:
                 process.snapshot()
             except RuntimeError as error:
-                said.append(str(error))
+                errors.append(str(error))
 
         leave = process.subscribe(handler)
         process.submit([70], GREEDY).result()
         process.snapshot()
         leave()
-        assert said and "only hand them on" in said[0]
+        assert errors and "only hand them on" in errors[0]
 
-    def test_nothing_of_it_touches_the_terminal(self, process: EngineProcess) -> None:
+    def test_the_process_is_detached_from_the_terminal(self, process: EngineProcess) -> None:
         fds = {n: os.readlink(f"/proc/{process.pid}/fd/{n}") for n in range(3)}
         assert fds[0] == "/dev/null"
         assert fds[1] == fds[2]
@@ -293,13 +293,13 @@ class TestTheSameHost:
 
 
 class TestWhenTheChildDies:
-    def test_everybody_learns_why(self, tmp_path: Path) -> None:
+    def test_every_caller_gets_the_reason(self, tmp_path: Path) -> None:
         log = tmp_path / "engine.log"
         host = EngineProcess(CONFIG, log)
         heard: list[Event] = []
         host.subscribe(heard.append)
-        streams = [begun(host) for _ in range(4)]
-        os.kill(host.pid, signal.SIGSTOP)  # it will answer nothing more
+        streams = [begin(host) for _ in range(4)]
+        os.kill(host.pid, signal.SIGSTOP)  # it will not answer any more
         with ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(lambda: host.submit([70], GREEDY).result()) for _ in range(8)]
             os.kill(host.pid, signal.SIGKILL)
@@ -336,10 +336,10 @@ class TestWhenTheChildDies:
             (None, "said no more, and was ended"),
         ],
     )
-    def test_the_ending_is_named(self, code: int | None, words: str) -> None:
+    def test_the_reason_for_each_exit_code(self, code: int | None, words: str) -> None:
         assert _ending(code) == words
 
-    def test_what_cannot_be_loaded(self, tmp_path: Path) -> None:
+    def test_a_model_that_cannot_be_loaded(self, tmp_path: Path) -> None:
         before = threading.enumerate()
         with pytest.raises(ModelNotFound, match="nowhere"):
             EngineProcess(EngineConfig(model=str(tmp_path / "nowhere")), tmp_path / "engine.log")
@@ -348,11 +348,11 @@ class TestWhenTheChildDies:
 
     def test_close(self, tmp_path: Path) -> None:
         host = EngineProcess(CONFIG, tmp_path / "engine.log")
-        stream = begun(host)
+        stream = begin(host)
         host.close()
         with pytest.raises(ReplyFailed, match=r"^the engine was closed$"):
             stream.result()
-        assert gone(host.pid)
+        assert ended(host.pid)
         for ask in (lambda: host.submit([70], GREEDY).result(), host.snapshot):
             with pytest.raises(EngineDead, match="the engine was closed"):
                 ask()
@@ -382,5 +382,5 @@ class TestWhenTheParentDies:
         child = int(parent.stdout.readline())
         parent.kill()
         parent.wait()
-        assert gone(child)
+        assert ended(child)
         parent.stdout.close()

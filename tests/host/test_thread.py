@@ -1,4 +1,4 @@
-"""The engine on its thread, driven from others. On the ledger, whose steps take no time."""
+"""The engine on its thread, called from other threads, on the ledger whose steps take no time."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from engine.api.request import Finish
 from engine.api.snapshot import Snapshot
 from tests.engine.ledger import VOCAB, alone, ledger_engine
 from tests.host.conftest import Open
-from tests.host.roomy import DEPTHS, endless, params, roomy
+from tests.host.roomy import DEPTHS, endless, params, roomy_engine
 
 
 class TestReplies:
@@ -34,7 +34,7 @@ class TestReplies:
                     assert list(result.tokens) == alone(prompt, 1 + n)[: len(result.tokens)]
                 else:
                     if n % 7 == 3:
-                        with suppress(UnknownRequest):  # where it has ended already
+                        with suppress(UnknownRequest):  # it has ended already
                             host.send(Preempt(stream.id)).result()
                     assert list(stream.result().tokens) == alone(prompt, 1 + n)
 
@@ -44,12 +44,12 @@ class TestReplies:
         assert host.snapshot().blocks.in_use == 0
         assert host.snapshot().finished == 200
 
-    def test_a_stream_is_read_as_it_comes(self, opened: Open) -> None:
+    def test_a_stream_gives_each_delta(self, opened: Open) -> None:
         deltas = list(opened(ledger_engine()).submit([1, 2], params(5)))
         assert [token for delta in deltas for token in delta.tokens] == alone([1, 2], 5)
         assert [delta.finish for delta in deltas] == [None] * 4 + [Finish.LENGTH]
 
-    def test_what_has_been_read_is_not_waited_for_again(self, opened: Open) -> None:
+    def test_result_returns_only_unread_deltas(self, opened: Open) -> None:
         stream = opened(ledger_engine()).submit([1, 2], params(5))
         first = next(iter(stream))
         rest = stream.result()
@@ -68,10 +68,10 @@ class TestReplies:
 
         assert asyncio.run(all_of_them()) == [alone([n], 30) for n in range(20)]
 
-    def test_an_async_reader_may_leave_and_come_back(self, opened: Open) -> None:
-        host = opened(roomy())
+    def test_an_async_reader_may_pause_and_continue(self, opened: Open) -> None:
+        host = opened(roomy_engine())
 
-        async def twice() -> list[int]:
+        async def read_in_parts() -> list[int]:
             stream = host.submit([1], params(4000))
             tokens: list[int] = []
             for _ in range(10):
@@ -83,10 +83,10 @@ class TestReplies:
                 tokens += delta.tokens
             return tokens
 
-        assert len(asyncio.run(asyncio.wait_for(twice(), 25))) == 4000
+        assert len(asyncio.run(asyncio.wait_for(read_in_parts(), 25))) == 4000
 
-    def test_a_reader_whose_loop_is_gone_harms_nobody(self, opened: Open) -> None:
-        host = opened(roomy())
+    def test_a_reader_with_a_closed_loop_affects_no_other(self, opened: Open) -> None:
+        host = opened(roomy_engine())
         stream = host.submit([1], params(50_000))
         loop = asyncio.new_event_loop()
         reading = aiter(stream)
@@ -98,7 +98,7 @@ class TestReplies:
 
 
 class TestCommands:
-    def test_what_is_wrong_with_a_request_is_said_to_who_asked(self, opened: Open) -> None:
+    def test_an_error_of_a_request_is_raised_to_its_caller(self, opened: Open) -> None:
         host = opened(ledger_engine(context=64))
         with pytest.raises(BadInput, match="prompt is empty"):
             host.submit([], params()).result()
@@ -122,15 +122,15 @@ class TestCommands:
                 host.submit(bad_prompt, params()).result()  # type: ignore[arg-type]
         assert host.snapshot().running == host.snapshot().waiting == 0
 
-    def test_who_does_not_exist_is_named(self, opened: Open) -> None:
+    def test_an_unknown_request_is_named(self, opened: Open) -> None:
         host = opened(ledger_engine())
         for asked in (host.send(Preempt(17)), host.fork(17), host.send(Update(17, {"top_k": 1}))):
             with pytest.raises(UnknownRequest, match="no request 17 is alive"):
                 asked.result()
-        host.send(Abort((17,))).result()  # that it has ended is all one wants
+        host.send(Abort((17,))).result()  # no error, as the request has ended
 
     def test_a_bad_change_changes_nothing(self, opened: Open) -> None:
-        host = opened(roomy())
+        host = opened(roomy_engine())
         stream = endless(host)
         for bad in ({"temperature": -1}, {"warmth": 1}, {"max_tokens": 0}, {"top_p": 10**400}):
             with pytest.raises(BadParams, match=next(iter(bad))):
@@ -143,7 +143,7 @@ class TestCommands:
 
     @DEPTHS
     def test_an_abort_ends_the_stream_and_frees_the_blocks(self, opened: Open, depth: int) -> None:
-        engine = roomy(depth)
+        engine = roomy_engine(depth)
         host = opened(engine)
         stream = endless(host)
         host.send(Abort((stream.id,))).result()
@@ -154,7 +154,7 @@ class TestCommands:
 
     @DEPTHS
     def test_all_commands_from_many_threads_at_once(self, opened: Open, depth: int) -> None:
-        engine = roomy(depth, host=64)
+        engine = roomy_engine(depth, host=64)
         host = opened(engine)
 
         def work(n: int) -> None:
@@ -173,8 +173,8 @@ class TestCommands:
                 each.result(25)
         engine.scheduler.check()
 
-    def test_a_full_line_is_said(self, opened: Open) -> None:
-        engine = roomy(slots=1)
+    def test_a_full_queue_is_reported(self, opened: Open) -> None:
+        engine = roomy_engine(slots=1)
         engine.limits = type(engine.limits)(60_000, VOCAB, waiting=2)
         host = opened(engine)
         running = endless(host)
@@ -187,7 +187,7 @@ class TestCommands:
 
 class TestSnapshots:
     def test_it_is_immutable_and_adds_up(self, opened: Open) -> None:
-        host = opened(roomy(depth=1))
+        host = opened(roomy_engine(depth=1))
         streams = [endless(host, n) for n in range(3)]
         host.fork(streams[0].id).begun.result()
         for _ in range(20):
@@ -224,8 +224,8 @@ class TestSnapshots:
         assert (shot.blocks.size, shot.blocks.in_use, shot.blocks.cached) == (100_000, 0, 9)
         assert shot.blocks.owner.shape == (100_000,)
 
-    def test_why_one_waits_and_how_it_went(self, opened: Open) -> None:
-        host = opened(roomy(slots=1))
+    def test_a_snapshot_gives_the_reason_for_waiting_and_the_totals(self, opened: Open) -> None:
+        host = opened(roomy_engine(slots=1))
         running = endless(host)
         waiting = host.submit([1], params(1))
         first, second = host.snapshot().requests

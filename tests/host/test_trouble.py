@@ -1,4 +1,4 @@
-"""The engine on its thread when something breaks, or closes: everybody learns why, and nobody hangs."""
+"""The engine on its thread when something breaks or closes: every caller gets the reason, and none hangs."""
 
 import re
 import threading
@@ -17,13 +17,13 @@ from engine.host.thread import EngineThread
 from engine.scheduling.step import Step
 from tests.engine.ledger import alone, ledger_engine
 from tests.host.conftest import Open
-from tests.host.roomy import DEPTHS, endless, params, roomy, runner_of
+from tests.host.roomy import DEPTHS, endless, params, roomy_engine, runner_of
 
 
-class TestWhenThingsBreak:
+class TestErrors:
     @DEPTHS
-    def test_a_failing_step_fails_who_was_in_it(self, opened: Open, depth: int) -> None:
-        engine = roomy(depth)
+    def test_a_failing_step_fails_its_requests(self, opened: Open, depth: int) -> None:
+        engine = roomy_engine(depth)
         host = opened(engine)
         broken: list[events.Event] = []
         host.subscribe(lambda event: broken.append(event) if event.kind == "stepbroke" else None)
@@ -38,18 +38,18 @@ class TestWhenThingsBreak:
             with pytest.raises(ReplyFailed, match="the step failed: RuntimeError: told to fail"):
                 stream.result()
         assert len(broken) == 1
-        assert re.search(r" \(\w+\.py:\d+, in \w+\)$", broken[0].error), "whose line it was"
+        assert re.search(r" \(\w+\.py:\d+, in \w+\)$", broken[0].error), "the error does not name its line"
         assert list(host.submit([5], params(30)).result().tokens) == alone([5], 30)
         shot = host.snapshot()
         assert (shot.state, shot.blocks.in_use) == ("ready", 0)
 
     @pytest.mark.parametrize("where", ["schedule", "commit", "_preempt", "_stop_running"])
     @DEPTHS
-    def test_an_error_in_the_scheduler_ends_everything_with_the_reason(
+    def test_an_error_in_the_scheduler_ends_every_request_with_the_reason(
         self, opened: Open, monkeypatch: pytest.MonkeyPatch, where: str, depth: int
     ) -> None:
-        """Wherever it strikes: half-way through a preemption a request is in no line at all."""
-        engine = roomy(depth)
+        """Wherever it occurs: in the middle of a preemption, a request is in no queue."""
+        engine = roomy_engine(depth)
         host = opened(engine)
         died: list[events.Event] = []
         host.subscribe(lambda event: died.append(event) if event.kind == "died" else None)
@@ -77,16 +77,16 @@ class TestWhenThingsBreak:
     def _end_of(host: EngineThread, n: int) -> str:
         try:
             stream = host.submit([n], params(50_000))
-            with suppress(UnknownRequest):  # dead already, as the stream will say
+            with suppress(UnknownRequest):  # dead already, as the stream will report
                 host.send(Preempt(stream.id)).result()
             return stream.result().finish.value
         except (ReplyFailed, EngineDead) as error:
             return str(error)
 
-    def test_an_error_in_the_text_of_a_reply_hangs_nobody(
+    def test_an_error_in_detokenizing_ends_every_request(
         self, opened: Open, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        engine = roomy()
+        engine = roomy_engine()
         host = opened(engine)
         streams = [endless(host, n) for n in range(2)]
 
@@ -100,8 +100,8 @@ class TestWhenThingsBreak:
                 stream.result()
         assert host.snapshot().state == "dead"
 
-    def test_a_lost_device_is_the_end(self, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine = roomy()
+    def test_a_lost_device_ends_the_engine(self, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = roomy_engine()
         host = opened(engine)
         monkeypatch.setattr(engine.runner, "device_error", lambda: "the GPU is gone")
         stream = endless(host)
@@ -118,12 +118,12 @@ class TestWhenThingsBreak:
         heard: list[str] = []
         called = 0
 
-        def clumsy(event: events.Event) -> None:
+        def failing(event: events.Event) -> None:
             nonlocal called
             called += 1
             raise ValueError("clumsy")
 
-        host.subscribe(clumsy)
+        host.subscribe(failing)
         stop = host.subscribe(lambda event: heard.append(event.kind))
         host.submit([1], params(2)).result()
         assert called == 1
@@ -157,8 +157,8 @@ class TestWhenThingsBreak:
 
 class TestClosing:
     @DEPTHS
-    def test_it_ends_what_runs_and_what_waits(self, depth: int) -> None:
-        engine = roomy(depth, slots=2)
+    def test_closing_ends_running_and_waiting_requests(self, depth: int) -> None:
+        engine = roomy_engine(depth, slots=2)
         host = EngineThread(engine)
         streams = [endless(host, n) for n in range(2)] + [host.submit([7], params(9))]
         streams[-1].begun.result()
@@ -178,7 +178,7 @@ class TestClosing:
                 command()
         host.close()
 
-    def test_whoever_asks_while_it_closes_gets_an_answer(self) -> None:
+    def test_calls_while_closing_get_an_answer(self) -> None:
         for _ in range(10):
             host = EngineThread(ledger_engine())
             start, ends = threading.Barrier(5), []

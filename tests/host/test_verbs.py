@@ -1,4 +1,4 @@
-"""A verb from outside the tree: one class and one handler, and every way to an engine knows it."""
+"""A command from outside the tree: one class and one handler, and it works on every path to an engine."""
 
 import asyncio
 import json
@@ -26,18 +26,18 @@ from minichat.clients.local import LocalBackend
 from tests.attach.conftest import attached
 from tests.engine.ledger import ledger_engine
 from tests.host.conftest import Open
-from tests.host.roomy import params, roomy, runner_of
+from tests.host.roomy import params, roomy_engine, runner_of
 from tests.server.conftest import Served, dry, serving
 
 
-class Held(NamedTuple):
+class RequestCount(NamedTuple):
     requests: int
     note: str
 
 
 @dataclass(frozen=True, slots=True)
-class CountHeld(Command[Held]):
-    """How many requests an engine holds."""
+class CountHeld(Command[RequestCount]):
+    """Return the number of requests an engine holds."""
 
     note: str = "all"
     sender = Sender.KEY
@@ -45,22 +45,22 @@ class CountHeld(Command[Held]):
 
 @dataclass(frozen=True, slots=True)
 class Dump(Command[None]):
-    """For code in the engine's own process alone."""
+    """A command for the engine's own process only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgotten(Command[None]):
-    """Nobody wrote its handler."""
+    """A command without a handler."""
 
 
-def count(engine: Engine, asked: CountHeld) -> Held:
+def count(engine: Engine, asked: CountHeld) -> RequestCount:
     if asked.note == "none":
         raise BadInput("note may not be none", field="note", value=asked.note)
-    return Held(len(engine.scheduler.requests), asked.note)
+    return RequestCount(len(engine.scheduler.requests), asked.note)
 
 
 @pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
+def register_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(HANDLERS, CountHeld, Handler(count))
     monkeypatch.setitem(HANDLERS, Dump, Handler(lambda engine, asked: None))
 
@@ -74,30 +74,30 @@ def refused_by_name(error: BaseException | None) -> bool:
 
 def test_on_a_thread(opened: Open) -> None:
     host = opened(ledger_engine())
-    assert host.send(CountHeld("so")).result(20) == Held(0, "so")
+    assert host.send(CountHeld("so")).result(20) == RequestCount(0, "so")
     assert host.send(Dump()).result(20) is None
     assert refused_by_name(host.send(CountHeld("none")).exception(20))
 
 
 def test_beside_the_steps(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine takes steps meanwhile; and what comes before a command may refuse it."""
+    """The engine continues its steps, and the check before a command may refuse it."""
     hold = threading.Event()
 
-    def slow(engine: Engine, asked: CountHeld) -> Held:
+    def slow(engine: Engine, asked: CountHeld) -> RequestCount:
         assert hold.wait(20)
         return count(engine, asked)
 
     def refuse() -> None:
         raise BadInput("not now")
 
-    host = opened(roomy())
+    host = opened(roomy_engine())
     monkeypatch.setitem(HANDLERS, CountHeld, Handler(slow, beside=True))
     monkeypatch.setitem(HANDLERS, Dump, Handler(lambda engine, asked: None, first=lambda e, c: refuse))
     answers = [host.send(CountHeld()) for _ in range(20)]  # more than there are threads for them
     assert len(host.submit([1], params(50)).result().tokens) == 50
     assert not any(answer.done() for answer in answers)
     hold.set()
-    assert {answer.result(20) for answer in answers} == {Held(0, "all")}
+    assert {answer.result(20) for answer in answers} == {RequestCount(0, "all")}
     with pytest.raises(BadInput, match="not now"):
         host.send(Dump()).result(20)
     assert host.snapshot().state == "ready"
@@ -121,8 +121,8 @@ class Parent:
         self._outbox = Outbox(self._theirs, lost=lambda: None)
         self._desk = CommandServer(host, ledger_engine().tokenizer, self._outbox)
 
-    def answer(self, question: Any) -> dict[str, Any]:
-        self._desk.take(json.loads(json.dumps({"ask": 7, "command": question})))
+    def answer(self, command: Any) -> dict[str, Any]:
+        self._desk.take(json.loads(json.dumps({"ask": 7, "command": command})))
         [answer] = next(iter(self._frames))["answers"]
         assert answer["to"] == 7
         return dict(answer)
@@ -142,12 +142,12 @@ def parent(opened: Open) -> Iterator[Parent]:
 
 def test_into_a_process(parent: Parent) -> None:
     answer = parent.answer(encode_command(CountHeld("so")))
-    assert decode_result(CountHeld, answer["is"]) == Held(0, "so")
+    assert decode_result(CountHeld, answer["is"]) == RequestCount(0, "so")
     assert refused_by_name(wire.decode_error(parent.answer(encode_command(CountHeld("none")))["error"]))
 
 
 @pytest.mark.parametrize(
-    ("question", "words"),
+    ("command", "words"),
     [
         (encode_command(Dump()), "there is no command 'dump'"),
         ({"v": 1, "command": "count_held", "with": {"note": 5}}, "note must be a string, not 5"),
@@ -156,8 +156,8 @@ def test_into_a_process(parent: Parent) -> None:
         (5, "command: must be an object, not 5"),
     ],
 )
-def test_what_a_process_refuses(parent: Parent, question: Any, words: str) -> None:
-    assert words in str(wire.decode_error(parent.answer(question)["error"]))
+def test_what_a_process_refuses(parent: Parent, command: Any, words: str) -> None:
+    assert words in str(wire.decode_error(parent.answer(command)["error"]))
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +177,7 @@ def test_over_http(served: Served) -> None:
 
 
 @pytest.mark.parametrize("verb", ["dump", "submit", "fork", "warm", "dance", "__init__"])
-def test_what_is_not_for_a_key_is_not_there(served: Served, verb: str) -> None:
+def test_a_command_not_for_keys_is_not_found(served: Served, verb: str) -> None:
     with served.client() as client:
         answer = client.post(f"/engine/commands/{verb}", json={})
         assert answer.status_code == 404
@@ -199,7 +199,7 @@ def test_what_is_not_for_a_key_is_not_there(served: Served, verb: str) -> None:
     ],
     ids=range(7),
 )
-def test_nonsense_over_http_is_one_sentence(served: Served, body: bytes, status: int) -> None:
+def test_malformed_bodies_over_http_get_an_error(served: Served, body: bytes, status: int) -> None:
     with served.client() as client:
         headers = {"content-type": "application/json"}
         answer = client.post("/engine/commands/count_held", content=body, headers=headers)
@@ -207,17 +207,17 @@ def test_nonsense_over_http_is_one_sentence(served: Served, body: bytes, status:
         assert str(wire.decode_error(answer.json()["engine"])) == answer.json()["error"]["message"] != ""
 
 
-def test_no_key_no_command(served: Served) -> None:
+def test_commands_need_a_key(served: Served) -> None:
     answer = httpx.post(f"{served.url}/engine/commands/count_held", json={})
     assert answer.status_code == 401
 
 
 def test_from_every_backend_of_the_screen(served: Served) -> None:
-    async def ask() -> list[Held]:
+    async def ask() -> list[RequestCount]:
         local = LocalBackend(None, lambda config, progress: served.host)  # type: ignore[arg-type]
         await local.load(lambda done, total: None)
         fake = FakeBackend([])
-        fake.handlers[CountHeld] = lambda asked: Held(0, asked.note)
+        fake.handlers[CountHeld] = lambda asked: RequestCount(0, asked.note)
         async with attached(served) as elsewhere:
             backends = (local, fake, elsewhere.backend)
             for backend in (local, elsewhere.backend):
@@ -226,7 +226,7 @@ def test_from_every_backend_of_the_screen(served: Served) -> None:
                 assert refused_by_name(caught.value)
             return [await backend.send(CountHeld("so")) for backend in backends]
 
-    assert asyncio.run(ask()) == [Held(0, "so")] * 3
+    assert asyncio.run(ask()) == [RequestCount(0, "so")] * 3
 
 
 class TestStreams:
@@ -241,21 +241,21 @@ class TestStreams:
             with pytest.raises(BadInput, match=words):
                 _ = stream.id
 
-    def test_nothing_waits_for_a_step(self, opened: Open) -> None:
-        """In the middle of a long step: what is sent meanwhile is taken, and answered behind it."""
-        engine, hold, inside = roomy(), threading.Event(), threading.Event()
+    def test_commands_do_not_wait_for_a_step(self, opened: Open) -> None:
+        """Commands sent in the middle of a long step are accepted, and answered after it."""
+        engine, hold, inside = roomy_engine(), threading.Event(), threading.Event()
         host = opened(engine)
 
-        def held(plan: Any) -> bool:
+        def blocked_step(plan: Any) -> bool:
             inside.set()
             assert hold.wait(20)
             return False
 
-        runner_of(engine).fails = held
+        runner_of(engine).fails = blocked_step
         first = host.submit([1], params(3))
         assert inside.wait(20)
         rest = [host.submit([n], params(3)) for n in range(50)]
-        answers: list[Future[Held]] = [host.send(CountHeld()) for _ in range(50)]
+        answers: list[Future[RequestCount]] = [host.send(CountHeld()) for _ in range(50)]
         assert not any(stream.begun.done() for stream in rest)
         assert not any(answer.done() for answer in answers)
         hold.set()

@@ -1,4 +1,4 @@
-"""Random batches as a GPU meets them: long contexts, strided keys, built without a loop over tokens."""
+"""Random batches as on a GPU, with long contexts and strided keys, built without a loop over tokens."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ def make_long_case(
     sinks: bool = False,
     seed: int = 0,
 ) -> Case:
-    """Blocks lie anywhere; cells that no row has written hold NaN. `rows` are (tokens, context)."""
+    """`rows` are (tokens, context). Blocks are in random places; cells that no row has written hold NaN."""
     needed = [-(-context // block_size) for _, context in rows]
     order = np.random.default_rng(seed).permutation(sum(needed) + 3)
     tables = [part.tolist() for part in np.split(order[: sum(needed)], np.cumsum(needed)[:-1])]
@@ -49,7 +49,7 @@ def make_long_case(
 
     layer = KVLayer(spec, cells(spec.key_dim), cells(spec.value_dim), normal(spec.heads) if sinks else None)
     tokens = sum(count for count, _ in rows)
-    # As the models give them: queries and keys are views of one tensor.
+    # As in the models, queries and keys are views of one tensor.
     qk = normal(tokens, spec.heads + spec.kv_heads, spec.key_dim)
     q, k = qk.split((spec.heads, spec.kv_heads), dim=1)
     on_device = {
@@ -60,7 +60,7 @@ def make_long_case(
 
 
 def packed(case: Case, scheme: KvSchemeName) -> Case:
-    """The same over a compressed cache."""
+    """Return the same case over a compressed cache."""
     layer, kind = case.layer, PACKED[scheme]
     keys, key_scales = pack(layer.keys, kind)
     values, value_scales = pack(layer.values, kind)

@@ -1,4 +1,4 @@
-"""One interpreter for all kernels: it takes seconds to start."""
+"""One interpreter process for all kernel tests, since it takes seconds to start."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
@@ -21,7 +21,7 @@ def kernels() -> Iterator[Interpreted]:
 
 @pytest.fixture(params=["interpreted", pytest.param("cuda", marks=pytest.mark.cuda)])
 def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """`Interpreted.call`, and the same on a GPU."""
+    """`Interpreted.call`, or the same on a GPU."""
     if request.param == "interpreted":
         return request.getfixturevalue("kernels").call
 
@@ -35,7 +35,7 @@ def call(request: pytest.FixtureRequest) -> Callable[..., Any]:
 
 
 def moved(each: Any, device: str) -> Any:
-    """Tensors, with the memory that they are a part of; and what holds some."""
+    """Move tensors, and whatever holds tensors, to a device. A view is moved with all its memory."""
     from engine.kernels.triton.norm.norm import Normed
 
     if isinstance(each, tuple):

@@ -1,6 +1,7 @@
-"""Kernels on a CPU: Triton's interpreter, in a process of its own as Triton looks for it when it is imported.
+"""Kernels on a CPU, in Triton's interpreter. It runs in its own process, as Triton checks for it on import.
 
-Its products of bfloat16 are wrong, and a turn of a loop takes milliseconds: float16, float32, short contexts.
+Its bfloat16 products are wrong and a loop iteration takes milliseconds, so tests use float16, float32 and
+short contexts.
 """
 
 import io
@@ -25,24 +26,24 @@ from tests.kernels import ptx
 
 
 class Interpreted:
-    """`attend(case, ...)` there; tensors travel as bytes."""
+    """Runs kernels in the interpreter's process. Tensors are sent as bytes."""
 
     def __init__(self, pool: ProcessPoolExecutor) -> None:
         self._pool = pool
 
     def attend(self, case: Case, *, gathered: bool = False, **tile: int) -> tuple[Tensor, ...]:
-        """What comes out, and the cache's tensors after it; `tile` changes fields of every Tile.
+        """Return the output and the cache's tensors after it; `tile` changes fields of every Tile.
 
-        `gathered`: contexts of several tokens are, whatever they are.
+        `gathered`: gather the context of every row of several tokens.
         """
         return unpickled(self._pool.submit(_attend, pickled((case, gathered, tile))).result())
 
     def standing(self, case: Case, rows: int) -> tuple[Tensor, bool]:
-        """What comes of lists for so many rows that always lie in one place; whether any context was cut."""
+        """Return the output with a graph's work lists for `rows` rows, and whether any context was split."""
         return unpickled(self._pool.submit(_standing, pickled((case, rows))).result())
 
     def call(self, module: str, name: str, *given: Any, **named: Any) -> tuple[Any, tuple[Any, ...]]:
-        """What a function of engine.kernels gives there, and what it was given, as it is afterwards."""
+        """Call a function of engine.kernels; return its result and its arguments after the call."""
         return unpickled(self._pool.submit(_call, pickled((module, name, given, named))).result())
 
 
@@ -54,7 +55,7 @@ def interpreter() -> Iterator[Interpreted]:
 
 
 def pickled(thing: Any) -> bytes:
-    """By way of torch, since pickle alone does not know floats of eight bits."""
+    """Through torch, since pickle alone does not support 8-bit floats."""
     held = io.BytesIO()
     torch.save(thing, held)
     return held.getvalue()
@@ -77,20 +78,20 @@ def _begin() -> None:
         "fp8e4nv": torch.float8_e4m3fn,
     }
 
-    def by_torch(data: np.ndarray, given: Any, wanted: Any, rounding: Any) -> np.ndarray:
-        """The interpreter's own way loses the carry of a fraction that is rounded up."""
+    def convert_with_torch(data: np.ndarray, given: Any, wanted: Any, rounding: Any) -> np.ndarray:
+        """Convert through torch: the interpreter loses the carry when a fraction is rounded up."""
         if not {given.name, wanted.name} <= kinds.keys():
             return convert(data, given, wanted, rounding)
         numbers = torch.from_numpy(np.array(data)).view(kinds[given.name]).to(kinds[wanted.name])
         return numbers.view(getattr(torch, f"uint{wanted.primitive_bitwidth}")).numpy()
 
-    interpreter._convert_float = by_torch
+    interpreter._convert_float = convert_with_torch
     interpreter.InterpreterBuilder.create_inline_asm = _assembly
-    _spare_repetition(interpreter)
+    _cache_repeated_work(interpreter)
 
 
-def _spare_repetition(interpreter: Any) -> None:
-    """It patches the language at each call, and lists all types at each operation: half of its time."""
+def _cache_repeated_work(interpreter: Any) -> None:
+    """Patch the language once, not at each call, and cache the types. This halves the time."""
     tl, kind_of = interpreter.tl, cache(interpreter._get_np_dtype)
     pointers = np.dtype(np.uint64)
 
@@ -98,14 +99,14 @@ def _spare_repetition(interpreter: Any) -> None:
         return pointers if isinstance(kind.scalar, tl.pointer_type) else kind_of(kind.scalar)
 
     interpreter._get_np_dtype = np_dtype
-    interpreter._patch_lang(FunctionType(_spare_repetition.__code__, {"tl": tl, "core": tl.core}))
-    interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()  # which has nothing to restore
+    interpreter._patch_lang(FunctionType(_cache_repeated_work.__code__, {"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()  # nothing to restore
 
 
 def _assembly(
     builder: Any, text: str, constraints: str, given: Any, kinds: Any, pure: bool, pack: int
 ) -> "Outputs":
-    """A piece of assembly is run for every `pack` numbers beside each other, as many in a register as fit."""
+    """Run inline assembly for each `pack` adjacent numbers, as many as fit into the registers."""
     from triton.runtime.interpreter import TensorHandle, _get_np_dtype
 
     shape = given[0].data.shape
@@ -125,7 +126,7 @@ def _assembly(
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of a piece of assembly, as Triton's builder hands them out."""
+    """The outputs of inline assembly, as Triton's builder returns them."""
 
     made: list[Any]
 

@@ -1,7 +1,8 @@
-"""What a step launches, written down: kernels in their order, with their grids, flags and arguments.
+"""A record of what a step launches: its kernels in order, with their grids, flags and arguments.
 
-Nothing runs and no GPU is needed: tensors hold nothing, and a launch is only noted. Tensors are numbered in
-the order in which their memory is first seen, so two records are equal only if the data takes the same way.
+Nothing runs and no GPU is needed: tensors hold no data, and launches are only recorded. Tensors are numbered
+in the order in which their memory is first seen, so two records are equal only if the data flows the same
+way.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from engine.kv.store import KVLayer
 
-# What torch computes between kernels. The rest of its calls make views or empty memory.
+# The computations of torch between kernels. Its other calls make views or allocate memory.
 COMPUTED = {
     "linear", "matmul", "__matmul__", "_scaled_mm", "silu", "mul", "mul_", "add", "add_", "__add__",
     "__iadd__", "sum", "cat", "rms_norm", "layer_norm", "embedding", "copy_", "index_copy_", "contiguous",
@@ -24,31 +25,33 @@ COMPUTED = {
 
 
 class Record:
-    """One line a launch."""
+    """One line for each launch."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self._memory: list[Any] = []  # kept, so that an address means one thing
+        self._memory: list[Any] = []  # kept alive, so that no address is reused
 
     def launched(self, kernel: Any, given: tuple[Any, ...], grid: Any, named: dict[str, Any]) -> None:
         arguments = dict(zip(kernel.arg_names, given, strict=False)) | named
-        told = " ".join(f"{name}={self._told(each)}" for name, each in sorted(arguments.items()))
-        self.lines.append(f"{kernel.fn.__name__}{tuple(int(each) for each in grid)} {told}")
+        words = " ".join(f"{name}={self._described(each)}" for name, each in sorted(arguments.items()))
+        self.lines.append(f"{kernel.fn.__name__}{tuple(int(each) for each in grid)} {words}")
 
     def computed(self, name: str, given: tuple[Any, ...], found: Any) -> None:
-        told = " ".join(self._told(each) for each in given if each is not None)
-        self.lines.append(f"{name} {told} -> {self._told(found)}")
+        words = " ".join(self._described(each) for each in given if each is not None)
+        self.lines.append(f"{name} {words} -> {self._described(found)}")
 
-    def _told(self, each: Any) -> str:
+    def _described(self, each: Any) -> str:
         if isinstance(each, Tensor):
             strides = "" if each.is_contiguous() else f"/{','.join(map(str, each.stride()))}"
             at = f"+{each.storage_offset()}" if each.storage_offset() else ""
             kind = str(each.dtype).removeprefix("torch.")
             return f"#{self._number(each)}:{kind}{list(each.shape)}{strides}{at}".replace(" ", "")
-        if hasattr(each, "base") and hasattr(each, "block_shape"):  # a tensor as tiles
-            return f"{self._told(each.base)}:{each.shape}:{each.strides}:{each.block_shape}".replace(" ", "")
+        if hasattr(each, "base") and hasattr(each, "block_shape"):  # a tensor descriptor with tiles
+            return f"{self._described(each.base)}:{each.shape}:{each.strides}:{each.block_shape}".replace(
+                " ", ""
+            )
         if isinstance(each, tuple | list):
-            return "(" + ",".join(map(self._told, each)) + ")"
+            return "(" + ",".join(map(self._described, each)) + ")"
         return str(each).removeprefix("torch.").replace(" ", "")
 
     def _number(self, tensor: Tensor) -> int:
@@ -82,9 +85,7 @@ def _flat(given: Any) -> Iterator[Any]:
 
 @contextmanager
 def recorded() -> Iterator[Record]:
-    """Launches in this block are written down and none happens. What attention launches is its own business:
-    it is one line.
-    """
+    """Record the launches in this block without running them. Attention is one line, whatever it launches."""
     from triton.runtime.jit import JITFunction
 
     from engine.attention.triton_backend import TritonAttention

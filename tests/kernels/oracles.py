@@ -1,4 +1,4 @@
-"""What the kernels mean, in plain torch, with the kernels' own signatures."""
+"""The kernels' results in plain torch, with the kernels' own signatures."""
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ def draw(
 
 
 def settings(rows: list[dict[str, float]], vocab: int) -> Tensor:
-    """Columns as the sampler wants them, what is not said being off."""
+    """Return columns as the sampler takes them, with every missing setting off."""
     off = dict.fromkeys(COLUMNS, 0.0) | {"top_k": vocab, "top_p": 1.0, "repetition": 1.0}
     numbers = [[(off | row)[name] for name in COLUMNS] for row in rows]
     return torch.tensor(numbers, dtype=torch.float64).T.contiguous()

@@ -1,7 +1,7 @@
-"""What a few instructions of NVIDIA's machines do, for kernels that hold some under Triton's interpreter.
+"""An emulator of a few PTX instructions, for kernels with inline assembly in Triton's interpreter.
 
-Registers are arrays of 32 bits, one number for each time the piece of assembly runs. Only what the kernels
-use is known; anything else is an error. Of whole kernels, only what they read is found out.
+A register is an array of 32-bit numbers, one for each time the assembly runs. Only the instructions that the
+kernels use are supported; others raise an error. For whole kernels it only finds which parameters they read.
 """
 
 import re
@@ -17,14 +17,14 @@ _LINE = re.compile(r"(?P<name>[a-z][\w.]*)\s+(?P<to>\{[^}]*\}|[$\w]+),\s*(?P<giv
 
 
 def run(text: str, given: Sequence[Register], results: int) -> list[Register]:
-    """The operands $results and up are given; those before them come out."""
+    """The inputs are the operands from $results on; return the operands before them."""
     held = {f"${results + n}": each.astype(np.uint32) for n, each in enumerate(given)}
     for line in (each.strip() for each in text.strip().strip("{}").replace("\n", " ").split(";")):
         if not line or line.startswith(".reg"):
             continue
         found = _LINE.fullmatch(line)
         if found is None:
-            raise NotImplementedError(f"{line!r} is not understood")
+            raise NotImplementedError(f"cannot parse {line!r}")
         operands = re.findall(r"\{[^}]*\}|[^,\s]+", found["given"])
         if found["name"] == "mov.b32" and found["to"].startswith("{"):
             low, high = _names(found["to"])
@@ -36,12 +36,12 @@ def run(text: str, given: Sequence[Register], results: int) -> list[Register]:
             numbers = [held[each] if each in held else np.uint32(int(each, 0)) for each in operands]
             held[found["to"]] = np.asarray(_OPERATIONS[found["name"]](*numbers), np.uint32)
         else:
-            raise NotImplementedError(f"the instruction {found['name']} is not known here")
+            raise NotImplementedError(f"the instruction {found['name']} is not supported")
     return [held[f"${n}"] for n in range(results)]
 
 
 def reached_before(text: str, mark: str) -> set[int]:
-    """By place, the parameters of a kernel that it reads or writes through before `mark`."""
+    """Return the indexes of the parameters that a kernel reads or writes through before `mark`."""
     before, found, _ = text.partition(mark)
     assert found, f"there is no {mark}"
     made_of: dict[str, list[str]] = {}
@@ -63,7 +63,7 @@ def _names(braces: str) -> list[str]:
 
 
 def _permuted(a: Register, b: Register, places: Register) -> Register:
-    """Bytes of the two together, each by a digit of `places`."""
+    """Return bytes of the pair (a, b), selected by the hex digits of `places`."""
     both = a.astype(np.uint64) | np.asarray(b, np.uint64) << np.uint64(32)
     out = np.zeros_like(both)
     for nth in range(4):
@@ -73,7 +73,7 @@ def _permuted(a: Register, b: Register, places: Register) -> Register:
 
 
 def _by_table(a: Register, b: Register, c: Register, table: Register) -> Register:
-    """Each bit by the three bits of a, b and c."""
+    """Compute each bit from the bits of a, b and c through a lookup table."""
     out = np.zeros_like(a)
     for row in range(8):
         if int(table) >> row & 1:
@@ -82,7 +82,7 @@ def _by_table(a: Register, b: Register, c: Register, table: Register) -> Registe
 
 
 def _pairs(operation: Callable[..., torch.Tensor], kind: torch.dtype) -> Operation:
-    """Of two short floats in each register, rounded once."""
+    """Apply the operation to both 16-bit floats of each register, rounding once."""
 
     def of_pairs(*given: Register) -> Register:
         wide = [

@@ -1,4 +1,4 @@
-"""Pieces of NVIDIA's assembly in kernels: what they give, and whether the compiler takes them."""
+"""Inline PTX in kernels: its results, and whether the compiler accepts it."""
 
 import re
 from typing import Any
@@ -15,17 +15,17 @@ SHORT = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=st
 
 
 def halves(*registers: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
-    """Two short floats of each register, [registers, times, 2] in float32."""
+    """Return both 16-bit floats of each register, [registers, times, 2] in float32."""
     return torch.from_numpy(np.stack(registers).view(np.int16)).view(dtype).float().unflatten(1, (-1, 2))
 
 
 def twice(values: torch.Tensor) -> np.ndarray:
-    """Short floats as registers that hold each of them twice."""
+    """Return registers that hold each 16-bit float twice."""
     return values[:, None].expand(-1, 2).contiguous().view(torch.int32)[:, 0].numpy().view(np.uint32)
 
 
 @SHORT
-def test_bytes_become_short_floats(dtype: torch.dtype) -> None:
+def test_bytes_become_16_bit_floats(dtype: torch.dtype) -> None:
     from engine.kernels.triton.gemm.skinny_gemm import SHORT
 
     numbers = np.arange(256, dtype=np.uint8)
@@ -42,7 +42,7 @@ def test_bytes_become_floats() -> None:
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=str)
 def test_words_become_pairs(kind: torch.dtype) -> None:
-    """Each byte beside each other one, as the even and as the odd one of its word."""
+    """Every pair of bytes, as the even and as the odd byte of their words."""
     from engine.kernels.triton.attention.pairs import EVEN, ODD
 
     numbers = np.arange(256, dtype=np.uint8)
@@ -55,7 +55,7 @@ def test_words_become_pairs(kind: torch.dtype) -> None:
 
 @SHORT
 def test_nibbles_become_numbers(dtype: torch.dtype) -> None:
-    """As they are, and a power of two; of x, what is another column's becomes zero."""
+    """Each nibble becomes its value plus a power of two; of x, another column's part becomes zero."""
     from engine.kernels.triton.gemm.int4_gemv import KINDS
 
     whole, more, one, kept = KINDS[dtype]
@@ -74,7 +74,7 @@ def test_nibbles_become_numbers(dtype: torch.dtype) -> None:
 
 @SHORT
 def test_nibbles_become_weights(dtype: torch.dtype) -> None:
-    """Rounded once, from numbers that are exact."""
+    """Products of exact numbers are rounded once."""
     from engine.kernels.triton.gemm.int4_gemm import FLOATS
 
     draw = torch.Generator().manual_seed(0)
@@ -92,8 +92,8 @@ def test_nibbles_become_weights(dtype: torch.dtype) -> None:
 
 @SHORT
 @pytest.mark.parametrize("kind", ["nibbles", "bytes"])
-def test_a_hopper_takes_it(kind: str, dtype: torch.dtype) -> None:
-    """The compiler needs no GPU. Weights go to the tensor cores' registers, and to no others between."""
+def test_it_compiles_for_hopper(kind: str, dtype: torch.dtype) -> None:
+    """Compiling needs no GPU. Weights are loaded straight into the registers for the tensor cores."""
     from engine.kernels.triton.gemm import int4_gemm, skinny_gemm
 
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
@@ -109,7 +109,7 @@ def test_a_hopper_takes_it(kind: str, dtype: torch.dtype) -> None:
         of |= {"weight": "*u8", "weight_scale": "*fp32", "x_scale": "*fp32"}
         shape |= {"COLUMNS": 64, "TURN": 128, "SCALED": True, "ROUNDED": False, "PARTS": 1}
         shape |= {"SHORT": skinny_gemm.SHORT[dtype]}
-    made = for_a_hopper(function, of, shape, warps=1 + (kind == "bytes"))
+    made = compile_for_hopper(function, of, shape, warps=1 + (kind == "bytes"))
     text = made.asm["ttgir"]
     loop = text[text.index("scf.for") : text.index("scf.yield")]
     assert "tt.dot" in loop and "ttg.async_copy_global_to_local" in loop
@@ -119,8 +119,8 @@ def test_a_hopper_takes_it(kind: str, dtype: torch.dtype) -> None:
 
 @SHORT
 @pytest.mark.parametrize("inputs", [4096, 14336])
-def test_words_of_a_row_come_as_they_are_multiplied(inputs: int, dtype: torch.dtype) -> None:
-    """In one turn and in several. They would be 32 KB a turn if they went through shared memory."""
+def test_words_of_a_row_are_loaded_in_the_layout_of_the_product(inputs: int, dtype: torch.dtype) -> None:
+    """In one iteration and in several. Through shared memory they would need 32 KB an iteration."""
     from engine.kernels.triton.gemm import int4_gemv
 
     short = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
@@ -140,11 +140,11 @@ def test_words_of_a_row_come_as_they_are_multiplied(inputs: int, dtype: torch.dt
         "WARPS": 8, "PER": 2, "TURNS": -(-inputs // 4096), "WHOLE": whole, "MORE": more, "KEPT": kept,
         "GATED": False, "RESIDUAL_NORM": True, "PIECES": 0, "PADDED": 1, "PDL": True,
     }  # fmt: skip
-    made = for_a_hopper(function, of, shape, warps=8)
+    made = compile_for_hopper(function, of, shape, warps=8)
     text = made.asm["ttgir"]
     assert made.metadata.shared <= 4096 and "ttg.local_alloc" not in text
     assert "mma.sync" in made.asm["ptx"] and "v4.b32" in made.asm["ptx"]
-    # What is said of threads that are no neighbours must not make one read for another.
+    # Layout hints for threads that are not adjacent must not make one thread load for another.
     layouts = dict(re.findall(r"^(#\w+) = #ttg.blocked<{sizePerThread = \[([\d, ]+)\]", text, re.MULTILINE))
     loads = re.findall(r"tt.load .*tensor<\d[\dx]*x!tt.ptr<(\w+)>, (#\w+)>", text)
     assert {kind for kind, _ in loads} >= {"i16", "i32"}
@@ -159,7 +159,7 @@ def test_words_of_a_row_come_as_they_are_multiplied(inputs: int, dtype: torch.dt
 def test_a_compressed_cache_goes_to_the_tensor_cores(
     kind: torch.dtype, keys: int, warps: int, stages: int
 ) -> None:
-    """By copies ahead and through shared memory once; nothing else of a turn's size moves."""
+    """Loaded through shared memory once, by asynchronous copies. No other tensor of that size is moved."""
     from engine.kernels.triton.attention.paged import _attend
     from engine.kernels.triton.attention.pairs import EVEN, ODD
 
@@ -173,7 +173,7 @@ def test_a_compressed_cache_goes_to_the_tensor_cores(
         "KEYS": keys, "KEY_PAD": 128, "VALUE_PAD": 128, "STAGES": stages, "PDL": False, "AHEAD": False,
         "GATHERED": False, "EVEN": EVEN[kind], "ODD": ODD[kind],
     }  # fmt: skip
-    made = for_a_hopper(_attend, of, shape, warps=warps)
+    made = compile_for_hopper(_attend, of, shape, warps=warps)
     text = made.asm["ttgir"]
     loop = text[text.index("scf.for") : text.index("scf.yield")]
     assert loop.count("tt.dot ") == 4 and loop.count("ttg.async_copy_global_to_local") == 5
@@ -183,8 +183,8 @@ def test_a_compressed_cache_goes_to_the_tensor_cores(
     assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in made.asm["ptx"]
 
 
-def for_a_hopper(function: Any, of: dict[str, str], shape: dict[str, Any], *, warps: int) -> Any:
-    """The kernel compiled, with arguments of the types `of` and the constants of `shape`."""
+def compile_for_hopper(function: Any, of: dict[str, str], shape: dict[str, Any], *, warps: int) -> Any:
+    """Compile a kernel for Hopper, with arguments of the types `of` and the constants `shape`."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

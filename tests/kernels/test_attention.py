@@ -1,4 +1,4 @@
-"""The Triton back end under Triton's interpreter, against attention spelled out and the torch back end."""
+"""The Triton back end in Triton's interpreter, against a plain implementation and the torch back end."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def layers(draw: st.DrawFn) -> LayerSpec:
 
 @st.composite
 def steps(draw: st.DrawFn) -> list[tuple[int, int]]:
-    """Rows of a step as (tokens, context): single ones first, then chunks."""
+    """Rows of a step as (tokens, context): rows of one token first, then chunks."""
     singles = draw(st.lists(st.integers(1, 100), max_size=3))
     chunks = draw(st.lists(st.tuples(st.integers(2, 18), st.integers(0, 60)), max_size=2))
     return [(1, context) for context in singles] + [(new, old + new) for new, old in chunks] or [(1, 1)]
@@ -55,7 +55,7 @@ def steps(draw: st.DrawFn) -> list[tuple[int, int]]:
     ahead=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_is_what_attention_means(
+def test_equals_the_plain_implementation(
     kernels: Interpreted,
     spec: LayerSpec,
     rows: list[tuple[int, int]],
@@ -83,7 +83,7 @@ def test_is_what_attention_means(
 def test_gathered_contexts_give_the_same(
     kernels: Interpreted, block_size: int, softcap: float | None
 ) -> None:
-    """Rows of which one is cut, behind others of one token; cells that no row has written hold NaN."""
+    """One of the rows is split, after rows of one token. Unwritten cells hold NaN."""
     spec = LayerSpec(heads=6, kv_heads=3, key_dim=64, value_dim=32, scale=0.125, softcap=softcap)
     rows = [(1, 20), (9, 110), (35, 35), (2, 33)]
     case = make_long_case(
@@ -99,10 +99,10 @@ def test_gathered_contexts_give_the_same(
 
 @pytest.mark.parametrize("rows", [[(1, 160), (1, 17), (1, 1)], [(1, 50), (3, 110), (11, 40)]])
 @pytest.mark.parametrize("window", [None, 90])
-def test_is_what_the_torch_back_end_does(
+def test_equals_the_torch_back_end(
     kernels: Interpreted, rows: list[tuple[int, int]], window: int | None
 ) -> None:
-    """With the tiles that are chosen here, keys of heads that lie apart, and tensors of transposed heads."""
+    """With the default tiles, strided keys, and tensors of transposed heads."""
     spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, window=window)
     case = make_long_case(spec, rows, block_size=16, dtype=torch.float32, device=CPU)
     bridged = Case(case.batch, case.layer, *map(transposed, (case.q, case.k, case.v)))
@@ -117,7 +117,7 @@ def run_torch(case: Case) -> Tensor:
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """The same numbers, as models of transformers have them: a head's tokens beside each other."""
+    """Return the same numbers in transformers' layout: the tokens of a head are adjacent."""
     return tensor.transpose(0, 1).contiguous().transpose(0, 1)
 
 
@@ -130,7 +130,7 @@ def transposed(tensor: Tensor) -> Tensor:
         ([99], 2, 12, False),
     ],
 )
-def test_standing_lists_give_the_same(
+def test_work_lists_of_a_graph_give_the_same(
     kernels: Interpreted, contexts: list[int], rows: int, window: int | None, cut: bool
 ) -> None:
     spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.125, window=window)
@@ -141,7 +141,7 @@ def test_standing_lists_give_the_same(
     assert was_cut is cut
 
 
-def test_a_token_without_number_stays_in_its_row(kernels: Interpreted) -> None:
+def test_nan_in_a_token_stays_in_its_row(kernels: Interpreted) -> None:
     spec = LayerSpec(heads=4, kv_heads=2, key_dim=16, value_dim=16, scale=0.3)
     case = make_case(spec, [(1, 30), (1, 20), (6, 6)])
     case.k[1] = case.v[1] = torch.nan
@@ -150,7 +150,7 @@ def test_a_token_without_number_stays_in_its_row(kernels: Interpreted) -> None:
     assert got[[0, 2, 3, 4, 5, 6, 7]].isfinite().all()
 
 
-def test_says_where_it_cannot_serve() -> None:
+def test_a_device_without_a_gpu_is_refused() -> None:
     from engine.attention.triton_backend import TritonAttention
 
     spec = LayerSpec(heads=4, kv_heads=2, key_dim=64, value_dim=64, scale=0.3)

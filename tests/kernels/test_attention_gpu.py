@@ -21,7 +21,7 @@ SHAPES = list(product((64, 80, 96, 128, 256), (1, 2, 3, 4, 7, 8, 16)))
 
 
 def outputs(case: Case) -> tuple[Tensor, Tensor]:
-    """What the kernels give, and what is right; both write the cache, which must end up the same."""
+    """Return the kernels' output and the oracle's. Both write the cache, and must write the same."""
     from engine.attention.triton_backend import TritonAttention
 
     kernels, oracle, other = TritonAttention(), TorchAttention(), case.copy()
@@ -31,7 +31,7 @@ def outputs(case: Case) -> tuple[Tensor, Tensor]:
     for mine, theirs in zip(case.layer.tensors(), other.layer.tensors(), strict=True):
         if mine.is_floating_point() and mine.itemsize > 1:
             assert torch.equal(mine.nan_to_num(7.0), theirs.nan_to_num(7.0))
-        else:  # where a scale is NaN, numbers may be anything
+        else:  # where a scale is NaN, cells may hold anything
             assert (bits(mine) != bits(theirs)).float().mean() < 1e-3
     assert got.dtype == case.q.dtype
     return got.float(), wanted
@@ -41,7 +41,7 @@ def assert_right(case: Case) -> None:
     got, wanted = outputs(case)
     assert got.isfinite().all()
     tolerance = TOLERANCES[case.q.dtype]
-    worst = (got - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)  # of any one token
+    worst = (got - wanted).flatten(1).norm(dim=1) / wanted.flatten(1).norm(dim=1)  # of each token
     assert worst.max() < tolerance, f"relative error {worst.max():.1e} at token {worst.argmax()}"
 
 
@@ -77,7 +77,7 @@ def test_any_shape_is_right(dim: int, group: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("dim", "group"), [(64, 2), (128, 1), (128, 2), (128, 4), (128, 7)])
 def test_prompts_are_right(dim: int, group: int, dtype: torch.dtype) -> None:
-    """Short and long ones, gathered and in blocks, whole and cut, behind a row of one token."""
+    """Short and long prompts, gathered and in blocks, whole and split, after a row of one token."""
     from engine.attention.triton_backend import gpu
     from engine.kernels.triton.attention import tiles
 
@@ -130,20 +130,20 @@ def test_float32_is_exact(value_dim: int) -> None:
     assert_right(make_long_case(spec, rows, block_size=16, dtype=torch.float32, device=torch.device("cuda")))
 
 
-def test_company_changes_rounding_only() -> None:
-    """One long row among short ones is cut, and alone it is cut otherwise."""
+def test_other_rows_change_only_rounding() -> None:
+    """A long row is split among short rows, and split differently when it is alone."""
     spec = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=0.09)
     rows = [(1, 32768), *[(1, 100 + 7 * each) for each in range(60)]]
     assert_right(make_long_case(spec, rows, block_size=16, dtype=torch.bfloat16, device=torch.device("cuda")))
 
 
-def test_waits_for_nothing_and_runs_in_a_graph() -> None:
+def test_never_synchronizes_and_runs_in_a_graph() -> None:
     from engine.attention.triton_backend import TritonAttention
 
     spec = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=0.09)
     rows = [(1, 3000), (1, 70), (40, 500)]
     case = make_long_case(spec, rows, block_size=16, dtype=torch.bfloat16, device=torch.device("cuda"))
-    _, wanted = outputs(case.copy())  # compiles what is still missing
+    _, wanted = outputs(case.copy())  # compiles missing kernels
     backend = TritonAttention()
     torch.cuda.set_sync_debug_mode("error")
     try:

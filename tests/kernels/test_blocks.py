@@ -1,4 +1,4 @@
-"""Moves of blocks under Triton's interpreter, and on a GPU to the host and back, against plain torch."""
+"""Moves of blocks in Triton's interpreter, and on a GPU to the host and back, against plain torch."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ LAYERS = [
 
 
 def store(scheme: KvSchemeName, device: str = "cpu") -> KVStore:
-    """Every byte of it is a random one."""
+    """Return a store filled with random bytes."""
     made = KVStore(
         LAYERS, blocks=9, block_size=16, host_blocks=5, dtype=torch.float16, device=torch.device(device),
         scheme=scheme,
@@ -34,7 +34,7 @@ def tensors(one: KVStore) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
-def test_blocks_arrive_and_others_stay(kernels: Interpreted, scheme: KvSchemeName) -> None:
+def test_only_the_given_blocks_are_moved(kernels: Interpreted, scheme: KvSchemeName) -> None:
     ours = store(scheme)
     sources = [bits(each) for layer in ours.layers for each in layer.tensors()]
     targets = [bits(each) for layer in ours.host for each in layer.tensors()]
@@ -78,7 +78,7 @@ def test_to_the_host_and_back(scheme: KvSchemeName) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("scheme", ["none", "int8", "fp8"])
-def test_bytes_of_whole_blocks_go_out_and_come_back(scheme: KvSchemeName) -> None:
+def test_whole_blocks_are_read_and_written_as_bytes(scheme: KvSchemeName) -> None:
     from engine.execution.cache_blocks import blocks_of
 
     gpu, cpu = store(scheme, "cuda"), store(scheme)

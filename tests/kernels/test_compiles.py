@@ -1,7 +1,7 @@
-"""Kernels of whole steps, compiled for a GPU that is not there: every launch, with the settings it has there.
+"""The kernels of whole steps, compiled without a GPU: every launch, with the settings of a real one.
 
-What only the compiler knows is found without a GPU: a type that does not fit, an instruction that the target
-does not have, tiles that are too large for its shared memory. Nothing runs, so tensors hold nothing.
+This finds compiler errors without a GPU: a type mismatch, an instruction that the target lacks, tiles that
+exceed its shared memory. Nothing runs, so tensors hold no data.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,12 +30,12 @@ SMALL = DecoderConfig(
     norm_eps=1e-6, rope=RopeSpec(theta=1e6), tied=True, qk_norm=True,
 )  # fmt: skip
 LARGE = replace(SMALL, hidden=4096, layers=(replace(GIVEN, heads=32),), mlp=14336, qk_norm=False, tied=False)
-# Of four bits, one row has a kernel for gate and up and for down, and none for the other two.
+# In int4, one row has a kernel for gate and up and one for down, and none for the other two.
 BETWEEN = replace(LARGE, hidden=2048, layers=LARGE.layers * 2)
 
 
-# What kernels that start early read while the one before them, or the one before that, still runs: weights,
-# and what a step's form has brought. Others read nothing.
+# The arguments that kernels with an early start may read while the kernel before them, or the one before
+# that, still runs: weights, and the staging buffers of the step. Other arguments must wait.
 BEFORE = {
     "_gemv": {"weight", "weight_scale", "norm_weight"}, "_int4_gemv": {"words", "grid", "eye", "norm_weight"},
     "_norm": {"weight"}, "_linear_residual_norm": {"norm_weight"}, "_attend": {"items"},
@@ -47,12 +47,12 @@ BEFORE = {
 
 
 def soak(*rows: tuple[Any, ...]) -> list[Any]:
-    """Of each kind some are compiled always; these are the others."""
+    """Mark variants as soak tests. The other variants are always compiled."""
     return [pytest.param(*row, marks=pytest.mark.soak) for row in rows]
 
 
-class Absent:
-    """What Triton asks of a driver before it launches anything."""
+class FakeDriver:
+    """What Triton asks of a driver before its first launch."""
 
     def __init__(self, capability: int) -> None:
         self._capability = capability
@@ -63,7 +63,7 @@ class Absent:
         return GPUTarget("cuda", self._capability, 32)
 
     def get_current_device(self) -> int:
-        return self._capability  # it keeps what it has compiled by this number
+        return self._capability  # Triton's key for compiled kernels
 
     def set_current_device(self, device: int) -> None:
         assert device == self.get_current_device()
@@ -74,9 +74,9 @@ class Absent:
 
 @pytest.fixture
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, int]]:
-    """By kernel, the shared memory that its programs take; filled as kernels would be launched.
+    """The shared memory that the programs of each kernel take, filled as kernels are launched.
 
-    On a Hopper, or a GPU of the capability that is asked for.
+    For a Hopper, or the GPU of the requested capability.
     """
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
@@ -98,7 +98,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         if made.metadata.launch_pdl:
             assert read_early(made) <= BEFORE.get(name, set()), name
 
-    monkeypatch.setattr(driver, "_active", Absent(capability))
+    monkeypatch.setattr(driver, "_active", FakeDriver(capability))
     monkeypatch.setattr(JITFunction, "run", compile_only)
     for module in (triton_backend, fused):
         monkeypatch.setattr(module, "gpu", lambda device: GpuLimits(room, overlaps=capability >= 90))
@@ -108,12 +108,12 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def read_early(made: Any) -> set[str]:
-    """The arguments of a kernel that it reads, or writes to, before it waits for the one before it."""
+    """Return the arguments that a kernel reads or writes before it waits for the kernel before it."""
     names = [
         name
         for name, kind in made.src.signature.items()
         if kind != "constexpr"
-        for _ in range(5 if kind.startswith("tensordesc") else 1)  # and two sizes, and two strides
+        for _ in range(5 if kind.startswith("tensordesc") else 1)  # with two sizes and two strides
     ]
     return {names[at] for at in ptx.reached_before(made.asm["ptx"], "griddepcontrol.wait")}
 
@@ -185,7 +185,7 @@ def test_steps_with_prompts(compiled: dict[str, int], kv: KvSchemeName) -> None:
 
 
 def prompts(kv: KvSchemeName) -> None:
-    rows = [(1, 400), (1, 30), (4, 90), (300, 300)]  # tokens, and the context that they end
+    rows = [(1, 400), (1, 30), (4, 90), (300, 300)]  # tokens, and their context
     tables = [list(range(each * 8, each * 8 + 25)) for each in range(len(rows))]
     batch = make_batch(rows, tables, 16)
     with META, torch.inference_mode():
@@ -207,7 +207,7 @@ def prompts(kv: KvSchemeName) -> None:
     indirect=["compiled"],
 )  # fmt: skip
 def test_prompts_on_every_gpu(compiled: dict[str, int], tokens: int, context: int) -> None:
-    """Gathered where that pays and the GPU can, else by tiles for long and for short contexts."""
+    """Gathered where that pays and the GPU supports it, else by tiles for long and short contexts."""
     from triton.runtime.driver import driver
 
     from engine.attention.triton_backend import TritonAttention

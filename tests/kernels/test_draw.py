@@ -1,4 +1,4 @@
-"""Drawing without a sort under Triton's interpreter, against engine/sampling's definition."""
+"""Sampling without a sort, in Triton's interpreter, against the definition in engine/sampling."""
 
 import pytest
 import torch
@@ -13,10 +13,10 @@ VOCAB = 2500  # two chunks, the second not full
 WARM = {"temperature": 0.8}
 
 
-def drawn(
+def sample_both(
     kernels: Interpreted, logits: Tensor, rows: list[dict[str, float]], **room: int
 ) -> tuple[list[int], list[int]]:
-    """The tokens that the kernels draw, and those of the definition."""
+    """Return the tokens that the kernels sample, and those of the definition."""
     columns = oracles.settings(rows, logits.shape[1])
     filtered = any("top_k" in row or "top_p" in row for row in rows)
     slots = torch.arange(len(rows)).flip(0) + 1
@@ -50,7 +50,7 @@ def test_plain_rows(kernels: Interpreted, dtype: torch.dtype) -> None:
         {"temperature": 1e-30, "uniform": 0.99},
         WARM | {"min_p": 0.2, "uniform": 0.9},
     ]
-    found, wanted = drawn(kernels, logits_of(len(rows), dtype=dtype), rows)
+    found, wanted = sample_both(kernels, logits_of(len(rows), dtype=dtype), rows)
     assert found == wanted
 
 
@@ -70,7 +70,7 @@ def test_filters(kernels: Interpreted, room: int) -> None:
     draws = torch.rand(len(rows), generator=torch.Generator().manual_seed(1)).double()
     for row, uniform in zip(rows, draws.tolist(), strict=True):
         row["uniform"] = uniform
-    found, wanted = drawn(kernels, logits_of(len(rows), 1, torch.float16), rows, room=room)
+    found, wanted = sample_both(kernels, logits_of(len(rows), 1, torch.float16), rows, room=room)
     assert found == wanted
 
 
@@ -80,9 +80,9 @@ SPREADS = (0.0, 0.5, 4.0, 30.0)
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("spread", SPREADS)
 def test_filters_of_any_distribution(kernels: Interpreted, spread: float, every: int) -> None:
-    """From tokens that are equally likely to one that has it all; also the last that a filter keeps.
+    """From equally likely tokens to one with all the mass, up to the last token that a filter keeps.
 
-    By default each filter meets one of the distributions.
+    By default each filter is tested with one of the distributions.
     """
     kept: list[dict[str, float]] = [{"top_k": k} for k in (1, 2, 19, 20, 21, 400, VOCAB - 1)]
     kept += [{"top_p": p} for p in (0.01, 0.5, 0.9, 0.999, 1 - 1e-7, 1 - 1e-12)]
@@ -91,28 +91,28 @@ def test_filters_of_any_distribution(kernels: Interpreted, spread: float, every:
     rows = rows[SPREADS.index(spread) % every :: every]
     made = torch.Generator().manual_seed(int(spread))
     logits = torch.randn(len(rows), VOCAB, generator=made) * spread
-    found, wanted = drawn(kernels, logits, rows)
+    found, wanted = sample_both(kernels, logits, rows)
     assert found == wanted
 
 
-def test_equals_stay_together(kernels: Interpreted) -> None:
-    """Of five that share the third place, top-k 3 keeps all; the last one can be drawn."""
+def test_ties_are_kept_together(kernels: Interpreted) -> None:
+    """With five tokens tied for third place, top-k 3 keeps them all, and the last can be sampled."""
     logits = torch.full((1, VOCAB), -20.0)
     logits[0, [7, 2300]] = 2.0
     logits[0, [100, 200, 300, 400, 2400]] = 1.0
     for uniform in (0.0, 0.3, 0.6, 0.999999):
-        found, wanted = drawn(kernels, logits, [{"temperature": 1.0, "top_k": 3, "uniform": uniform}])
+        found, wanted = sample_both(kernels, logits, [{"temperature": 1.0, "top_k": 3, "uniform": uniform}])
         assert found == wanted
 
 
-def test_rows_without_a_number_say_so(kernels: Interpreted) -> None:
+def test_rows_with_nan_are_marked(kernels: Interpreted) -> None:
     logits = logits_of(5)
     logits[0, 2000] = torch.nan
     logits[1] = -torch.inf
     logits[2, 3] = torch.inf
-    logits[3, 1200:] = -torch.inf  # sound: what is left can be drawn
+    logits[3, 1200:] = -torch.inf  # fine: the other tokens can be sampled
     for filters in ({}, {"top_k": 2}, {"top_p": 0.5}, {"top_k": 900, "top_p": 0.5}):
         rows = [WARM | filters | {"uniform": 0.7}] * 3 + [WARM, {"temperature": 0.0}]
-        found, wanted = drawn(kernels, logits, rows)
+        found, wanted = sample_both(kernels, logits, rows)
         assert found == wanted
         assert found[:3] == [-1, -1, -1]

@@ -50,12 +50,12 @@ def test_penalties_and_biases(call: Call, dtype: torch.dtype) -> None:
     assert torch.equal(alone, logits.float())
 
 
-def test_drawn_tokens_are_counted(call: Call) -> None:
+def test_sampled_tokens_are_counted(call: Call) -> None:
     seen, columns = seen_tokens(), oracles.settings([*PENALTIES, PENALTIES[0]], VOCAB)
     slots, tokens = torch.tensor([4, 0, 2, 5, 1]), torch.tensor([41, 2, 3, 82, -1])
     seen.reply[5, 82] = 2**15 - 1
     _, (found, *_) = call("sampling.edits", "note", seen.reply, tokens, columns, slots)
-    counted = [0, 1, 3]  # the third is not penalised, the last has no token
+    counted = [0, 1, 3]  # the third has no penalty, the last has no token
     seen.add(slots[counted], tokens[counted])
     assert torch.equal(found, seen.reply)
 

@@ -19,8 +19,8 @@ TOLERANCE = 6e-3  # of bfloat16
 
 
 @pytest.fixture(autouse=True)
-def flash_attn_is_there() -> None:
-    pytest.importorskip("flash_attn", reason="no flash-attn here")
+def require_flash_attn() -> None:
+    pytest.importorskip("flash_attn", reason="flash-attn is not installed")
 
 
 @pytest.mark.parametrize("dim", [64, 128])

@@ -19,18 +19,18 @@ TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
 
 
 @pytest.fixture(autouse=True)
-def flashinfer_is_there() -> None:
-    pytest.importorskip("flashinfer", reason="no flashinfer here")
+def require_flashinfer() -> None:
+    pytest.importorskip("flashinfer", reason="flashinfer is not installed")
 
 
 def compare(spec: LayerSpec, dtype: torch.dtype, block_size: int, seed: str) -> None:
-    """Rows of one token, short chunks, both, and long chunks, by one back end: each step is planned anew."""
+    """Run single tokens, short chunks, both, and long chunks on one back end, with a new plan each step."""
     from engine.attention.flashinfer_backend import FlashInfer
 
     draw = random.Random(seed)
     singles = [(1, draw.randint(1, draw.choice((200, 9000)))) for _ in range(7)]
     chunks = [(count, count + draw.randint(0, 2000)) for count in (2, draw.randint(10, 100))]
-    many = 132 * 128 // spec.heads  # tokens, enough for the kernels that want long chunks
+    many = 132 * 128 // spec.heads  # tokens, enough to select the kernels for long chunks
     long = [(count, count + draw.randint(0, 900)) for count in (many // 3, many)]
     kernels, oracle = FlashInfer(), TorchAttention()
     for each, rows in enumerate((singles, chunks, [*singles, *chunks], [*singles[:2], *long])):

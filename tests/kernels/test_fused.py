@@ -1,4 +1,4 @@
-"""The kernels around the products under Triton's interpreter, against plain torch."""
+"""The kernels around the matrix products, in Triton's interpreter, against plain torch."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def test_turn(
     close(found, oracles.turn(*arguments, dtype=dtype))
     close(written.keys.nan_to_num(7.0), layer.keys.nan_to_num(7.0))
     assert torch.equal(written.values.nan_to_num(7.0), layer.values.nan_to_num(7.0))
-    assert written.keys.isfinite().any(dim=(2, 3)).sum() == 3  # those of the tokens that have a place
+    assert written.keys.isfinite().any(dim=(2, 3)).sum() == 3  # those of the tokens with a place
 
 
 def test_embed(kernels: Interpreted) -> None:

@@ -1,4 +1,4 @@
-"""One row times a weight in four bits, interpreted and on a GPU, beside the dequantized weight in torch."""
+"""One row times an int4 weight, interpreted and on a GPU, against the dequantized weight in torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ CLOSE = {"rtol": 4e-3, "atol": 4e-3}
 
 
 def given(kind: str, outputs: int, inputs: int) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-    """What the kernels are given, and the weight in float32."""
+    """Return the kernels' arguments, and the weight in float32."""
     from engine.kernels.triton.gemm.int4_gemv import ones_of
 
     of = kept(kind, outputs, inputs)
@@ -27,7 +27,7 @@ def given(kind: str, outputs: int, inputs: int) -> tuple[tuple[Tensor, Tensor, T
 
 
 def halved(inputs: int) -> tuple[Any, Tensor]:
-    """A norm without its last step, and all of it."""
+    """Return a norm without its last step, and the full norm."""
     from engine.kernels.triton.norm.norm import Normed
 
     stream = numbers(1, inputs, seed=0)
@@ -41,10 +41,10 @@ def halved(inputs: int) -> tuple[Any, Tensor]:
     ("outputs", "inputs", "of_program", "warps"),
     [(70, 384, 16, 1), (70, 1152, 32, 1), (48, 384, 32, 2), (16, 768, 16, 8)],
 )
-def test_any_turns_and_warps(
+def test_any_number_of_iterations_and_warps(
     call: Call, outputs: int, inputs: int, of_program: int, warps: int, kind: str
 ) -> None:
-    """In one turn of all warps, and in several, of which the last is not full."""
+    """In one iteration of all warps, and in several, of which the last is not full."""
     from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
     from engine.kernels.triton.norm.norm import Normed
 
@@ -56,8 +56,8 @@ def test_any_turns_and_warps(
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(1024, 100), (2048, 64), (3072, 64), (200, 40)])
-def test_as_it_is_cut(call: Call, inputs: int, outputs: int) -> None:
-    """With the last step of a norm before it, for inputs that small models have, and no whole units."""
+def test_with_the_default_tiling(call: Call, inputs: int, outputs: int) -> None:
+    """After the first part of a norm, with the inputs of small models and inputs that do not fill a unit."""
     weight, wide = given("int4-64" if inputs % 64 == 0 else "int4-32", outputs, inputs)
     half, h = halved(inputs)
     found, _ = call("gemm.int4_gemv", "int4_gemv", half, *weight, outputs)
@@ -65,7 +65,7 @@ def test_as_it_is_cut(call: Call, inputs: int, outputs: int) -> None:
 
 
 @pytest.mark.parametrize("outputs", [48, 35])
-def test_the_activation_follows(call: Call, outputs: int) -> None:
+def test_with_the_activation(call: Call, outputs: int) -> None:
     weight, wide = given("int4-64", 2 * outputs, 384)
     half, h = halved(384)
     found, _ = call("gemm.int4_gemv", "int4_gemv", half, *weight, outputs, gated=True)
@@ -74,7 +74,7 @@ def test_the_activation_follows(call: Call, outputs: int) -> None:
 
 
 @pytest.mark.parametrize(("outputs", "warps"), [(70, 1), (64, 2)])
-def test_a_sum_and_the_first_step_of_its_norm(call: Call, outputs: int, warps: int) -> None:
+def test_a_residual_sum_and_the_first_step_of_its_norm(call: Call, outputs: int, warps: int) -> None:
     from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
 
     weight, wide = given("int4-64", outputs, 640)
@@ -91,8 +91,8 @@ def test_a_sum_and_the_first_step_of_its_norm(call: Call, outputs: int, warps: i
     torch.testing.assert_close(half.squares.sum(), changed.float().square().sum())
 
 
-def test_zeros_stay_zeros_beside_what_is_huge(call: Call) -> None:
-    """What stands in another column of x is multiplied with zero, and with nothing that could be seen."""
+def test_zeros_are_exact_beside_huge_values(call: Call) -> None:
+    """The other columns of x are multiplied by exactly zero."""
     from engine.kernels.triton.norm.norm import Normed
 
     weight, wide = given("int4-64", 32, 1024)
@@ -104,7 +104,7 @@ def test_zeros_stay_zeros_beside_what_is_huge(call: Call) -> None:
 
 @pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
 @pytest.mark.parametrize("group", [32, 64, 128])
-def test_no_more_warps_than_there_is_work_for(inputs: int, group: int) -> None:
+def test_no_more_warps_than_needed(inputs: int, group: int) -> None:
     from engine.kernels.triton.gemm.int4_gemv import int4_gemv_tiling
 
     words = torch.empty(4, inputs // 128, 64, 32, dtype=torch.int16, device="meta")
@@ -117,8 +117,8 @@ def test_no_more_warps_than_there_is_work_for(inputs: int, group: int) -> None:
         assert cut.outputs == (16 if gated or at_once < inputs else 32)
 
 
-def test_who_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single row in bfloat16, where the compiler is one whose threads it relies on."""
+def test_conditions_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single row in bfloat16, with a compiler version whose thread layout is known."""
     from engine.kernels.triton.gemm import int4_gemv
     from engine.quant.gpu_products import Int4Product
     from engine.quant.grouped import GroupedWeight

@@ -1,8 +1,8 @@
-"""The fused chain launches what it always has: the same kernels in the same order, with the same arguments.
+"""The fused chain launches the same kernels in the same order, with the same arguments, as recorded.
 
-The records beside this file were written by the forward that knew a decoder's layers by their class, before
-those were made of parts: six of them in full, to read where one differs, and all by their hash. A change that
-means to launch something else writes them anew: `python -m tests.kernels.test_launches`.
+The records beside this file were written when the forward still knew a decoder's layers by class, before they
+were made of parts. Six are stored in full, to see where one differs, and all by their hash. After an intended
+change, write them again: `python -m tests.kernels.test_launches`.
 """
 
 import hashlib
@@ -57,15 +57,15 @@ class Case:
     model: str
     rows: int
     scheme: str = "none"
-    layers: str = "all"  # that the scheme keeps; first: the others stay plain
+    layers: str = "all"  # the layers that are quantized; first: only the first one
     kv: KvSchemeName = "none"
     dtype: str = "bf16"
     gpu: int = 90
     prompts: bool = False
 
     def __str__(self) -> str:
-        told = (self.scheme, self.layers, f"kv-{self.kv}", self.dtype, f"sm{self.gpu}")
-        return f"{self.model}-{self.rows}{'-prompts' if self.prompts else ''}:{':'.join(told)}"
+        parts = (self.scheme, self.layers, f"kv-{self.kv}", self.dtype, f"sm{self.gpu}")
+        return f"{self.model}-{self.rows}{'-prompts' if self.prompts else ''}:{':'.join(parts)}"
 
 
 def cases() -> Iterator[Case]:
@@ -87,7 +87,7 @@ HERE = Path(__file__).parent / "recorded"
 
 
 def record_of(case: Case) -> Record:
-    """Of a step from its tokens to its logits."""
+    """Record a step from its tokens to its logits."""
     from engine.attention import triton_backend
     from engine.attention.triton_backend import TritonAttention
     from engine.execution.cuda.stage import GpuStage
@@ -140,21 +140,21 @@ def digest(record: Record) -> str:
 
 
 @pytest.mark.parametrize("case", SHOWN, ids=str)
-def test_a_step_launches_what_it_always_has(case: Case) -> None:
+def test_a_step_launches_what_is_recorded(case: Case) -> None:
     wanted = (HERE / f"{case.model}-{case.rows}.txt").read_text(encoding="utf-8").splitlines()
     assert record_of(case).lines == wanted
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_so_does_every_other_kind_of_step(model: str) -> None:
-    """Any scheme of weights or of the cache, type, number of rows and GPU; prompts, too."""
+def test_every_other_kind_of_step_launches_what_is_recorded(model: str) -> None:
+    """Every weight and cache scheme, type, number of rows and GPU, and also prompts."""
     wanted = json.loads((HERE / "digests.json").read_text(encoding="utf-8"))[model]
     found = {str(case): digest(record_of(case)) for case in cases() if case.model == model}
     assert found == wanted
 
 
-def test_a_record_tells_what_differs() -> None:
-    """Early starts, tilings and the way of the data all show."""
+def test_records_differ_when_launches_differ() -> None:
+    """Early starts, tilings and the data flow all show."""
     early, late = record_of(SHOWN[0]).lines, record_of(replace(SHOWN[0], gpu=80)).lines
     assert any("launch_pdl=True" in line for line in early) and "launch_pdl" not in "".join(late)
     assert digest(record_of(SHOWN[1])) != digest(record_of(SHOWN[2]))

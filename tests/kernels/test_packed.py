@@ -1,4 +1,4 @@
-"""The packed product against the plain one, and a row against itself in other company."""
+"""The packed product against the plain one, and the same row among different other rows."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def layer(inputs: int, outputs: int, dtype: torch.dtype, seed: int) -> tuple[tor
     biased=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_is_the_plain_product(
+def test_equals_the_plain_product(
     inputs: int, outputs: int, dtype: torch.dtype, rows: int, biased: bool, seed: int
 ) -> None:
     weight, x = layer(inputs, outputs, dtype, seed)
@@ -44,7 +44,7 @@ def test_is_the_plain_product(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 172), (172, 64), (256, 1024), (2048, 96)])
-def test_company_changes_no_bit(dtype: torch.dtype, inputs: int, outputs: int) -> None:
+def test_other_rows_change_no_bit(dtype: torch.dtype, inputs: int, outputs: int) -> None:
     weight, x = layer(inputs, outputs, dtype, 0)
     product = PackedLinear(weight, None)
     with torch.inference_mode():
@@ -56,7 +56,7 @@ def test_company_changes_no_bit(dtype: torch.dtype, inputs: int, outputs: int) -
 
 @pytest.mark.parametrize("inputs", [256, 512, 1024, 3584])
 def test_a_long_prompt_changes_no_bit(inputs: int) -> None:
-    """Kernels that take many rows may add in another order; 600 rows against the same rows in fours."""
+    """Kernels for many rows may add in another order: 600 rows against the same rows in fours."""
     weight, _ = layer(inputs, 96, torch.bfloat16, 0)
     x = torch.randn(600, inputs, generator=torch.Generator().manual_seed(1)).bfloat16()
     product = PackedLinear(weight, None)
@@ -68,24 +68,22 @@ def test_a_long_prompt_changes_no_bit(inputs: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_prompts_of_any_length_are_products_of_few(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """oneDNN keeps half a megabyte and more for every number of rows that it has met."""
+def test_prompts_of_any_length_use_few_shapes(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps half a megabyte or more for every number of rows it has seen."""
     weight, _ = layer(64, 96, dtype, 0)
-    product, whole, heard = PackedLinear(weight, None), packed._product, set[int]()
+    product, whole, sizes = PackedLinear(weight, None), packed._product, set[int]()
 
-    def listening(x: torch.Tensor, *rest: object) -> torch.Tensor:
-        heard.add(len(x))
+    def counted(x: torch.Tensor, *rest: object) -> torch.Tensor:
+        sizes.add(len(x))
         return whole(x, *rest)
 
-    monkeypatch.setattr(packed, "_product", listening)
+    monkeypatch.setattr(packed, "_product", counted)
     x = torch.ones(512, 64, dtype=dtype)
     with torch.inference_mode():
         assert all(product(x[:rows]).shape == (rows, 96) for rows in range(1, 513))
-    assert len(heard) == 13 + 5 * 8
+    assert len(sizes) == 13 + 5 * 8
 
 
-def test_what_cannot_be_packed_says_why() -> None:
+def test_the_reason_why_a_weight_cannot_be_packed() -> None:
     assert "meta" in (why_not(torch.empty(4, 4, device="meta")) or "")
     assert "float64" in (why_not(torch.empty(4, 4, dtype=torch.float64)) or "")

@@ -1,4 +1,4 @@
-"""A compressed cache and a window that keeps the first tokens, under Triton's interpreter."""
+"""A compressed cache and a window with sinks, in Triton's interpreter."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def test_attention_reads_what_it_packed(
 
 
 def exact(case: Case) -> Tensor:
-    """By the torch back end in float32, which writes the case's own cache."""
+    """The oracle: the torch back end in float32, which writes the case's own cache."""
     return run_torch(replace(case, q=case.q.float()))
 
 
@@ -69,9 +69,7 @@ def exact(case: Case) -> Tensor:
     ],
     ids=["padded", "many heads", "odd"],
 )
-def test_any_shape_is_read(
-    kernels: Interpreted, spec: LayerSpec, block_size: int, scheme: KvSchemeName
-) -> None:
+def test_any_shape(kernels: Interpreted, spec: LayerSpec, block_size: int, scheme: KvSchemeName) -> None:
     rows = [(1, 33), (1, 7), (3, 45)]
     plain = make_case(
         spec, rows, block_size=block_size, sinks=spec.softcap is None, dtype=torch.float16, seed=5
@@ -83,7 +81,7 @@ def test_any_shape_is_read(
 
 @PACKED
 @pytest.mark.parametrize(("contexts", "rows", "cut"), [([90, 5], 4, True), ([9, 16, 2], 8, False)])
-def test_standing_lists_give_the_same(
+def test_work_lists_of_a_graph_give_the_same(
     kernels: Interpreted, contexts: list[int], rows: int, cut: bool, scheme: KvSchemeName
 ) -> None:
     case = packed(make_case(SPEC, [(1, context) for context in contexts], dtype=torch.float16), scheme)
@@ -95,7 +93,7 @@ def test_standing_lists_give_the_same(
 @PACKED
 @pytest.mark.parametrize("up", [-80, 80])
 def test_numbers_beyond_float16_are_read(kernels: Interpreted, up: int, scheme: KvSchemeName) -> None:
-    """Queries and keys that only fit together, and values of which some are far larger than others."""
+    """Queries and keys whose product only fits together, and values of very different sizes."""
     case = make_case(SPEC, [(1, 70), (1, 40), (4, 20)], dtype=torch.bfloat16, seed=1)
     for cells in (case.layer.keys, case.k):
         cells *= 2.0**-up
@@ -120,7 +118,7 @@ def test_gathering_unpacks(kernels: Interpreted, scheme: KvSchemeName) -> None:
 
 @PACKED
 @TYPES
-def test_a_token_without_number_stays_in_its_row(
+def test_nan_in_a_token_stays_in_its_row(
     kernels: Interpreted, dtype: torch.dtype, tolerance: float, scheme: KvSchemeName
 ) -> None:
     case = packed(make_case(SPEC, [(1, 30), (1, 20), (6, 6)], dtype=dtype), scheme)
@@ -135,8 +133,8 @@ def test_a_token_without_number_stays_in_its_row(
 
 @PACKED
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_turning_packs(kernels: Interpreted, scheme: KvSchemeName, dtype: torch.dtype) -> None:
-    """The cells are what the torch back end would have made of the same keys and values."""
+def test_rope_writes_packed_cells(kernels: Interpreted, scheme: KvSchemeName, dtype: torch.dtype) -> None:
+    """The cells equal what the torch back end makes of the same keys and values."""
     spec = LayerSpec(heads=3, kv_heads=2, key_dim=24, value_dim=24, scale=1.0)
     parts = torch.randn(1, 5, 7 * 24, generator=torch.Generator().manual_seed(0)).to(dtype)
     parts[0, 3, 5 * 24 + 3] = torch.nan
@@ -172,7 +170,7 @@ def test_turning_packs(kernels: Interpreted, scheme: KvSchemeName, dtype: torch.
         (3, 1, 300, "int8", torch.float16), (60, 4, 8, "int8", torch.float16),
     ],
 )  # fmt: skip
-def test_the_first_tokens_stay_in_sight(
+def test_the_sinks_stay_visible(
     kernels: Interpreted, window: int, kept: int, programs: int, scheme: str, dtype: torch.dtype
 ) -> None:
     spec = LayerSpec(heads=4, kv_heads=2, key_dim=16, value_dim=16, scale=0.3, window=window, kept=kept)

@@ -1,4 +1,4 @@
-"""Tiles of rows that reach into the memory behind them, which may hold anything."""
+"""Tiles of rows that extend into the memory after them, which may hold anything."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ def test_there_is_room_for_whole_tiles() -> None:
         found = padded_rows(rows, 2, 4, like=like)
         assert found.shape == (rows, 2, 4) and found.is_contiguous() and found.dtype is torch.float16
         for tile in TILES:
-            if tile < max(17, 2 * rows):  # no product is cut into larger ones
+            if tile < max(17, 2 * rows):  # no product uses larger tiles
                 assert readable_rows(found.flatten(1), tile) == -(-rows // tile) * tile, (rows, tile)
     assert padded_rows(3, 8, like=like, dtype=torch.float32).dtype is torch.float32
     assert padded_rows(MOST + 1, 8, like=like).untyped_storage().nbytes() == (MOST + 1) * 8 * 2
@@ -41,7 +41,7 @@ def test_no_row_is_read_beyond_the_memory() -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_what_lies_behind_the_rows_is_not_in_them(call: Callable[..., Any], gated: bool) -> None:
+def test_memory_after_the_rows_does_not_change_them(call: Callable[..., Any], gated: bool) -> None:
     from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 

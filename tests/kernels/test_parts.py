@@ -1,4 +1,4 @@
-"""Parts in the fused chain that are not ours: what runs instead, and who waits for whom."""
+"""Third-party parts in the fused chain: what runs instead of kernels, and which kernels wait."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ pytest.importorskip("triton", reason="no Triton here")
 
 
 class PlainMLP(DenseMLP):
-    """Has no launches of its own."""
+    """A part without launches."""
 
     pdl = False
 
@@ -31,13 +31,13 @@ class PlainMLP(DenseMLP):
 
 
 class PatientMLP(DenseMLP):
-    """Launches, and does not say that its kernels wait for the one before."""
+    """A part with launches that does not declare that its kernels wait for the kernel before."""
 
     pdl = False
 
 
 class MyNorm(nn.Module):
-    """Not the root mean square."""
+    """A norm other than RMS norm."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class MyNorm(nn.Module):
 
 
 @dataclass
-class Ran:
+class RecordedRun:
     record: Record
     fused: Any
 
@@ -57,8 +57,8 @@ class Ran:
         return [line.split("(")[0].split(" ")[0] for line in self.record.lines]
 
 
-def ran(rows: int, change: Any, config: DecoderConfig = QWEN) -> Ran:
-    """A step of a decoder whose second block is changed first."""
+def run_changed(rows: int, change: Any, config: DecoderConfig = QWEN) -> RecordedRun:
+    """Run a step of a decoder whose second block was changed."""
     from engine.attention import triton_backend
     from engine.attention.triton_backend import TritonAttention
     from engine.kernels.triton.attention.tiles import GpuLimits
@@ -80,7 +80,7 @@ def ran(rows: int, change: Any, config: DecoderConfig = QWEN) -> Ran:
         positions, places = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.int64)
         with recorded() as record:
             chain.forward(x, positions, places, None)  # type: ignore[arg-type]
-    return Ran(record, chain)
+    return RecordedRun(record, chain)
 
 
 def as_class(kind: type[DenseMLP]) -> Any:
@@ -99,8 +99,8 @@ def starts_early(line: str) -> bool:
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
-def test_a_part_without_launches_runs_its_oracle_and_is_counted(rows: int) -> None:
-    usual, found = ran(rows, lambda *_: None), ran(rows, as_class(PlainMLP))
+def test_a_part_without_launches_runs_in_torch_and_is_counted(rows: int) -> None:
+    usual, found = run_changed(rows, lambda *_: None), run_changed(rows, as_class(PlainMLP))
     assert usual.fused.plain == {} and found.fused.plain == {"PlainMLP": 1}
     at = found.names.index("rms_norm")
     assert found.names[at:].count("linear") >= 2 and "silu" in found.names
@@ -108,12 +108,12 @@ def test_a_part_without_launches_runs_its_oracle_and_is_counted(rows: int) -> No
     assert all(map(starts_early, (line for line in before if line.startswith("_"))))
     assert all(map(starts_early, (line for line in after if line.startswith("_"))))
     added = [line.split(" ")[1] for line in found.record.lines if line.startswith("add_ ")]
-    assert len(added) == 2 and len(set(added)) == 1, "what attention left to add, then its own term"
+    assert len(added) == 2 and len(set(added)) == 1, "the pending term, then its own"
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
-def test_a_part_that_declares_no_early_starts_waits_in_full(rows: int) -> None:
-    usual, found = ran(rows, lambda *_: None), ran(rows, as_class(PatientMLP))
+def test_a_part_without_early_starts_waits_for_the_kernel_before(rows: int) -> None:
+    usual, found = run_changed(rows, lambda *_: None), run_changed(rows, as_class(PatientMLP))
     assert found.fused.plain == {} and found.names == usual.names
     changed = [
         (mine, theirs)
@@ -125,15 +125,15 @@ def test_a_part_that_declares_no_early_starts_waits_in_full(rows: int) -> None:
         mine.replace("PDL=False", "PDL=True") == theirs.replace(" launch_pdl=True", "")
         for mine, theirs in changed
     )
-    assert len(changed) == {1: 2, 8: 2, 64: 3}[rows], "the products, and the norm before where it is a kernel"
+    assert len(changed) == {1: 2, 8: 2, 64: 3}[rows], "the products, and the norm before if it is a kernel"
 
 
 @pytest.mark.parametrize("rows", [1, 8, 64])
-def test_a_norm_that_is_not_ours_is_called(rows: int) -> None:
-    found = ran(rows, own_norm)
+def test_a_third_party_norm_is_called(rows: int) -> None:
+    found = run_changed(rows, own_norm)
     assert found.fused.plain == {} and found.names.count("layer_norm") == 1
     at = found.names.index("layer_norm")
-    assert found.names[at - 1] == "add_", "the whole sum is there before it"
+    assert found.names[at - 1] == "add_", "the whole sum is added before the norm"
     assert found.names[at + 1 :].count("_linear_residual_norm" if rows == 8 else "_norm") >= 1
 
 

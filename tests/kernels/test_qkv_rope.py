@@ -1,4 +1,4 @@
-"""The product that ends in what attention reads, interpreted and on a GPU, against a product and the turn."""
+"""The product whose output attention reads, interpreted and on a GPU, against a product, a norm and RoPE."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +20,7 @@ CLOSE = {"rtol": 4e-3, "atol": 4e-3}
 
 
 def layer_of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> KVLayer:
-    """Cells that nobody has written hold NaN."""
+    """Unwritten cells hold NaN."""
     spec = LayerSpec(heads=heads, kv_heads=kv_heads, key_dim=dim, value_dim=dim, scale=1.0)
     cells = torch.full((7, 16, kv_heads, dim), torch.nan, dtype=dtype)
     return KVLayer(spec, cells.clone(), cells.clone())
@@ -36,8 +36,10 @@ def layer_of(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> KVLayer
     ],
 )
 @pytest.mark.parametrize("pieces", [0, 3])
-def test_turned(call: Call, heads: tuple[int, int], dim: int, normed: bool, roped: bool, pieces: int) -> None:
-    """The last tile of rows is not full; a token of no place is not written."""
+def test_rotated(
+    call: Call, heads: tuple[int, int], dim: int, normed: bool, roped: bool, pieces: int
+) -> None:
+    """The last tile of rows is not full; a token without a place is not written."""
     from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 
@@ -70,7 +72,7 @@ def test_turned(call: Call, heads: tuple[int, int], dim: int, normed: bool, rope
         assert mine.isfinite().any(dim=(2, 3)).sum() == rows - 2
 
 
-def test_what_it_takes() -> None:
+def test_conditions_for_the_kernel() -> None:
     from engine.kernels.triton.gemm.qkv_rope import qkv_rope_tiling
     from engine.kernels.triton.gemm.tma_gemm import ROOM
 
@@ -91,7 +93,7 @@ def test_what_it_takes() -> None:
     assert all(fits(rows, dim) for rows in (70, 100, 128, 200, 256) for dim in (32, 64, 128))
     assert not any(fits(100, dim) for dim in (16, 80, 96, 256))
     assert not fits(100, 128, torch.float32, torch.float32)
-    assert not fits(100, 128, kept=torch.int8)  # a cache that is packed
+    assert not fits(100, 128, kept=torch.int8)  # a compressed cache
     assert not fits(100, 128, inputs=200)
     assert not fits(100, 128, value_dim=64)
     assert not fits(1, 128) and not fits(5000, 128)

@@ -1,4 +1,4 @@
-"""Products with quantized weights under Triton's interpreter, against the dequantized weight in torch."""
+"""Products with quantized weights in Triton's interpreter, against the dequantized weight in torch."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +24,8 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tenso
 
 
 @dataclass(frozen=True)
-class Kept:
-    """A weight as the kernels take it, and as it is multiplied."""
+class QuantizedWeight:
+    """A weight as the kernels take it, and the exact numbers it stands for."""
 
     module: str
     given: tuple[Tensor, ...]
@@ -43,7 +43,7 @@ class Kept:
         return eight.float() * step
 
 
-def kept(kind: str, outputs: int, inputs: int) -> Kept:
+def kept(kind: str, outputs: int, inputs: int) -> QuantizedWeight:
     from engine.kernels.triton.gemm import int4_gemm
 
     weight = numbers(outputs, inputs, seed=1)
@@ -51,10 +51,10 @@ def kept(kind: str, outputs: int, inputs: int) -> Kept:
         case "int8":
             whole, scale = int8.quantized(weight)
             bits = whole.view(torch.uint8) ^ 128
-            return Kept("gemm.skinny_gemm", (bits, scale), whole.float() * scale[:, None])
+            return QuantizedWeight("gemm.skinny_gemm", (bits, scale), whole.float() * scale[:, None])
         case "fp8":
             eight, step = fp8_linear.quantized(weight)
-            return Kept(
+            return QuantizedWeight(
                 "gemm.skinny_gemm", (eight, step[:, 0].contiguous()), eight.float() * step, rounds=True
             )
         case _:
@@ -66,7 +66,7 @@ def kept(kind: str, outputs: int, inputs: int) -> Kept:
             scales, offsets = (each.half().float() for each in (scale, (8 - zero) * scale))
             exact = GroupedWeight(F.pad(by.numbers, (0, more)), scales, 8 - offsets / scales.clamp(min=1e-20))
             grid = int4_gemm.scale_grid(scale, zero, torch.float16)
-            return Kept("gemm.int4_gemm", (words, grid), exact.dequantized()[:, :inputs])
+            return QuantizedWeight("gemm.int4_gemm", (words, grid), exact.dequantized()[:, :inputs])
 
 
 EIGHT = ["int8", "fp8"]
@@ -111,7 +111,7 @@ def test_one_row(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("rows", "parts", "tall"), [(2, 1, 0), (2, 3, 8), (19, 1, 16), (19, 3, 0)])
 def test_few_rows(kernels: Interpreted, rows: int, parts: int, tall: int, kind: str) -> None:
-    """`tall`: rows of a program, of two warps then; 0: all of them, and four."""
+    """`tall`: the rows of a program, which then has two warps; 0: all rows, and four warps."""
     from engine.kernels.triton.gemm.skinny_gemm import ProductTiling
 
     of, dtype = kept(kind, 70, 384), torch.float16
@@ -135,9 +135,9 @@ def test_few_rows(kernels: Interpreted, rows: int, parts: int, tall: int, kind: 
 
 
 def multiplied(
-    kernels: Interpreted, x: Tensor, of: Kept, outputs: int, parts: int = 1, tall: int = 16
+    kernels: Interpreted, x: Tensor, of: QuantizedWeight, outputs: int, parts: int = 1, tall: int = 16
 ) -> Tensor:
-    """Two units a turn where a part is of so many."""
+    """Two units an iteration if a part has an even number of them."""
     from engine.kernels.triton.gemm.tma_gemm import Tiling
 
     units = of.given[0].shape[1] // parts
@@ -145,21 +145,21 @@ def multiplied(
     return kernels.call("gemm.int4_gemm", "int4_gemm", x, *of.given, outputs, how)[0]
 
 
-def test_company_in_a_tile_changes_no_bit(kernels: Interpreted) -> None:
+def test_other_rows_in_a_tile_change_no_bit(kernels: Interpreted) -> None:
     of, x = kept("int4-64", 70, 384), numbers(8, 384, seed=0, dtype=torch.float16)
     whole = multiplied(kernels, x, of, 70, tall=8)
     assert torch.equal(multiplied(kernels, x[:3], of, 70, tall=8), whole[:, :3])
 
 
 @pytest.mark.parametrize("inputs", [200, 512])
-def test_nibbles_of_inputs_that_are_no_whole_units(kernels: Interpreted, inputs: int) -> None:
+def test_int4_inputs_that_do_not_fill_a_unit(kernels: Interpreted, inputs: int) -> None:
     of, x = kept("int4-32", 70, inputs), numbers(3, inputs, seed=0, dtype=torch.float16)
     found = multiplied(kernels, x, of, 70)[0]
     torch.testing.assert_close(found.float(), F.linear(x.float(), of.weight), rtol=4e-3, atol=4e-3)
 
 
-def test_rows_are_filled_up_with_zeros(kernels: Interpreted) -> None:
-    """What a scaled product of torch wants: widths that are multiples of 16."""
+def test_rows_are_padded_with_zeros(kernels: Interpreted) -> None:
+    """torch's scaled product requires widths that are multiples of 16."""
     x = numbers(3, 100, seed=0)
     x[1] = 0
     (eight, steps), _ = kernels.call("gemm.quantize_fp8", "quantize_fp8", x, 112)
@@ -170,7 +170,7 @@ def test_rows_are_filled_up_with_zeros(kernels: Interpreted) -> None:
 @DTYPES
 @pytest.mark.parametrize("inputs", [200, 384])
 @pytest.mark.parametrize("kind", ["int8", "int4-32", "int4-128"])
-def test_spread_out(kernels: Interpreted, kind: str, inputs: int, dtype: torch.dtype) -> None:
+def test_dequantized(kernels: Interpreted, kind: str, inputs: int, dtype: torch.dtype) -> None:
     of = kept(kind, 9, inputs)
     if of.in_nibbles:
         found, _ = kernels.call(
@@ -181,7 +181,7 @@ def test_spread_out(kernels: Interpreted, kind: str, inputs: int, dtype: torch.d
     torch.testing.assert_close(found, of.weight.to(dtype), rtol=1e-3, atol=1e-6)
 
 
-def test_numbers_come_back_from_their_words() -> None:
+def test_packed_numbers_are_unpacked() -> None:
     from engine.kernels.triton.gemm import int4_gemm
 
     whole = torch.randint(0, 16, (70, 256), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
@@ -191,8 +191,8 @@ def test_numbers_come_back_from_their_words() -> None:
 
 
 @pytest.mark.parametrize(("width", "group"), [(480, 96), (96, 96), (160, 32), (256, 64), (2880, 2880)])
-def test_any_group_is_kept(width: int, group: int) -> None:
-    """A checkpoint's may not go into the turns that inputs are filled up to."""
+def test_any_group_size_is_kept(width: int, group: int) -> None:
+    """A checkpoint's group size may not divide the width that inputs are padded to."""
     from engine.quant.gpu_products import Int4Product
 
     draw = torch.Generator().manual_seed(0)
@@ -207,7 +207,7 @@ def test_any_group_is_kept(width: int, group: int) -> None:
 
 @pytest.mark.parametrize("inputs", [128, 1024, 4096, 14336])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 28672])
-def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:
+def test_tilings_divide_any_shape(inputs: int, outputs: int) -> None:
     from engine.kernels.triton.gemm import int4_gemm, skinny_gemm
 
     eight = torch.empty(outputs, inputs, dtype=torch.uint8, device="meta")

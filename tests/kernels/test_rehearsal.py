@@ -1,4 +1,4 @@
-"""Steps are rehearsed for a GPU that is not there: it notes what is loaded and launched."""
+"""Steps are rehearsed for a fake GPU, which records what is loaded and launched."""
 
 import ast
 import threading
@@ -11,25 +11,25 @@ from typing import Any
 import pytest
 import torch
 
-from tests.kernels.test_compiles import META, SMALL, Absent, decode, prompts
+from tests.kernels.test_compiles import META, SMALL, FakeDriver, decode, prompts
 
 triton = pytest.importorskip("triton", reason="no Triton here")
 
 from engine.kernels.triton.precompile import precompile  # noqa: E402
 
 tl = triton.language
-NEW = count(1000)  # devices: Triton keeps what it has compiled for each
+NEW = count(1000)  # device numbers: Triton keeps compiled kernels for each
 
 
-class Noted(Absent):
-    """A GPU that notes what is loaded and launched."""
+class RecordingDriver(FakeDriver):
+    """A fake GPU that records what is loaded and launched."""
 
     def __init__(self) -> None:
         super().__init__(90)
         self.device = next(NEW)
         self.loaded: list[str] = []
         self.launched: list[str] = []
-        self.missing: list[str] = []  # kernels that were asked for before they were compiled
+        self.missing: list[str] = []  # kernels that were launched before they were compiled
         self.utils = SimpleNamespace(
             load_binary=self.load, get_device_properties=lambda device: {"max_shared_mem": 2**20}
         )
@@ -50,7 +50,7 @@ class Noted(Absent):
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Noted:
+def gpu(monkeypatch: pytest.MonkeyPatch) -> RecordingDriver:
     from triton import knobs
     from triton.runtime.driver import driver
 
@@ -58,7 +58,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Noted:
     from engine.kernels.triton.attention.tiles import GpuLimits
     from engine.models import fused
 
-    gpu = Noted()
+    gpu = RecordingDriver()
     monkeypatch.setattr(driver, "_active", gpu)
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", gpu.miss)
     for module in (triton_backend, fused):
@@ -93,7 +93,7 @@ def both() -> None:
 @pytest.mark.parametrize(
     "step", [lambda: decode(SMALL, 1, "none", "none"), lambda: prompts("none")], ids=["decode", "prompts"]
 )
-def test_a_step_launches_what_was_compiled(gpu: Noted, step: Callable[[], None]) -> None:
+def test_a_step_launches_what_was_compiled(gpu: RecordingDriver, step: Callable[[], None]) -> None:
     precompile(step)
     compiled = set(gpu.missing)
     assert not gpu.launched
@@ -104,7 +104,7 @@ def test_a_step_launches_what_was_compiled(gpu: Noted, step: Callable[[], None])
     assert set(gpu.launched) == compiled
 
 
-def test_side_by_side(gpu: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_compile_in_parallel(gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     meeting = threading.Barrier(2, timeout=30)
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **compiled: meeting.wait())
@@ -112,8 +112,8 @@ def test_side_by_side(gpu: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(gpu.loaded) == 2
 
 
-def test_only_one_is_parsed_at_a_time(gpu: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two threads in Python 3.11's parser, one may be told of a mismatch that there is not."""
+def test_kernels_are_parsed_one_at_a_time(gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two threads in its parser, Python 3.11 may report a mismatch that does not exist."""
     meeting, parse, met = threading.Barrier(2, timeout=1), ast.parse, []
 
     def parsed(source: str) -> ast.AST:
@@ -130,7 +130,7 @@ def test_only_one_is_parsed_at_a_time(gpu: Noted, monkeypatch: pytest.MonkeyPatc
     assert not met
 
 
-def test_a_kernel_that_does_not_compile_is_told_as_ever(gpu: Noted) -> None:
+def test_a_kernel_that_does_not_compile_raises_the_usual_error(gpu: RecordingDriver) -> None:
     def launches() -> None:
         both()
         _broken[(1,)](x())
@@ -140,12 +140,12 @@ def test_a_kernel_that_does_not_compile_is_told_as_ever(gpu: Noted) -> None:
     with pytest.raises(triton.CompilationError) as alone:
         _broken[(1,)](x())
     assert str(rehearsed.value) == str(alone.value)
-    both()  # launches again
+    both()  # launches work again
     assert gpu.launched == ["_one", "_two"]
     precompile(both)
 
 
-def test_what_fails_beside_kernels_fails(gpu: Noted) -> None:
+def test_an_error_between_kernels_is_raised(gpu: RecordingDriver) -> None:
     def launches() -> None:
         both()
         raise torch.OutOfMemoryError("no memory")
@@ -156,7 +156,7 @@ def test_what_fails_beside_kernels_fails(gpu: Noted) -> None:
     assert gpu.launched == ["_one", "_two"]
 
 
-def test_others_launch_meanwhile(gpu: Noted) -> None:
+def test_other_threads_launch_during_a_rehearsal(gpu: RecordingDriver) -> None:
     def launches() -> None:
         other = threading.Thread(target=both, daemon=True)
         other.start()
@@ -166,7 +166,9 @@ def test_others_launch_meanwhile(gpu: Noted) -> None:
     precompile(launches)
 
 
-def test_no_thread_is_started_where_nothing_is_missing(gpu: Noted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_starts_if_no_kernel_is_missing(
+    gpu: RecordingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     both()
 
     def started(thread: threading.Thread) -> None:

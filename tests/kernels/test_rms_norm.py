@@ -1,4 +1,4 @@
-"""The norm by way of a layer norm: against the plain one, against float64, and in company."""
+"""RMS norm through layer norm: against the plain one, against float64, and with other rows."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def norms(*shape: int, dtype: torch.dtype) -> tuple[Norm, CpuRmsNorm]:
     shift=st.sampled_from([0.0, 5.0]),
     seed=st.integers(0, 99),
 )
-def test_is_the_plain_norm(
+def test_equals_the_plain_norm(
     shape: tuple[int, ...], dtype: torch.dtype, rows: int, size: float, shift: float, seed: int
 ) -> None:
     plain, mirrored = norms(*shape, dtype=dtype)
@@ -43,7 +43,7 @@ def test_is_the_plain_norm(
 
 @pytest.mark.parametrize("dtype", list(DTYPES))
 @pytest.mark.parametrize("shape", [(64,), (172,), (1024,), (6, 16)])
-def test_company_changes_no_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_other_rows_change_no_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     _, mirrored = norms(*shape, dtype=dtype)
     x = torch.randn(200, *shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     with torch.inference_mode():
@@ -53,8 +53,8 @@ def test_company_changes_no_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> N
             assert torch.equal(mirrored(x[-rows:]), whole[-rows:]), f"the last {rows} rows"
 
 
-def test_nothing_stays_nothing() -> None:
-    """A row of zeros is divided by the square root of eps alone; a NaN stays in its row."""
+def test_zeros_stay_zeros() -> None:
+    """A row of zeros is divided by the square root of eps alone; NaN stays in its row."""
     _, mirrored = norms(16, dtype=torch.float32)
     x = torch.zeros(3, 16)
     x[1, 3] = torch.nan

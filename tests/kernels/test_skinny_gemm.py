@@ -1,4 +1,4 @@
-"""Products of few rows under Triton's interpreter, against plain torch."""
+"""Products of few rows in Triton's interpreter, against plain torch."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def numbers(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("turn", [64, 256])  # in several turns, and in one
+@pytest.mark.parametrize("turn", [64, 256])  # several iterations, and one
 @pytest.mark.parametrize("inputs", [200, 256])
 @pytest.mark.parametrize("ends", ["plain", "norm", "sum", "gated"])
 def test_vector(kernels: Interpreted, ends: str, inputs: int, turn: int, dtype: torch.dtype) -> None:
@@ -58,7 +58,7 @@ def test_narrow(kernels: Interpreted, rows: int, parts: int) -> None:
 
 @pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 151936])
-def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:
+def test_tilings_divide_any_shape(inputs: int, outputs: int) -> None:
     from engine.kernels.triton.gemm.skinny_gemm import skinny_gemm_tiling
 
     weight = torch.empty(outputs, inputs, dtype=torch.bfloat16, device="meta")

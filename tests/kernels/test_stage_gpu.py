@@ -1,4 +1,4 @@
-"""The fused forward, drawing and graphs on a GPU, against the plain decoder, the definition, and a CPU."""
+"""The fused forward, sampling and graphs on a GPU, against the plain decoder, the definition, and a CPU."""
 
 import random
 from collections.abc import Callable
@@ -51,7 +51,7 @@ def decoder(dtype: torch.dtype, **changes: Any) -> Decoder:
     "changes", [{}, {"qk_norm": False, "qkv_bias": True}, {"unrotated": (1,), "mlp": 500}], ids=str
 )
 @pytest.mark.parametrize("rows", [1, 2, 5, 8, 17, 32, 64, 100, 130, 200])
-def test_the_fused_forward_is_the_decoders(rows: int, changes: dict[str, Any], dtype: torch.dtype) -> None:
+def test_the_fused_forward_equals_the_decoder(rows: int, changes: dict[str, Any], dtype: torch.dtype) -> None:
     from engine.models.fused import FusedDecoder
 
     model = decoder(dtype, **changes)
@@ -83,8 +83,8 @@ def test_the_fused_forward_is_the_decoders(rows: int, changes: dict[str, Any], d
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("filtered", [False, True])
 @pytest.mark.parametrize("rows", [1, 9, 70])
-def test_drawing_is_the_definition(rows: int, filtered: bool, dtype: torch.dtype) -> None:
-    """Nearly always the same token; where rounding moved one, it is a neighbour in mass."""
+def test_sampling_equals_the_definition(rows: int, filtered: bool, dtype: torch.dtype) -> None:
+    """Nearly always the same token. Rounding may select its neighbor in the cumulative mass."""
     from engine.kernels.triton.sampling.draw import draw
 
     pick, vocab = random.Random(rows), 151936
@@ -109,7 +109,7 @@ def test_drawing_is_the_definition(rows: int, filtered: bool, dtype: torch.dtype
 
 
 def replies(engine: Engine, seed: int, params: Callable[[int], SamplingParams]) -> list[list[int]]:
-    """Of 20 requests that come one after another."""
+    """The replies to 20 requests submitted one after another."""
     draw, heard = random.Random(seed), []
     for number in range(20):
         heard.append(Heard())
@@ -126,8 +126,8 @@ def replies(engine: Engine, seed: int, params: Callable[[int], SamplingParams]) 
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("kind", ["greedy", "warm", "unusual"])
-def test_replies_are_those_of_a_cpu(tmp_path: Path, kind: str, depth: int) -> None:
-    """Float32, small caches, all that a graph has to bear: joining, leaving, preemption, other parameters."""
+def test_replies_equal_those_of_a_cpu(tmp_path: Path, kind: str, depth: int) -> None:
+    """Float32 and a small cache; rows join, leave and are preempted, with various parameters."""
     make("qwen3", tmp_path)
 
     def params(number: int) -> SamplingParams:
@@ -142,19 +142,19 @@ def test_replies_are_those_of_a_cpu(tmp_path: Path, kind: str, depth: int) -> No
                 odd = ({"frequency_penalty": 0.5}, {"logprobs": 3}, {"logit_bias": {5: 3.0}}, {})[number % 4]
                 return SamplingParams(temperature=0.7, **odd, **plain)
 
-    said = []
+    by_device = []
     for device in ("cpu", "cuda"):
         config = EngineConfig(
             model=str(tmp_path), device=device, blocks=24, host_blocks=8, max_running=9,
             max_step_tokens=64, depth=depth, seed=0,
         )  # fmt: skip
         engine = start(config)
-        said.append(replies(engine, 3, params))
-    same = sum(a == b for a, b in zip(*said, strict=True))
-    assert same >= 19, f"{same} of 20 replies are the same"  # one may hang on the last bit of a number
+        by_device.append(replies(engine, 3, params))
+    same = sum(a == b for a, b in zip(*by_device, strict=True))
+    assert same >= 19, f"{same} of 20 replies are the same"  # one may depend on the last bit of a number
 
 
-def test_a_step_waits_for_nothing(tmp_path: Path) -> None:
+def test_a_launch_never_synchronizes(tmp_path: Path) -> None:
     write_config(tmp_path)
     engine = start(EngineConfig(model=str(tmp_path), device="cuda", dummy_weights=True, blocks=64, seed=0))
     for number in range(3):
@@ -172,7 +172,7 @@ def test_a_step_waits_for_nothing(tmp_path: Path) -> None:
     assert len(engine.runner.collect(handle).tokens) == 3
 
 
-def test_no_memory_for_a_graph_is_no_trouble(
+def test_no_memory_for_a_graph_changes_no_reply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     write_config(tmp_path)
@@ -188,11 +188,11 @@ def test_no_memory_for_a_graph_is_no_trouble(
     assert sum("no memory for another CUDA graph" in line for line in caplog.messages) == 1
 
 
-def test_pinned_memory_is_nobody_elses_while_a_step_may_read_it() -> None:
-    """A form can be dropped while its step is on the way: when an engine is closed."""
+def test_pinned_memory_is_not_reused_while_a_step_may_read_it() -> None:
+    """Staging buffers can be dropped while their step is in flight, when an engine is closed."""
     form = StagingBuffers({}, 4, torch.zeros(4, 4, dtype=torch.int32, device=GPU))
     pieces, shape = form._pieces.data_ptr(), form._pieces.shape
-    form.copy_in()  # compiled
+    form.copy_in()  # compiles it
     torch.cuda._sleep(10**9)
     form.copy_in()
     del form

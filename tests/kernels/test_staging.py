@@ -1,4 +1,4 @@
-"""A form's way to the device and its tokens' way back, under Triton's interpreter and on a GPU."""
+"""Staging buffers to the device and sampled tokens back, in Triton's interpreter and on a GPU."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="no Triton here")
 
 
 @pytest.mark.parametrize(("words", "news"), [(20, 3), (1500, 600)])
-def test_the_piece_in_turn_arrives(call: Callable[..., Any], words: int, news: int) -> None:
+def test_the_next_piece_is_copied_in(call: Callable[..., Any], words: int, news: int) -> None:
     torch.manual_seed(words)
     pieces = torch.randint(-9, 9, (3, words))
     cells = torch.full((news,), -1)
@@ -25,7 +25,7 @@ def test_the_piece_in_turn_arrives(call: Callable[..., Any], words: int, news: i
 
 
 @pytest.mark.parametrize("count", [1, 5, 512])
-def test_tokens_go_back_and_the_next_is_in_turn(call: Callable[..., Any], count: int) -> None:
+def test_tokens_are_copied_out_and_the_next_piece_follows(call: Callable[..., Any], count: int) -> None:
     begin, words = 7, 530
     pieces, there = torch.zeros(3, words, dtype=torch.int64), torch.arange(words)
     for turn in range(3):

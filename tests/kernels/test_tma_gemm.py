@@ -1,4 +1,4 @@
-"""Products by tiles under Triton's interpreter and on a GPU, against plain torch."""
+"""Tiled products in Triton's interpreter and on a GPU, against plain torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ pytest.importorskip("triton", reason="no Triton here")
 
 @pytest.mark.parametrize(("rows", "parts"), [(17, 1), (40, 3), (70, 2)])
 def test_products(call: Call, rows: int, parts: int) -> None:
-    """The last tile of rows and the last one of outputs are not full."""
+    """The last tiles of rows and of outputs are not full."""
     from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 
@@ -31,8 +31,8 @@ def test_products(call: Call, rows: int, parts: int) -> None:
     torch.testing.assert_close(found.float().sum(0), wanted, rtol=2e-3, atol=2e-3)
 
 
-def test_the_activation_follows(call: Call) -> None:
-    """The last tile of the gates reaches into what belongs to up; that is not kept."""
+def test_with_the_activation(call: Call) -> None:
+    """The last tile of the gates extends into up's part, which is not stored."""
     from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 
@@ -46,8 +46,8 @@ def test_the_activation_follows(call: Call) -> None:
 
 
 @pytest.mark.parametrize("gated", [False, True])
-def test_the_last_step_of_a_norm_is_left_to_the_product(call: Call, gated: bool) -> None:
-    """linear_residual_norm.py scales what it adds to, and gives the squares in pieces."""
+def test_the_product_applies_the_last_step_of_a_norm(call: Call, gated: bool) -> None:
+    """linear_residual_norm.py scales the sum, and returns the squares in pieces."""
     from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 
@@ -77,8 +77,8 @@ def test_the_last_step_of_a_norm_is_left_to_the_product(call: Call, gated: bool)
     torch.testing.assert_close(got[0].float(), plain.float(), rtol=6e-3, atol=6e-3)
 
 
-def test_a_broken_row_stays_alone(call: Call) -> None:
-    """Padding's rows hold anything, and one may be so large that its squares have no sum."""
+def test_nan_and_infinity_stay_in_their_row(call: Call) -> None:
+    """Padding rows hold anything; the squares of one may overflow."""
     from engine.kernels.triton.gemm.tma_gemm import Tiling
     from engine.kernels.triton.norm.norm import Normed
 
@@ -107,7 +107,7 @@ def test_a_broken_row_stays_alone(call: Call) -> None:
 
 @pytest.mark.parametrize("inputs", [128, 1024, 2048, 3072, 4096, 14336])
 @pytest.mark.parametrize("outputs", [64, 1024, 4096, 28672, 151936])
-def test_any_shape_is_cut_so_that_nothing_is_left_over(inputs: int, outputs: int) -> None:
+def test_tilings_divide_any_shape(inputs: int, outputs: int) -> None:
     from engine.kernels.triton.gemm.linear_residual_norm import linear_residual_norm_tiling
     from engine.kernels.triton.gemm.tma_gemm import ROOM, tma_gemm_tiling, tma_swiglu_tiling
 

@@ -1,4 +1,4 @@
-"""The list of what each program does: every key of every query in exactly one place."""
+"""The work list of attention programs: every key of every query is covered exactly once."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -22,7 +22,7 @@ from engine.kernels.triton.attention.work_plan import Chunks, plan_items, plan_s
     programs=st.sampled_from((1, 40, 340)),
     window=st.none() | st.integers(1, 4000),
 )
-def test_covers_what_each_token_sees_once(
+def test_every_visible_key_is_covered_once(
     rows: list[tuple[int, int]], first: int, queries: int, keys: int, programs: int, window: int | None
 ) -> None:
     counts = np.array([new for new, _ in rows])
@@ -67,12 +67,12 @@ def pieces(contexts: list[int], tile: Tile) -> int:
     return len(plan_items(Chunks.of(0, starts, np.array(contexts, np.int32), 1), None, 8, tile)[0])
 
 
-def test_cuts_where_the_gpu_would_idle() -> None:
+def test_long_contexts_are_split_if_the_gpu_would_idle() -> None:
     tile = Tile(1, 16, 16, 1, 6, programs=340, pdl=False)
-    assert pieces([656], tile) == 41  # a turn each
+    assert pieces([656], tile) == 41  # an iteration each
     assert pieces([656] * 32, tile) == 32
     assert pieces([656] * 256, tile) == 256
-    assert pieces([656] * 255 + [32768], tile) > 255 + 20  # nobody waits for the long one
+    assert pieces([656] * 255 + [32768], tile) > 255 + 20  # no other program waits for the long one
 
 
 @pytest.mark.parametrize("dim", [64, 80, 128, 256])
@@ -80,8 +80,10 @@ def test_cuts_where_the_gpu_would_idle() -> None:
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("overlaps", [False, True])
 @pytest.mark.parametrize("packed", [False, True])
-def test_tiles_fit(dim: int, group: int, itemsize: int, overlaps: bool, packed: bool) -> None:
-    """Into the memory of a program, which on the smallest GPUs that we serve is 99 KiB."""
+def test_tiles_fit_into_shared_memory(
+    dim: int, group: int, itemsize: int, overlaps: bool, packed: bool
+) -> None:
+    """The smallest supported GPUs have 99 KiB for a program."""
     spec = LayerSpec(heads=2 * group, kv_heads=2, key_dim=dim, value_dim=dim, scale=1.0)
     gpu = tiles.GpuLimits(99 * 1024, overlaps)
     long = np.array([9999])
@@ -121,7 +123,9 @@ def test_tiles_fit(dim: int, group: int, itemsize: int, overlaps: bool, packed: 
         ([(2, 9000), (4000, 4000)], 2, False),
     ],
 )
-def test_gathers_what_many_queries_read(rows: list[tuple[int, int]], group: int, gathered: bool) -> None:
+def test_contexts_with_many_queries_are_gathered(
+    rows: list[tuple[int, int]], group: int, gathered: bool
+) -> None:
     spec = LayerSpec(heads=8 * group, kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
     counts, contexts = np.array(rows, np.int32).T
     gpu = tiles.GpuLimits(227 * 1024, overlaps=True)
@@ -133,7 +137,7 @@ def test_gathers_what_many_queries_read(rows: list[tuple[int, int]], group: int,
     ("rows", "gathered"), [([(330, 330)], True), ([(64, 4096)], False), ([(100, 700)] * 16, True)]
 )
 def test_a_compressed_cache_is_gathered_sooner(rows: list[tuple[int, int]], gathered: bool) -> None:
-    """It is unpacked on the way, which otherwise each tile of queries does by itself."""
+    """It is unpacked while gathering, which otherwise every tile of queries repeats."""
     spec = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=1.0)
     counts, contexts = np.array(rows, np.int32).T
     gpu = tiles.GpuLimits(227 * 1024, overlaps=True)
@@ -141,7 +145,7 @@ def test_a_compressed_cache_is_gathered_sooner(rows: list[tuple[int, int]], gath
     assert tiles.for_gathered(spec, counts, contexts, gpu, 2) is None
 
 
-def test_gathered_contexts_lie_one_after_another() -> None:
+def test_gathered_contexts_are_contiguous() -> None:
     table, longest, cells = plan_spans(3, np.array([64, 1, 130], np.int32), 64)
     assert table.tolist() == [[3, 64, 0, 0], [4, 1, 64, 0], [5, 130, 128, 0]]
     assert (longest, cells) == (192, 320)
@@ -153,9 +157,7 @@ def test_gathered_contexts_lie_one_after_another() -> None:
     programs=st.sampled_from((8, 264)),
     spare=st.integers(0, 20),
 )
-def test_no_more_items_than_there_is_room_for(
-    contexts: list[int], keys: int, programs: int, spare: int
-) -> None:
+def test_items_fit_the_reserved_room(contexts: list[int], keys: int, programs: int, spare: int) -> None:
     tile = Tile(1, 16, keys, warps=1, stages=1, programs=programs, pdl=False)
     ends = np.array(contexts, np.int32)
     chunks = Chunks.of(0, np.arange(len(ends) + 1), ends, 1)

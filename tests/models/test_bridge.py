@@ -97,7 +97,7 @@ def test_logits_are_those_of_transformers(family: str, changes: dict[str, Any], 
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_what_the_layers_are_is_learnt_by_walking_through(tmp_path: Path) -> None:
+def test_layer_shapes_are_found_by_tracing_the_model(tmp_path: Path) -> None:
     reference("Gemma2", BRIDGED["gemma2"][1], tmp_path)
     config = load_model(ModelPlace("gemma2", tmp_path)).config
     first, second = config.layers
@@ -108,14 +108,14 @@ def test_what_the_layers_are_is_learnt_by_walking_through(tmp_path: Path) -> Non
     assert (config.start_id, config.stop_ids) == (1, (2,))
 
 
-def test_longrope_keeps_to_the_context_that_changes_nothing_for_others(tmp_path: Path) -> None:
+def test_longrope_is_limited_to_its_original_context(tmp_path: Path) -> None:
     reference(*BRIDGED["phi3-long"], tmp_path)
     config = load_model(ModelPlace("phi3", tmp_path)).config
     assert config.max_context == 32
 
 
-def bare(folder: Path, model_type: str, **changes: Any) -> ModelPlace:
-    """A config alone: a refusal that comes before the weights are missed was made without them."""
+def config_only(folder: Path, model_type: str, **changes: Any) -> ModelPlace:
+    """Write only a config, so any refusal other than of missing weights comes before they are read."""
     (folder / "config.json").write_text(json.dumps(SHAPE | {"model_type": model_type} | changes))
     return ModelPlace(model_type, folder)
 
@@ -140,14 +140,14 @@ REFUSED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("model_type", REFUSED)
 def test_models_that_cannot_be_paged_are_refused_by_name(model_type: str, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=f'model_type is "{model_type}"') as refused:
-        load_model(bare(tmp_path, model_type, **REFUSED[model_type]))
+        load_model(config_only(tmp_path, model_type, **REFUSED[model_type]))
     assert len(str(refused.value)) < 600 and "\n" not in str(refused.value)
 
 
-def test_a_kind_of_layer_that_cannot_be_run_is_said_to_be_that(tmp_path: Path) -> None:
+def test_the_refusal_names_an_unsupported_kind_of_layer(tmp_path: Path) -> None:
     refusal = r"its conv layers are not supported, only full_attention and sliding_att"
     with pytest.raises(UnsupportedModel, match=refusal):
-        load_model(bare(tmp_path, "lfm2", **REFUSED["lfm2"]))
+        load_model(config_only(tmp_path, "lfm2", **REFUSED["lfm2"]))
 
 
 def test_a_model_that_mixes_tokens_outside_attention_is_refused(
@@ -158,16 +158,16 @@ def test_a_model_that_mixes_tokens_outside_attention_is_refused(
     plain = GPT2MLP.forward
 
     def shifting(self: Any, x: torch.Tensor) -> torch.Tensor:
-        return plain(self, x + x.roll(1, dims=1))  # what a convolution or a recurrence would do
+        return plain(self, x + x.roll(1, dims=1))  # as a convolution or a recurrence would
 
     monkeypatch.setattr(GPT2MLP, "forward", shifting)
     with pytest.raises(UnsupportedModel, match="does not come to what transformers comes to"):
-        load_model(bare(tmp_path, "gpt2"), dummy=True)
+        load_model(config_only(tmp_path, "gpt2"), dummy=True)
 
 
-def test_dummy_weights_are_the_seeds(tmp_path: Path) -> None:
+def test_dummy_weights_are_determined_by_the_seed(tmp_path: Path) -> None:
     def made(seed: int) -> torch.Tensor:
-        model = load_model(bare(tmp_path, "gpt2"), dummy=True, seed=seed, dtype="bfloat16")
+        model = load_model(config_only(tmp_path, "gpt2"), dummy=True, seed=seed, dtype="bfloat16")
         assert isinstance(model, BridgedModel)
         return model.model.transformer.wte.weight
 
@@ -197,7 +197,7 @@ def test_broken_checkpoints_are_refused(tmp_path: Path) -> None:
 
 def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("raise SystemExit('the code ran')")
-    place = bare(
+    place = config_only(
         tmp_path, "unheard-of", auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     )
     with pytest.raises(UnsupportedModel, match="unheard-of"):
@@ -206,4 +206,4 @@ def test_code_that_comes_with_a_model_is_never_run(tmp_path: Path) -> None:
 
 def test_quantized_models_are_refused_by_method(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="quantized by mxfp4"):
-        load_model(bare(tmp_path, "gpt_oss", quantization_config={"quant_method": "mxfp4"}))
+        load_model(config_only(tmp_path, "gpt_oss", quantization_config={"quant_method": "mxfp4"}))

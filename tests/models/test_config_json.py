@@ -1,4 +1,4 @@
-"""Reading config.json: what is understood, what is refused by name, and that nothing else ever happens."""
+"""Reading config.json: every value is either understood or refused by name."""
 
 import json
 import math
@@ -25,14 +25,14 @@ def config(generation: dict[str, Any] | None = None, /, **changes: Any) -> Decod
     return decoder_config(Fields(NOWHERE, values), Fields(NOWHERE, generation or {}))
 
 
-def test_the_width_is_shared_out_where_no_head_dim_is_said() -> None:
+def test_head_dim_is_derived_if_missing() -> None:
     assert config().layers[0].key_dim == 8
     assert config(head_dim=None).layers[0].key_dim == 8
     assert config(head_dim=80).layers[0].key_dim == 80
     assert config(num_key_value_heads=None).layers[0].kv_heads == 4
 
 
-def test_families_slide_where_they_say() -> None:
+def test_sliding_windows_by_family() -> None:
     def windows(**changes: Any) -> list[int | None]:
         return [layer.window for layer in config(**changes).layers]
 
@@ -46,8 +46,8 @@ def test_families_slide_where_they_say() -> None:
     assert windows(**sliding | {"sliding_window": 128}, max_window_layers=0) == [None, None]  # as wide as all
 
 
-def test_ids_that_end_a_text() -> None:
-    assert config().stop_ids == (2,)  # what the family takes for granted
+def test_stop_ids() -> None:
+    assert config().stop_ids == (2,)  # the family's default
     assert config(eos_token_id=None).stop_ids == ()
     assert config(eos_token_id=[5, 5, 6]).stop_ids == (5, 6)
     assert config({"eos_token_id": [7, 8]}, eos_token_id=5).stop_ids == (7, 8)
@@ -67,7 +67,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("key", "value"), REFUSED)
-def test_what_another_decoder_would_need_is_named(key: str, value: Any) -> None:
+def test_an_unsupported_value_is_named(key: str, value: Any) -> None:
     with pytest.raises(UnsupportedModel) as caught:
         config(**{key: value})
     assert str(caught.value).startswith(f"{NOWHERE}: {key} is {json.dumps(value)}; ")
@@ -123,7 +123,7 @@ def test_broken_values_are_named(key: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", '{"a": ', "\x00", "[" * 5000])
-def test_files_that_are_no_config(tmp_path: Path, text: str) -> None:
+def test_a_malformed_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(BadCheckpoint, match=r"config\.json"):
         read_config(tmp_path)
@@ -167,7 +167,7 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=3) | ROPES
 @given(
     st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4), st.dictionaries(st.sampled_from(KEYS), VALUES)
 )
-def test_any_json_is_understood_or_refused(changes: dict[str, Any], generation: dict[str, Any]) -> None:
+def test_any_json_is_read_or_refused(changes: dict[str, Any], generation: dict[str, Any]) -> None:
     try:
         read = config(generation, **changes)
     except (UnsupportedModel, BadCheckpoint):
@@ -176,9 +176,9 @@ def test_any_json_is_understood_or_refused(changes: dict[str, Any], generation: 
 
 
 @given(st.sampled_from(["linear", "llama3", "yarn"]), ROPES)
-def test_rotary_frequencies_that_are_understood_are_numbers(kind: str, said: dict[str, Any]) -> None:
+def test_accepted_rotary_settings_give_finite_frequencies(kind: str, values: dict[str, Any]) -> None:
     try:
-        read = config(rope_scaling=said | {"rope_type": kind})
+        read = config(rope_scaling=values | {"rope_type": kind})
     except (UnsupportedModel, BadCheckpoint):
         return
     assert frequencies(read.rope, 8).isfinite().all()

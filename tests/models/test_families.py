@@ -22,7 +22,7 @@ SHAPE: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
-    "initializer_range": 0.15,  # wide enough that a wrong layer shows
+    "initializer_range": 0.15,  # wide enough to expose a wrong layer
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
@@ -71,7 +71,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
-    """A model of transformers with every tensor random, saved to the folder."""
+    """Save a transformers model with random tensors to the folder, and return it."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**SHAPE | changes)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
@@ -84,7 +84,7 @@ def reference(family: str, changes: dict[str, Any], folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(("family", "name", "changes"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
-def test_every_layer_is_as_in_transformers(
+def test_every_layer_equals_transformers(
     family: str, name: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
     theirs = reference(family, changes, tmp_path)
@@ -105,7 +105,7 @@ def test_every_layer_is_as_in_transformers(
 
 
 @pytest.mark.parametrize("changes", LLAMAS.values(), ids=LLAMAS)
-def test_older_configs_say_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_older_configs_are_read_the_same(changes: dict[str, Any], tmp_path: Path) -> None:
     reference("Llama", changes, tmp_path)
     newer = read_config(tmp_path)
     file = tmp_path / "config.json"
@@ -119,7 +119,7 @@ def test_older_configs_say_the_same(changes: dict[str, Any], tmp_path: Path) -> 
     assert read_config(tmp_path) == newer
 
 
-def test_rows_laid_end_to_end_do_not_see_each_other(tmp_path: Path) -> None:
+def test_concatenated_rows_do_not_attend_to_each_other(tmp_path: Path) -> None:
     reference("Qwen3", {"head_dim": 16}, tmp_path)
     model = load_model(ModelPlace("tiny", tmp_path))
     config = model.config
@@ -157,7 +157,7 @@ def test_half_precision_stays_near_transformers(tmp_path: Path) -> None:
     assert (logits - expected).norm() < 0.02 * expected.norm()
 
 
-def test_a_trained_model_answers_as_in_transformers(shared: Path) -> None:
+def test_a_trained_model_equals_transformers(shared: Path) -> None:
     folder = shared / "models" / "stories260K"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     ours = load_model(ModelPlace("stories260K", folder))
@@ -170,7 +170,7 @@ def test_a_trained_model_answers_as_in_transformers(shared: Path) -> None:
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(("dtype", "allowed"), [("float32", 1e-3), ("bfloat16", 0.02)])
-def test_a_gpu_comes_to_the_same(dtype: DTypeName, allowed: float, tmp_path: Path) -> None:
+def test_a_gpu_gives_the_same_logits(dtype: DTypeName, allowed: float, tmp_path: Path) -> None:
     theirs = reference("Qwen3", {"head_dim": 16}, tmp_path)
     model = load_model(ModelPlace("tiny", tmp_path), device="cuda", dtype=dtype)
     config = model.config

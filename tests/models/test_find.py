@@ -1,4 +1,4 @@
-"""Where a name leads."""
+"""Finding a model by its name."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def _hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def in_cache(tmp_path: Path, name: str) -> Path:
-    """An empty snapshot, as the hub's client lays it out."""
+    """Make an empty snapshot in the layout of the hub's client."""
     home = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
     commit = "0123456789" * 4
     (home / "refs").mkdir(parents=True)
@@ -41,7 +41,7 @@ def test_a_folder_and_its_config_are_the_same_model(tmp_path: Path) -> None:
         assert (place.name, place.folder) == ("my model", folder.resolve())
 
 
-def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
+def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     for name in (tmp_path, tmp_path / "notes.txt"):
         with pytest.raises(ModelNotFound, match=r"config\.json"):
@@ -49,7 +49,7 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "problem"),
     [
         ("tiny-q4.gguf", "tiny-q4.gguf is a GGUF file; only safetensors files are read"),
         ("model.safetensors", "model.safetensors holds weights without a config.json"),
@@ -57,24 +57,24 @@ def test_a_folder_without_a_config_is_no_model(tmp_path: Path) -> None:
         ("adapter_config.json", "is an adapter, not a whole model: merge it"),
     ],
 )
-def test_what_people_take_for_a_model_is_named_with_what_to_do(tmp_path: Path, file: str, said: str) -> None:
+def test_a_file_that_is_not_a_model_is_refused_with_advice(tmp_path: Path, file: str, problem: str) -> None:
     (tmp_path / file).touch()
     for name in (tmp_path, tmp_path / file):
         with pytest.raises(BadCheckpoint) as refused:
             find_model(str(name))
-        assert said in str(refused.value) and "\n" not in str(refused.value)
+        assert problem in str(refused.value) and "\n" not in str(refused.value)
 
 
-def test_what_may_not_be_read_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(folder: str | Path) -> list[str]:
         raise PermissionError(13, "Permission denied", str(folder))
 
-    monkeypatch.setattr(find.os, "listdir", refuse)  # root may read all
+    monkeypatch.setattr(find.os, "listdir", refuse)  # root may read everything
     with pytest.raises(ModelNotFound, match=r"cannot be read: Permission denied$"):
         find_model(str(tmp_path))
 
 
-def test_the_built_in_model_goes_by_two_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_built_in_model_has_two_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "models").mkdir()
     monkeypatch.setattr(find, "__file__", str(tmp_path / "models" / "find.py"))
     with pytest.raises(ModelNotFound, match="no built-in model"):
@@ -84,19 +84,19 @@ def test_the_built_in_model_goes_by_two_names(tmp_path: Path, monkeypatch: pytes
     assert find_model(None) == find_model("pocket")
 
 
-def test_what_lies_in_the_cache_needs_no_network(tmp_path: Path) -> None:
+def test_a_cached_model_needs_no_network(tmp_path: Path) -> None:
     checkpoint(in_cache(tmp_path, "some/model"))
     assert find_model("some/model").name == "some/model"
 
 
-def test_a_snapshot_without_weights_serves_for_dummy_ones_only(tmp_path: Path) -> None:
+def test_a_snapshot_without_weights_is_for_dummy_weights_only(tmp_path: Path) -> None:
     folder = write_config(in_cache(tmp_path, "some/model"))
     assert find_model("some/model", dummy=True).folder == folder
     with pytest.raises((ModelNotFound, BadCheckpoint), match="some/model"):
         find_model("some/model")
 
 
-def test_offline_is_said_in_a_sentence() -> None:
+def test_the_error_when_offline() -> None:
     with pytest.raises(
         ModelNotFound, match="some/model is not on this machine, and the hub cannot be reached"
     ):
@@ -124,16 +124,16 @@ def test_a_download_reports_its_bytes_and_takes_no_pickles(
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
-    heard: list[tuple[int, int]] = []
-    assert find_model("some/model", progress=lambda *bytes: heard.append(bytes)).folder == folder
-    assert heard == [(100, 300), (300, 300)]
+    reported: list[tuple[int, int]] = []
+    assert find_model("some/model", progress=lambda *bytes: reported.append(bytes)).folder == folder
+    assert reported == [(100, 300), (300, 300)]
     assert capfd.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize(
     ("files", "problem"), [((), r"has no config\.json"), (("config.json",), r"has no model\.safetensors")]
 )
-def test_what_the_hub_lacks_is_named(
+def test_the_error_names_a_file_missing_on_the_hub(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: tuple[str, ...], problem: str
 ) -> None:
     import huggingface_hub

@@ -1,4 +1,4 @@
-"""What the loader takes, and how it says what it does not."""
+"""Loading weights: what is accepted, and the errors for everything else."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_random_weights_survive_the_trip(tmp_path: Path) -> None:
+def test_random_weights_are_saved_and_loaded(tmp_path: Path) -> None:
     checkpoint(tmp_path, model_type="qwen3", head_dim=8)
     made = Decoder(read_config(tmp_path), torch.float32)
     random_weights(made, seed=7)
@@ -51,12 +51,12 @@ def test_shards_are_read_one_by_one_and_counted(tmp_path: Path) -> None:
     index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
 
-    heard: list[tuple[int, int]] = []
-    model = load(tmp_path, lambda *amount: heard.append(amount))
+    reported: list[tuple[int, int]] = []
+    model = load(tmp_path, lambda *amount: reported.append(amount))
     assert all(torch.equal(tensor, whole[name]) for name, tensor in model.state_dict().items())
     total = sum(tensor.nbytes for tensor in tensors.values())
-    assert heard == sorted(heard)
-    assert heard[-1] == (total, total)
+    assert reported == sorted(reported)
+    assert reported[-1] == (total, total)
 
     (tmp_path / "model-00002-of-00002.safetensors").unlink()
     assert "names model-00002-of-00002.safetensors, which does not exist" in refusal(tmp_path)
@@ -71,7 +71,7 @@ def test_other_floats_are_converted(tmp_path: Path, kind: torch.dtype) -> None:
     assert torch.equal(model.embed, tensors["model.embed_tokens.weight"].float())
 
 
-def test_the_type_is_the_checkpoints_where_the_config_is_silent(tmp_path: Path) -> None:
+def test_the_dtype_defaults_to_the_checkpoints(tmp_path: Path) -> None:
     tensors = {name: tensor.bfloat16() for name, tensor in checkpoint(tmp_path, dtype=None).items()}
     save_file(tensors, tmp_path / "model.safetensors")
     assert load(tmp_path).embed.dtype == torch.bfloat16
@@ -132,7 +132,7 @@ def test_a_broken_index_is_refused(tmp_path: Path, index: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "weights.bin", ""])
-def test_an_index_leads_nowhere_else(tmp_path: Path, name: str) -> None:
+def test_an_index_may_only_name_files_beside_it(tmp_path: Path, name: str) -> None:
     write_config(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
     assert "not a safetensors file in the same folder" in refusal(tmp_path)
@@ -147,11 +147,11 @@ def test_a_pickle_is_refused_unopened(tmp_path: Path, name: str) -> None:
     assert "save_pretrained" in message
 
 
-def test_no_weights_at_all(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     assert "holds neither model.safetensors nor" in refusal(write_config(tmp_path))
 
 
-def test_random_weights_depend_on_seed_and_name_alone(tmp_path: Path) -> None:
+def test_random_weights_depend_only_on_seed_and_name(tmp_path: Path) -> None:
     def made(seed: int, **changes: object) -> dict[str, torch.Tensor]:
         model = Decoder(read_config(write_config(tmp_path, **changes)), torch.float32)
         random_weights(model, seed)
@@ -172,13 +172,13 @@ def test_random_weights_need_no_checkpoint(tmp_path: Path) -> None:
     assert config.vocab == CONFIG["vocab_size"]
 
 
-def test_a_model_beyond_all_memory_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_model_larger_than_memory_is_refused_by_name(tmp_path: Path) -> None:
     place = ModelPlace("vast", write_config(tmp_path, vocab_size=1 << 24, hidden_size=1 << 20, head_dim=8))
     with pytest.raises(BadInput, match="vast does not fit on cpu"):
         load_model(place, dummy=True)
 
 
-def test_a_shorter_context_is_obeyed_and_a_longer_one_refused(tmp_path: Path) -> None:
+def test_a_shorter_context_is_used_and_a_longer_one_refused(tmp_path: Path) -> None:
     place = ModelPlace("tiny", write_config(tmp_path))
     config = load_model(place, dummy=True, max_context=64).config
     assert config.max_context == 64

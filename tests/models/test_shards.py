@@ -1,4 +1,4 @@
-"""A checkpoint cut over ranks by its declared cuts: partial sums, added in rank order, give its logits."""
+"""A checkpoint sharded by its declared cuts: partial sums, added in rank order, give its logits."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +38,7 @@ IDS = torch.randint(3, 96, (40,), generator=torch.Generator().manual_seed(1))
 
 
 class Rank:
-    """One of those that share a model: its blocks, with its share of every tensor."""
+    """One rank of a sharded model: its blocks, with its share of every tensor."""
 
     def __init__(self, whole: Decoder, tensors: dict[str, Tensor], rank: int, ranks: int) -> None:
         self.cuts = whole.shards(ranks)
@@ -62,8 +62,8 @@ class Rank:
         return F.linear(hidden, self.mine[name])
 
 
-def added(terms: list[Tensor]) -> Tensor:
-    """In rank order."""
+def sum_of(terms: list[Tensor]) -> Tensor:
+    """Add the terms in rank order."""
     total = terms[0]
     for term in terms[1:]:
         total = total + term
@@ -73,7 +73,7 @@ def added(terms: list[Tensor]) -> Tensor:
 @torch.inference_mode()
 def shared_logits(whole: Decoder, tensors: dict[str, Tensor], ranks: int) -> Tensor:
     team = [Rank(whole, tensors, rank, ranks) for rank in range(ranks)]
-    x = added([each.embedded(IDS) for each in team])
+    x = sum_of([each.embedded(IDS) for each in team])
     for index in range(len(whole.config.layers)):
         for kind in ("attention", "feed_forward"):
             terms = []
@@ -82,19 +82,19 @@ def shared_logits(whole: Decoder, tensors: dict[str, Tensor], ranks: int) -> Ten
                 specs = [one.attention.cache for one in each.blocks]
                 step = StepContext(torch.arange(len(IDS)), whole.rope, plain_attend(specs))
                 terms.append(part.forward(x, step))
-            x = x + added(terms)
+            x = x + sum_of(terms)
     hidden = whole.norm(x)
     return torch.cat([each.logits(hidden, whole.tied) for each in team], 1)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ranks_together_are_the_whole_model(family: str, ranks: int, tmp_path: Path) -> None:
-    """Four ranks with two heads of keys and values share each of those."""
+def test_all_ranks_together_give_the_logits_of_the_model(family: str, ranks: int, tmp_path: Path) -> None:
+    """With four ranks and two key/value heads, two ranks share each head."""
     reference(NAMES[family], CASES[family], tmp_path)
     whole = load_model(ModelPlace("tiny", tmp_path))
     assert isinstance(whole, Decoder)
-    plain = Decoder(read_config(tmp_path), torch.float32)  # of shapes as they are before schemes
+    plain = Decoder(read_config(tmp_path), torch.float32)  # with the shapes before any scheme
     tensors = load_file(tmp_path / "model.safetensors")
     assert plain.shards(ranks).keys() == tensors.keys() - ({"lm_head.weight"} if whole.tied else set())
     with torch.inference_mode():
@@ -103,7 +103,7 @@ def test_ranks_together_are_the_whole_model(family: str, ranks: int, tmp_path: P
     torch.testing.assert_close(shared_logits(plain, tensors, ranks), wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_every_number_is_with_some_rank_and_memory_is_shared(tmp_path: Path) -> None:
+def test_the_shares_together_hold_every_number(tmp_path: Path) -> None:
     reference("Qwen3", CASES["qwen3"], tmp_path)
     whole = Decoder(read_config(tmp_path), torch.float32)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -121,7 +121,7 @@ def test_every_number_is_with_some_rank_and_memory_is_shared(tmp_path: Path) -> 
     assert (kinds["mlp.up_proj.weight"], kinds["mlp.down_proj.weight"]) == ("rows", "columns")
 
 
-def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
+def test_uneven_shares_are_refused(tmp_path: Path) -> None:
     reference("Llama", {}, tmp_path)
     whole = Decoder(read_config(tmp_path), torch.float32)
     with pytest.raises(BadInput, match=r"self_attn\.q_proj\.weight: 4 heads cannot be split over 3 ranks"):
@@ -136,7 +136,7 @@ def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
 
 
 class Experts(Part):
-    """Several products of a kind, each with a name of its own."""
+    """A part with several products of the same kind, each under its own name."""
 
     def __init__(self, config: DecoderConfig, index: int, build: Build) -> None:
         super().__init__(config, index, build)
@@ -149,7 +149,7 @@ class Experts(Part):
         }
 
 
-def test_a_part_may_hold_many_of_a_kind(tmp_path: Path) -> None:
+def test_a_part_may_hold_several_products_of_a_kind(tmp_path: Path) -> None:
     config = read_config(write_config(tmp_path))
     part = Experts(config, 0, build_of(config, torch.float32))
     names = [f"mlp.experts.{at}.up_proj.weight" for at in range(3)]
@@ -161,7 +161,7 @@ def test_a_part_may_hold_many_of_a_kind(tmp_path: Path) -> None:
     assert not any(isinstance(each, Linear) for each in part.modules())
 
 
-def test_ranks_beyond_the_heads_share_one() -> None:
+def test_more_ranks_than_heads_share_heads() -> None:
     tensor = torch.arange(6).view(6, 1)
     shares = [by_head(3).share(tensor, rank, 6).flatten().tolist() for rank in range(6)]
     assert shares == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]]

@@ -1,4 +1,4 @@
-"""Checkpoints on a system that does not let their files be mapped."""
+"""Checkpoints on a system that cannot map their files."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ TENSORS = {
 }
 
 
-def let_none_be_mapped(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def forbid_mapping(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def fails(file: Path, framework: str) -> NoReturn:
         raise error
 
@@ -35,11 +35,11 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / checkpoint.SINGLE
 
 
-def told(file: Path) -> list[tuple[Any, ...]]:
+def listed(file: Path) -> list[tuple[Any, ...]]:
     return sorted((name, *header) for name, header in headers(file.parent).items())
 
 
-def test_every_kind_that_can_be_read_has_a_width() -> None:
+def test_every_readable_dtype_has_a_width() -> None:
     assert {kind: getattr(torch, name).itemsize for kind, name in TYPES.items()} == dict(WIDTHS)
 
 
@@ -47,9 +47,9 @@ def test_every_kind_that_can_be_read_has_a_width() -> None:
 def test_a_file_that_cannot_be_mapped_is_read(
     file: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    mapped = told(file)
-    let_none_be_mapped(monkeypatch, error)
-    assert told(file) == mapped
+    mapped = listed(file)
+    forbid_mapping(monkeypatch, error)
+    assert listed(file) == mapped
     with opened(file) as tensors:
         read = {name: tensors.get_tensor(name) for name in tensors.keys()}
     assert read.keys() == TENSORS.keys()
@@ -82,14 +82,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("content", BROKEN.values(), ids=BROKEN)
-def test_a_broken_one_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    let_none_be_mapped(monkeypatch, MemoryError())
+def test_a_broken_file_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    forbid_mapping(monkeypatch, MemoryError())
     file.write_bytes(content)
     with pytest.raises(BadCheckpoint, match=rf"{file} is corrupt or truncated: "), opened(file) as tensors:
         tensors.get_tensor("t")
 
 
-def test_what_the_library_refuses_is_not_read_in_another_way(file: Path) -> None:
+def test_a_file_that_the_library_refuses_is_not_read(file: Path) -> None:
     file.write_bytes(written(entry(), bytes(7)))
     with pytest.raises(SafetensorError):
         safe_open(file, framework="pt")

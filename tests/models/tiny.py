@@ -1,4 +1,4 @@
-"""Small random models, and the plainest attention there is to run them with."""
+"""Small random models, and a plain implementation of attention to run them with."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -36,7 +36,7 @@ def write_config(folder: Path, **changes: Any) -> Path:
 
 
 def checkpoint(folder: Path, **changes: Any) -> dict[str, Tensor]:
-    """Writes a small Llama, and gives its tensors to spoil."""
+    """Write a small Llama, and return its tensors for a test to change."""
     model = Decoder(read_config(write_config(folder, **changes)), torch.float32)
     random_weights(model, seed=7)
     tensors = {}
@@ -47,7 +47,9 @@ def checkpoint(folder: Path, **changes: Any) -> dict[str, Tensor]:
 
 
 def product(pattern: str, a: Tensor, b: Tensor) -> Tensor:
-    """Of bfloat16 the same by float32 with one rounding: a CPU is several times as fast at it."""
+    """einsum. For bfloat16, compute in float32 and round once: the same result, several times as fast on a
+    CPU.
+    """
     if a.dtype is not torch.bfloat16:
         return torch.einsum(pattern, a, b)
     return torch.einsum(pattern, a.float(), b.float()).to(a.dtype)
@@ -56,7 +58,7 @@ def product(pattern: str, a: Tensor, b: Tensor) -> Tensor:
 def plain_attend(
     specs: Sequence[LayerSpec], rows: Sequence[int] | None = None, sinks: Mapping[int, Tensor] | None = None
 ) -> Attend:
-    """Attends over whole rows (of these lengths, laid end to end) with every score written out."""
+    """Attend over whole rows of these lengths, concatenated, with every score written out."""
 
     def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         spec = specs[index]

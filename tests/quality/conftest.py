@@ -1,4 +1,4 @@
-"""A model that both we and transformers have."""
+"""A model for both our engine and transformers."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is said of a scheme, against transformers and against sums by hand."""
+"""The quality report of schemes, against transformers and against sums computed by hand."""
 
 import math
 from pathlib import Path
@@ -19,7 +19,7 @@ TEXT = "The lamp coughed, and glowed, and the glass began to do what it had been
 
 
 @pytest.mark.parametrize("stretch", [40, 160, 240])
-def test_reads_as_transformers_does(llama: tuple[Path, Any], stretch: int) -> None:
+def test_log_probabilities_equal_transformers(llama: tuple[Path, Any], stretch: int) -> None:
     folder, theirs = llama
     pieces = list(read(engine_on(folder).runner, IDS, stretch))
     found, following = (torch.cat(each) for each in zip(*pieces, strict=True))
@@ -31,7 +31,7 @@ def test_reads_as_transformers_does(llama: tuple[Path, Any], stretch: int) -> No
             torch.testing.assert_close(found[at : at + part.shape[1]], wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_sums_are_those_by_hand() -> None:
+def test_scores_equal_sums_by_hand() -> None:
     ours = torch.tensor([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]])
     theirs = torch.tensor([[0.5, 0.5, 0.0], [0.2, 0.6, 0.2], [0.7, 0.1, 0.2]])
     score = Score()
@@ -46,13 +46,13 @@ def test_sums_are_those_by_hand() -> None:
     assert score.top1 == pytest.approx(2 / 3)
 
 
-def test_rows_come_as_they_are_asked_for(llama: tuple[Path, Any]) -> None:
+def test_rows_are_in_the_requested_order(llama: tuple[Path, Any]) -> None:
     config = EngineConfig(model=str(llama[0]), device="cpu", blocks=64)
     plain, packed = compare(config, choices("none,kv-int8"), TEXT, most=60)
     assert (plain.scheme, plain.kl, plain.top1) == ("none", 0.0, 1.0)
     assert 0 < packed.kl < 0.05
     assert packed.bytes == plain.bytes
-    assert packed.kv_bytes < plain.kv_bytes / 2  # of float32
+    assert packed.kv_bytes < plain.kv_bytes / 2  # than float32
     for row in (plain, packed):
         assert all(
             value and value > 0 for value in (row.load_s, row.ttft_s, row.tok_s, row.tok_s_8, row.tok_s_32)
@@ -61,11 +61,11 @@ def test_rows_come_as_they_are_asked_for(llama: tuple[Path, Any]) -> None:
     assert (alone.kl, alone.perplexity, alone.tok_s) == (packed.kl, packed.perplexity, None)
 
 
-def test_one_that_cannot_run_here_is_left_out_with_its_reason(llama: tuple[Path, Any]) -> None:
-    config, told = EngineConfig(model=str(llama[0]), device="cpu", blocks=64), dict[str, str]()
-    rows = list(compare(config, choices("fp8,none"), TEXT, most=20, speed=False, refused=told.setdefault))
+def test_an_unavailable_scheme_is_left_out_with_the_reason(llama: tuple[Path, Any]) -> None:
+    config, reasons = EngineConfig(model=str(llama[0]), device="cpu", blocks=64), dict[str, str]()
+    rows = list(compare(config, choices("fp8,none"), TEXT, most=20, speed=False, refused=reasons.setdefault))
     assert [row.scheme for row in rows] == ["none"]
-    assert "NVIDIA" in told["fp8"]
+    assert "NVIDIA" in reasons["fp8"]
     with pytest.raises(BadInput, match="there is no scheme 'int5' for weights; there are none, fp32"):
         list(compare(config, choices("int5"), TEXT))
     with pytest.raises(BadInput, match=r"the text has . tokens; at least 2"):
@@ -75,10 +75,8 @@ def test_one_that_cannot_run_here_is_left_out_with_its_reason(llama: tuple[Path,
 @pytest.mark.parametrize(
     ("scheme", "ratio", "kl", "top1"), [("int8", 2e-3, 5e-4, 0.97), ("fp8", 5e-3, 2e-3, 0.96)]
 )
-def test_the_cache_keeps_the_quality_that_is_promised(
-    scheme: str, ratio: float, kl: float, top1: float
-) -> None:
-    """On the built-in model, in its own kind of text; docs/quality.md has the figures of the whole text."""
+def test_the_cache_keeps_the_documented_quality(scheme: str, ratio: float, kl: float, top1: float) -> None:
+    """On the built-in model and text like its training data; docs/quality.md has figures for all of it."""
     config = EngineConfig(model="pocket", device="cpu", threads=1, blocks=64)
     plain, packed = compare(config, choices(f"none,kv-{scheme}"), own_text("pocket"), most=700, speed=False)
     assert packed.perplexity / plain.perplexity - 1 < ratio
@@ -105,6 +103,6 @@ def test_names_of_schemes() -> None:
             choices(bad)
 
 
-def test_there_are_texts() -> None:
+def test_texts_are_available() -> None:
     assert len(own_text("pocket")) > 4000
     assert len(own_text("another")) > 4000

@@ -1,4 +1,4 @@
-"""What tests of a change of weights share: an engine of a small model, and a change from start to end."""
+"""Helpers for tests of a change of weights: an engine of a small model, and a change from start to end."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ def engine_on(folder: Path, **config: Any) -> Engine:
 
 
 def finish_change(engine: Engine) -> None:
-    """Until the present one is over."""
+    """Step until the current change is over."""
     while (change := engine.change) is not None and not change.over:
         turn(engine)
 

@@ -22,14 +22,14 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass
 class Packed:
-    """A weight's tensors by the ends of their names, and what they stand for."""
+    """The tensors of a packed weight by the ends of their names, and the weight that they stand for."""
 
     tensors: dict[str, Tensor]
     weight: Tensor  # [outputs, inputs] float32
 
 
 def packed_columns(numbers: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> np.ndarray:
-    """[n, columns] of four bits each: eight columns a number."""
+    """Pack 4-bit numbers [n, columns], eight columns to a 32-bit number."""
     out = np.zeros((numbers.shape[0], numbers.shape[1] // 8), np.uint32)
     for column in range(out.shape[1]):
         for place, which in enumerate(order):
@@ -44,7 +44,7 @@ def as_int32(numbers: np.ndarray) -> Tensor:
 def rounded(
     weight: Tensor, index: np.ndarray, groups: int, symmetric: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers [inputs, outputs], and scales (float16) and zeros [groups, outputs]."""
+    """Return numbers [inputs, outputs], and scales (float16) and zeros [groups, outputs]."""
     columns = weight.float().numpy().T
     scales = np.zeros((groups, columns.shape[1]), np.float16)
     zeros = np.zeros((groups, columns.shape[1]), np.int64)
@@ -60,7 +60,7 @@ def rounded(
     return np.clip(np.rint(columns / by) + zeros[index], 0, 15).astype(np.int64), scales, zeros
 
 
-def meant(numbers: np.ndarray, scales: np.ndarray, zeros: np.ndarray, index: np.ndarray) -> Tensor:
+def dequantized(numbers: np.ndarray, scales: np.ndarray, zeros: np.ndarray, index: np.ndarray) -> Tensor:
     by = scales.astype(np.float32)[index]
     return torch.from_numpy(((numbers - zeros[index]).astype(np.float32) * by).T.copy())
 
@@ -72,7 +72,7 @@ class Gptq:
     ordered: bool = False  # desc_act
     version: int = 1
     with_index: bool = True
-    apart: bool = False  # queries, keys and values in orders of their own
+    apart: bool = False  # queries, keys and values each in their own order
 
     @property
     def config(self) -> dict[str, Any]:
@@ -86,11 +86,11 @@ class Gptq:
         }
 
     def __call__(self, weight: Tensor, number: int) -> Packed:
-        """`number`: of this weight alone."""
+        """`number` is unique to this weight."""
         inputs = weight.shape[1]
         size = inputs if self.group == -1 else self.group
         index = np.arange(inputs) // size
-        if self.ordered:  # the same for all that multiply the same inputs, as their statistics are
+        if self.ordered:  # the same for all products of the same input, as they share its statistics
             index = np.random.default_rng(number if self.apart else inputs).permutation(index)
         groups = -(-inputs // size)
         numbers, scales, zeros = rounded(weight, index, groups, self.symmetric)
@@ -102,7 +102,7 @@ class Gptq:
         }
         if self.with_index:
             tensors["g_idx"] = torch.from_numpy(index.astype(np.int32))
-        return Packed(tensors, meant(numbers, scales, zeros, index))
+        return Packed(tensors, dequantized(numbers, scales, zeros, index))
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Awq:
             "qzeros": as_int32(packed_columns(zeros, AWQ_ORDER)),
             "scales": torch.from_numpy(scales),
         }
-        return Packed(tensors, meant(numbers, scales, zeros, index))
+        return Packed(tensors, dequantized(numbers, scales, zeros, index))
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Fp8:
     strategy: str = "channel"  # or tensor, or block
     compressed: bool = False  # by compressed-tensors
     name: str = "weight_scale"
-    static: bool = False  # beside it, a scale for what it is multiplied with
+    static: bool = False  # with a scale for the input
 
     @property
     def config(self) -> dict[str, Any]:
@@ -169,15 +169,15 @@ class Fp8:
 
 
 @dataclass
-class TextStream:
-    """Two folders with the same model: quantized, and in the plain numbers that this stands for."""
+class Checkpoints:
+    """Two folders with the same model: quantized, and in the plain numbers that it stands for."""
 
     quantized: Path
     plain: Path
     packed: dict[str, Packed] = field(default_factory=dict)
 
     def products(self, layer: int) -> Iterator[tuple[str, Tensor]]:
-        """By the names of our fused products, what they have to be."""
+        """Yield the expected weight of each of our fused products, by name."""
         at = f"model.layers.{layer}."
         for name, parts in (
             ("attention.qkv", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
@@ -196,9 +196,9 @@ def write(
     *,
     but: tuple[str, ...] = (),
     also: tuple[str, ...] = (),
-) -> TextStream:
-    """From a plain checkpoint. `but`: the ends of products that stay as they are."""
-    written = TextStream(into / "quantized", into / "plain")
+) -> Checkpoints:
+    """Write both folders from a plain checkpoint. `but`: the ends of products that stay plain."""
+    written = Checkpoints(into / "quantized", into / "plain")
     ours, theirs = dict[str, Tensor](), dict[str, Tensor]()
     for number, (name, tensor) in enumerate(tensors.items()):
         product = name.removesuffix(".weight")

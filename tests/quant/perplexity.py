@@ -1,4 +1,4 @@
-"""How well the built-in model expects stories such as it tells, with names that it has not seen."""
+"""The perplexity of the built-in model on stories like its training data, with names it has not seen."""
 
 from functools import cache
 
@@ -10,7 +10,7 @@ from engine.quality.measure import own_text
 from engine.text.tokenizer import Tokenizer
 from tests.models.tiny import plain_attend
 
-STRETCH = 480  # tokens that are read from the start on
+STRETCH = 480  # tokens, always read from position 0
 
 
 @cache
@@ -22,7 +22,7 @@ def stories() -> tuple[tuple[int, ...], ...]:
 
 @torch.inference_mode()
 def perplexity(model: LanguageModel, whole: bool = False) -> float:
-    """Of the first stretch; of the whole text it takes four times as long."""
+    """Return the perplexity of the first stretch; the whole text takes four times as long."""
     losses = []
     for stretch in stories() if whole else stories()[:1]:
         ids = torch.tensor(stretch)

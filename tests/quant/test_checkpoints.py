@@ -1,6 +1,6 @@
-"""Checkpoints that others have quantized: the numbers are what they stand for, in every form.
+"""Quantized checkpoints of other tools: the numbers are used as stored, in every format.
 
-The oracle is a plain checkpoint that holds, in float32, what the packer's own numbers mean.
+The oracle is a plain checkpoint that holds, in float32, what the packer's numbers stand for.
 """
 
 import json
@@ -22,7 +22,7 @@ from engine.models.packing import packing
 from engine.models.registry import load_model
 from engine.models.support import support
 from tests.models.tiny import CONFIG, checkpoint, plain_attend, write_config
-from tests.quant.packers import Awq, Fp8, Gptq, TextStream, write
+from tests.quant.packers import Awq, Checkpoints, Fp8, Gptq, write
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 160, "head_dim": 16, "tie_word_embeddings": False}
 FOUR_BITS = {
@@ -56,7 +56,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def made(weights: dict[str, Tensor], tmp_path: Path, request: pytest.FixtureRequest) -> TextStream:
+def made(weights: dict[str, Tensor], tmp_path: Path, request: pytest.FixtureRequest) -> Checkpoints:
     return write(weights, CONFIG | SHAPE, tmp_path, request.param)
 
 
@@ -81,8 +81,8 @@ def logits(model: Decoder, rows: int = 7) -> Tensor:
     return model.logits(hidden)
 
 
-def kept(product: torch.nn.Module, inputs: int) -> Tensor:
-    """[outputs, inputs]: what it multiplies with, whatever it is made of."""
+def weight_of(product: torch.nn.Module, inputs: int) -> Tensor:
+    """Return the weight [outputs, inputs] that a product multiplies with, however it is stored."""
     return product(torch.eye(inputs)).T
 
 
@@ -94,22 +94,20 @@ def refusal(folder: Path) -> str:
 
 
 @each_of(FOUR_BITS)
-def test_four_bits_are_taken_as_they_are(made: TextStream) -> None:
+def test_int4_numbers_are_used_as_stored(made: Checkpoints) -> None:
     model = loaded(made.quantized)
     assert model.source is not None and model.source.scheme("none").name == "int4"
     assert model.source.scheme("none") is model.source.scheme("int4")
     for index, layer in enumerate(model.layers):
         for name, weight in made.products(index):
             torch.testing.assert_close(
-                kept(layer.get_submodule(name), weight.shape[1]), weight, rtol=0, atol=1e-6
+                weight_of(layer.get_submodule(name), weight.shape[1]), weight, rtol=0, atol=1e-6
             )
     torch.testing.assert_close(logits(model), logits(loaded(made.plain)), rtol=0, atol=1e-4)
 
 
-def test_in_bfloat16_scales_are_rounded_on_a_cpu_and_no_more(
-    weights: dict[str, Tensor], tmp_path: Path
-) -> None:
-    """The kernel for few rows takes no others."""
+def test_in_bfloat16_on_a_cpu_only_scales_are_rounded(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    """The CPU kernel for few rows takes scales of no other type."""
     made = write(weights, CONFIG | SHAPE, tmp_path, Awq())
     model = loaded(made.quantized, dtype="bfloat16")
     for name, weight in made.products(0):
@@ -118,7 +116,7 @@ def test_in_bfloat16_scales_are_rounded_on_a_cpu_and_no_more(
 
 
 @each_of(EIGHT_BITS)
-def test_eight_bit_floats_are_plain_numbers_where_they_cannot_be_multiplied(made: TextStream) -> None:
+def test_fp8_is_dequantized_where_it_cannot_be_multiplied(made: Checkpoints) -> None:
     model = loaded(made.quantized)
     assert model.source is not None and model.source.scheme("none").name == "none"
     assert torch.equal(logits(model), logits(loaded(made.plain)))
@@ -128,10 +126,10 @@ def test_eight_bit_floats_are_plain_numbers_where_they_cannot_be_multiplied(made
 
 @each_of(EIGHT_BITS)
 @torch.inference_mode()
-def test_eight_bit_floats_are_taken_as_they_are_where_they_can(
-    made: TextStream, monkeypatch: pytest.MonkeyPatch
+def test_fp8_is_used_as_stored_where_it_can_be_multiplied(
+    made: Checkpoints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The scaled product also runs on a CPU, far too slowly to be offered there."""
+    """The scaled product also runs on a CPU, but it is too slow to offer there."""
     monkeypatch.setattr("engine.quant.fp8.Fp8.why_not", lambda self, device, dtype: None)
     model = loaded(made.quantized, dtype="bfloat16")
     assert model.source is not None and model.source.scheme("none") is model.source.scheme("fp8")
@@ -145,8 +143,8 @@ def test_eight_bit_floats_are_taken_as_they_are_where_they_can(
 @pytest.mark.cuda
 @each_of(PACKERS)
 @torch.inference_mode()
-def test_on_a_gpu(made: TextStream) -> None:
-    """Few rows, many, and one, which have kernels of their own."""
+def test_on_a_gpu(made: Checkpoints) -> None:
+    """Few rows, many rows and a single row have different kernels."""
     model = load_model(ModelPlace("it", made.quantized), device="cuda", dtype="bfloat16")
     assert isinstance(model, Decoder) and model.source is not None
     least = 0.05 if model.source.scheme("none").rounds_activations else 0.005
@@ -159,15 +157,15 @@ def test_on_a_gpu(made: TextStream) -> None:
 
 
 @each_of(PACKERS)
-def test_other_forms_are_made_from_what_the_numbers_stand_for(made: TextStream) -> None:
+def test_other_schemes_are_made_from_the_dequantized_numbers(made: Checkpoints) -> None:
     read = packing(Fields.read(made.quantized / "config.json"))
     assert read is not None
     for scheme in ("fp32", "int8", next(each for each in ("int4-32", "int4-64") if each not in read.names)):
         assert torch.equal(logits(loaded(made.quantized, scheme)), logits(loaded(made.plain, scheme))), scheme
 
 
-def test_what_a_list_leaves_out_stays_plain(weights: dict[str, Tensor], tmp_path: Path) -> None:
-    """Whatever the list is called, and however it says it: the files tell."""
+def test_products_excluded_from_quantization_stay_plain(weights: dict[str, Tensor], tmp_path: Path) -> None:
+    """Tools list exclusions under various names, so the stored tensors decide."""
     for number, packer in enumerate((Gptq(), Awq(), Fp8())):
         made = write(
             weights, CONFIG | SHAPE, tmp_path / str(number), packer, but=("k_proj", "1.mlp.down_proj")
@@ -175,7 +173,7 @@ def test_what_a_list_leaves_out_stays_plain(weights: dict[str, Tensor], tmp_path
         model = loaded(made.quantized)
         torch.testing.assert_close(logits(model), logits(loaded(made.plain)), rtol=0, atol=1e-4)
         assert torch.equal(
-            kept(model.layers[1].feed_forward.down, 160), weights["model.layers.1.mlp.down_proj.weight"]
+            weight_of(model.layers[1].feed_forward.down, 160), weights["model.layers.1.mlp.down_proj.weight"]
         )
         assert torch.equal(logits(loaded(made.quantized, "int8")), logits(loaded(made.plain, "int8")))
 
@@ -192,7 +190,7 @@ def test_products_with_a_bias(tmp_path: Path) -> None:
 
 
 @each_of({"gptq": Gptq(ordered=True), "fp8": Fp8()})
-def test_a_weight_may_lie_in_several_shards(made: TextStream) -> None:
+def test_a_weight_may_be_in_several_shards(made: Checkpoints) -> None:
     before, file = logits(loaded(made.quantized)), made.quantized / "model.safetensors"
     homes = {name: f"{at % 2}.safetensors" for at, name in enumerate(sorted(load_file(file)))}
     for shard in set(homes.values()):
@@ -200,26 +198,26 @@ def test_a_weight_may_lie_in_several_shards(made: TextStream) -> None:
         save_file(part, made.quantized / shard)
     file.unlink()
     (made.quantized / "model.safetensors.index.json").write_text(json.dumps({"weight_map": homes}))
-    heard: list[tuple[int, int]] = []
-    model = load_model(ModelPlace("it", made.quantized), progress=lambda *amount: heard.append(amount))
+    reported: list[tuple[int, int]] = []
+    model = load_model(ModelPlace("it", made.quantized), progress=lambda *amount: reported.append(amount))
     assert isinstance(model, Decoder) and torch.equal(logits(model), before)
-    assert heard[-1][0] == heard[-1][1] == sum(each.nbytes for each in _all(made.quantized))
+    assert reported[-1][0] == reported[-1][1] == sum(each.nbytes for each in _all(made.quantized))
 
 
 def _all(folder: Path) -> list[Tensor]:
     return [each for shard in folder.glob("?.safetensors") for each in load_file(shard).values()]
 
 
-def test_a_head_that_is_quantized_too(weights: dict[str, Tensor], tmp_path: Path) -> None:
+def test_a_quantized_head(weights: dict[str, Tensor], tmp_path: Path) -> None:
     made = write(weights, CONFIG | SHAPE, tmp_path, Gptq(), also=("lm_head.weight",))
     torch.testing.assert_close(logits(loaded(made.quantized)), logits(loaded(made.plain)), rtol=0, atol=1e-4)
 
 
 @each_of({"gptq": Gptq(ordered=True)})
 class TestFiles:
-    """What may lie beside the weights, and what may not."""
+    """Extra or missing tensors in the file."""
 
-    def spoil(self, made: TextStream, **changes: Tensor | None) -> str:
+    def spoil(self, made: Checkpoints, **changes: Tensor | None) -> str:
         tensors = load_file(made.quantized / "model.safetensors")
         changed = {name: each for name, each in (tensors | changes).items() if each is not None}
         save_file(changed, made.quantized / "model.safetensors")
@@ -239,36 +237,36 @@ class TestFiles:
             ({f"{UP}.g_idx": ones(64) * -9}, "g_idx does not assign 32 inputs to each group"),
         ],
     )  # fmt: skip
-    def test_what_does_not_fit_is_named(
-        self, made: TextStream, changes: dict[str, Tensor | None], problem: str
+    def test_the_error_names_a_tensor_that_does_not_fit(
+        self, made: Checkpoints, changes: dict[str, Tensor | None], problem: str
     ) -> None:
-        said = self.spoil(made, **changes)
-        assert problem in said and str(made.quantized / "model.safetensors") in said
+        message = self.spoil(made, **changes)
+        assert problem in message and str(made.quantized / "model.safetensors") in message
 
-    def test_a_bias_of_zeros_and_scales_of_others_are_passed_over(self, made: TextStream) -> None:
-        """AutoGPTQ writes the one beside models that have none."""
+    def test_a_zero_bias_and_unrelated_scales_are_ignored(self, made: Checkpoints) -> None:
+        """AutoGPTQ writes a zero bias for models without biases."""
         before, file = logits(loaded(made.quantized)), made.quantized / "model.safetensors"
         more = {f"{UP}.bias": torch.zeros(160), f"{UP}.input_scale": torch.ones(1)}
         more["model.layers.0.self_attn.k_scale"] = torch.ones(1)
         save_file(load_file(file) | more, file)
         assert torch.equal(logits(loaded(made.quantized)), before)
 
-    def test_a_config_of_another_model(self, made: TextStream) -> None:
+    def test_a_config_of_another_model(self, made: Checkpoints) -> None:
         config = json.loads((made.quantized / "config.json").read_text())
         (made.quantized / "config.json").write_text(json.dumps(config | {"intermediate_size": 161}))
         assert "[161, 64]; both must be multiples of 8" in refusal(made.quantized)
 
-    def test_the_picker_offers_it(self, made: TextStream) -> None:
+    def test_a_quantized_checkpoint_is_supported(self, made: Checkpoints) -> None:
         found = support(made.quantized)
         assert (found.native, found.trouble) == (True, "")
 
-    def test_random_weights_of_its_shape_are_plain(self, made: TextStream) -> None:
+    def test_dummy_weights_are_plain(self, made: Checkpoints) -> None:
         model = load_model(ModelPlace("it", made.quantized), dummy=True)
         assert isinstance(model, Decoder) and model.source is not None
         assert model.source.scheme("none").name == "none"
 
 
-def test_eight_bit_floats_need_one_scale(weights: dict[str, Tensor], tmp_path: Path) -> None:
+def test_fp8_needs_exactly_one_scale(weights: dict[str, Tensor], tmp_path: Path) -> None:
     made = write(weights, CONFIG | SHAPE, tmp_path, Fp8())
     file = made.quantized / "model.safetensors"
     tensors = load_file(file)
@@ -301,27 +299,29 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("config", "problem"), REFUSED)
-def test_other_ways_are_refused_by_name(tmp_path: Path, config: dict[str, Any], problem: str) -> None:
+def test_unsupported_formats_are_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], problem: str
+) -> None:
     checkpoint(tmp_path)
     write_config(tmp_path, quantization_config=config)
-    said = refusal(tmp_path)
-    assert said.startswith(f"{tmp_path}/config.json: quantization_config.") and problem in said
+    message = refusal(tmp_path)
+    assert message.startswith(f"{tmp_path}/config.json: quantization_config.") and problem in message
     assert problem in support(tmp_path).trouble
 
 
-def test_groups_of_compressed_tensors_have_to_agree(tmp_path: Path) -> None:
-    def said(**weights: Any) -> str:
+def test_settings_of_compressed_tensors_are_checked(tmp_path: Path) -> None:
+    def message(**weights: Any) -> str:
         group = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"} | weights}
         config = {"quant_method": "compressed-tensors", "format": "float-quantized"}
         write_config(tmp_path, quantization_config=config | {"config_groups": {"group_0": group}})
         return support(tmp_path).trouble
 
     checkpoint(tmp_path)
-    assert said() == ""
-    assert "group_0.weights.num_bits is 4; only floats of 8 bits" in said(num_bits=4)
-    assert "weights.num_bits is 8; only floats of 8 bits" in said(type="int")
-    assert 'weights.strategy is "group"; only tensor, channel and block' in said(strategy="group")
-    assert "weights.block_structure is [64, 64]" in said(strategy="block", block_structure=[64, 64])
+    assert message() == ""
+    assert "group_0.weights.num_bits is 4; only floats of 8 bits" in message(num_bits=4)
+    assert "weights.num_bits is 8; only floats of 8 bits" in message(type="int")
+    assert 'weights.strategy is "group"; only tensor, channel and block' in message(strategy="group")
+    assert "weights.block_structure is [64, 64]" in message(strategy="block", block_structure=[64, 64])
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_groups_of_compressed_tensors_have_to_agree(tmp_path: Path) -> None:
         ("quant_config.json", Awq(64), {"w_bit": 4, "q_group_size": 64, "version": "GEMM"}),
     ],
 )  # fmt: skip
-def test_older_files_say_it_beside_the_config(
+def test_older_checkpoints_have_a_separate_config(
     weights: dict[str, Tensor], tmp_path: Path, name: str, packer: Any, config: dict[str, Any]
 ) -> None:
     made = write(weights, CONFIG | SHAPE, tmp_path, packer)
@@ -375,7 +375,7 @@ GROUPS = st.dictionaries(
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), LEAVES | st.lists(LEAVES, max_size=2) | GROUPS))
-def test_any_json_is_understood_or_refused(values: dict[str, Any]) -> None:
+def test_any_json_is_read_or_refused(values: dict[str, Any]) -> None:
     try:
         found = packing(Fields(Path("nowhere/config.json"), {"quantization_config": values}))
     except (UnsupportedModel, BadCheckpoint):

@@ -1,4 +1,4 @@
-"""A change reads the weights anew: from the files that were loaded, or not at all."""
+"""A change reads the weights again, from the files that were loaded, or is refused."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +15,10 @@ from tests.runner.letters import byte_tokenizer
 
 @pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize("change", [Path.unlink, Path.touch, lambda file: file.write_bytes(b"another")])
-def test_without_them_nothing_is_touched(
+def test_a_change_is_refused_if_the_files_are_gone_or_changed(
     tmp_path: Path, change: Callable[[Path], object], stored: bool
 ) -> None:
-    """There would be no way back: the old form is read anew, too."""
+    """The old scheme could not be restored, as it is read from the files too."""
     written = write(checkpoint(tmp_path, **SHAPE), SHAPE, tmp_path, Gptq())
     folder = written.quantized if stored else written.plain
     byte_tokenizer().save(str(folder / "tokenizer.json"))
@@ -27,5 +27,5 @@ def test_without_them_nothing_is_touched(
     change(folder / "model.safetensors")
     with pytest.raises(BadInput, match=r"model.safetensors was removed or changed since it was"):
         engine.set_quantization("int8")
-    engine.set_quantization("none")  # it is that already
+    engine.set_quantization("none")  # already the scheme: no-op
     assert not engine.busy and reply(engine) == before

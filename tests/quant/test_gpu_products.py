@@ -1,4 +1,4 @@
-"""Schemes on a GPU: products beside the dequantized weight, fused decoders, changes under chats."""
+"""Schemes on a GPU: products against the dequantized weight, fused decoders, and changes while chats run."""
 
 import gc
 import random
@@ -23,8 +23,15 @@ from engine.quant.registry import named
 from tests.kernels.cases import make_long_case
 from tests.kernels.test_stage_gpu import decoder
 from tests.models.test_families import reference
-from tests.quant.test_schemes import CLOSE, SHAPES, off, rows_of, skip_without_bitsandbytes, weight_of
-from tests.quant.test_switching import changed_under_chats, engine_on, heard_of, reply
+from tests.quant.test_schemes import (
+    CLOSE,
+    SHAPES,
+    relative_error,
+    rows_of,
+    skip_without_bitsandbytes,
+    weight_of,
+)
+from tests.quant.test_switching import changed_under_chats, engine_on, recorded_events, reply
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import GREEDY, ask, drain
 
@@ -32,11 +39,11 @@ pytestmark = pytest.mark.cuda
 GPU = torch.device("cuda")
 OURS = ("int8", "int4", "int4-32", "int4-128", "fp8")
 THEIRS = ("bnb-int8", "bnb-nf4", "bnb-fp4")
-ROWS = (1, 2, 9, 17, 33, 65, 129, 300)  # on both sides of where kernels change
+ROWS = (1, 2, 9, 17, 33, 65, 129, 300)  # on both sides of every switch of kernels
 
 
 def multiplied(name: str, x: Tensor) -> Tensor:
-    """The rows as the scheme multiplies them."""
+    """Return the rows as the scheme rounds them before the product."""
     if name != "fp8":
         return x.double()
     eight, step = to_fp8(x)
@@ -46,7 +53,7 @@ def multiplied(name: str, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("name", [*OURS, *THEIRS])
 @torch.inference_mode()
-def test_is_the_product_with_what_was_kept(name: str, dtype: torch.dtype) -> None:
+def test_equals_the_product_with_the_dequantized_weight(name: str, dtype: torch.dtype) -> None:
     if name in THEIRS:
         skip_without_bitsandbytes()
     limit = 0.012 if name == "bnb-int8" else max(CLOSE[dtype], 5e-3 if name == "fp8" else 0)
@@ -60,13 +67,13 @@ def test_is_the_product_with_what_was_kept(name: str, dtype: torch.dtype) -> Non
                 expected = multiplied(name, x) @ kept.T + (0 if added is None else added.double())
                 found = made(x)
                 assert found.dtype is dtype and found.shape == expected.shape and found.is_contiguous()
-                assert off(found, expected) < limit, (shape, count)
-                assert off(made(x.T.contiguous().T), found) < limit
+                assert relative_error(found, expected) < limit, (shape, count)
+                assert relative_error(made(x.T.contiguous().T), found) < limit
 
 
 @pytest.mark.parametrize("name", ["int4", "int4-32"])
 @torch.inference_mode()
-def test_company_of_seven_changes_no_bit_of_four(name: str) -> None:
+def test_up_to_seven_other_rows_change_no_bit(name: str) -> None:
     made = named(name).make(weight_of((512, 1024), torch.bfloat16).to(GPU), None)
     x = rows_of(8, 1024, torch.bfloat16).to(GPU)
     whole = made(x)
@@ -78,8 +85,8 @@ def test_company_of_seven_changes_no_bit_of_four(name: str) -> None:
     [*((each, "none") for each in OURS), ("none", "int8"), ("none", "fp8"), ("int4", "int8")],
 )
 @pytest.mark.parametrize("rows", [1, 17, 100])
-def test_the_fused_forward_is_the_decoders(rows: int, kv: Any, scheme: str) -> None:
-    """A number that fp8 rounds the other way takes a row as far away as that rounding does; few rows."""
+def test_the_fused_forward_equals_the_decoder(rows: int, kv: Any, scheme: str) -> None:
+    """In fp8 a number may round the other way, which moves a few rows by as much as rounding itself."""
     from engine.attention.triton_backend import TritonAttention
     from engine.models.fused import FusedDecoder
 
@@ -114,8 +121,8 @@ def test_the_fused_forward_is_the_decoders(rows: int, kv: Any, scheme: str) -> N
         fused = FusedDecoder(model, layers(), backend)
         x = fused.embed(ids, torch.arange(len(ids), device=GPU), ids)
         got = fused.forward(x, batch.positions, batch.places, prepared)
-        limit = 2e-2 if scheme != "fp8" else apart(plain(exact, layers()), wanted).min()
-    error = apart(got, wanted)
+        limit = 2e-2 if scheme != "fp8" else distance(plain(exact, layers()), wanted).min()
+    error = distance(got, wanted)
     assert error.max() < limit, f"{error.max():.1e} at {error.argmax()}"
     assert len(error) == 1 or (error < 2e-2).float().mean() > 0.8
 
@@ -123,8 +130,8 @@ def test_the_fused_forward_is_the_decoders(rows: int, kv: Any, scheme: str) -> N
 @pytest.mark.parametrize("hidden", [256, 1024])
 @pytest.mark.parametrize("scheme", ["none", *OURS])
 @torch.inference_mode()
-def test_kernels_that_start_early_wait(scheme: str, hidden: int) -> None:
-    """Layers so small that kernels of several find room beside each other, and may be far ahead."""
+def test_kernels_with_an_early_start_wait(scheme: str, hidden: int) -> None:
+    """The layers are so small that kernels of several fit on the GPU at once and may run far ahead."""
     from engine.attention.triton_backend import TritonAttention
     from engine.models.fused import FusedDecoder
 
@@ -156,10 +163,10 @@ def test_kernels_that_start_early_wait(scheme: str, hidden: int) -> None:
 
 @pytest.mark.parametrize("rows", ROWS)
 @torch.inference_mode()
-def test_a_head_in_bytes_is_the_product_with_what_was_kept(
+def test_an_int8_head_equals_the_product_with_its_dequantized_weight(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many rows have it spread out piece by piece."""
+    """For many rows the head is dequantized piece by piece."""
     from engine.attention.triton_backend import TritonAttention
     from engine.models.fused import FusedDecoder
 
@@ -170,11 +177,11 @@ def test_a_head_in_bytes_is_the_product_with_what_was_kept(
     expected = x.double() @ head.dequantized().double().T  # type: ignore[operator]
     for found in (FusedDecoder(model, [], TritonAttention()).logits(x), model.logits(x)):
         assert found.shape == expected.shape and found.is_contiguous()
-        assert off(found, expected) < CLOSE[torch.bfloat16]
+        assert relative_error(found, expected) < CLOSE[torch.bfloat16]
 
 
-def apart(one: Tensor, other: Tensor) -> Tensor:
-    """How far each row is from the other's, relative to that."""
+def distance(one: Tensor, other: Tensor) -> Tensor:
+    """Return the distance of each row from the other's, relative to the other's norm."""
     return (one.float() - other.float()).norm(dim=1) / other.float().norm(dim=1)
 
 
@@ -188,49 +195,49 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_twenty_changes_under_eight_chats(folder: Path, depth: int) -> None:
-    """In CUDA graphs, which are recorded anew after each."""
+    """Run in CUDA graphs, which are captured again after each change."""
     schemes = ("int8", "int4", "fp8", "int4-128", "none", "fp32")
     engine = engine_on(folder, device="cuda", depth=depth, prefix_cache=False)
-    first, said = reply(engine), heard_of(engine)
-    changed_under_chats(engine, random.Random(depth), 20, schemes)  # what is compiled and recorded stays
-    before = used()
+    first, results = reply(engine), recorded_events(engine)
+    changed_under_chats(engine, random.Random(depth), 20, schemes)  # compiles and captures what is kept
+    before = allocated()
     heard = changed_under_chats(engine, random.Random(depth), 20, schemes)
-    assert used() <= before * 1.02
+    assert allocated() <= before * 1.02
     assert {each.finish for each in heard} == {Finish.LENGTH} and len(heard) >= 8
-    over = [event for event in said if isinstance(event, events.Quantized)]
+    over = [event for event in results if isinstance(event, events.Quantized)]
     assert len(over) >= 40 and {event.error for event in over} == {""}
     assert engine.scheduler.pool.in_use == 0
     assert reply(engine) == first, "the weights are not the same as before"
 
 
-def used() -> int:
+def allocated() -> int:
     gc.collect()
     torch.cuda.empty_cache()
     return torch.cuda.memory_allocated()
 
 
 @pytest.mark.parametrize("scheme", ["none", *OURS, *THEIRS])
-def test_replies_in_graphs_are_those_launched_one_by_one(folder: Path, scheme: str) -> None:
+def test_replies_in_graphs_equal_those_without(folder: Path, scheme: str) -> None:
     if scheme in THEIRS:
         skip_without_bitsandbytes()
-    said = []
+    results = []
     for graphs in (True, False):
         engine = engine_on(folder, device="cuda", quantization=scheme, prefix_cache=False)
         engine.runner.graphs = graphs  # type: ignore[attr-defined]
-        said.append([reply(engine) for _ in range(3)])
-    assert said[0] == said[1]
+        results.append([reply(engine) for _ in range(3)])
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("kv", [{"kv_scheme": "int8"}, {"kv_scheme": "fp8"}, {"kv_window": 32}], ids=str)
-def test_another_cache_says_nearly_what_a_cpu_says(folder: Path, kv: dict[str, Any]) -> None:
-    """Tokens part where two are as good as equally likely, so it is the first ones that are compared."""
-    said: list[list[float]] = []
+def test_another_cache_gives_nearly_the_logprobs_of_a_cpu(folder: Path, kv: dict[str, Any]) -> None:
+    """Replies diverge where two tokens are about equally likely, so only the first tokens are compared."""
+    results: list[list[float]] = []
     for device in ("cpu", "cuda"):
         engine = engine_on(folder, device=device, dtype="float32", prefix_cache=False, **kv)
         asked = [ask(engine, list(range(10 + n, 60 + n)), replace(GREEDY, logprobs=0))[1] for n in range(6)]
         drain(engine)
-        said.append([heard.logprobs[0].logprob for heard in asked])
+        results.append([heard.logprobs[0].logprob for heard in asked])
         if device == "cuda":
             assert engine.snapshot().attention == "triton"
             assert engine.runner.graphs  # type: ignore[attr-defined]
-    assert said[0] == pytest.approx(said[1], abs=0.01)
+    assert results[0] == pytest.approx(results[1], abs=0.01)

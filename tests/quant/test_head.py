@@ -1,4 +1,4 @@
-"""The product with the vocabulary goes along with a scheme, where the model has a table of its own for it."""
+"""The output head is quantized with the model, if it has its own weight (untied)."""
 
 import json
 from dataclasses import replace
@@ -28,9 +28,9 @@ from tests.models.tiny import CONFIG, checkpoint
 from tests.quant.changing import PROMPT, engine_on, finish_change, switch
 from tests.quant.packers import Awq, Fp8, Gptq, write
 from tests.quant.perplexity import perplexity
-from tests.quant.test_quality import BOUNDS, of
-from tests.quant.test_schemes import CLOSE, off, rows_of, skip_without_bitsandbytes, weight_of
-from tests.quant.test_switching import failing_at, heard_of, reply
+from tests.quant.test_quality import BOUNDS, perplexity_of
+from tests.quant.test_schemes import CLOSE, relative_error, rows_of, skip_without_bitsandbytes, weight_of
+from tests.quant.test_switching import failing_at, recorded_events, reply
 from tests.runner.letters import VOCAB, byte_tokenizer
 from tests.runner.small import GREEDY, ask, drain, turn
 
@@ -41,7 +41,7 @@ HEAD = "lm_head.weight"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a head of its own, and weights that lead to replies which change with it."""
+    """A model with an untied head, and weights scaled so that replies change with the head."""
     made = tmp_path_factory.mktemp("untied")
     tensors = checkpoint(made, **SHAPE | {"vocab_size": VOCAB})
     tensors = {name: each if "norm" in name else each * 4 for name, each in tensors.items()}
@@ -56,15 +56,15 @@ def loaded(folder: Path, scheme: str = "none", **more: Any) -> Decoder:
     return model
 
 
-def kept(head: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[outputs, inputs]. `dtype`: of the model."""
+def weight_of_head(head: nn.Module, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the weight [outputs, inputs]. `dtype`: the model's."""
     if isinstance(head, Int8Table):
         return head.dequantized()
     return head(torch.eye(SHAPE["hidden_size"], dtype=dtype)).T
 
 
-class Plainer:
-    """A scheme of somebody's who has never heard of heads."""
+class ThirdPartyScheme:
+    """A third-party scheme that does not consider heads."""
 
     name = "plainer"
     kernels = "plain products"
@@ -81,40 +81,40 @@ class Plainer:
         return Linear(nn.Parameter(weight.clone(), requires_grad=False), bias)  # type: ignore[arg-type]
 
 
-def test_each_scheme_says_what_keeps_the_head() -> None:
+def test_the_scheme_of_the_head() -> None:
     assert {name: of_head(named(name)).name for name in IN_BYTES} == dict.fromkeys(IN_BYTES, "int8")
     assert all(of_head(named(name)) is named(name) for name in ("none", "fp32", "bf16", "fp16"))
     assert {of_head(named(name)).name for name in ("bnb-int8", "bnb-nf4", "bnb-fp4")} == {"none"}
-    assert of_head(Plainer()).name == "none"  # type: ignore[arg-type]
+    assert of_head(ThirdPartyScheme()).name == "none"  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scheme", ["int8", "int4", "int4-32", "int4-128"])
-def test_it_is_in_bytes_and_a_tied_one_stays(tmp_path: Path, scheme: str) -> None:
+def test_an_untied_head_is_int8_and_a_tied_one_stays_plain(tmp_path: Path, scheme: str) -> None:
     weight = checkpoint(tmp_path, **SHAPE)[HEAD]
     head = loaded(tmp_path, scheme).head
-    assert torch.equal(kept(head), named("int8").make(weight, None).dequantized())
+    assert torch.equal(weight_of_head(head), named("int8").make(weight, None).dequantized())
     checkpoint(tmp_path, **SHAPE, tie_word_embeddings=True)
     model = loaded(tmp_path, scheme)
     assert torch.equal(model.head(torch.eye(64)).T, model.embed)
 
 
-def test_others_have_it_as_it_is_or_in_their_type(tmp_path: Path) -> None:
+def test_other_schemes_leave_the_head_or_change_its_dtype(tmp_path: Path) -> None:
     weight = checkpoint(tmp_path, **SHAPE)[HEAD]
     schemes: list[tuple[str, torch.dtype | None]] = [("none", None), ("fp32", None), ("bf16", torch.bfloat16)]
     for scheme, dtype in [*schemes, ("fp16", torch.float16)]:
         head = loaded(tmp_path, scheme).head
         assert (head.dtype if isinstance(head, Cast) else None) is dtype
-        assert torch.equal(kept(head), weight if dtype is None else weight.to(dtype).float())
+        assert torch.equal(weight_of_head(head), weight if dtype is None else weight.to(dtype).float())
     skip_without_bitsandbytes()
-    assert torch.equal(kept(loaded(tmp_path, "bnb-int8").head), weight)
+    assert torch.equal(weight_of_head(loaded(tmp_path, "bnb-int8").head), weight)
 
 
-def test_a_scheme_of_others_leaves_it_plain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SCHEMES, "plainer", Plainer())
+def test_a_third_party_scheme_leaves_the_head_plain(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEMES, "plainer", ThirdPartyScheme())
     engine = engine_on(folder, dtype="float32")
     plain, head = reply(engine), _model(engine).head
     switch(engine, "plainer")
-    assert _model(engine).head is head, "nothing had to be read"
+    assert _model(engine).head is head, "the head was read again"
     assert reply(engine) == plain
     switch(engine, "int8")
     switch(engine, "plainer")
@@ -129,7 +129,7 @@ def _model(engine: Any) -> Decoder:
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @torch.inference_mode()
-def test_logits_are_the_product_with_what_is_kept(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_logits_equal_the_product_with_the_dequantized_head(tmp_path: Path, dtype: torch.dtype) -> None:
     weight = checkpoint(tmp_path, **SHAPE)[HEAD].to(dtype).float()
     model = loaded(tmp_path, "int8", dtype=str(dtype).removeprefix("torch."))
     half = weight.abs().amax(1) / 127 / 2
@@ -137,15 +137,15 @@ def test_logits_are_the_product_with_what_is_kept(tmp_path: Path, dtype: torch.d
         hidden = rows_of(rows, 64, dtype)
         found = model.logits(hidden)
         assert found.dtype is torch.float32 and found.shape == (rows, 600)
-        assert off(found, hidden.double() @ kept(model.head).double().T) < CLOSE[dtype]
+        assert relative_error(found, hidden.double() @ weight_of_head(model.head).double().T) < CLOSE[dtype]
         apart = (found.double() - hidden.double() @ weight.double().T).abs()
         most = half.double() * hidden.double().abs().sum(1, keepdim=True)
         assert (apart <= most * 1.01 + 2 * CLOSE[dtype] * found.abs().max()).all()
 
 
 @torch.inference_mode()
-def test_a_large_one_is_taken_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same bits: pieces are of outputs."""
+def test_a_large_head_is_quantized_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is bit-identical, as pieces are split by outputs."""
     weight = weight_of((1300, 96), torch.bfloat16)
     whole, many = Int8Table(weight, None), [rows_of(rows, 96, torch.bfloat16) for rows in (1, 3, 8)]
     expected = [whole(x) for x in many]
@@ -156,14 +156,14 @@ def test_a_large_one_is_taken_piece_by_piece(monkeypatch: pytest.MonkeyPatch) ->
     assert all(torch.equal(cut(x), wanted) for x, wanted in zip(many, expected, strict=True))
 
 
-def test_a_change_takes_it_last_and_lets_go_of_it_first(
+def test_a_change_frees_the_old_head_before_it_makes_the_new_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, said, made = loaded(folder), list[str](), PlainSource.head
+    model, seen, made = loaded(folder), list[str](), PlainSource.head
 
     def watched(self: PlainSource, scheme: Any) -> nn.Module:
-        assert model.head is None, "both forms are there"
-        said.append(scheme.name)
+        assert model.head is None, "both heads are in memory"
+        seen.append(scheme.name)
         return made(self, scheme)
 
     monkeypatch.setattr(PlainSource, "head", watched)
@@ -172,16 +172,16 @@ def test_a_change_takes_it_last_and_lets_go_of_it_first(
         conversion = Conversion(model, old, new)
         assert conversion.total == parts
         while not conversion.over:
-            assert not said or conversion.done == 2
+            assert not seen or conversion.done == 2
             conversion.advance()
-        assert said == ([] if parts == 2 else [new.name])
-        said.clear()
+        assert seen == ([] if parts == 2 else [new.name])
+        seen.clear()
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])
-def test_cancelled_before_or_behind_it_all_is_as_before(folder: Path, after: int) -> None:
+def test_a_cancelled_change_restores_the_head(folder: Path, after: int) -> None:
     model = loaded(folder)
-    before = kept(model.head)
+    before = weight_of_head(model.head)
     conversion = Conversion(model, named("none"), named("int8"))
     for _ in range(after):
         conversion.advance()
@@ -189,19 +189,19 @@ def test_cancelled_before_or_behind_it_all_is_as_before(folder: Path, after: int
     conversion.cancel("enough")
     while not conversion.over:
         conversion.advance()
-    assert conversion.done == 0 and torch.equal(kept(model.head), before)
+    assert conversion.done == 0 and torch.equal(weight_of_head(model.head), before)
     assert not any(isinstance(each, Int8Table) for each in model.modules())
 
 
-def test_a_failure_there_leaves_the_old_scheme(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_at_the_head_leaves_the_old_scheme(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_on(folder)
-    plain, said = reply(engine), heard_of(engine)
+    plain, seen = reply(engine), recorded_events(engine)
     failing_at(monkeypatch, 2, OSError("gone"))
     engine.set_quantization("int4")
     finish_change(engine)
     assert engine.snapshot().quantization == "none"
-    assert [event.error for event in said if isinstance(event, events.Quantized)] == ["OSError: gone"]
-    progress = [(event.done, event.total) for event in said if isinstance(event, events.Quantizing)]
+    assert [event.error for event in seen if isinstance(event, events.Quantized)] == ["OSError: gone"]
+    progress = [(event.done, event.total) for event in seen if isinstance(event, events.Quantizing)]
     assert progress == [(done, 3) for done in (0, 0, 1, 2, 3, 2, 1, 0)]
     assert reply(engine) == plain
     switch(engine, "int4")
@@ -209,25 +209,27 @@ def test_a_failure_there_leaves_the_old_scheme(folder: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("dummy", [False, True])
-def test_the_way_back_leads_to_what_was(folder: Path, dummy: bool) -> None:
-    """From random weights, too, which are made anew."""
+def test_changing_back_restores_the_weights(folder: Path, dummy: bool) -> None:
+    """Also with dummy weights, which are generated again."""
     engine = engine_on(folder, dummy_weights=dummy)
-    before, said = kept(_model(engine).head, torch.bfloat16), reply(engine)
+    before, seen = weight_of_head(_model(engine).head, torch.bfloat16), reply(engine)
     for scheme in ("int8", "int4", "fp32", "none"):
         switch(engine, scheme)
         other = engine_on(folder, dummy_weights=dummy, quantization=scheme)
         assert reply(engine) == reply(other), f"loading and changing to {scheme} give other weights"
-    assert torch.equal(kept(_model(engine).head, torch.bfloat16), before)
-    assert reply(engine) == said
+    assert torch.equal(weight_of_head(_model(engine).head, torch.bfloat16), before)
+    assert reply(engine) == seen
 
 
-def test_random_numbers_are_those_of_its_name(folder: Path) -> None:
+def test_dummy_numbers_depend_on_the_name(folder: Path) -> None:
     whole, made = Decoder(read_config(folder), torch.float32), loaded(folder, dummy=True)
     random_weights(whole, seed=0)
-    assert torch.equal(kept(made.head), kept(whole.head)) and torch.equal(made.embed, whole.embed)
+    assert torch.equal(weight_of_head(made.head), weight_of_head(whole.head)) and torch.equal(
+        made.embed, whole.embed
+    )
 
 
-def test_what_it_says_of_bytes_is_what_there_is(tmp_path: Path) -> None:
+def test_the_reported_bytes_are_the_bytes_in_memory(tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "vocab_size": 4096}
     checkpoint(tmp_path, **shape)
     for dtype in ("bfloat16", "float32"):
@@ -241,8 +243,8 @@ def test_what_it_says_of_bytes_is_what_there_is(tmp_path: Path) -> None:
             present = scheme
 
 
-def test_company_changes_no_reply(folder: Path) -> None:
-    """On both sides of where kernels change: eight rows."""
+def test_other_requests_do_not_change_a_reply(folder: Path) -> None:
+    """On both sides of the switch of kernels at eight rows."""
     prompts = [[7 * n % 250 + 5, *PROMPT[: 5 + n]] for n in range(12)]
     params = replace(GREEDY, max_tokens=12)
     for many in (5, 12):
@@ -256,11 +258,11 @@ def test_company_changes_no_reply(folder: Path) -> None:
         turn(engine)
         drain(engine)
         assert [heard.tokens for heard in together] == alone
-        assert len({tuple(each) for each in alone}) > many // 2, "replies that are all the same prove little"
+        assert len({tuple(each) for each in alone}) > many // 2, "too many replies are the same"
 
 
 @torch.inference_mode()
-def test_company_of_seven_changes_no_bit(folder: Path) -> None:
+def test_up_to_seven_other_rows_change_no_bit(folder: Path) -> None:
     model = loaded(folder, "int8", dtype="bfloat16")
     hidden = rows_of(8, 64, torch.bfloat16)
     whole = model.logits(hidden)
@@ -271,7 +273,7 @@ def test_company_of_seven_changes_no_bit(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("packer", [Gptq(), Awq(), Fp8("block")])
-def test_beside_a_form_of_others_it_stays_as_the_file_has_it(tmp_path: Path, packer: Any) -> None:
+def test_in_a_quantized_checkpoint_the_head_is_used_as_stored(tmp_path: Path, packer: Any) -> None:
     shape = SHAPE | {"tie_word_embeddings": False}
     weights = checkpoint(tmp_path, **shape)
     for number, also in enumerate(((), (HEAD,))):
@@ -279,19 +281,19 @@ def test_beside_a_form_of_others_it_stays_as_the_file_has_it(tmp_path: Path, pac
         wanted = load_file(made.plain / "model.safetensors")[HEAD]
         own = loaded(made.quantized)
         assert own.source is not None
-        torch.testing.assert_close(kept(own.head), wanted, rtol=0, atol=1e-6)
+        torch.testing.assert_close(weight_of_head(own.head), wanted, rtol=0, atol=1e-6)
         found = loaded(made.quantized, "int8")
-        assert torch.equal(kept(found.head), kept(loaded(made.plain, "int8").head))
+        assert torch.equal(weight_of_head(found.head), weight_of_head(loaded(made.plain, "int8").head))
         conversion = Conversion(own, own.source.scheme("none"), named("int8"))
         assert conversion.total == 3
         while not conversion.over:
             conversion.advance()
-        assert torch.equal(kept(own.head), kept(found.head))
+        assert torch.equal(weight_of_head(own.head), weight_of_head(found.head))
 
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built-in model with a head of its own, which has the embedding's numbers."""
+    """The built-in model with an untied head, which has the embedding's numbers."""
     made, pocket = tmp_path_factory.mktemp("pocket"), find_model("pocket").folder
     tensors, config = (
         load_file(pocket / "model.safetensors"),
@@ -315,11 +317,11 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_perplexity_stays_within_the_bounds(untied: Path, scheme: str, whole: bool) -> None:
     found = perplexity(loaded(untied, scheme), whole)
-    assert found == pytest.approx(of("none", whole), rel=BOUNDS.get(scheme, 1e-6))
+    assert found == pytest.approx(perplexity_of("none", whole), rel=BOUNDS.get(scheme, 1e-6))
 
 
-def test_on_a_gpu_many_rows_have_it_spread_out_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What spreads it is a kernel of its own; here a plain one stands for it."""
+def test_on_a_gpu_the_head_is_dequantized_in_pieces_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain function replaces the dequantizing kernel."""
     pytest.importorskip("triton", reason="no Triton here")
     from engine.quant import gpu_products
 
@@ -333,5 +335,5 @@ def test_on_a_gpu_many_rows_have_it_spread_out_piece_by_piece(monkeypatch: pytes
     monkeypatch.setattr(gpu_products, "SPREAD", 100 * 128 + 5)
     made = gpu_products.Int8Product(*int8.quantized(weight_of((250, 128), torch.float32)), None)
     x = rows_of(200, 128, torch.float32)
-    assert off(made(x), x.double() @ made.dequantized().double().T) < CLOSE[torch.float32]
+    assert relative_error(made(x), x.double() @ made.dequantized().double().T) < CLOSE[torch.float32]
     assert sizes == [100, 100, 50]

@@ -1,4 +1,4 @@
-"""A change of scheme takes the memory of the larger of the two, and a layer or two."""
+"""A change of scheme needs the memory of the larger of the two, and a layer or two."""
 
 import gc
 from itertools import pairwise
@@ -15,7 +15,7 @@ from engine.quant import conversion
 from engine.quant.conversion import Conversion
 from engine.quant.registry import named
 from tests.models.tiny import CONFIG, checkpoint
-from tests.quant.test_switching import held
+from tests.quant.test_switching import modules_and_bytes
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 6, "vocab_size": 100}
 CHANGES = ("none", "int8", "int4", "none", "fp32", "int8", "fp32", "none")
@@ -35,26 +35,26 @@ def weights(model: torch.nn.Module) -> int:
     return sum({id(each): each.nbytes for each in (*model.parameters(), *model.buffers())}.values())
 
 
-def test_there_is_no_more_than_the_larger_of_the_two_and_a_layer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_needs_at_most_one_layer_more(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given_back = list[int]()
-    monkeypatch.setattr(conversion, "give_back", lambda: given_back.append(held()[1]))
+    monkeypatch.setattr(conversion, "give_back", lambda: given_back.append(modules_and_bytes()[1]))
     gc.collect()
-    gc.freeze()  # what others left is not looked at 42 times
+    gc.freeze()  # objects of other tests are not scanned 42 times
     model = load_model(ModelPlace("it", folder), dtype="bfloat16")
     assert isinstance(model, Decoder)
     for old, new in pairwise(CHANGES):
-        assert most_beside(model, old, new) < 1, (old, new)
-    assert len(given_back) == (len(CHANGES) - 1) * SHAPE["num_hidden_layers"], "not between all layers"
+        assert peak_of_change(model, old, new) < 1, (old, new)
+    assert len(given_back) == (len(CHANGES) - 1) * SHAPE["num_hidden_layers"], (
+        "memory was not released after every layer"
+    )
 
 
-def most_beside(model: Decoder, old: str, new: str) -> float:
-    """How much more than the larger of the two there is between two layers, in layers."""
-    (_, before), had = held(), weights(model)
+def peak_of_change(model: Decoder, old: str, new: str) -> float:
+    """Return the peak between two layers above the larger of the two schemes, in layers."""
+    (_, before), had = modules_and_bytes(), weights(model)
     change = Conversion(model, named(old), named(new))
     most = 0
     while not change.over:
         change.advance()
-        most = max(most, held()[1] - before - max(weights(model) - had, 0))
+        most = max(most, modules_and_bytes()[1] - before - max(weights(model) - had, 0))
     return most / LAYER

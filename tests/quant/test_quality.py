@@ -1,4 +1,4 @@
-"""What a scheme costs on a real trained model: the built-in one."""
+"""The quality of each scheme on the built-in model, which is really trained."""
 
 import json
 from functools import cache
@@ -19,7 +19,7 @@ from tests.quant.packers import Awq, Gptq, write
 from tests.quant.perplexity import perplexity
 from tests.quant.test_schemes import skip_without_bitsandbytes
 
-# The share by which its perplexity may move. docs/quantization.md has what was measured.
+# The relative change of perplexity that is allowed. docs/quantization.md has the measured values.
 BOUNDS = {
     "fp32": 0.001,
     "fp16": 0.001,
@@ -32,7 +32,7 @@ BOUNDS = {
     "bnb-nf4": 0.015,
     "bnb-fp4": 0.02,
 }
-# The same of a model of 260 thousand parameters, which feels each bit.
+# The same for a model of 260 thousand parameters, which is more sensitive.
 BOUNDS_OF_A_TINY_ONE = {
     "int8": 0.002,
     "bnb-int8": 0.006,
@@ -48,7 +48,7 @@ WHOLE = [False, pytest.param(True, marks=pytest.mark.soak)]  # of the text
 
 
 @cache
-def of(scheme: str, whole: bool = False) -> float:
+def perplexity_of(scheme: str, whole: bool = False) -> float:
     model = load_model(find_model("pocket"), quantization=scheme)
     return perplexity(model, whole)
 
@@ -58,10 +58,10 @@ def of(scheme: str, whole: bool = False) -> float:
 def test_perplexity_stays_within_its_bound(scheme: str, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if scheme.startswith("bnb"):
         skip_without_bitsandbytes()
-    monkeypatch.setattr(Fp8, "why_not", lambda *where: None)  # it is only slow on a CPU, and not offered
-    plain = of("none", whole)
-    assert 1.5 < plain < 2.5, "the text says nothing of a model that is sure of it, or of nothing"
-    assert of(scheme, whole) == pytest.approx(plain, rel=BOUNDS[scheme])
+    monkeypatch.setattr(Fp8, "why_not", lambda *where: None)  # on a CPU it is just too slow to be offered
+    plain = perplexity_of("none", whole)
+    assert 1.5 < plain < 2.5, "the model predicts the text too well or too badly for a test"
+    assert perplexity_of(scheme, whole) == pytest.approx(plain, rel=BOUNDS[scheme])
 
 
 @pytest.mark.parametrize("scheme", BOUNDS_OF_A_TINY_ONE)
@@ -77,7 +77,7 @@ def test_perplexity_of_a_tiny_model_stays_within_its_bound(scheme: str, shared: 
 @pytest.mark.parametrize(
     "packer", [Gptq(group=64, symmetric=False, ordered=True), Awq(64), packers.Fp8("block")]
 )
-def test_a_checkpoint_of_others_is_as_good_as_what_it_stands_for(
+def test_a_quantized_checkpoint_is_as_good_as_its_dequantized_numbers(
     tmp_path: Path, packer: Any, whole: bool
 ) -> None:
     folder = find_model("pocket").folder
@@ -90,4 +90,4 @@ def test_a_checkpoint_of_others_is_as_good_as_what_it_stands_for(
         perplexity(load_model(ModelPlace("it", each)), whole) for each in (written.quantized, written.plain)
     )
     assert found == pytest.approx(expected, rel=0.002)
-    assert found == pytest.approx(of("none", whole), rel=0.04)
+    assert found == pytest.approx(perplexity_of("none", whole), rel=0.04)

@@ -1,4 +1,4 @@
-"""Schemes of packages outside the tree: what cannot be taken is said in a sentence, wherever it is listed."""
+"""Third-party schemes: the reason why one cannot be used is reported wherever schemes are listed."""
 
 from importlib.metadata import EntryPoint
 
@@ -12,8 +12,8 @@ from engine.quant.int8 import Int8
 CPU = torch.device("cpu")
 
 
-class Half:
-    """Somebody's first try."""
+class IncompleteScheme:
+    """A scheme that lacks most of the interface."""
 
     name = "half"
 
@@ -32,8 +32,8 @@ class Other(Int8):
         ("gone", "it cannot be imported"),
     ],
 )
-def test_a_scheme_that_cannot_be_taken(monkeypatch: pytest.MonkeyPatch, name: str, problem: str) -> None:
-    classes = {"half": "Half", "other": "Other", "gone": "Gone"}
+def test_a_scheme_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch, name: str, problem: str) -> None:
+    classes = {"half": "IncompleteScheme", "other": "Other", "gone": "Gone"}
     points = [EntryPoint(each, f"{__name__}:{of}", registry.GROUP) for each, of in classes.items()]
     monkeypatch.setattr(
         registry,

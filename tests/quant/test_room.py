@@ -1,4 +1,4 @@
-"""A change of the weights changes the room of the cache."""
+"""A change of the weights changes the size of the cache."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,12 @@ from tests.runner.small import GREEDY, ask, drain, turn
 
 
 class TestRoom:
-    """The cache takes the memory that weights leave, and gives it back."""
+    """The cache grows into memory that weights free, and shrinks again."""
 
     def engine(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, blocks: int = 40, **config: Any
     ) -> Engine:
-        """As if there were memory for so many blocks, and no more were of use than that with int4."""
+        """An engine with memory for `blocks` blocks, which uses all that int4 weights free."""
         engine = engine_on(folder, blocks=None, **config)
         runner = engine.runner
         each = runner.store.nbytes // engine.scheduler.pool.size  # type: ignore[attr-defined]
@@ -31,7 +31,7 @@ class TestRoom:
         runner.apply(Resize(blocks, ()))
         return engine
 
-    def test_it_grows_at_once_and_comes_back(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_grows_at_once_and_shrinks_back(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = self.engine(folder, monkeypatch, blocks=40)
         room = engine.runner._room  # type: ignore[attr-defined]
         assert room.fit("none").blocks == 40
@@ -51,7 +51,7 @@ class TestRoom:
     def test_it_shrinks_by_evicting_then_by_preempting(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Whoever keeps its blocks says the same as if nobody had moved them."""
+        """A request that keeps its blocks gives the same reply as if they had not been moved."""
         engine = self.engine(folder, monkeypatch, blocks=36, max_context=256, preemption="recompute")
         switch(engine, "int4")
         large = engine.scheduler.pool.size
@@ -62,13 +62,13 @@ class TestRoom:
             turn(engine)
         switch(engine, "none")
         assert engine.scheduler.pool.size == 36
-        assert engine.scheduler.preemptions > 0, "nobody had to give way: the test shows nothing"
-        assert engine.scheduler.running, "somebody stays"
+        assert engine.scheduler.preemptions > 0, "no request was preempted"
+        assert engine.scheduler.running, "every request was preempted"
         drain(engine)
         assert [each.finish for each in heard] == [Finish.LENGTH] * len(heard)
 
-    def test_moved_blocks_hold_what_they_held(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The same change with and without a move: the same tokens."""
+    def test_moved_blocks_keep_their_contents(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The same change with and without a move gives the same tokens."""
         replies = []
         for crowd in (0, 12):
             engine = self.engine(folder, monkeypatch, blocks=36, max_context=256, dtype="float32")
@@ -99,7 +99,7 @@ class TestRoom:
             engine.set_quantization("fp32")
         assert not engine.busy
 
-    def test_no_memory_for_more_blocks_is_no_failure(
+    def test_no_memory_for_more_blocks_is_not_an_error(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine = self.engine(folder, monkeypatch, blocks=40)

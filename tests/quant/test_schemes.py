@@ -1,4 +1,4 @@
-"""Each scheme's product beside the oracle: the same numbers, dequantized, and a plain product in float64."""
+"""Each scheme's product against the oracle: the dequantized weight in a float64 product."""
 
 import importlib.util
 import sys
@@ -23,13 +23,13 @@ from engine.quant.registry import BUILT_IN, choose, named, names, why_not
 
 CPU = torch.device("cpu")
 OURS = ("int8", "int4", "int4-32", "int4-128")
-CLOSE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 6e-4}  # of the norm
-SHAPES = ((512, 256), (96, 40), (700, 130))  # of a weight; the last two fit no group and no block
-ROWS = (1, 3, 4, 5, 9, 33, 65)  # on both sides of where kernels change
+CLOSE = {torch.float32: 1e-6, torch.bfloat16: 5e-3, torch.float16: 6e-4}  # relative to the norm
+SHAPES = ((512, 256), (96, 40), (700, 130))  # of a weight; the last two divide into no group or block
+ROWS = (1, 3, 4, 5, 9, 33, 65)  # on both sides of every switch of kernels
 
 
 def skip_without_bitsandbytes() -> None:
-    """Only looks: it is imported by the scheme, which keeps it from the hub."""
+    """Only check for the package: the scheme imports it, in a way that blocks downloads from the hub."""
     if importlib.util.find_spec("bitsandbytes") is None:
         pytest.skip("bitsandbytes is installed along on Linux alone")
 
@@ -42,13 +42,13 @@ def rows_of(count: int, width: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(count)).to(dtype)
 
 
-def off(found: Tensor, expected: Tensor) -> float:
+def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 @pytest.mark.parametrize(("name", "dtype"), product(OURS, CLOSE))
 @torch.inference_mode()
-def test_is_the_product_with_what_was_kept(name: str, dtype: torch.dtype) -> None:
+def test_equals_the_product_with_the_dequantized_weight(name: str, dtype: torch.dtype) -> None:
     for shape in SHAPES:
         bias = rows_of(1, shape[0], dtype)[0]
         for made, added in ((named(name).make(weight_of(shape, dtype), None), None),
@@ -59,24 +59,24 @@ def test_is_the_product_with_what_was_kept(name: str, dtype: torch.dtype) -> Non
                 expected = x.double() @ kept.T + (0 if added is None else added.double())
                 found = made(x)
                 assert found.dtype is dtype and found.shape == expected.shape and found.is_contiguous()
-                assert torch.equal(made(x.T.contiguous().T), found), "a part of another tensor is as good"
-                assert off(found, expected) < CLOSE[dtype], (shape, count)
+                assert torch.equal(made(x.T.contiguous().T), found), "a strided input gives another result"
+                assert relative_error(found, expected) < CLOSE[dtype], (shape, count)
 
 
 @pytest.mark.parametrize("name", OURS)
 @torch.inference_mode()
-def test_company_moves_a_row_within_rounding(name: str) -> None:
+def test_other_rows_change_only_rounding(name: str) -> None:
     made = named(name).make(weight_of((512, 256), torch.bfloat16), None)
     many = rows_of(33, 256, torch.bfloat16)
     whole = made(many)
     for count in ROWS:
-        assert off(made(many[:count]), whole[:count]) < CLOSE[torch.bfloat16]
-    few = 4  # the same kernel up to here: to the last bit
+        assert relative_error(made(many[:count]), whole[:count]) < CLOSE[torch.bfloat16]
+    few = 4  # up to this count the same kernel runs, so results are bit-identical
     assert all(torch.equal(made(many[:count]), made(many[:few])[:count]) for count in range(1, few))
 
 
-class Multiplied(TorchDispatchMode):
-    """Hears of how many rows products are."""
+class RecordedRows(TorchDispatchMode):
+    """Records the numbers of rows of all products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,71 +88,75 @@ class Multiplied(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_rungs_are_few_and_near() -> None:
+def test_padded_sizes_are_few_and_near() -> None:
     found = {rows: len(pad_to_bucket(torch.empty(rows, 1, dtype=torch.bfloat16))) for rows in range(1, 2049)}
     assert all(rows <= rung <= rows + rows // 8 for rows, rung in found.items())
     assert len(set(found.values())) == 16 + 7 * 8
-    assert len(pad_to_bucket(torch.empty(1001, 1))) == 1001, "float32 has no need"
+    assert len(pad_to_bucket(torch.empty(1001, 1))) == 1001, "float32 needs no padding"
 
 
 @pytest.mark.parametrize("name", ["int8", "int4", "int4-32", "bnb-nf4"])
 @torch.inference_mode()
-def test_prompts_of_any_length_are_products_of_few(name: str) -> None:
-    """A CPU's library keeps half a megabyte for every number of rows that it has met."""
+def test_prompts_of_any_length_use_few_shapes(name: str) -> None:
+    """oneDNN keeps half a megabyte for every number of rows it has seen."""
     if name.startswith("bnb"):
         skip_without_bitsandbytes()
     made = named(name).make(weight_of((64, 128), torch.bfloat16), None)
     x = rows_of(256, 128, torch.bfloat16)
-    with Multiplied() as heard:
+    with RecordedRows() as recorded:
         for count in range(65, 257):
             assert made(x[:count]).shape == (count, 64)
-    assert len(heard.rows) == 16
+    assert len(recorded.rows) == 16
 
 
 @pytest.mark.parametrize(("name", "dtype"), product(("bnb-nf4", "bnb-fp4"), CLOSE))
 @torch.inference_mode()
-def test_four_bits_of_bitsandbytes_at_any_width(name: str, dtype: torch.dtype) -> None:
-    """Its own products of widths that are no multiple of 64 are wrong, and say nothing."""
+def test_bitsandbytes_int4_at_any_width(name: str, dtype: torch.dtype) -> None:
+    """Its own products are silently wrong for widths that are no multiple of 64."""
     skip_without_bitsandbytes()
     for shape in SHAPES:
         weight, bias = weight_of(shape, dtype), rows_of(1, shape[0], dtype)[0]
         made = named(name).make(weight, bias)
-        assert 0.05 < off(made.dequantized(), weight) < 0.15
+        assert 0.05 < relative_error(made.dequantized(), weight) < 0.15
         for count in ROWS:
             x = rows_of(count, shape[1], dtype)
-            assert off(made(x), x.double() @ made.dequantized().double().T + bias) < CLOSE[dtype], (
+            assert (
+                relative_error(made(x), x.double() @ made.dequantized().double().T + bias) < CLOSE[dtype]
+            ), (
                 shape,
                 count,
             )
-            assert made(x).is_contiguous() and off(made(x.T.contiguous().T), made(x)) < CLOSE[dtype]
+            assert (
+                made(x).is_contiguous() and relative_error(made(x.T.contiguous().T), made(x)) < CLOSE[dtype]
+            )
 
 
 @pytest.mark.parametrize("dtype", CLOSE)
 @torch.inference_mode()
-def test_outliers_are_multiplied_in_full_and_are_their_rows_alone(dtype: torch.dtype) -> None:
+def test_outliers_are_multiplied_in_full_precision_and_affect_only_their_row(dtype: torch.dtype) -> None:
     skip_without_bitsandbytes()
     weight, bias = weight_of((96, 130), dtype), rows_of(1, 96, dtype)[0]
     made = named("bnb-int8").make(weight, bias)
-    assert off(made.dequantized(), weight) < 0.01
+    assert relative_error(made.dequantized(), weight) < 0.01
     calm, wild = rows_of(5, 130, dtype), rows_of(5, 130, dtype)
     wild[2, 7], wild[3, 100] = 60.0, -30.0
     for x in (calm, wild):
-        assert off(made(x), x.double() @ made.dequantized().double().T + bias) < 0.012
+        assert relative_error(made(x), x.double() @ made.dequantized().double().T + bias) < 0.012
     found, quiet = made(wild), made(calm)
-    assert torch.equal(found[[0, 1, 4]], quiet[[0, 1, 4]]), "a neighbour's outlier moved a row"
+    assert torch.equal(found[[0, 1, 4]], quiet[[0, 1, 4]]), "the outlier of another row changed a row"
     assert torch.equal(made(wild[2:3]), found[2:3])
 
 
 @pytest.mark.parametrize(
     ("name", "most"), [("int8", 0.008), ("int4-32", 0.09), ("int4", 0.1), ("int4-128", 0.11)]
 )
-def test_what_is_kept_is_near(name: str, most: float) -> None:
+def test_the_dequantized_weight_is_near_the_original(name: str, most: float) -> None:
     weight = weight_of((512, 256), torch.float32)
     made = named(name).make(weight, None)
-    assert most / 3 < off(made.dequantized(), weight) < most
+    assert most / 3 < relative_error(made.dequantized(), weight) < most
 
 
-def test_int8_is_off_by_half_a_step_at_most() -> None:
+def test_the_error_of_int8_is_at_most_half_a_step() -> None:
     weight = weight_of((96, 130), torch.float32)
     step = weight.abs().amax(1, keepdim=True) / 127
     kept = named("int8").make(weight, None).dequantized()
@@ -164,12 +168,12 @@ def test_zeros_stay_zeros(name: str) -> None:
     weight = torch.zeros(64, 128)
     weight[0, 0] = 3.0
     made = named(name).make(weight, None)
-    assert off(made.dequantized(), weight) < 0.01
+    assert relative_error(made.dequantized(), weight) < 0.01
     assert torch.equal(made(torch.ones(1, 128))[0, 1:], torch.zeros(63))
 
 
 @pytest.mark.parametrize("name", [*OURS, "none", "fp32", "bf16", "fp16"])
-def test_the_bytes_are_as_it_says(name: str) -> None:
+def test_the_reported_bytes_are_the_bytes_in_memory(name: str) -> None:
     for dtype in (torch.bfloat16, torch.float32):
         made = named(name).make(weight_of((512, 256), dtype), None)
         nbytes = sum(each.nbytes for each in (*made.parameters(), *made.buffers()))
@@ -177,8 +181,8 @@ def test_the_bytes_are_as_it_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("inputs", [130, 256])
-def test_int4_is_rounded_and_packed_piece_by_piece(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the same bits: pieces are of outputs."""
+def test_int4_is_rounded_and_packed_in_pieces(inputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is bit-identical, as pieces are split by outputs."""
     weight = weight_of((300, inputs), torch.bfloat16)
     whole = grouped(weight, 32)
     packed = named("int4-32").make(weight, None)
@@ -190,13 +194,13 @@ def test_int4_is_rounded_and_packed_piece_by_piece(inputs: int, monkeypatch: pyt
 
 
 @torch.inference_mode()
-def test_int4_in_a_layout_that_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int4_in_an_unknown_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     made = named("int4").make(weight_of((300, 130), torch.bfloat16), None)
     kept, x = made.dequantized(), rows_of(33, 130, torch.bfloat16)
     monkeypatch.setattr(int4, "_tile", lambda: None)
     assert torch.equal(made.dequantized(), kept)
-    assert off(made(x), x.double() @ kept.double().T) < CLOSE[torch.bfloat16]
-    assert off(made(x.float()), x.double() @ kept.double().T) < CLOSE[torch.float32]
+    assert relative_error(made(x), x.double() @ kept.double().T) < CLOSE[torch.bfloat16]
+    assert relative_error(made(x.float()), x.double() @ kept.double().T) < CLOSE[torch.float32]
 
 
 @torch.inference_mode()
@@ -209,36 +213,38 @@ def test_int4_columns_in_another_order() -> None:
         assert isinstance(made, kind)
         for rows in (3, 80):
             x = rows_of(rows, 128, dtype)
-            assert off(made(x), x.float() @ weight.T) < 0.1
-            assert off(made(x), x.float() @ made.dequantized().T) < CLOSE[dtype]
+            assert relative_error(made(x), x.float() @ weight.T) < 0.1
+            assert relative_error(made(x), x.float() @ made.dequantized().T) < CLOSE[dtype]
 
 
 @torch.inference_mode()
 def test_fp8_is_the_scaled_product_of_rounded_rows() -> None:
-    """The product itself also runs on a CPU, far too slowly to be offered there."""
+    """The product itself also runs on a CPU, but it is too slow to offer there."""
     for shape in SHAPES:
         weight, bias = weight_of(shape, torch.bfloat16), rows_of(1, shape[0], torch.bfloat16)[0]
         made = ScaledFp8(*to_fp8(weight), bias)
-        assert off(made.dequantized(), weight) < 0.04
+        assert relative_error(made.dequantized(), weight) < 0.04
         x = rows_of(5, shape[1], torch.bfloat16)
         numbers, scale = to_fp8(x)
         rounded = numbers.double() * scale
         found = made(x)
         assert found.is_contiguous()
-        assert off(found, rounded @ made.dequantized().double().T + bias) < CLOSE[torch.bfloat16]
-        assert torch.equal(made(x[2:3]), found[2:3]), "a row is rounded by its own greatest"
+        assert relative_error(found, rounded @ made.dequantized().double().T + bias) < CLOSE[torch.bfloat16]
+        assert torch.equal(made(x[2:3]), found[2:3]), "a row's rounding depends on other rows"
 
 
 @pytest.mark.parametrize(
     ("name", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
 )
 @torch.inference_mode()
-def test_a_forced_type_computes_in_it(name: str, dtype: torch.dtype) -> None:
+def test_a_dtype_scheme_computes_in_its_dtype(name: str, dtype: torch.dtype) -> None:
     for own in CLOSE:
         weight, x = weight_of((96, 40), own), rows_of(5, 40, own)
         found = named(name).make(weight, None)(x)
         assert found.dtype is own
-        assert off(found, x.to(dtype).double() @ weight.to(dtype).double().T) < max(CLOSE[own], CLOSE[dtype])
+        assert relative_error(found, x.to(dtype).double() @ weight.to(dtype).double().T) < max(
+            CLOSE[own], CLOSE[dtype]
+        )
 
 
 def test_kernels_of_a_scheme_agree_on_rounding() -> None:
@@ -258,7 +264,7 @@ def test_names_and_reasons() -> None:
         choose("int5", CPU, torch.bfloat16)
 
 
-def test_the_library_finds_no_kernels_to_fetch_and_no_compiler(
+def test_bitsandbytes_is_imported_without_downloads_or_torch_compile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "bitsandbytes"

@@ -1,4 +1,4 @@
-"""An engine on a checkpoint that others have quantized: what `none` is; other forms, and the way back."""
+"""An engine on a quantized checkpoint: the scheme `none`, other schemes, and changing back."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ from engine.api.errors import BadInput
 from engine.quality.measure import compare
 from engine.quality.schemes import choices
 from tests.models.tiny import CONFIG, checkpoint
-from tests.quant.packers import Awq, Fp8, Gptq, TextStream, write
+from tests.quant.packers import Awq, Checkpoints, Fp8, Gptq, write
 from tests.quant.test_switching import engine_on, finish_change, reply, switch
 from tests.runner.letters import VOCAB, byte_tokenizer
 
 SHAPE = CONFIG | {"hidden_size": 64, "intermediate_size": 160, "head_dim": 16, "vocab_size": VOCAB}
 
 
-def made(folder: Path, packer: object) -> TextStream:
+def made(folder: Path, packer: object) -> Checkpoints:
     folder.mkdir(exist_ok=True)
     written = write(checkpoint(folder, **SHAPE), SHAPE, folder, packer)
     for each in (written.quantized, written.plain):
@@ -25,7 +25,9 @@ def made(folder: Path, packer: object) -> TextStream:
 
 
 @pytest.mark.parametrize("packer", [Gptq(ordered=True), Awq()])
-def test_none_is_the_checkpoints_own_form_and_others_come_from_it(tmp_path: Path, packer: object) -> None:
+def test_none_is_the_checkpoints_own_scheme_and_others_are_made_from_it(
+    tmp_path: Path, packer: object
+) -> None:
     written = made(tmp_path, packer)
     engine, plain = engine_on(written.quantized), engine_on(written.plain)
     assert engine.snapshot().quantization == "int4"
@@ -35,16 +37,16 @@ def test_none_is_the_checkpoints_own_form_and_others_come_from_it(tmp_path: Path
     for scheme in ("int8", "fp32"):
         switch(engine, scheme)
         switch(plain, scheme)
-        assert reply(engine) == reply(plain), "not made from what the numbers stand for"
+        assert reply(engine) == reply(plain), "not made from the dequantized numbers"
         engine.set_quantization("none")
         finish_change(engine)
         assert engine.snapshot().quantization == "int4"
         assert reply(engine) == own
     engine.set_quantization("none")
-    assert not engine.busy, "it is that already"
+    assert not engine.busy, "a change to the current scheme has begun"
 
 
-def test_eight_bit_floats_are_plain_on_a_cpu(tmp_path: Path) -> None:
+def test_fp8_is_dequantized_on_a_cpu(tmp_path: Path) -> None:
     written = made(tmp_path, Fp8("block", name="weight_scale_inv"))
     engine, plain = engine_on(written.quantized), engine_on(written.plain)
     assert engine.snapshot().quantization == "none"
@@ -57,15 +59,15 @@ def test_eight_bit_floats_are_plain_on_a_cpu(tmp_path: Path) -> None:
     assert reply(engine) == before
 
 
-def test_what_it_says_of_bytes_is_what_there_is(tmp_path: Path) -> None:
+def test_the_reported_bytes_are_the_bytes_in_memory(tmp_path: Path) -> None:
     for packer in (Gptq(group=128), Awq(32)):
         engine = engine_on(made(tmp_path / repr(packer), packer).quantized)
         shot = engine.snapshot()
-        said = {view.name: view.nbytes for view in shot.schemes}["int4"]
-        assert shot.memory["weights"] == pytest.approx(said, rel=0.12)
+        reported = {view.name: view.nbytes for view in shot.schemes}["int4"]
+        assert shot.memory["weights"] == pytest.approx(reported, rel=0.12)
 
 
-def test_quality_compares_with_the_checkpoints_own_form(tmp_path: Path) -> None:
+def test_quality_compares_with_the_checkpoints_own_scheme(tmp_path: Path) -> None:
     written = made(tmp_path, Gptq())
     config = EngineConfig(model=str(written.quantized), device="cpu", blocks=64)
     none, same, other = compare(config, choices("none,int4,int8"), "a bird in the hand " * 4, speed=False)

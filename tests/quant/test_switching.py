@@ -1,4 +1,4 @@
-"""The weights' scheme changes while chats go on: nothing is lost, and the way back leads to what was."""
+"""The scheme of the weights changes while chats run: no reply is lost, and changing back is exact."""
 
 import gc
 import importlib.util
@@ -27,7 +27,7 @@ from tests.runner.small import GREEDY, ask, drain, turn
 SCHEMES = ("int8", "int4", "fp32", "int4-128", "none", "bf16")
 
 
-def heard_of(engine: Engine) -> list[events.Event]:
+def recorded_events(engine: Engine) -> list[events.Event]:
     heard: list[events.Event] = []
     engine.bus.subscribe(heard.append)
     return heard
@@ -39,13 +39,13 @@ def reply(engine: Engine, prompt: list[int] = PROMPT) -> list[int]:
     return heard.tokens
 
 
-def held() -> tuple[int, int]:
-    """The modules that there are in this process, and the bytes of its tensors."""
+def modules_and_bytes() -> tuple[int, int]:
+    """Return the number of modules in this process, and the bytes of its tensors."""
     gc.collect()
     objects = gc.get_objects()
     modules = sum(issubclass(type(each), torch.nn.Module) for each in objects)
     tensors = [each for each in objects if issubclass(type(each), torch.Tensor)]
-    packed = sum(each.nbytes for each in tensors if each.is_mkldnn)  # by a library, which shows no storage
+    packed = sum(each.nbytes for each in tensors if each.is_mkldnn)  # of a library that exposes no storage
     storages = (each.untyped_storage() for each in tensors if not each.is_mkldnn)
     return modules, packed + sum({each.data_ptr(): each.nbytes() for each in storages}.values())
 
@@ -55,9 +55,9 @@ def test_twenty_changes_under_eight_chats(folder: Path, depth: int) -> None:
     engine = engine_on(folder, depth=depth, prefix_cache=False)
     first = reply(engine)
     changed_under_chats(engine, random.Random(depth), 1)
-    before, heard_before = held(), heard_of(engine)
+    before, heard_before = modules_and_bytes(), recorded_events(engine)
     heard = changed_under_chats(engine, random.Random(depth), 20)
-    assert held() == before, "something of other weights is kept"
+    assert modules_and_bytes() == before, "memory of other weights was not released"
     assert {each.finish for each in heard} == {Finish.LENGTH} and len(heard) >= 8
     assert [len(each.tokens) for each in heard] == [40] * len(heard)
     over = [event for event in heard_before if isinstance(event, events.Quantized)]
@@ -67,39 +67,39 @@ def test_twenty_changes_under_eight_chats(folder: Path, depth: int) -> None:
 
 
 def changed_under_chats(
-    engine: Engine, chance: random.Random, left: int, schemes: tuple[str, ...] = SCHEMES
+    engine: Engine, rng: random.Random, left: int, schemes: tuple[str, ...] = SCHEMES
 ) -> list[Heard]:
-    """So many changes at random moments while eight chats run; back to `none` when they are over."""
+    """Make `left` changes at random moments while eight chats run, and change back to `none` at the end."""
     heard = []
     params = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
     while left or engine.busy:
         while left and len(engine.scheduler.requests) < 8:
-            prompt = [chance.randrange(VOCAB) for _ in range(chance.randrange(1, 40))]
+            prompt = [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 40))]
             heard.append(ask(engine, prompt, params)[1])
-        if left and engine.change is None and chance.random() < 0.15:
+        if left and engine.change is None and rng.random() < 0.15:
             present = engine.snapshot().quantization
-            engine.set_quantization(chance.choice([each for each in schemes if each != present]))
+            engine.set_quantization(rng.choice([each for each in schemes if each != present]))
             left -= 1
         turn(engine)
     switch(engine, "none")
     return heard
 
 
-def test_other_weights_say_something_else_and_forget_what_was_cached(folder: Path) -> None:
+def test_other_weights_change_replies_and_clear_the_prefix_cache(folder: Path) -> None:
     engine = engine_on(folder)
     plain = reply(engine)
     assert engine.scheduler.pool.cached > 0
     switch(engine, "int4")
     assert engine.scheduler.pool.cached == 0
     coarse = reply(engine)
-    assert coarse != plain, "a test with this model proves little"
+    assert coarse != plain, "int4 does not change this reply"
     assert reply(engine_on(folder, quantization="int4")) == coarse, "loading and changing give other weights"
     switch(engine, "none")
     assert reply(engine) == plain
-    assert engine.scheduler.cached_tokens == 0, "a prefix of other weights was taken"
+    assert engine.scheduler.cached_tokens == 0, "a prefix computed with other weights was used"
 
 
-def test_who_lives_through_a_change_publishes_nothing_more(folder: Path) -> None:
+def test_a_request_that_runs_through_a_change_publishes_no_more_blocks(folder: Path) -> None:
     engine = engine_on(folder)
     _, heard = ask(engine, PROMPT, replace(GREEDY, max_tokens=60))
     for _ in range(10):
@@ -107,15 +107,15 @@ def test_who_lives_through_a_change_publishes_nothing_more(folder: Path) -> None
     request = engine.scheduler.running[0]
     held, pool = list(request.blocks), engine.scheduler.pool
     switch(engine, "int8")
-    assert request.blocks == held, "it goes on with the cache it has"
+    assert request.blocks == held, "the request lost its blocks"
     drain(engine)
     assert len(heard.tokens) == 60 and pool.cached == 0
     drain_of(engine, PROMPT)
-    assert pool.cached > 0, "a new one publishes again"
+    assert pool.cached > 0, "a new request publishes no blocks"
 
 
-def test_who_is_computed_again_is_of_the_new_weights(folder: Path) -> None:
-    exact = {"dtype": "float32"}  # few rows and many have kernels that differ in a bfloat16's last bit
+def test_a_recomputed_request_uses_the_new_weights(folder: Path) -> None:
+    exact = {"dtype": "float32"}  # in bfloat16, kernels for few and many rows differ in the last bit
     engine = engine_on(folder, preemption="recompute", **exact)
     id, _ = ask(engine, PROMPT)
     for _ in range(5):
@@ -131,23 +131,23 @@ NO_MEMORY = "CUDA out of memory. Tried to allocate 96.00 MiB. GPU 0 has a total 
 
 
 def failing_at(monkeypatch: pytest.MonkeyPatch, layer: int, error: Exception) -> None:
-    """The next change fails at that layer, once; 2 is the head."""
+    """Make the next change fail at this layer, once; 2 is the head."""
     whole, head, failed = PlainSource.layer, PlainSource.head, list[int]()
 
-    def layer_or_not(self: PlainSource, index: int, scheme: Any) -> Any:
+    def layer_that_fails(self: PlainSource, index: int, scheme: Any) -> Any:
         if index == layer and not failed:
             failed.append(index)
             raise error
         return whole(self, index, scheme)
 
-    def head_or_not(self: PlainSource, scheme: Any) -> Any:
+    def head_that_fails(self: PlainSource, scheme: Any) -> Any:
         if layer == 2 and not failed:
             failed.append(layer)
             raise error
         return head(self, scheme)
 
-    monkeypatch.setattr(PlainSource, "layer", layer_or_not)
-    monkeypatch.setattr(PlainSource, "head", head_or_not)
+    monkeypatch.setattr(PlainSource, "layer", layer_that_fails)
+    monkeypatch.setattr(PlainSource, "head", head_that_fails)
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
@@ -167,25 +167,23 @@ def test_a_failure_in_the_middle_leaves_the_old_scheme(
     plain = reply(engine)
     _, heard = ask(engine, PROMPT[:-1])
     turn(engine)
-    said = heard_of(engine)
+    seen = recorded_events(engine)
     failing_at(monkeypatch, layer, error)
     engine.set_quantization("int4")
     finish_change(engine)
     shot = engine.snapshot()
     assert shot.quantization == "none" and shot.change is not None
     assert (shot.change.error, shot.change.over) == (words, True)
-    assert [event.error for event in said if isinstance(event, events.Quantized)] == [words]
+    assert [event.error for event in seen if isinstance(event, events.Quantized)] == [words]
     drain(engine)
     assert heard.finish is Finish.LENGTH
-    assert engine.scheduler.cached_tokens > 0, "what was cached before is still of these weights"
+    assert engine.scheduler.cached_tokens > 0, "blocks cached with these weights were lost"
     assert reply(engine) == plain
     switch(engine, "int4")
-    assert engine.snapshot().change is None, "a later success says no more of it"
+    assert engine.snapshot().change is None, "the old error is reported after a success"
 
 
-def test_a_system_that_lets_no_file_be_mapped_again_hinders_no_change(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_works_without_mapping_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, asked = engine_on(folder), list[Path]()
     plain = reply(engine)
 
@@ -199,7 +197,7 @@ def test_a_system_that_lets_no_file_be_mapped_again_hinders_no_change(
     assert reply(engine) == plain and asked
 
 
-def test_where_the_way_back_fails_too_the_engine_says_so(
+def test_the_engine_ends_if_restoring_the_old_scheme_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_on(folder)
@@ -215,7 +213,7 @@ def test_where_the_way_back_fails_too_the_engine_says_so(
 
 def test_a_change_can_be_cancelled(folder: Path) -> None:
     engine = engine_on(folder)
-    plain, said = reply(engine), heard_of(engine)
+    plain, seen = reply(engine), recorded_events(engine)
     engine.set_quantization("int8")
     turn(engine)
     turn(engine)
@@ -224,16 +222,16 @@ def test_a_change_can_be_cancelled(folder: Path) -> None:
     engine.cancel_quantization()
     finish_change(engine)
     assert engine.snapshot().quantization == "none"
-    assert [event.error for event in said if isinstance(event, events.Quantized)] == ["it was cancelled"]
-    assert [event.done for event in said if isinstance(event, events.Quantizing)] == [0, 0, 1, 0]
+    assert [event.error for event in seen if isinstance(event, events.Quantized)] == ["it was cancelled"]
+    assert [event.done for event in seen if isinstance(event, events.Quantizing)] == [0, 0, 1, 0]
     assert reply(engine) == plain
-    engine.cancel_quantization()  # nothing is under way
+    engine.cancel_quantization()  # no change in progress: no-op
     assert engine.snapshot().change is not None
-    engine.set_quantization("none")  # it is that: what was cancelled is forgotten
+    engine.set_quantization("none")  # the current scheme: clears the cancelled change
     assert engine.snapshot().change is None
 
 
-def test_what_cannot_be_touches_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_scheme_changes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_on(folder)
     layers = [id(layer) for layer in _decoder(engine).layers]
     found = importlib.util.find_spec
@@ -253,7 +251,7 @@ def test_what_cannot_be_touches_nothing(folder: Path, monkeypatch: pytest.Monkey
         with pytest.raises(BadInput, match=words):
             engine_on(folder, quantization=scheme)
     assert not engine.busy and [id(layer) for layer in _decoder(engine).layers] == layers
-    engine.set_quantization("none")  # it is that already
+    engine.set_quantization("none")  # already the scheme: no-op
     assert not engine.busy
     views = {view.name: view for view in engine.snapshot().schemes}
     assert views["int8"].why_not == "" and views["int8"].nbytes < views["none"].nbytes < views["fp32"].nbytes
@@ -266,15 +264,15 @@ def _decoder(engine: Engine) -> Decoder:
     return model
 
 
-def test_what_it_says_of_bytes_is_what_there_is(folder: Path) -> None:
+def test_the_reported_bytes_are_the_bytes_in_memory(folder: Path) -> None:
     for scheme in ("none", "int8", "int4", "fp32"):
         engine = engine_on(folder, quantization=scheme)
         views = {view.name: view.nbytes for view in engine.snapshot().schemes}
         assert engine.snapshot().memory["weights"] == pytest.approx(views[scheme], rel=0.12)
 
 
-def test_the_plain_weight_is_not_kept(folder: Path) -> None:
-    """A module that held on to it would take the bytes twice."""
+def test_the_plain_weight_is_released(folder: Path) -> None:
+    """A module that kept it would need its bytes twice."""
     made = int8.Int8Table(torch.randn(512, 256), None)
     assert sum(each.nbytes for each in made.buffers()) < 512 * 256 * 1.1
     assert not any(isinstance(each, torch.Tensor) for each in vars(made).values())

@@ -1,4 +1,4 @@
-"""Checkpoints are made once, and loaded once: only the engine around a model is new in each test."""
+"""Checkpoints are written once and loaded once. Each test makes only a new engine around the model."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -14,8 +14,8 @@ _loaded = cache(engine.assembly.load_model)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def models_are_loaded_once() -> Iterator[None]:
-    """In these files alone: others test that a model goes."""
+def load_each_model_once() -> Iterator[None]:
+    """Cache loaded models, in these files only: other tests check that a model is released."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.assembly, "load_model", _loaded)
         yield
@@ -23,7 +23,7 @@ def models_are_loaded_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Any]]:
-    """A folder of a family, and transformers' model of it."""
+    """Return a function that gives the folder of a family's checkpoint, and transformers' model of it."""
 
     @cache
     def made(family: str) -> tuple[Path, Any]:

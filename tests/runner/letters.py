@@ -1,4 +1,4 @@
-"""A tokenizer of bytes, for models that are too small for words."""
+"""A byte tokenizer, for models that are too small for words."""
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -7,7 +7,7 @@ VOCAB, EOS = 272, 2
 
 
 def byte_tokenizer() -> tokenizers.Tokenizer:
-    """Three special tokens, every byte, and a few pairs of letters."""
+    """Return a tokenizer of three special tokens, every byte, and a few pairs of letters."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

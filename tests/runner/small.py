@@ -1,4 +1,4 @@
-"""Small random models with a tokenizer of bytes, and engines around them."""
+"""Small random models with a byte tokenizer, and engines around them."""
 
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -24,7 +24,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
 def make(family: str, folder: Path) -> Any:
-    """Writes a whole checkpoint into the folder; gives transformers' model of it."""
+    """Write a whole checkpoint into the folder; return transformers' model of it."""
     name, changes = FAMILIES[family]
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     return reference(name, {"vocab_size": VOCAB, **changes}, folder)
@@ -36,7 +36,7 @@ def engine_on(folder: Path, **config: Any) -> Engine:
 
 
 def turn(engine: Engine) -> None:
-    """One step, and the proof that blocks and lines agree after it."""
+    """Run one step, then check that blocks and queues are consistent."""
     engine.step()
     engine.scheduler.check()
 
@@ -56,7 +56,7 @@ def ask(engine: Engine, prompt: Sequence[int], params: SamplingParams = GREEDY) 
 
 
 def alone(folder: Path, prompt: Sequence[int], params: SamplingParams = GREEDY) -> Heard:
-    """The oracle: nobody else there, nothing cached, nothing taken away, nothing guessed."""
+    """The oracle: the reply without other requests, prefix cache, preemption or drafts."""
     return _alone(folder, tuple(prompt), params.changed(speculate=""))
 
 
@@ -69,7 +69,7 @@ def _alone(folder: Path, prompt: tuple[int, ...], params: SamplingParams) -> Hea
 
 
 def close_to(found: Iterable[TokenLogprob], expected: Iterable[TokenLogprob]) -> bool:
-    """Whether both say the same of the same tokens, to 1e-4."""
+    """Return whether both hold the same tokens, with log-probabilities equal to 1e-4."""
     return all(
         a.token == b.token
         and abs(a.logprob - b.logprob) < 1e-4

@@ -1,4 +1,4 @@
-"""A model that gives no number fails the request it was for, and nobody else."""
+"""A request whose logits are NaN fails alone."""
 
 import shutil
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tests.runner.small import GREEDY, alone, ask, drain, engine_on, turn
 
 POISON = 200
 PROMPT = [1, *range(40, 77)]
-WAYS = [
+SAMPLING = [
     GREEDY,
     SamplingParams(seed=1, max_tokens=24, top_p=0.9, top_k=50, min_p=0.01, repetition_penalty=1.2),
 ]
@@ -26,7 +26,7 @@ WAYS = [
 
 @pytest.fixture(scope="module")
 def poisoned(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in which one token's embedding is not a number."""
+    """A model in which the embedding of one token is NaN."""
     folder = tmp_path_factory.mktemp("poisoned")
     shutil.copytree(checkpoint("qwen2")[0], folder, dirs_exist_ok=True)
     tensors = load_file(folder / "model.safetensors")
@@ -36,9 +36,11 @@ def poisoned(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: py
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("params", WAYS, ids=["greedy", "drawn"])
+@pytest.mark.parametrize("params", SAMPLING, ids=["greedy", "drawn"])
 @pytest.mark.parametrize("where", [3, 20, 37], ids=str)
-def test_it_fails_alone(poisoned: Path, params: SamplingParams, depth: int, where: int) -> None:
+def test_only_the_request_with_nan_fails(
+    poisoned: Path, params: SamplingParams, depth: int, where: int
+) -> None:
     engine = engine_on(poisoned, depth=depth, max_step_tokens=16)
     good = [ask(engine, PROMPT[:n], params)[1] for n in (38, 5)]
     turn(engine)
@@ -50,13 +52,13 @@ def test_it_fails_alone(poisoned: Path, params: SamplingParams, depth: int, wher
     for heard, n in zip(good, (38, 5), strict=True):
         assert heard.reply == alone(poisoned, PROMPT[:n], params).reply
 
-    later = [ask(engine, prompt, params)[1] for prompt in (PROMPT, bad[:-1])]  # in the cells that it left
+    later = [ask(engine, prompt, params)[1] for prompt in (PROMPT, bad[:-1])]  # in the cells it left
     drain(engine)
     assert later[0].reply == alone(poisoned, PROMPT, params).reply
     assert later[1].finish is Finish.FAILED
 
 
-def test_a_token_drawn_into_it_fails_in_the_middle(poisoned: Path) -> None:
+def test_a_request_that_samples_the_bad_token_fails_midway(poisoned: Path) -> None:
     engine = engine_on(poisoned)
     id, heard = ask(engine, PROMPT)
     for _ in range(4):
@@ -68,7 +70,7 @@ def test_a_token_drawn_into_it_fails_in_the_middle(poisoned: Path) -> None:
 
 
 @pytest.mark.parametrize("token", [VOCAB, -1, 2**40], ids=str)
-def test_a_token_that_the_model_does_not_know(llama: Path, token: int) -> None:
+def test_a_token_outside_the_vocabulary_is_refused(llama: Path, token: int) -> None:
     engine = engine_on(llama)
     with pytest.raises(BadInput, match=f"token id {token} is out of range: .* has tokens 0 to {VOCAB - 1}"):
         ask(engine, [1, token])

@@ -1,6 +1,6 @@
-"""Invariant 5: parameters belong to one row, and a change acts from the next step that is not launched.
+"""Invariant 5: parameters belong to one row, and a change acts from the next step not yet launched.
 
-And whatever a request is told while it runs, it is not lost.
+No change made while a request runs is lost.
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ def run_to(engine: Engine, heard: Heard, count: int) -> None:
 
 @DEPTHS
 @pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: next(iter(changes)))
-def test_a_change_touches_nobody_else(llama: Path, changes: dict[str, Any], depth: int) -> None:
+def test_a_change_does_not_affect_other_requests(llama: Path, changes: dict[str, Any], depth: int) -> None:
     engine = engine_on(llama, depth=depth)
     changed, _ = ask(engine, PROMPT, WARM)
     others = [ask(engine, OTHER, params)[1] for params in (WARM, replace(GREEDY, max_tokens=20))]
@@ -55,7 +55,7 @@ def test_a_change_touches_nobody_else(llama: Path, changes: dict[str, Any], dept
 
 @DEPTHS
 @pytest.mark.parametrize("changes", [{"logit_bias": {A: 100.0}}, {"top_k": 1, "logit_bias": {A: 60.0}}])
-def test_a_change_acts_on_the_next_step_that_is_not_launched(
+def test_a_change_acts_from_the_next_step_not_yet_launched(
     llama: Path, changes: dict[str, Any], depth: int
 ) -> None:
     engine = engine_on(llama, depth=depth)
@@ -78,7 +78,7 @@ LATE: dict[str, tuple[dict[str, Any], dict[str, Any], int, str]] = {
 
 
 @pytest.mark.parametrize(("before", "changes", "count", "text"), LATE.values(), ids=LATE)
-def test_a_token_on_its_way_ends_a_reply_by_the_old_rules(
+def test_a_token_in_flight_ends_a_reply_by_the_old_parameters(
     llama: Path, before: dict[str, Any], changes: dict[str, Any], count: int, text: str
 ) -> None:
     engine = engine_on(llama, depth=1)
@@ -92,8 +92,8 @@ def test_a_token_on_its_way_ends_a_reply_by_the_old_rules(
 
 
 @DEPTHS
-def test_penalties_switched_on_midway_count_what_was_said(llama: Path, depth: int) -> None:
-    """The one token there is counts, even where only the device knows it yet."""
+def test_penalties_set_midway_count_earlier_tokens(llama: Path, depth: int) -> None:
+    """The first token counts, even while only the device has it."""
     engine = engine_on(llama, depth=depth)
     forced = replace(GREEDY, max_tokens=6, logit_bias={A: 100.0})
     id, heard = ask(engine, PROMPT, forced)
@@ -106,7 +106,7 @@ def test_penalties_switched_on_midway_count_what_was_said(llama: Path, depth: in
 
 @DEPTHS
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_a_seed_goes_on_where_it_was_after_a_preemption(llama: Path, preemption: str, depth: int) -> None:
+def test_a_seed_continues_after_a_preemption(llama: Path, preemption: str, depth: int) -> None:
     params = replace(WARM, frequency_penalty=1.0, repetition_penalty=1.2, min_tokens=18, ignore_eos=False)
     engine = engine_on(llama, depth=depth, preemption=preemption, host_blocks=8)
     id, heard = ask(engine, PROMPT, params)
@@ -120,7 +120,7 @@ def test_a_seed_goes_on_where_it_was_after_a_preemption(llama: Path, preemption:
     assert other.reply == alone(llama, OTHER, WARM).reply
 
 
-def test_the_engine_draws_other_seeds_for_requests_without_one(llama: Path) -> None:
+def test_requests_without_a_seed_get_different_ones(llama: Path) -> None:
     engine = engine_on(llama)
     free = replace(WARM, seed=None)
     one, two = (ask(engine, PROMPT, free)[1] for _ in range(2))
@@ -130,7 +130,7 @@ def test_the_engine_draws_other_seeds_for_requests_without_one(llama: Path) -> N
 
 @DEPTHS
 @pytest.mark.parametrize("most", [1, 4, 5])
-def test_fewer_tokens_than_there_are_ends_it_at_once(llama: Path, most: int, depth: int) -> None:
+def test_max_tokens_below_the_current_length_ends_the_reply(llama: Path, most: int, depth: int) -> None:
     engine = engine_on(llama, depth=depth)
     id, heard = ask(engine, PROMPT)
     run_to(engine, heard, 5)
@@ -141,10 +141,10 @@ def test_fewer_tokens_than_there_are_ends_it_at_once(llama: Path, most: int, dep
 
 
 @DEPTHS
-def test_more_tokens_may_be_asked_for_on_the_way(llama: Path, depth: int) -> None:
+def test_max_tokens_may_be_raised_midway(llama: Path, depth: int) -> None:
     engine = engine_on(llama, depth=depth)
     id, heard = ask(engine, PROMPT, replace(GREEDY, max_tokens=6))
-    run_to(engine, heard, 5)  # at depth 1 the last one is on its way by now
+    run_to(engine, heard, 5)  # at depth 1 the last one is in flight by now
     engine.update(id, max_tokens=24)
     drain(engine)
     assert heard.reply == alone(llama, PROMPT).reply
@@ -152,7 +152,7 @@ def test_more_tokens_may_be_asked_for_on_the_way(llama: Path, depth: int) -> Non
 
 @DEPTHS
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_one_that_is_alone_may_give_way_by_hand(llama: Path, preemption: str, depth: int) -> None:
+def test_the_only_request_may_be_preempted(llama: Path, preemption: str, depth: int) -> None:
     engine = engine_on(llama, depth=depth, preemption=preemption, host_blocks=8)
     broken: list[object] = []
     engine.bus.subscribe(lambda event: broken.append(event) if event.kind == "stepbroke" else None)
@@ -160,14 +160,14 @@ def test_one_that_is_alone_may_give_way_by_hand(llama: Path, preemption: str, de
     run_to(engine, heard, 3)
     for _ in range(3):
         engine.preempt(id)
-        assert engine.step()  # there is something to do, so nobody goes to sleep over it
+        assert engine.step()  # there is work, so the engine does not sleep
     drain(engine)
     assert heard.reply == alone(llama, PROMPT).reply
     assert not broken
 
 
 @pytest.mark.parametrize("prompt", [9, 40, 100])
-def test_a_prompt_alone_may_be_longer_than_a_step(llama: Path, prompt: int) -> None:
+def test_a_single_prompt_may_be_longer_than_a_step(llama: Path, prompt: int) -> None:
     tokens = [1, *(40 + n % 150 for n in range(prompt - 1))]
     engine = engine_on(llama, max_step_tokens=8)
     _, heard = ask(engine, tokens)
@@ -175,14 +175,14 @@ def test_a_prompt_alone_may_be_longer_than_a_step(llama: Path, prompt: int) -> N
     assert heard.reply == alone(llama, tokens).reply
 
 
-def test_held_text_stays_in_its_place_when_stops_and_floor_change(llama: Path) -> None:
-    """What was held back for one stop string comes out before the text that follows it."""
+def test_held_text_keeps_its_order_when_stop_and_min_tokens_change(llama: Path) -> None:
+    """Text held back for one stop string is sent before the text that follows it."""
     engine = engine_on(llama)
     only_a = replace(GREEDY, logit_bias={A: 100.0}, stop=("aaab",))
     id, heard = ask(engine, PROMPT, only_a)
     for _ in range(2):
         turn(engine)
-    assert heard.text == ""  # two letters that may become the stop
+    assert heard.text == ""  # two letters that may begin the stop string
     engine.update(id, min_tokens=20, logit_bias={B: 100.0}, stop=("zz",))
     for _ in range(2):
         turn(engine)
@@ -191,7 +191,7 @@ def test_held_text_stays_in_its_place_when_stops_and_floor_change(llama: Path) -
     assert heard.text == "aa" + "b" * 22
 
 
-def test_text_held_for_an_old_stop_counts_for_a_new_one(llama: Path) -> None:
+def test_text_held_for_an_old_stop_string_is_matched_with_a_new_one(llama: Path) -> None:
     engine = engine_on(llama)
     id, heard = ask(engine, PROMPT, replace(GREEDY, logit_bias={A: 100.0}, stop=("aaab",)))
     for _ in range(2):
@@ -202,7 +202,7 @@ def test_text_held_for_an_old_stop_counts_for_a_new_one(llama: Path) -> None:
 
 
 @DEPTHS
-def test_a_stop_that_is_found_late_leaves_nothing_behind(llama: Path, depth: int) -> None:
+def test_no_token_is_kept_after_a_stop_found_one_step_late(llama: Path, depth: int) -> None:
     engine = engine_on(llama, depth=depth)
     ends = replace(GREEDY, logit_bias={EOS: 100.0}, min_tokens=5, ignore_eos=False)
     _, heard = ask(engine, PROMPT, ends)

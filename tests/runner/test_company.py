@@ -1,4 +1,4 @@
-"""Invariant 1 on a real model: company changes timing, never a token, a letter or a logprob."""
+"""Invariant 1 on a real model: other requests change timing, never a token, the text or a logprob."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ GRAMMARS = (Grammar("json", '{"type": "object"}'), Grammar("regex", "(the |[a-c]
 
 @dataclass(frozen=True)
 class Job:
-    """One request, and what happens to it so many steps after it came."""
+    """One request, and what happens to it; the `after` fields count steps from its submission."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -29,8 +29,8 @@ class Job:
     abort_after: int | None
     preempt_after: int | None
     fork_after: int | None
-    retune_after: int | None
-    other: SamplingParams  # what it is retuned to
+    update_after: int | None
+    other: SamplingParams  # the parameters of the update
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Workload:
 
 @st.composite
 def parameters(draw: st.DrawFn) -> SamplingParams:
-    """Of every kind. Biases make a few letters likely, so that stops of them come, also across tokens."""
+    """Parameters of every kind, with biases that make stop strings occur, also across tokens."""
     biases = st.sampled_from([{}, {A: 6.0, B: 6.0}, {A: 5.0, B: 5.0, C: 4.0}, {EOS: 5.0}])
     most = draw(st.integers(1, LAST))
     return SamplingParams(
@@ -69,7 +69,7 @@ def parameters(draw: st.DrawFn) -> SamplingParams:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    # Prompts begin alike, so that prefixes are found, and end anywhere in a block.
+    # Prompts with common prefixes, so that the prefix cache finds some, that end anywhere in a block.
     shared, own = draw(st.sampled_from([0, 15, 16, 17, 33])), draw(st.integers(1, 20))
     after = st.one_of(st.none(), st.none(), st.integers(1, 12))
     return Job(
@@ -79,7 +79,7 @@ def jobs(draw: st.DrawFn) -> Job:
         abort_after=draw(after),
         preempt_after=draw(after),
         fork_after=draw(after),
-        retune_after=draw(st.one_of(st.none(), after)),
+        update_after=draw(st.one_of(st.none(), after)),
         other=draw(parameters()),
     )
 
@@ -110,15 +110,15 @@ def engine_for(folder: Path, work: Workload, **more: Any) -> Engine:
 
 @settings(max_examples=40)
 @given(work=workloads)
-def test_company_changes_nothing(llama: Path, work: Workload) -> None:
+def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload) -> None:
     assert_nothing_changes(engine_for(llama, work), llama, work)
 
 
 def assert_nothing_changes(engine: Engine, llama: Path, work: Workload) -> None:
     replies: list[tuple[Job, Heard]] = []
-    forks: list[tuple[Job, Heard, str, int]] = []  # with what the parent had said by then
+    forks: list[tuple[Job, Heard, str, int]] = []  # with the text and the length of the parent at the fork
     ids: dict[int, Job] = {}
-    retuned: set[Job] = set()  # what these say from there on is for other tests
+    updated: set[Job] = set()  # other tests check the tokens after an update
     for step in range(8 + 13):
         for job in work.jobs:
             if job.at == step:
@@ -130,11 +130,11 @@ def assert_nothing_changes(engine: Engine, llama: Path, work: Workload) -> None:
             if step - job.at == job.preempt_after:
                 engine.preempt(id)
             if step - job.at == job.fork_after:
-                said = next(heard for mine, heard in replies if mine is job)
-                forks.append((job, branch := Heard(), said.text, request.generated))
+                parent = next(heard for mine, heard in replies if mine is job)
+                forks.append((job, branch := Heard(), parent.text, request.generated))
                 engine.fork(id, branch)
-            if step - job.at == job.retune_after:
-                retuned.add(job)
+            if step - job.at == job.update_after:
+                updated.add(job)
                 engine.update(id, **{name: getattr(job.other, name) for name in FIELDS})
             if step - job.at == job.abort_after:
                 engine.abort(id)
@@ -143,7 +143,7 @@ def assert_nothing_changes(engine: Engine, llama: Path, work: Workload) -> None:
 
     assert all(heard.finish for _, heard, *_ in (*replies, *forks))
     for job, heard in replies:
-        if job in retuned:
+        if job in updated:
             continue
         expected = alone(llama, job.prompt, job.params)
         if heard.finish is Finish.ABORTED:
@@ -153,10 +153,10 @@ def assert_nothing_changes(engine: Engine, llama: Path, work: Workload) -> None:
         else:
             assert heard.reply == expected.reply
         assert close_to(heard.logprobs, expected.logprobs[: len(heard.logprobs)])
-    for job, heard, said, count in forks:  # the same seed: a fork says what its parent says from there on
-        if job in retuned:
+    for job, heard, parent, count in forks:  # the same seed: a fork samples the same tokens as its parent
+        if job in updated:
             continue
         expected = alone(llama, job.prompt, job.params)
         assert (heard.tokens, heard.finish) == (expected.tokens[count:], expected.finish)
-        assert said + heard.text == expected.text
+        assert parent + heard.text == expected.text
         assert close_to(heard.logprobs, expected.logprobs[count:] if expected.logprobs else [])

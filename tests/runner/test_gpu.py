@@ -1,7 +1,7 @@
-"""The engine on a GPU: whatever a request asks for, it is told what a CPU tells it.
+"""The engine on a GPU gives the same replies as on a CPU.
 
-Models in float32, so that rounding moves a token as good as never; graphs, overlap and small caches as the
-random workloads of this folder draw them.
+The models are float32, where rounding almost never changes a token. Graphs, overlap and small caches are
+chosen by the random workloads of this folder.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from engine.api.params import SPECULATION, SamplingParams
 from tests.heard import Told
 from tests.runner.small import alone, ask, drain, engine_on, turn
 from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
-from tests.runner.test_speculation import KINDS, LETTERS, drafted, eager, speculative
+from tests.runner.test_speculation import KINDS, LETTERS, always_draft, drafted, speculative
 
 __all__ = ["drafted"]
 pytestmark = pytest.mark.cuda
@@ -29,7 +29,7 @@ PROMPT = [1, *range(60, 100)]
 
 @settings(max_examples=12, phases=[Phase.generate])
 @given(work=workloads)
-def test_company_changes_nothing(llama: Path, work: Workload) -> None:
+def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload) -> None:
     assert_nothing_changes(engine_for(llama, work, device="cuda"), llama, work)
 
 
@@ -39,8 +39,10 @@ def test_company_changes_nothing(llama: Path, work: Workload) -> None:
     kinds=st.lists(KINDS, min_size=5, max_size=5),
     others=st.lists(KINDS, min_size=5, max_size=5),
 )
-def test_drafts_change_nothing(drafted: Path, work: Workload, kinds: list[str], others: list[str]) -> None:
-    engine = eager(engine_for(drafted, work, device="cuda"))
+def test_drafts_do_not_change_a_reply(
+    drafted: Path, work: Workload, kinds: list[str], others: list[str]
+) -> None:
+    engine = always_draft(engine_for(drafted, work, device="cuda"))
     assert_nothing_changes(engine, drafted, speculative(work, kinds, others))
 
 
@@ -50,7 +52,7 @@ def test_a_long_reply_with_drafts(drafted: Path, kind: str, depth: int) -> None:
     params = SamplingParams(
         temperature=0.8, max_tokens=80, ignore_eos=True, seed=3, logit_bias=LETTERS, logprobs=1
     )
-    engine = eager(engine_on(drafted, device="cuda", depth=depth))
+    engine = always_draft(engine_on(drafted, device="cuda", depth=depth))
     _, heard = ask(engine, [1, A, B, A, B], params.changed(speculate=kind))
     drain(engine)
     assert heard.reply == alone(drafted, [1, A, B, A, B], params).reply
@@ -60,10 +62,10 @@ def test_a_long_reply_with_drafts(drafted: Path, kind: str, depth: int) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("many", [{"beams": 4, "n": 3}, {"n": 3}, {"n": 2, "best_of": 4}], ids=str)
 def test_several_replies(llama: Path, many: dict[str, int], depth: int) -> None:
-    """Beams share blocks, part and end; plain rows go on in graphs beside them."""
+    """Beams share blocks, diverge and end, while plain rows run in graphs beside them."""
     warm = {} if "beams" in many else {"temperature": 0.9, "seed": 3}
     params = SamplingParams(max_tokens=20, ignore_eos=True, **{"temperature": 0.0} | warm | many)
-    told = []
+    results = []
     for device in ("cpu", "cuda"):
         engine = engine_on(llama, device=device, depth=depth, blocks=40)
         several, plain = Told(), Told()
@@ -72,11 +74,11 @@ def test_several_replies(llama: Path, many: dict[str, int], depth: int) -> None:
             turn(engine)
         engine.submit(PROMPT[:5], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True), plain)
         drain(engine)
-        told.append((several.replies, plain.replies))
-    assert told[0] == told[1]
+        results.append((several.replies, plain.replies))
+    assert results[0] == results[1]
 
 
-def test_graphs_may_be_turned_off_and_on(llama: Path) -> None:
+def test_graphs_may_be_switched_off_and_on(llama: Path) -> None:
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=60, ignore_eos=True)
     engine = engine_on(llama, device="cuda", depth=1)
     _, heard = ask(engine, PROMPT, params)
@@ -89,7 +91,7 @@ def test_graphs_may_be_turned_off_and_on(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("graphs", [True, False])
-def test_no_kernel_is_missing_once_it_is_launched(
+def test_every_kernel_is_compiled_before_its_first_launch(
     llama: Path, monkeypatch: pytest.MonkeyPatch, graphs: bool
 ) -> None:
     from triton import knobs
@@ -104,31 +106,31 @@ def test_no_kernel_is_missing_once_it_is_launched(
     )
     for found in pkgutil.walk_packages(kernels.__path__, "engine.kernels."):
         for each in vars(importlib.import_module(found.name)).values():
-            if isinstance(each, JITFunction):  # nothing has been compiled yet
+            if isinstance(each, JITFunction):  # makes all kernels uncompiled again
                 monkeypatch.setattr(each, "device_caches", defaultdict(each.create_binder))
     engine = engine_on(llama, device="cuda", depth=1, prefix_cache=False)
     engine.set_switch("graphs", graphs)
     params = SamplingParams(temperature=0.8, seed=1, max_tokens=4, ignore_eos=True)
-    ways: tuple[dict[str, Any], ...] = (
+    variants: tuple[dict[str, Any], ...] = (
         {}, {"top_k": 5}, {"frequency_penalty": 0.5}, {"logit_bias": {41: 4.0}}, {"logprobs": 3}
     )  # fmt: skip
-    for length, way in zip((3, 6, 12, 25, 50), ways, strict=True):
-        _, heard = ask(engine, [1, *range(40, 40 + length)], params.changed(**way))
+    for length, variant in zip((3, 6, 12, 25, 50), variants, strict=True):
+        _, heard = ask(engine, [1, *range(40, 40 + length)], params.changed(**variant))
         drain(engine)
         assert len(heard.tokens) == 4
     assert len(set(asked[True])) > 5
     assert asked[False] == []
 
 
-def test_engines_on_two_threads_record_each_its_own(llama: Path) -> None:
+def test_engines_on_two_threads_capture_their_own_graphs(llama: Path) -> None:
     prompts = [[1, *range(60, 70 + more)] for more in range(8)]
 
-    def said(depth: int) -> list[list[int]]:
+    def replies_at(depth: int) -> list[list[int]]:
         engine = engine_on(llama, device="cuda", depth=depth)
         heard = [ask(engine, prompt)[1] for prompt in prompts]
         drain(engine)
         return [each.reply for each in heard]
 
     with ThreadPoolExecutor(2) as pool:
-        for replies in pool.map(said, (0, 1)):
+        for replies in pool.map(replies_at, (0, 1)):
             assert replies == [alone(llama, prompt).reply for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Decode steps through forms, carried out at once on a CPU: bit for bit what the plain runner says."""
+"""Decode steps through staging buffers, run directly on a CPU: bit for bit the plain runner's results."""
 
 import itertools
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ from tests.runner.test_transformers import PROMPT, WAYS, assert_as_in_transforme
 
 @dataclass
 class Lists:
-    """Work of attention that fills one number a row: its context. Rows beyond the step's hold none."""
+    """Attention work with one number a row: its context. Rows beyond the step's have context 0."""
 
     numbers: int
     cut: bool = False
@@ -38,7 +38,7 @@ class Lists:
     def fill(self, numbers: np.ndarray, slots: np.ndarray, contexts: np.ndarray) -> bool:
         numbers[:] = 0
         numbers[: len(contexts)] = contexts
-        self.cut = not self.cut  # either kind of recording must do
+        self.cut = not self.cut  # both kinds of recording must work
         return self.cut
 
     def metadata(self, numbers: Tensor, tables: Tensor, *, cut: bool) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ class Lists:
 
 
 class PlainStage:
-    """The model's own forward and the torch back end, from nothing but what a form holds."""
+    """The model's own forward and the torch back end, with no input but the staging buffers."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.attention = runner, TorchAttention()
@@ -55,7 +55,7 @@ class PlainStage:
         return Lists(rows)
 
     def precompile(self, launches: Callable[[], object]) -> None:
-        raise AssertionError("on a CPU nothing is compiled")
+        raise AssertionError("no kernel is compiled on a CPU")
 
     def logits(self, fields: Mapping[str, Tensor], last_ids: Tensor, metadata: Any) -> Tensor:
         contexts, mirror = metadata
@@ -80,7 +80,7 @@ class PlainStage:
         step, layers = self.attention.prepare(batch), self.runner.store.layers
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = torch.full_like(q, torch.nan)  # padding may say anything
+            out = torch.full_like(q, torch.nan)  # padding may hold anything
             out[:rows] = self.attention.attend(q[:rows], k[:rows], v[:rows], layers[layer], step)
             return out
 
@@ -94,7 +94,7 @@ class PlainStage:
         draws: Draws,
         seen: SeenTokens | None,
     ) -> tuple[Tensor, ...]:
-        slots, rows = fields["slots"], int((fields["places"] >= 0).sum())  # penalties know no slot of padding
+        slots, rows = fields["slots"], int((fields["places"] >= 0).sum())  # padding has no slot
         view = RowsView(
             np.ascontiguousarray(fields["columns"].numpy().T),
             fields["columns"],
@@ -123,8 +123,8 @@ def edits(fields: Mapping[str, Tensor], vocab: int) -> Edits:
     return Edits(at[used] // vocab, at[used] % vocab, fields["biases"][used])
 
 
-def in_forms(engine: Engine) -> Engine:
-    """The engine with its decode steps going through forms."""
+def with_staging(engine: Engine) -> Engine:
+    """Return the engine with its decode steps running through staging buffers."""
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     runner._steps = DecodeSteps(
@@ -139,23 +139,23 @@ def in_forms(engine: Engine) -> Engine:
 
 @settings(max_examples=15)
 @given(work=workloads)
-def test_company_changes_nothing(llama: Path, work: Workload) -> None:
-    assert_nothing_changes(in_forms(engine_for(llama, work)), llama, work)
+def test_other_requests_do_not_change_a_reply(llama: Path, work: Workload) -> None:
+    assert_nothing_changes(with_staging(engine_for(llama, work)), llama, work)
 
 
-@pytest.mark.parametrize(("name", "depth"), [("llama", 0), ("mistral", 1)])  # a form knows no families
+@pytest.mark.parametrize(("name", "depth"), [("llama", 0), ("mistral", 1)])  # the family hardly matters
 @pytest.mark.parametrize("way", WAYS)
 def test_logits_are_those_of_transformers(
     checkpoint: Callable[[str], tuple[Path, Any]], way: str, name: str, depth: int
 ) -> None:
     folder, theirs = checkpoint(name)
     run, config = WAYS[way]
-    assert_as_in_transformers(theirs, PROMPT, run(in_forms(engine_on(folder, depth=depth, **config))))
+    assert_as_in_transformers(theirs, PROMPT, run(with_staging(engine_on(folder, depth=depth, **config))))
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_rows_that_numbers_describe_join_and_leave(llama: Path, depth: int) -> None:
-    """Of three or five rows some are padding; the replies are those of each request alone."""
+def test_rows_of_all_kinds_join_and_leave(llama: Path, depth: int) -> None:
+    """With three or five rows some rows are padding. Each reply equals the request's reply alone."""
     kinds: tuple[dict[str, Any], ...] = (
         {}, {"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"temperature": 0.0},
         {"frequency_penalty": 0.5, "repetition_penalty": 1.2}, {"logit_bias": {41: 4.0}, "min_tokens": 9},
@@ -165,7 +165,7 @@ def test_rows_that_numbers_describe_join_and_leave(llama: Path, depth: int) -> N
         SamplingParams(**{"temperature": 0.9, "seed": 7, "max_tokens": 30, "ignore_eos": True} | kind)
         for kind in kinds
     ]
-    engine = in_forms(engine_on(llama, depth=depth, max_running=11))
+    engine = with_staging(engine_on(llama, depth=depth, max_running=11))
     heard = []
     for number, params in enumerate(asked):
         prompt = [1, *range(40, 55 + number)]
@@ -178,18 +178,18 @@ def test_rows_that_numbers_describe_join_and_leave(llama: Path, depth: int) -> N
     of_any = {draws for _, draws, _ in steps._recordings}
     assert None not in of_any
     assert all({each[at] for each in of_any} == {True, False} for at in range(4))
-    for prompt, params, said in heard:
+    for prompt, params, found in heard:
         wanted = alone(llama, prompt, params)
-        assert said.reply == wanted.reply
-        assert len(said.logprobs) == len(wanted.logprobs) and close_to(said.logprobs, wanted.logprobs)
+        assert found.reply == wanted.reply
+        assert len(found.logprobs) == len(wanted.logprobs) and close_to(found.logprobs, wanted.logprobs)
     runner._tables.apply(engine.scheduler.tables.take_changes())
     mirror, unsent = steps._mirror.numpy().copy(), runner._tables.unsent()
     mirror.reshape(-1)[unsent.cells] = unsent.blocks
     assert np.array_equal(mirror, engine.scheduler.tables.grid)
 
 
-def test_a_form_keeps_nothing_of_the_step_before() -> None:
-    """And its padding has no penalties, as it has no slot to look for tokens in."""
+def test_staging_buffers_are_reset_for_each_step() -> None:
+    """Padding has no penalties, as it has no slot whose tokens could be counted."""
     size, at = 4, COLUMNS.index
     fields = {
         "columns": np.zeros((len(COLUMNS), size)),
@@ -214,8 +214,8 @@ def test_a_form_keeps_nothing_of_the_step_before() -> None:
     assert not fields["columns"][[at("presence"), at("frequency")], 1:].any()
 
 
-def test_recordings_may_be_forgotten(llama: Path) -> None:
-    engine = in_forms(engine_on(llama))
+def test_recordings_may_be_dropped(llama: Path) -> None:
+    engine = with_staging(engine_on(llama))
     _, heard = ask(engine, PROMPT)
     for _ in range(5):
         turn(engine)
@@ -226,19 +226,19 @@ def test_recordings_may_be_forgotten(llama: Path) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize(("owner", "name"), [(Recording, "run"), (PlainStage, "logits")])
-def test_a_step_without_memory_leaves_forms_in_step(
+def test_staging_stays_consistent_after_a_step_without_memory(
     llama: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, depth: int
 ) -> None:
-    """What was new in the tables is told again, and the next tokens are looked for where they come."""
+    """Changes of the tables are sent again, and the next tokens are read from where they arrive."""
     tries, call = itertools.count(), getattr(owner, name)
 
-    def or_not(*given: Any) -> Any:
+    def sometimes_fail(*given: Any) -> Any:
         if next(tries) in {1, 4, 5, 11, 15}:  # 4 and 5 are the first and the second try of one step
             raise torch.OutOfMemoryError("no memory")
         return call(*given)
 
-    monkeypatch.setattr(owner, name, or_not)
-    engine = in_forms(engine_on(llama, depth=depth))
+    monkeypatch.setattr(owner, name, sometimes_fail)
+    engine = with_staging(engine_on(llama, depth=depth))
     prompts = [[1, *range(40, 40 + length)] for length in (5, 30, 47)]
     heard = [ask(engine, prompt)[1] for prompt in prompts]
     drain(engine)

@@ -1,4 +1,4 @@
-"""A compressed cache: replies that know no company, almost those of a plain one, and twice the room."""
+"""A compressed cache: replies independent of other requests and near the plain ones, in half the memory."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,7 +36,7 @@ def reply(engine: Engine, prompt: list[int], **changes: Any) -> Heard:
 
 @PACKED
 @pytest.mark.parametrize("dim", [64, 80, 128])
-def test_room_for_nearly_twice_as_many_tokens(scheme: KvSchemeName, dim: int) -> None:
+def test_nearly_twice_as_many_tokens_fit(scheme: KvSchemeName, dim: int) -> None:
     spec = replace(SPEC, key_dim=dim, value_dim=dim)
     plain, packed = (KVStore.block_bytes([spec] * 3, 16, torch.bfloat16, each) for each in ("none", scheme))
     assert plain / packed >= 1.8
@@ -50,7 +50,7 @@ def test_room_for_nearly_twice_as_many_tokens(scheme: KvSchemeName, dim: int) ->
 
 
 @pytest.mark.parametrize("scheme", KV_SCHEMES)
-def test_blocks_move_whole(scheme: KvSchemeName) -> None:
+def test_whole_blocks_are_moved(scheme: KvSchemeName) -> None:
     store = KVStore(
         [SPEC] * 2, blocks=4, block_size=16, host_blocks=2, dtype=torch.float32, device=torch.device("cpu"),
         scheme=scheme,
@@ -69,7 +69,7 @@ def test_blocks_move_whole(scheme: KvSchemeName) -> None:
 
 
 @pytest.mark.parametrize("scheme", KV_SCHEMES)
-def test_a_block_is_bytes_of_all_layers(scheme: KvSchemeName) -> None:
+def test_a_block_as_bytes_holds_all_layers(scheme: KvSchemeName) -> None:
     store = KVStore(
         [SPEC] * 2, blocks=4, block_size=16, host_blocks=0, dtype=torch.float32, device=torch.device("cpu"),
         scheme=scheme,
@@ -86,10 +86,10 @@ def test_a_block_is_bytes_of_all_layers(scheme: KvSchemeName) -> None:
         assert torch.equal(tensor, old[[2, 1, 2, 1]])
 
 
-def test_without_pinned_memory_there_is_no_room_for_swaps(
+def test_without_pinned_memory_there_are_no_swaps(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A request that gives way is computed again then."""
+    """A preempted request is then recomputed."""
 
     def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> torch.Tensor:
         if shape[0] == 5:
@@ -107,8 +107,8 @@ def test_without_pinned_memory_there_is_no_room_for_swaps(
 
 @PACKED
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_company_changes_nothing(llama: Path, scheme: str, preemption: str) -> None:
-    """In pieces, preempted, swapped, forked, found in the prefix cache, at either depth: the reply alone."""
+def test_other_requests_do_not_change_a_reply(llama: Path, scheme: str, preemption: str) -> None:
+    """Chunked, preempted, swapped, forked or from the prefix cache, at either depth: the reply as alone."""
     alone = {
         n: reply(engine_on(llama, kv_scheme=scheme, prefix_cache=False), prompt).reply
         for n, prompt in enumerate((PROMPT, OTHER))
@@ -136,7 +136,7 @@ def test_company_changes_nothing(llama: Path, scheme: str, preemption: str) -> N
 
 
 @PACKED
-def test_it_is_another_cache_and_nearly_the_same_model(llama: Path, scheme: str) -> None:
+def test_a_compressed_cache_changes_logprobs_slightly(llama: Path, scheme: str) -> None:
     forced = {"logprobs": 0, "max_tokens": 12}
     plain = reply(engine_on(llama), PROMPT, **forced)
     bias = {"logit_bias": {}}
@@ -146,14 +146,14 @@ def test_it_is_another_cache_and_nearly_the_same_model(llama: Path, scheme: str)
     assert abs(first - other) < 0.05
 
 
-def test_an_idle_engine_changes_the_form_of_its_cache(llama: Path) -> None:
+def test_an_idle_engine_changes_its_kv_scheme(llama: Path) -> None:
     engine, heard = engine_on(llama), list[Event]()
     engine.bus.subscribe(heard.append)
     replies = {each: reply(engine_on(llama, kv_scheme=each), PROMPT).reply for each in KV_SCHEMES}
     for scheme in ("int8", "fp8", "fp8", "none", "int8", "none"):
         engine.set_kv_scheme(scheme)
         assert engine.snapshot().kv_dtype == ("float32" if scheme == "none" else scheme)
-        for _ in range(2):  # the second one from the prefix cache
+        for _ in range(2):  # the second one uses the prefix cache
             assert reply(engine, PROMPT).reply == replies[scheme]
         assert engine.runner.store.nbytes == engine.snapshot().memory["cache"]
     assert [each.scheme for each in heard if isinstance(each, Recached)] == [
@@ -165,7 +165,7 @@ def test_an_idle_engine_changes_the_form_of_its_cache(llama: Path) -> None:
     ]
 
 
-def test_not_while_requests_are_alive(llama: Path) -> None:
+def test_the_scheme_is_not_changed_while_requests_run(llama: Path) -> None:
     engine = engine_on(llama, depth=1)
     _, heard = ask(engine, PROMPT)
     turn(engine)
@@ -178,7 +178,7 @@ def test_not_while_requests_are_alive(llama: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [{"beams": 4}, {"n": 3, "temperature": 1.0}], ids=["beams", "samples"])
-def test_the_rows_that_answer_one_request_are_waited_for_as_one(llama: Path, rows: dict[str, Any]) -> None:
+def test_the_error_counts_requests_and_not_their_rows(llama: Path, rows: dict[str, Any]) -> None:
     engine = engine_on(llama, depth=1)
     for _ in range(2):
         engine.submit(PROMPT, SamplingParams(max_tokens=9, **rows), Told())
@@ -189,19 +189,19 @@ def test_the_rows_that_answer_one_request_are_waited_for_as_one(llama: Path, row
         engine.set_kv_scheme("int8")
 
 
-def test_as_soon_as_the_last_reply_has_ended(llama: Path) -> None:
-    """A step that began before its end was found is still on its way."""
+def test_the_scheme_may_change_as_soon_as_the_last_reply_ends(llama: Path) -> None:
+    """A step launched before that end was found is still in flight."""
     engine = engine_on(llama, depth=1)
     last = reply(engine_on(llama), PROMPT).tokens[5]
     _, heard = ask(engine, PROMPT, replace(GREEDY, stop_ids=(last,)))
     while heard.finish is None:
         turn(engine)
-    assert engine.busy, "the test shows nothing"
+    assert engine.busy, "no step is in flight"
     engine.set_kv_scheme("int8")
     assert reply(engine, PROMPT).reply == reply(engine_on(llama, kv_scheme="int8"), PROMPT).reply
 
 
-def test_without_memory_for_another_form_the_old_one_stays(
+def test_without_memory_for_another_scheme_the_old_one_stays(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_on(llama)
@@ -219,7 +219,7 @@ def test_without_memory_for_another_form_the_old_one_stays(
     assert reply(engine, PROMPT).reply == before
 
 
-def test_memory_that_is_measured_holds_more_blocks(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_memory_holds_more_compressed_blocks(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.assembly.free_memory", lambda device: 2**20)
     sizes = {}
     for scheme in KV_SCHEMES:
@@ -230,20 +230,20 @@ def test_memory_that_is_measured_holds_more_blocks(llama: Path, monkeypatch: pyt
     assert engine.scheduler.pool.size == sizes["none"]
     assert engine.limits.context == min(sizes["none"] * 16, engine.limits.context)
     engine.set_kv_scheme("int8")
-    assert engine.scheduler.pool.size == sizes["int8"] > 2 * sizes["none"]  # of float32
+    assert engine.scheduler.pool.size == sizes["int8"] > 2 * sizes["none"]  # which is float32
 
 
-class Plain(TorchAttention):
-    """Stands for a back end of somebody else's, from before caches could be compressed."""
+class OldBackend(TorchAttention):
+    """A third-party back end from before caches could be compressed."""
 
     name = "plain"
     kv_schemes = ("none",)
 
 
-def test_a_back_end_that_cannot_read_it_is_not_taken(
+def test_a_back_end_without_the_scheme_is_refused(
     llama: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: Callable[[str], object]
 ) -> None:
-    monkeypatch.setitem(registry.BACKENDS, "plain", Plain)
+    monkeypatch.setitem(registry.BACKENDS, "plain", OldBackend)
     with pytest.raises(
         BadInput, match=r"'plain': it supports the KV cache schemes none, not int8; available here: .*torch"
     ):
@@ -253,7 +253,7 @@ def test_a_back_end_that_cannot_read_it_is_not_taken(
     cached = engine.scheduler.pool.cached
     with pytest.raises(BadInput, match="attention plain supports the KV schemes none, not fp8"):
         engine.set_kv_scheme("fp8")
-    assert engine.scheduler.pool.cached == cached > 0, "nothing has changed"
+    assert engine.scheduler.pool.cached == cached > 0, "the cache was changed"
     views = {view.name: view for view in engine.snapshot().kv_schemes}
     assert views["none"].why_not == "" != views["int8"].why_not
     assert views["fp8"].nbytes < views["none"].nbytes

@@ -1,4 +1,4 @@
-"""A window on real models: a prompt longer than the cache, and the same reply whatever happens on the way."""
+"""A window on real models: a prompt longer than the cache, and a reply that nothing else changes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +25,11 @@ def reply(engine, prompt, count=40) -> Heard:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("scheme", ["none", "int8"])
-def test_it_outgrows_the_cache_and_says_the_same(llama: Path, scheme: str) -> None:
-    """Against the same window with room for everything."""
+def test_a_request_longer_than_the_cache_gives_the_same_reply(llama: Path, scheme: str) -> None:
+    """Compared with the same window and enough blocks for the whole request."""
     whole = reply(engine_on(llama, kv_scheme=scheme, prefix_cache=False, **WINDOW), LONG)
-    ways = ({"depth": 1}, {"max_step_tokens": 7}, {"chunked_prefill": False})
-    for changes in ways if scheme == "none" else ways[:1]:
+    variants = ({"depth": 1}, {"max_step_tokens": 7}, {"chunked_prefill": False})
+    for changes in variants if scheme == "none" else variants[:1]:
         engine = engine_on(llama, kv_scheme=scheme, blocks=TIGHT, **WINDOW, **changes)
         assert len(LONG) + 40 > TIGHT * 16
         (id, heard), others = ask(engine, LONG, replace(GREEDY, max_tokens=40)), ask(engine, LONG[:50])
@@ -46,20 +46,20 @@ def test_it_outgrows_the_cache_and_says_the_same(llama: Path, scheme: str) -> No
         )
 
 
-def test_a_window_that_nothing_reaches_changes_nothing(llama: Path) -> None:
+def test_a_window_longer_than_the_request_changes_nothing(llama: Path) -> None:
     assert reply(engine_on(llama, kv_window=512), LONG).reply == reply(engine_on(llama), LONG).reply
     assert reply(engine_on(llama, **WINDOW), LONG).reply != reply(engine_on(llama), LONG).reply
 
 
-def test_a_narrower_window_of_the_model_stays(checkpoint) -> None:  # type: ignore[no-untyped-def]
-    """Mistral's is 21 tokens here, and it has no sinks."""
+def test_a_narrower_window_of_the_model_is_kept(checkpoint) -> None:  # type: ignore[no-untyped-def]
+    """The window of Mistral is 21 tokens here, without sinks."""
     folder, _ = checkpoint("mistral")
     engine = engine_on(folder, **WINDOW)
     assert {(each.spec.window, each.spec.kept) for each in engine.runner.store.layers} == {(21, 0)}
     assert reply(engine, LONG).reply == reply(engine_on(folder), LONG).reply
 
 
-def test_how_long_a_request_may_be(llama: Path) -> None:
+def test_the_context_limit_with_a_window(llama: Path) -> None:
     longest = engine_on(llama).runner.model.config.max_context
     assert engine_on(llama, blocks=TIGHT, **WINDOW).limits.context == longest > TIGHT * 16
     with pytest.raises(
@@ -68,7 +68,7 @@ def test_how_long_a_request_may_be(llama: Path) -> None:
         engine_on(llama, blocks=6, **WINDOW)
 
 
-def test_a_back_end_that_does_not_know_it_is_not_taken(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_back_end_without_sinks_is_refused(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Old(TorchAttention):
         name = "old"
         keeps_first = False

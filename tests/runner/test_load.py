@@ -1,4 +1,4 @@
-"""How hard the GPU works: what its driver's library is asked, and that nobody waits for it."""
+"""The GPU's load: what NVML is asked for, and that reading it never blocks."""
 
 import threading
 import time
@@ -11,8 +11,8 @@ from engine.api.snapshot import Load
 from engine.execution.load import LoadMeter, Nvml
 
 
-class Library:
-    """Answers as NVIDIA's does: 0 and a number through the pointer, or the code of an error."""
+class FakeNvml:
+    """Returns as NVML does: 0 and a number through the pointer, or an error code."""
 
     def __init__(self, **codes: int) -> None:
         self.codes = codes
@@ -35,16 +35,16 @@ class Library:
         return call
 
 
-def test_shares_and_watts_in_their_units() -> None:
-    assert Nvml("1234", Library()).look() == Load(0.87, 412.4, 700.0)
+def test_load_and_power_are_converted() -> None:
+    assert Nvml("1234", FakeNvml()).look() == Load(0.87, 412.4, 700.0)
 
 
-def test_a_gpu_that_the_library_does_not_know() -> None:
+def test_an_error_of_the_library_is_raised() -> None:
     with pytest.raises(OSError, match="nvmlDeviceGetHandleByUUID: error 6"):
-        Nvml("1234", Library(nvmlDeviceGetHandleByUUID=6))
+        Nvml("1234", FakeNvml(nvmlDeviceGetHandleByUUID=6))
 
 
-def test_nobody_waits_and_it_is_asked_once_a_second() -> None:
+def test_reading_does_not_block_and_asks_once_a_second() -> None:
     now, goes = 0.0, threading.Event()
     looked: list[float] = []
 
@@ -63,7 +63,7 @@ def test_nobody_waits_and_it_is_asked_once_a_second() -> None:
     assert meter.read() is None
     now = 1.5
     assert meter.read() is None
-    assert looked == [0.0], "while the driver takes its time it is not asked again"
+    assert looked == [0.0], "the driver was asked again while a call is pending"
     goes.set()
     done()
     assert meter.read() == Load(0.1, 1.0, 2.0)
@@ -74,17 +74,17 @@ def test_nobody_waits_and_it_is_asked_once_a_second() -> None:
     now = 3.0
     meter.read()
     done()
-    assert meter.read() is None, "it says nothing any longer"
+    assert meter.read() is None, "an old value is returned after an error"
 
 
-def test_a_cpu_has_none() -> None:
+def test_a_cpu_has_no_load_meter() -> None:
     assert LoadMeter.of(torch.device("cpu")) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_real_one_says_it() -> None:
+def test_a_real_gpu_reports_its_load() -> None:
     meter = LoadMeter.of(torch.device("cuda", 0))
-    assert meter is not None, "the driver's library is not there, or does not know this GPU"
+    assert meter is not None, "NVML is missing, or does not list this GPU"
     end = time.monotonic() + 10
     while (load := meter.read()) is None and time.monotonic() < end:
         time.sleep(0.01)

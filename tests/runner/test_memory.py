@@ -1,4 +1,4 @@
-"""Whose memory is whose: looked at once a second, however often somebody asks."""
+"""Memory use by owner, read once a second however often it is asked for."""
 
 from pathlib import Path
 
@@ -38,14 +38,14 @@ def test_the_device_is_asked_once_a_second(tmp_path: Path, monkeypatch: pytest.M
     assert found["host_cache"] == 0
 
 
-def test_a_snapshot_says_how_the_cache_is_kept(tmp_path: Path) -> None:
+def test_a_snapshot_reports_the_type_of_the_cache(tmp_path: Path) -> None:
     engine = start(EngineConfig(model=str(write_model(tmp_path / "model")), device="cpu", blocks=8))
     shot = engine.snapshot()
     assert (shot.kv_dtype, shot.dtype, shot.quantization) == ("float32", "float32", "none")
     assert shot.memory["weights"] > 0
 
 
-def test_weights_have_one_size_in_the_file_in_memory_and_on_the_menu(tmp_path: Path) -> None:
+def test_the_size_of_the_weights_is_that_of_the_file(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     shot = start(EngineConfig(model=str(folder), device="cpu", blocks=8)).snapshot()
     data = (folder / "model.safetensors").read_bytes()
@@ -55,13 +55,13 @@ def test_weights_have_one_size_in_the_file_in_memory_and_on_the_menu(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["blocks", "host_blocks"])
-def test_more_blocks_than_there_is_memory_are_refused(tmp_path: Path, name: str) -> None:
+def test_more_blocks_than_fit_into_memory_are_refused(tmp_path: Path, name: str) -> None:
     folder = write_model(tmp_path / "model")
     with pytest.raises(BadInput, match=f"{name}: {10**12} blocks of .* exceed the .* bytes of memory"):
         start(EngineConfig(**{"model": str(folder), "device": "cpu", "blocks": 8, name: 10**12}))
 
 
-def test_weights_that_lead_nowhere(tmp_path: Path) -> None:
+def test_a_dangling_link_to_weights_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     (folder / "model.safetensors").rename(tmp_path / "gone")
     (folder / "model.safetensors").symlink_to("elsewhere")

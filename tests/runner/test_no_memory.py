@@ -1,4 +1,4 @@
-"""A step without memory: smaller ones follow, one request fails if it must, and the engine goes on."""
+"""A step without memory: smaller steps follow, one request fails if it must, and the engine continues."""
 
 import itertools
 from collections.abc import Callable
@@ -16,7 +16,6 @@ from engine.api.config import EngineConfig
 from engine.api.params import SamplingParams
 from engine.api.request import Finish
 from engine.execution.runner import ModelRunner
-from engine.scheduling import settings as scheduler_settings
 from engine.serving.engine import Engine
 from engine.start import start
 from tests.models.tiny import write_config
@@ -26,27 +25,27 @@ from tests.runner.test_company import Workload, assert_nothing_changes, engine_f
 PROMPTS = [[1, *range(40, 40 + 9 * each)] for each in range(2, 6)]
 
 
-def short(engine: Engine, fails: Callable[[Tensor], bool]) -> Engine:
-    """Its steps find no memory where `fails` says so of their ids."""
+def limit_memory(engine: Engine, fails: Callable[[Tensor], bool]) -> Engine:
+    """Make steps run out of memory if `fails` returns true for their ids."""
     runner = engine.runner
     assert isinstance(runner, ModelRunner)
     forward = runner._forward
 
-    def or_not(batch: Any) -> Tensor:
+    def sometimes_fail(batch: Any) -> Tensor:
         if fails(batch.ids):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return forward(batch)
 
-    runner._forward = or_not
+    runner._forward = sometimes_fail
     return engine
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("chunked", [True, False])
 @pytest.mark.parametrize("most", [1, 3, 46])
-def test_steps_become_as_small_as_they_must(llama: Path, most: int, chunked: bool, depth: int) -> None:
+def test_steps_shrink_until_they_fit(llama: Path, most: int, chunked: bool, depth: int) -> None:
     engine = engine_on(llama, depth=depth, chunked_prefill=chunked)
-    short(engine, lambda ids: len(ids) > most)
+    limit_memory(engine, lambda ids: len(ids) > most)
     heard = [ask(engine, prompt)[1] for prompt in PROMPTS]
     drain(engine)
     for prompt, each in zip(PROMPTS, heard, strict=True):
@@ -59,15 +58,15 @@ def test_steps_become_as_small_as_they_must(llama: Path, most: int, chunked: boo
 
 @settings(max_examples=12)
 @given(work=workloads, most=st.integers(1, 12))
-def test_nothing_else_changes(llama: Path, work: Workload, most: int) -> None:
+def test_replies_do_not_change(llama: Path, work: Workload, most: int) -> None:
     jobs = tuple(replace(job, params=job.params.changed(speculate="")) for job in work.jobs)
-    engine = short(engine_for(llama, work), lambda ids: len(ids) > most)
+    engine = limit_memory(engine_for(llama, work), lambda ids: len(ids) > most)
     assert_nothing_changes(engine, llama, replace(work, jobs=jobs))
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_what_has_no_memory_alone_fails_alone(llama: Path, depth: int) -> None:
-    engine = short(engine_on(llama, depth=depth), lambda ids: bool((ids == 200).any()))
+def test_only_the_request_that_never_fits_fails(llama: Path, depth: int) -> None:
+    engine = limit_memory(engine_on(llama, depth=depth), lambda ids: bool((ids == 200).any()))
     heard = [ask(engine, prompt)[1] for prompt in (PROMPTS[0], [*PROMPTS[1], 200, 7], PROMPTS[2])]
     drain(engine)
     assert heard[1].finish is Finish.FAILED
@@ -76,9 +75,9 @@ def test_what_has_no_memory_alone_fails_alone(llama: Path, depth: int) -> None:
         assert heard[at].reply == alone(llama, PROMPTS[at]).reply
 
 
-def test_a_second_try_with_what_was_held_in_reserve(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_uses_the_memory_reserve(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tries, given_back = itertools.count(), []
-    engine = short(engine_on(llama), lambda ids: next(tries) == 3)
+    engine = limit_memory(engine_on(llama), lambda ids: next(tries) == 3)
     monkeypatch.setattr(engine.runner, "_give_back_reserve", lambda: given_back.append(True))
     heard = ask(engine, PROMPTS[0])[1]
     drain(engine)
@@ -87,12 +86,12 @@ def test_a_second_try_with_what_was_held_in_reserve(llama: Path, monkeypatch: py
     assert engine.scheduler.preemptions == 0
 
 
-def test_steps_grow_again_when_memory_has_lasted(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler_settings, "EASED", 4)
+def test_steps_grow_again_after_enough_successes(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("EASED", 4)
     engine, least = engine_on(llama), []
     full = engine.scheduler.rules.step_tokens
     tight = [True]
-    short(engine, lambda ids: tight[0] and len(ids) > 2)
+    limit_memory(engine, lambda ids: tight[0] and len(ids) > 2)
     for prompt in PROMPTS:
         ask(engine, prompt)
     while engine.busy:
@@ -105,11 +104,11 @@ def test_steps_grow_again_when_memory_has_lasted(llama: Path, monkeypatch: pytes
 
 @pytest.mark.cuda
 def test_a_real_gpu_without_room(tmp_path: Path) -> None:
-    """Only so much more than the engine holds may be taken: a prompt goes in pieces, all replies come."""
+    """With a little memory beyond the engine's own, the prompt is chunked and all replies complete."""
     write_config(
         tmp_path, hidden_size=256, intermediate_size=4096, max_position_embeddings=8192, num_hidden_layers=2
     )
-    said = []
+    results = []
     for spare in (None, 48 * 2**20):
         engine = start(
             EngineConfig(model=str(tmp_path), device="cuda", dummy_weights=True, blocks=1200, seed=0)
@@ -129,5 +128,5 @@ def test_a_real_gpu_without_room(tmp_path: Path) -> None:
             torch.cuda.set_per_process_memory_fraction(1.0)
         assert all(each.finish is Finish.LENGTH for each in heard), [each.error for each in heard]
         assert (engine.scheduler.rules.step_tokens < 4000) is (spare is not None)
-        said.append([each.tokens for each in heard])
-    assert said[0] == said[1]
+        results.append([each.tokens for each in heard])
+    assert results[0] == results[1]

@@ -1,4 +1,4 @@
-"""Who may launch while a step is recorded, and what waits for one that failed; no GPU is needed."""
+"""Captures of two engines do not mix, and what waits for a capture that failed. No GPU is needed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -22,7 +22,7 @@ class Stream:
 
 
 class Graph:
-    open = 0  # recordings under way
+    open = 0  # captures in progress
 
     def capture_begin(self, **how: object) -> None:
         Graph.open += 1
@@ -35,8 +35,8 @@ class Graph:
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
-    """The stream that everybody is on."""
+def current_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
+    """The stream that is current in the test."""
     stream = Stream()
     for name, stands_in in {
         "CUDAGraph": Graph,
@@ -51,7 +51,7 @@ def now(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stream]:
     recording_stream.cache_clear()
 
 
-def test_what_one_engine_launches_is_in_no_graph_of_another(now: Stream) -> None:
+def test_a_launch_is_not_captured_into_the_graph_of_another_engine(current_stream: Stream) -> None:
     inside, launched = Event(), Event()
 
     def recorded() -> tuple[()]:
@@ -68,13 +68,13 @@ def test_what_one_engine_launches_is_in_no_graph_of_another(now: Stream) -> None
         launches()
 
     one, other = (Recording(Recorder(DEVICE), launches, at_once) for launches in (recorded, beside))
-    one.run()  # not recorded before it has run
+    one.run()  # the first run is not captured
 
-    def go_on() -> None:
+    def run_other() -> None:
         inside.wait()
         other.run()
 
-    thread = Thread(target=go_on, daemon=True)
+    thread = Thread(target=run_other, daemon=True)
     thread.start()
     one.run()
     thread.join()
@@ -82,7 +82,7 @@ def test_what_one_engine_launches_is_in_no_graph_of_another(now: Stream) -> None
     assert launched.is_set()
 
 
-def test_what_comes_next_waits_for_a_step_that_failed(now: Stream) -> None:
+def test_later_work_waits_for_a_step_that_failed(current_stream: Stream) -> None:
     recorder = Recorder(DEVICE)
 
     def launches() -> tuple[()]:
@@ -90,12 +90,12 @@ def test_what_comes_next_waits_for_a_step_that_failed(now: Stream) -> None:
 
     with pytest.raises(torch.OutOfMemoryError):
         Recording(recorder, launches, lambda launches: None).run()
-    assert recorder.stream.waited == [now]
-    assert now.waited == [recorder.stream]
+    assert recorder.stream.waited == [current_stream]
+    assert current_stream.waited == [recorder.stream]
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_what_it_launches_is_compiled_once(now: Stream, full: bool) -> None:
+def test_launches_are_compiled_once(current_stream: Stream, full: bool) -> None:
     seen: list[str] = []
     recorder = Recorder(DEVICE)
     recorder.full = full
@@ -110,7 +110,7 @@ def test_what_it_launches_is_compiled_once(now: Stream, full: bool) -> None:
     assert seen == ["compiled", *["launched"] * (4 if full else 2)]
 
 
-def test_what_did_not_compile_is_not_recorded(now: Stream) -> None:
+def test_a_step_that_does_not_compile_is_not_captured(current_stream: Stream) -> None:
     def fails(launches: Callable[[], object]) -> None:
         raise RuntimeError("it does not compile")
 

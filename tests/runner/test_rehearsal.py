@@ -1,4 +1,4 @@
-"""The first step of a kind is rehearsed; those outside of graphs, and no GPU is needed."""
+"""The first step of each kind outside of graphs is rehearsed. No GPU is needed."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -22,11 +22,11 @@ PROMPT = [1, *range(60, 100)]
 
 
 class Stage:
-    """The model's own forward, and greedy drawing. A rehearsal is like any other step here."""
+    """The model's own forward and greedy sampling. A rehearsal runs the step like any other here."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.attention = runner, TorchAttention()
-        self.forwards: list[int] = []  # how many tokens each had
+        self.forwards: list[int] = []  # the number of tokens of each
         self.rehearsed: list[int] = []
         self.problem = ""
 
@@ -71,13 +71,13 @@ def with_stage(engine: Engine) -> tuple[Engine, Any]:
     return engine, stage
 
 
-def test_before_the_first_step_of_a_kind(llama: Path, staged: tuple[Engine, Stage]) -> None:
+def test_the_first_step_of_each_kind_is_rehearsed(llama: Path, staged: tuple[Engine, Stage]) -> None:
     engine, stage = staged
     for length in (5, 7, 41):
         _, heard = ask(engine, PROMPT[:length])
         drain(engine)
         assert heard.reply == alone(llama, PROMPT[:length]).reply
-    assert stage.rehearsed == [5, 1, 41]  # seven tokens are like five, by powers of two
+    assert stage.rehearsed == [5, 1, 41]  # 7 tokens are like 5: kinds are powers of two
     assert stage.forwards.count(1) == 3 * (GREEDY.max_tokens - 1)
     engine.runner.products_changed(recordable=True)
     ask(engine, PROMPT[:5])
@@ -85,7 +85,7 @@ def test_before_the_first_step_of_a_kind(llama: Path, staged: tuple[Engine, Stag
     assert stage.rehearsed == [5, 1, 41, 5, 1]
 
 
-def test_pieces_of_a_prompt_draw_nothing(llama: Path) -> None:
+def test_chunks_of_a_prompt_sample_no_token(llama: Path) -> None:
     engine, stage = with_stage(engine_on(llama, prefix_cache=False, max_step_tokens=16))
     _, heard = ask(engine, PROMPT)
     drain(engine)
@@ -93,11 +93,11 @@ def test_pieces_of_a_prompt_draw_nothing(llama: Path) -> None:
     assert stage.rehearsed == [16, 9, 1]
 
 
-def test_what_kernels_cannot_draw_is_drawn_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beams draw from the logits behind the kernels, and that is not rehearsed."""
+def test_rows_for_the_sampler_are_sampled_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beams are chosen from the logits after the kernels, and that is not rehearsed."""
     params, drawn = replace(GREEDY, beams=3, n=3, max_tokens=8), SamplingState.by_sampler
-    told: list[Told] = []
-    rows: list[list[int]] = []  # that each call of the sampler has drawn
+    recorded: list[Told] = []
+    rows: list[list[int]] = []  # the rows of each call of the sampler
 
     def counted(drawing: SamplingState, logits: Tensor, *given: Any, **named: Any) -> SampledTokens:
         rows[-1].append(len(logits))
@@ -106,16 +106,16 @@ def test_what_kernels_cannot_draw_is_drawn_once(llama: Path, monkeypatch: pytest
     monkeypatch.setattr(SamplingState, "by_sampler", counted)
     plain, (engine, stage) = engine_on(llama), with_stage(engine_on(llama))
     for each in (plain, engine):
-        told.append(Told())
+        recorded.append(Told())
         rows.append([])
-        each.submit(PROMPT, params, told[-1])
+        each.submit(PROMPT, params, recorded[-1])
         drain(each)
-    assert told[0].replies == told[1].replies
+    assert recorded[0].replies == recorded[1].replies
     assert rows[0] == rows[1]
     assert stage.rehearsed[0] == len(PROMPT)
 
 
-def test_a_kernel_that_does_not_compile_fails_the_step_alone(
+def test_a_kernel_that_does_not_compile_fails_only_its_step(
     llama: Path, staged: tuple[Engine, Stage]
 ) -> None:
     engine, stage = staged
@@ -130,22 +130,22 @@ def test_a_kernel_that_does_not_compile_fails_the_step_alone(
     assert heard.reply == alone(llama, PROMPT).reply
 
 
-WAYS: dict[str, dict[str, Any]] = {
+PARAMS_OF_KERNEL: dict[str, dict[str, Any]] = {
     "_attend": {}, "_find": {"top_k": 5}, "_note": {"frequency_penalty": 0.5},
     "_bias": {"logit_bias": {41: 4.0}}, "_of_row": {"logprobs": 3},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kernel", WAYS)
-def test_a_rehearsal_leaves_all_as_it_was(llama: Path, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
-    """What a step changes for good is changed by kernels, and those are not launched."""
+@pytest.mark.parametrize("kernel", PARAMS_OF_KERNEL)
+def test_a_rehearsal_changes_no_state(llama: Path, monkeypatch: pytest.MonkeyPatch, kernel: str) -> None:
+    """Only kernels change state that outlives a step, and a rehearsal does not launch them."""
     pytest.importorskip("triton", reason="no Triton here")
     from triton.runtime.driver import driver
 
     from engine.attention.triton_backend import TritonAttention
     from engine.execution.cuda.stage import GpuStage
     from engine.kernels.triton import precompile as rehearsal
-    from tests.kernels.test_compiles import Absent
+    from tests.kernels.test_compiles import FakeDriver
 
     engine = engine_on(llama, prefix_cache=False)
     runner = engine.runner
@@ -163,19 +163,19 @@ def test_a_rehearsal_leaves_all_as_it_was(llama: Path, monkeypatch: pytest.Monke
         assert warmup
         asked.append(kernel.fn.__name__)
 
-    monkeypatch.setattr(driver, "_active", Absent(90))
+    monkeypatch.setattr(driver, "_active", FakeDriver(90))
     monkeypatch.setattr(rehearsal, "_launched", launched)
     ask(engine, PROMPT[:7])
     drain(engine)
     runner._stage = Rehearsing(runner.model, runner.store, TritonAttention())  # type: ignore[arg-type]
-    _, heard = ask(engine, PROMPT, replace(GREEDY, **WAYS[kernel]))
+    _, heard = ask(engine, PROMPT, replace(GREEDY, **PARAMS_OF_KERNEL[kernel]))
     drain(engine)
     assert "nothing has changed" in heard.error
     assert {"_rope_and_cache", "_attend", "_pick", kernel} <= set(asked)
 
 
 def state(runner: ModelRunner) -> list[Tensor]:
-    """What outlives a step."""
+    """Return the tensors that outlive a step."""
     seen = runner._sampling_state._sampling._seen
     kept = [
         runner._sampling_state.last_ids,

@@ -1,4 +1,4 @@
-"""A recording of an engine on a real model: a fresh runner fed from the file alone draws the same tokens."""
+"""A fresh runner that replays a recording of a real model samples the same tokens."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +18,7 @@ from engine.execution.runner import ModelRunner
 from engine.serving.replay import Replayed, replay
 from tests.heard import Heard
 from tests.runner.small import GREEDY, ask, drain, engine_on, make, turn
-from tests.runner.test_speculation import LETTERS, drafted, eager
+from tests.runner.test_speculation import LETTERS, always_draft, drafted
 
 __all__ = ["drafted"]  # a fixture
 
@@ -30,7 +30,7 @@ CONFIG: dict[str, Any] = {
     "max_running": 8,
 }
 WARM = SamplingParams(temperature=0.8, max_tokens=24, ignore_eos=True)
-PROMPT = [1, *range(40, 74)]  # longer than a step: it goes in chunks
+PROMPT = [1, *range(40, 74)]  # longer than a step: it runs in chunks
 
 
 def replayed(path: Path, folder: Path, **config: Any) -> list[Replayed]:
@@ -47,7 +47,7 @@ def assert_same(steps: list[Replayed]) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_every_kind_of_row(drafted: Path, tmp_path: Path, depth: int) -> None:
-    engine = eager(engine_on(drafted, depth=depth, **CONFIG))
+    engine = always_draft(engine_on(drafted, depth=depth, **CONFIG))
     path = tmp_path / "recording"
     engine.record(path)
     seen, moved = list[Any](), list[Transferred]()
@@ -83,7 +83,9 @@ def test_every_kind_of_row(drafted: Path, tmp_path: Path, depth: int) -> None:
     assert {each.kind for step in seen for each in step.drafts.values()} == set(SPECULATION)
     assert any(step.history for step in seen)
     assert any(each.pending for step in seen for each in step.sampling) is (depth == 1)
-    assert any(row.length > 1 and not row.samples for step in seen for row in step.rows), "no prompt was cut"
+    assert any(row.length > 1 and not row.samples for step in seen for row in step.rows), (
+        "no prompt was chunked"
+    )
     steps = replayed(path, drafted)
     assert_same(steps)
     assert len(steps) == len(seen)
@@ -91,7 +93,7 @@ def test_every_kind_of_row(drafted: Path, tmp_path: Path, depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_steps_that_fail_and_find_no_memory(llama: Path, tmp_path: Path, depth: int) -> None:
+def test_steps_that_fail_and_run_out_of_memory(llama: Path, tmp_path: Path, depth: int) -> None:
     engine = engine_on(llama, depth=depth, **CONFIG)
     assert isinstance(engine.runner, ModelRunner)
     forward, calls = engine.runner._forward, iter(range(10_000))
@@ -119,7 +121,7 @@ def test_steps_that_fail_and_find_no_memory(llama: Path, tmp_path: Path, depth: 
 
 
 def test_weights_and_switches_that_change(llama: Path, tmp_path: Path) -> None:
-    """Of 64 bytes a row, as schemes want them."""
+    """The model has rows of 64 bytes, as the schemes require."""
     folder = tmp_path / "model"
     folder.mkdir()
     make("qwen3", folder)
@@ -143,7 +145,7 @@ def test_weights_and_switches_that_change(llama: Path, tmp_path: Path) -> None:
     assert_same(replayed(path, folder))
 
 
-def test_a_recording_begins_at_rest_and_once(llama: Path, tmp_path: Path) -> None:
+def test_a_recording_begins_with_an_idle_engine_and_only_once(llama: Path, tmp_path: Path) -> None:
     engine = engine_on(llama)
     ask(engine, PROMPT)
     turn(engine)
@@ -162,7 +164,9 @@ def test_a_recording_begins_at_rest_and_once(llama: Path, tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def short(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def short_recording(
+    checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> bytes:
     engine = engine_on(checkpoint("llama")[0], **CONFIG)
     path = tmp_path_factory.mktemp("short") / "recording"
     engine.record(path)
@@ -175,21 +179,23 @@ def short(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pytes
 @settings(max_examples=60)
 @given(data=st.data())
 def test_a_broken_file_is_refused(
-    llama: Path, short: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+    llama: Path, short_recording: bytes, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Or it is as good as another recording: what is in it is within bounds."""
-    at = data.draw(st.integers(0, len(short) - 1))
+    """A corrupt file may also decode to a valid recording, whose values are within bounds."""
+    at = data.draw(st.integers(0, len(short_recording) - 1))
     middle = data.draw(st.binary(min_size=1, max_size=6))
     path = tmp_path_factory.mktemp("broken") / "recording"
-    cut, flipped = short[:at], short[:at] + middle + short[at + len(middle) :]
+    cut, flipped = short_recording[:at], short_recording[:at] + middle + short_recording[at + len(middle) :]
     path.write_bytes(data.draw(st.sampled_from([cut, flipped])))
     with suppress(EngineError):
         replayed(path, llama)
 
 
-def test_another_engine_s_recording_is_refused(llama: Path, short: bytes, tmp_path: Path) -> None:
+def test_the_recording_of_another_engine_is_refused(
+    llama: Path, short_recording: bytes, tmp_path: Path
+) -> None:
     path = tmp_path / "recording"
-    path.write_bytes(short)
+    path.write_bytes(short_recording)
     with pytest.raises(BadWire, match="starts with"):
         replayed(path, llama, blocks=17)
     path.write_bytes(b"what is this")

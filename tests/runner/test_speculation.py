@@ -1,4 +1,4 @@
-"""Drafts of every kind on a real model: they change how many tokens a step brings, never which."""
+"""Drafts of every kind on a real model change how many tokens a step gives, never which."""
 
 import json
 import shutil
@@ -17,15 +17,15 @@ from engine.serving.engine import Engine
 from tests.heard import Heard
 from tests.runner.small import GREEDY, alone, ask, drain, engine_on
 from tests.runner.test_company import A, B, Workload, assert_nothing_changes, engine_for, workloads
-from tests.speculation.test_company import Free
+from tests.speculation.test_company import FreeDrafts
 
 KINDS = st.sampled_from(("", *SPECULATION))
-LETTERS = {A: 22.0, B: 21.5}  # two letters alone: a text in which the same runs come again
+LETTERS = {A: 22.0, B: 21.5}  # only two letters are likely, so the same runs repeat
 
 
 @pytest.fixture(scope="session")
 def drafted(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The llama with an exit after its first layer, and another model beside it that drafts."""
+    """The llama with an exit after its first layer, and another model in its folder as the draft model."""
     folder = tmp_path_factory.mktemp("drafted") / "model"
     shutil.copytree(checkpoint("llama")[0], folder)
     config = json.loads((folder / "config.json").read_text())
@@ -34,9 +34,9 @@ def drafted(checkpoint: Callable[[str], tuple[Path, Any]], tmp_path_factory: pyt
     return folder
 
 
-def eager(engine: Engine) -> Engine:
-    """It drafts whenever it can."""
-    engine.scheduler.speculator.prices = Free()
+def always_draft(engine: Engine) -> Engine:
+    """Make the engine draft whenever it can."""
+    engine.scheduler.speculator.prices = FreeDrafts()
     return engine
 
 
@@ -58,8 +58,10 @@ def speculative(work: Workload, kinds: list[str], others: list[str]) -> Workload
     kinds=st.lists(KINDS, min_size=5, max_size=5),
     others=st.lists(KINDS, min_size=5, max_size=5),
 )
-def test_drafts_change_nothing(drafted: Path, work: Workload, kinds: list[str], others: list[str]) -> None:
-    engine = eager(engine_for(drafted, work))
+def test_drafts_do_not_change_a_reply(
+    drafted: Path, work: Workload, kinds: list[str], others: list[str]
+) -> None:
+    engine = always_draft(engine_for(drafted, work))
     assert_nothing_changes(engine, drafted, speculative(work, kinds, others))
 
 
@@ -69,7 +71,7 @@ def test_a_long_reply(drafted: Path, kind: str, temperature: float, depth: int) 
     params = SamplingParams(
         temperature=temperature, max_tokens=80, ignore_eos=True, seed=3, logit_bias=LETTERS, logprobs=1
     )
-    engine = eager(engine_on(drafted, depth=depth))
+    engine = always_draft(engine_on(drafted, depth=depth))
     heard = Heard()
     engine.submit([1, A, B, A, B], params.changed(speculate=kind), heard)
     drain(engine)
@@ -93,7 +95,7 @@ def test_penalties_see_the_drafts_before_a_token(drafted: Path, kind: str) -> No
         presence_penalty=0.3,
         repetition_penalty=1.02,
     )
-    engine = eager(engine_on(drafted))
+    engine = always_draft(engine_on(drafted))
     _, heard = ask(engine, [1, A, B, A, B], params.changed(speculate=kind))
     drain(engine)
     total = engine.scheduler.speculator.total()
@@ -101,7 +103,7 @@ def test_penalties_see_the_drafts_before_a_token(drafted: Path, kind: str) -> No
     assert heard.reply == alone(drafted, [1, A, B, A, B], params).reply
 
 
-def test_what_an_engine_lacks_is_named(llama: Path) -> None:
+def test_speculation_without_its_model_is_refused_by_name(llama: Path) -> None:
     engine = engine_on(llama)
     for kind, lacks in (("draft", "draft model"), ("exit", "early_exit_layers")):
         with pytest.raises(BadParams, match=lacks) as caught:
@@ -126,9 +128,9 @@ def test_an_exit_that_was_not_trained_is_refused(drafted: Path) -> None:
         engine_on(drafted, exit_layer=2)
 
 
-def test_the_time_between_tokens_is_that_of_their_step_shared(drafted: Path) -> None:
-    """Tokens of one step come at the same moment, and none of them took no time."""
-    engine = eager(engine_on(drafted))
+def test_tokens_of_one_step_share_its_time(drafted: Path) -> None:
+    """Tokens of one step arrive together, and none of them is counted as taking no time."""
+    engine = always_draft(engine_on(drafted))
     params = replace(GREEDY, speculate="ngram", max_tokens=40, logit_bias=LETTERS)
     ask(engine, [A, B] * 8, params)
     drain(engine)

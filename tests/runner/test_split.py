@@ -1,4 +1,4 @@
-"""What a launch on a CPU consists of: measured while somebody asks, and never else."""
+"""The parts of a launch on a CPU, measured only while a client asks for them."""
 
 import time
 from pathlib import Path
@@ -20,11 +20,11 @@ def clocks(engine: Any) -> int:
     return sum(isinstance(each, split.Clocked) for each in engine.runner.model.modules())
 
 
-def test_attention_products_and_sampling_are_told_apart(llama: Path) -> None:
+def test_attention_products_and_sampling_are_timed_separately(llama: Path) -> None:
     engine = engine_on(llama)
     ask(engine, PROMPT, WARM)
     drain(engine)
-    assert engine.snapshot().split is None and clocks(engine) == 0, "nobody asked"
+    assert engine.snapshot().split is None and clocks(engine) == 0, "timed without a request for it"
     engine.runner.speeds()
     began = time.perf_counter()
     _, heard = ask(engine, PROMPT, WARM)
@@ -35,12 +35,12 @@ def test_attention_products_and_sampling_are_told_apart(llama: Path) -> None:
     assert sum(found) < longest
     assert clocks(engine) > 0 and len(heard.tokens) == 24
     engine.runner.apply(UseGraphs(None))
-    assert clocks(engine) == 0, "a change finds the model as it was"
+    assert clocks(engine) == 0, "the model is not restored before a change"
     assert heard.tokens == alone(llama, PROMPT, WARM).tokens
 
 
-def test_the_clocks_say_what_passes_within_them(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only attention moves, and then only the products."""
+def test_each_clock_measures_its_own_part(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First with a clock that only attention advances, then with one that only the products advance."""
     now = [0.0]
     monkeypatch.setattr(split.time, "perf_counter", lambda: now[0])
     engine = engine_on(llama, prefix_cache=False)
@@ -80,7 +80,9 @@ def test_the_clocks_say_what_passes_within_them(llama: Path, monkeypatch: pytest
     runner._splitter.forget()
 
 
-def test_when_nobody_asks_any_longer_the_clocks_go(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clocks_are_removed_when_no_longer_asked_for(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = engine_on(llama)
     engine.runner.speeds()
     ask(engine, PROMPT, WARM)

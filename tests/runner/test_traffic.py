@@ -1,4 +1,4 @@
-"""What a step reads, and what the device can do."""
+"""The bytes that a step reads, and the measured speed of the device."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.runner.small import engine_on
 
 
 class Model(nn.Module):
-    """A table, a layer, a head that may be the table."""
+    """A model of an embedding, a layer, and a head that may share the embedding's matrix."""
 
     def __init__(self, *, tied: bool) -> None:
         super().__init__()
@@ -24,16 +24,16 @@ class Model(nn.Module):
         self.register_buffer("rope", torch.zeros(100, 4))
 
 
-def test_a_table_is_read_whole_only_where_it_is_the_head() -> None:
+def test_an_embedding_is_read_whole_only_if_it_is_the_head() -> None:
     layer, table = 4 * (16 + 4), 4 * 40
     assert weights_read(Model(tied=True)) == layer + table
-    assert weights_read(Model(tied=False)) == layer + table  # of the head; the table beside it is looked up
+    assert weights_read(Model(tied=False)) == layer + table  # of the head; the embedding is only looked up
     model = Model(tied=False)
     model.words = nn.Embedding(1000, 4)
     assert weights_read(model) == layer + table
 
 
-def test_the_cache_is_read_as_far_as_a_window_reaches() -> None:
+def test_the_cache_is_read_up_to_the_window() -> None:
     full = LayerSpec(heads=4, kv_heads=2, key_dim=8, value_dim=8, scale=1.0)
     near = LayerSpec(heads=4, kv_heads=2, key_dim=8, value_dim=8, scale=1.0, window=10)
     store = KVStore(
@@ -46,7 +46,7 @@ def test_the_cache_is_read_as_far_as_a_window_reaches() -> None:
     assert reads.of_context(100) == 100 * 64 + 10 * 128
 
 
-def test_an_engine_says_what_it_reads(llama: Path) -> None:
+def test_a_snapshot_reports_what_a_step_reads(llama: Path) -> None:
     reads = engine_on(llama).snapshot().reads
     assert reads.weights > 0
     assert reads.of_context(1) > 0

@@ -1,4 +1,4 @@
-"""The whole engine against transformers: every native family, in every way that a step can come about."""
+"""The whole engine against transformers: every native family, and every way a step is put together."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from engine.serving.engine import Engine
 from tests.heard import Heard
 from tests.runner.small import FAMILIES, GREEDY, alone, ask, drain, engine_on, turn
 
-PROMPT = [1, *range(40, 77)]  # 38 tokens: two blocks and a part
+PROMPT = [1, *range(40, 77)]  # 38 tokens: two full blocks and a part of a third
 OTHERS = [[1, 50], [1, *range(90, 140)], PROMPT[:20]]
 ASKED = replace(GREEDY, logprobs=20)
 
@@ -27,7 +27,7 @@ def generate(model: Any, prompt: Sequence[int], count: int) -> list[int]:
 
 
 def assert_as_in_transformers(model: Any, prompt: Sequence[int], heard: Heard) -> None:
-    """Each token is the likeliest one, and its 20 likeliest have transformers' values."""
+    """Check that each token is the likeliest one and the 20 likeliest have transformers' values."""
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *heard.tokens]])).logits[0, len(prompt) - 1 : -1]
     values = logits.log_softmax(-1)
@@ -53,10 +53,10 @@ def test_greedy_text_is_that_of_generate(
     assert heard.tokens == generate(theirs, PROMPT, count)
 
 
-# How a request may come to its tokens. Each takes an engine, and gives what it heard of PROMPT.
+# The ways to run a request. Each takes an engine and returns the recorded reply to PROMPT.
 
 
-def by_itself(engine: Engine) -> Heard:
+def run_alone(engine: Engine) -> Heard:
     _, heard = ask(engine, PROMPT, ASKED)
     drain(engine)
     return heard
@@ -98,16 +98,16 @@ def forked(engine: Engine) -> Heard:
     id, heard = ask(engine, PROMPT, ASKED)
     for _ in range(9):
         turn(engine)
-    said, child = len(heard.tokens), Heard()
+    count, child = len(heard.tokens), Heard()
     engine.fork(id, child)
     drain(engine)
-    whole = Heard(heard.tokens[:said] + child.tokens, logprobs=heard.logprobs[:said] + child.logprobs)
+    whole = Heard(heard.tokens[:count] + child.tokens, logprobs=heard.logprobs[:count] + child.logprobs)
     assert whole.tokens == heard.tokens
     return whole
 
 
 WAYS: dict[str, tuple[Callable[[Engine], Heard], dict[str, Any]]] = {
-    "alone": (by_itself, {}),
+    "alone": (run_alone, {}),
     "batched": (beside_others, {}),
     "chunked": (beside_others, {"max_step_tokens": 8}),
     "recomputed": (preempted, {"preemption": "recompute"}),
@@ -118,7 +118,7 @@ WAYS: dict[str, tuple[Callable[[Engine], Heard], dict[str, Any]]] = {
 }
 
 
-# Depth is the scheduler's, which knows nothing of families: one of them meets every way at both.
+# Depth concerns the scheduler, not families: only one family runs every case at both depths.
 BY_DEPTH = pytest.mark.parametrize(("name", "depth"), [("llama", 0), *((each, 1) for each in FAMILIES)])
 
 
@@ -134,7 +134,7 @@ def test_logits_are_those_of_transformers(
     assert_as_in_transformers(theirs, PROMPT, heard)
 
 
-def test_a_trained_model_writes_what_its_maker_says(shared: Path) -> None:
+def test_a_trained_model_writes_the_expected_text(shared: Path) -> None:
     folder = shared / "models" / "stories260K"
     engine = engine_on(folder)
     prompt = engine.tokenizer.encode_raw("")

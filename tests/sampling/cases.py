@@ -1,4 +1,4 @@
-"""Steps for the sampler, and what they should give, told in float64 one token after the other."""
+"""Steps for the sampler, and the expected results, computed in float64 one token after another."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ def make_rows(
     prompt_len: int = 1,
     end_ids: Sequence[int] = (),
 ) -> SamplingRows:
-    """A slot for each of them, in order; a slot's number is its seed too."""
+    """Make a slot for each, in order. The number of a slot is also its seed."""
     rows = SamplingRows(len(params), vocab, CPU)
     for slot, each in enumerate(params):
         history = tokens[slot] if tokens else [0]
@@ -37,14 +37,14 @@ def draw(logits: Tensor, params: Sequence[SamplingParams], index: int = 0) -> Sa
     return sample(logits, view_of(params, logits.shape[1], index))
 
 
-def kept(logits: Tensor, params: SamplingParams) -> set[int]:
-    """The tokens of one row that may be drawn."""
+def sampleable(logits: Tensor, params: SamplingParams) -> set[int]:
+    """Return the tokens of one row that can be sampled."""
     mass = masses(logits[None], logits.max()[None], view_of([params], len(logits)))
     return set(mass[0].nonzero()[:, 0].tolist())
 
 
 def oracle_chances(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """The distribution of one row that is not greedy, filters included."""
+    """Return the distribution of one row that is not greedy, filters included."""
     scores = (logits.astype(np.float64) - logits.max()) / params.temperature
     if 0 < params.top_k < len(scores):
         scores = np.where(scores >= np.sort(scores)[-params.top_k], scores, -np.inf)

@@ -1,4 +1,4 @@
-"""The counted random numbers: known, even, and independent of each other."""
+"""The counter-based random numbers: known values, uniform, and independent of each other."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ def stream(seed: int, count: int) -> np.ndarray:
 
 
 def chi_square(counts: np.ndarray) -> float:
-    """How many standard deviations the counts are from even ones."""
+    """Return how many standard deviations the counts are from uniform ones."""
     expected = counts.sum() / counts.size
     freedom = counts.size - 1
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / np.sqrt(2 * freedom))
@@ -29,7 +29,7 @@ def test_known_values() -> None:
     ]
 
 
-def test_a_number_is_its_own() -> None:
+def test_a_number_depends_only_on_seed_and_index() -> None:
     seeds, indices = np.arange(50, dtype=np.uint64), np.arange(50) % 7
     together = uniform(seeds, indices)
     assert [uniform(seeds[i : i + 1], indices[i : i + 1])[0] for i in range(50)] == together.tolist()
@@ -41,12 +41,12 @@ def test_stays_in_range() -> None:
     assert drawn.max() < 1.0
 
 
-def test_a_stream_is_even() -> None:
+def test_a_stream_is_uniform() -> None:
     for seed in (0, 1, 2, 2**40, 2**64 - 1):
         assert abs(chi_square(np.histogram(stream(seed, 100_000), 256, (0, 1))[0])) < 4
 
 
-def test_first_numbers_of_neighbouring_seeds_are_even() -> None:
+def test_first_numbers_of_neighboring_seeds_are_uniform() -> None:
     for index in (0, 1, 1000):
         drawn = uniform(np.arange(100_000, dtype=np.uint64), np.full(100_000, index))
         assert abs(chi_square(np.histogram(drawn, 256, (0, 1))[0])) < 4

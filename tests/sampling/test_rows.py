@@ -1,4 +1,4 @@
-"""Slots: taken, changed while they run, left, and taken again."""
+"""Sampling slots: taken, changed while in use, released, and taken again."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def scores(rows: SamplingRows, slot: int) -> list[float]:
     return edited(LOGITS, rows.view([slot], [0]))[0].tolist()
 
 
-def put(
+def set_slot(
     rows: SamplingRows,
     slot: int,
     params: SamplingParams,
@@ -38,32 +38,34 @@ def put(
     cut=st.integers(0, 12),
     pending=st.booleans(),
 )
-def test_counting_on_is_counting_anew(prompt: list[int], reply: list[int], cut: int, pending: bool) -> None:
-    """However many tokens were there when the penalties came, and whether the last was on the host."""
+def test_counting_incrementally_equals_counting_from_scratch(
+    prompt: list[int], reply: list[int], cut: int, pending: bool
+) -> None:
+    """Penalties may be set after any number of tokens, with the last one pending or on the host."""
     wanted = make_rows([PENALISED], VOCAB, tokens=[prompt + reply], prompt_len=3)
     rows = SamplingRows(2, VOCAB, CPU)
-    put(rows, 0, PLAIN, prompt)
+    set_slot(rows, 0, PLAIN, prompt)
     cut = min(cut, len(reply))
     for token in reply[:cut]:
         rows.note([0], torch.tensor([token]))
     if pending and cut:
-        put(rows, 0, PENALISED, prompt + reply[: cut - 1], torch.tensor(reply[cut - 1 : cut]))
+        set_slot(rows, 0, PENALISED, prompt + reply[: cut - 1], torch.tensor(reply[cut - 1 : cut]))
     else:
-        put(rows, 0, PENALISED, prompt + reply[:cut])
+        set_slot(rows, 0, PENALISED, prompt + reply[:cut])
     for token in reply[cut:]:
         rows.note([1, 0], torch.tensor([29 - token, token]))
     assert scores(rows, 0) == scores(wanted, 0)
 
 
-def test_setting_twice_is_setting_once() -> None:
+def test_setting_a_slot_twice_changes_nothing() -> None:
     rows = SamplingRows(1, VOCAB, CPU)
-    put(rows, 0, PENALISED, [1, 2, 3, 4, 4])
+    set_slot(rows, 0, PENALISED, [1, 2, 3, 4, 4])
     once = scores(rows, 0)
-    put(rows, 0, PENALISED, [1, 2, 3, 4, 4])
+    set_slot(rows, 0, PENALISED, [1, 2, 3, 4, 4])
     assert scores(rows, 0) == once
 
 
-def test_a_slot_forgets_who_had_it() -> None:
+def test_a_slot_keeps_nothing_of_its_last_request() -> None:
     full = SamplingParams(
         temperature=0.5, top_k=2, repetition_penalty=2.0, logit_bias={3: 9.0}, min_tokens=5, logprobs=2
     )
@@ -72,37 +74,37 @@ def test_a_slot_forgets_who_had_it() -> None:
     rows.view([0], [0])
     rows.clear(0)
     for each in (rows, fresh):
-        put(each, 0, PENALISED, [7, 8, 9])
+        set_slot(each, 0, PENALISED, [7, 8, 9])
     assert scores(rows, 0) == scores(fresh, 0)
-    put(rows, 0, PLAIN, [7, 8, 9])
+    set_slot(rows, 0, PLAIN, [7, 8, 9])
     got = sample(LOGITS, rows.view([0], [0]))
     assert got.ids.item() == LOGITS.argmax().item()
     assert got.logprobs is None
 
 
-def test_a_neighbour_s_knob_is_not_mine() -> None:
-    """Same seed and index, same token, while the row beside it is changed."""
+def test_changes_of_another_row_do_not_change_a_row() -> None:
+    """The same seed and index give the same token while the other row is changed."""
     rows = SamplingRows(2, VOCAB, CPU)
     params = SamplingParams(temperature=1.3)
-    put(rows, 0, params, [1, 2, 3])
+    set_slot(rows, 0, params, [1, 2, 3])
     logits = LOGITS.expand(2, -1)
     drawn = []
     for other in (PLAIN, PENALISED, params.changed(top_p=0.2), SamplingParams(logit_bias={1: 5.0})):
-        put(rows, 1, other, [4, 5, 6, 7])
+        set_slot(rows, 1, other, [4, 5, 6, 7])
         drawn.append([sample(logits, rows.view([0, 1], [index, 3])).ids[0].item() for index in range(20)])
     assert drawn[0] == drawn[1] == drawn[2] == drawn[3]
     assert len(set(drawn[0])) > 3
 
 
-def test_the_stream_hangs_on_seed_and_index_alone() -> None:
+def test_the_stream_depends_only_on_seed_and_index() -> None:
     rows = SamplingRows(3, VOCAB, CPU)
     for slot in (0, 2):
-        put(rows, slot, SamplingParams(temperature=1.3), [1, 2, 3])
+        set_slot(rows, slot, SamplingParams(temperature=1.3), [1, 2, 3])
     uniforms = rows.view([2, 0, 2], [5, 5, 6]).on_device("uniform").tolist()
     assert uniforms[0] == uniforms[1] != uniforms[2]
 
 
-def test_counts_stop_where_int16_ends() -> None:
+def test_counts_saturate_at_the_limit_of_int16() -> None:
     seen = SeenTokens(1, 4, CPU)
     seen.start(0, [], [2] * 40_000, torch.tensor([2]))
     seen.add(torch.tensor([0]), torch.tensor([2]))
@@ -113,4 +115,4 @@ def test_counts_stop_where_int16_ends() -> None:
 
 def test_an_impossible_bias_is_named() -> None:
     with pytest.raises(BadParams, match="logit_bias: token 30 is not in the vocabulary of 30"):
-        put(SamplingRows(1, VOCAB, CPU), 0, SamplingParams(logit_bias={30: 1.0}), [1, 2, 3])
+        set_slot(SamplingRows(1, VOCAB, CPU), 0, SamplingParams(logit_bias={30: 1.0}), [1, 2, 3])

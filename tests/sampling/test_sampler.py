@@ -1,4 +1,4 @@
-"""What is drawn: the right tokens, as often as they should, whatever shares the step."""
+"""Sampling: the right tokens with the right frequencies, whatever other rows the step has."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine.api.params import SamplingParams
 from engine.sampling import sampler
 from engine.sampling.sampler import pick, sample
-from tests.sampling.cases import draw, kept, make_rows, oracle_chances, view_of
+from tests.sampling.cases import draw, make_rows, oracle_chances, sampleable, view_of
 
 
 def random_logits(rows: int, vocab: int, seed: int = 0, spread: float = 3.0) -> torch.Tensor:
@@ -38,7 +38,7 @@ def sampling(draw: st.DrawFn) -> SamplingParams:
     part=st.sampled_from((1, 2**11, 2**17)),
     data=st.data(),
 )
-def test_company_changes_no_token(
+def test_other_rows_change_no_token(
     params: list[SamplingParams], vocab: int, part: int, data: st.DataObject
 ) -> None:
     seed = data.draw(st.integers(0, 999))
@@ -55,8 +55,8 @@ def test_company_changes_no_token(
 
 
 @given(st.floats(0.001, 1.0), st.integers(0, 999), st.sampled_from((1, 61, 700)))
-def test_sorting_and_counting_keep_the_same(top_p: float, seed: int, vocab: int) -> None:
-    logits = random_logits(3, vocab, seed).round(decimals=1)  # with equals at the border
+def test_sorting_and_counting_keep_the_same_tokens(top_p: float, seed: int, vocab: int) -> None:
+    logits = random_logits(3, vocab, seed).round(decimals=1)  # with ties at the border
     view = view_of([SamplingParams(top_p=top_p)] * 3, vocab)
     tops = logits.amax(-1)
     sorted_ = sampler.masses(logits, tops, view)
@@ -66,8 +66,8 @@ def test_sorting_and_counting_keep_the_same(top_p: float, seed: int, vocab: int)
 
 
 @given(sampling(), st.integers(0, 999))
-def test_draws_what_the_oracle_draws(params: SamplingParams, seed: int) -> None:
-    """Over a grid of uniforms, up to the rounding at the borders between two tokens."""
+def test_samples_what_the_oracle_samples(params: SamplingParams, seed: int) -> None:
+    """Over a grid of uniforms, up to rounding at the borders between two tokens."""
     params = params.changed(temperature=params.temperature or 1.0)
     logits = random_logits(1, 200, seed)[0]
     uniforms = torch.linspace(0, 1 - 1e-9, 41, dtype=torch.float64)
@@ -101,7 +101,9 @@ def test_keeps_what_transformers_keeps(
         scores = warper(ids, scores)
     chances = scores.softmax(-1)[0]
     theirs = set((chances > 1e-12).nonzero()[:, 0].tolist())
-    mine = kept(logits[0], SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p))
+    mine = sampleable(
+        logits[0], SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    )
     mine = {token for token in mine if chances[token] == 0.0 or chances[token] > 1e-12}
     assert mine == theirs
 
@@ -120,7 +122,7 @@ def test_penalties_are_those_of_transformers() -> None:
         assert torch.equal(sampler.edited(logits, view), theirs)
 
 
-def test_presence_and_frequency_look_at_the_reply() -> None:
+def test_presence_and_frequency_penalties_count_only_the_reply() -> None:
     logits = torch.zeros(1, 8)
     params = SamplingParams(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25)
     rows = make_rows([params], 8, tokens=[[1, 2, 3, 3, 4]], prompt_len=2)
@@ -136,7 +138,7 @@ def test_presence_and_frequency_look_at_the_reply() -> None:
         SamplingParams(temperature=1.5, top_k=12, top_p=0.8, min_p=0.05),
     ],
 )
-def test_frequencies_are_the_distribution(params: SamplingParams) -> None:
+def test_frequencies_match_the_distribution(params: SamplingParams) -> None:
     logits, draws = random_logits(1, 40, seed=5, spread=1.5), 10_000
     rows = make_rows([params], 40)
     indices = list(range(draws))
@@ -152,8 +154,8 @@ def test_frequencies_are_the_distribution(params: SamplingParams) -> None:
 
 @pytest.mark.parametrize("vocab", [1, 5, 512, 513, 50_257])
 @pytest.mark.parametrize("uniform", [0.0, 0.5, 1 - 2**-53])
-def test_never_draws_what_was_taken(vocab: int, uniform: float) -> None:
-    """All but one token are out: first, last or in the middle, it is the one that comes."""
+def test_never_samples_an_excluded_token(vocab: int, uniform: float) -> None:
+    """All but one token are excluded; the first, last or middle one that is left is sampled."""
     for token in {0, vocab // 2, vocab - 1}:
         logits = torch.full((1, vocab), -torch.inf)
         logits[0, token] = -3.0
@@ -161,27 +163,27 @@ def test_never_draws_what_was_taken(vocab: int, uniform: float) -> None:
         assert pick(mass, torch.tensor([uniform], dtype=torch.float64)).item() == token
 
 
-def test_the_last_uniform_finds_the_last_likely_token() -> None:
+def test_the_largest_uniform_samples_the_last_likely_token() -> None:
     logits = torch.zeros(1, 1000)
     logits[0, 700:] = -torch.inf
     mass = sampler.masses(logits, logits.amax(-1), view_of([SamplingParams()], 1000))
     assert pick(mass, torch.tensor([1 - 2**-53], dtype=torch.float64)).item() == 699
 
 
-def test_equals_of_the_last_kept_stay() -> None:
+def test_ties_with_the_last_kept_token_are_kept() -> None:
     logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0])
-    assert kept(logits, SamplingParams(top_k=2)) == {0, 1, 2, 3}
-    assert kept(logits, SamplingParams(top_p=0.5)) == {0, 1, 2, 3}
+    assert sampleable(logits, SamplingParams(top_k=2)) == {0, 1, 2, 3}
+    assert sampleable(logits, SamplingParams(top_p=0.5)) == {0, 1, 2, 3}
 
 
-def test_cold_is_greedy_and_sound() -> None:
+def test_a_tiny_temperature_is_greedy_and_finite() -> None:
     logits = random_logits(1, 300)
     cold = draw(logits, [SamplingParams(temperature=1e-40)])
     assert cold.ids.item() == logits.argmax().item()
     assert not cold.bad.any()
 
 
-def test_greedy_takes_the_first_of_equals() -> None:
+def test_greedy_takes_the_first_of_tied_tokens() -> None:
     logits = torch.zeros(2, 2000)
     logits[0, [700, 701, 1500]] = 4.0
     assert draw(logits, [SamplingParams(temperature=0.0)] * 2).ids.tolist() == [700, 0]
@@ -196,7 +198,7 @@ def test_greedy_takes_the_first_of_equals() -> None:
         SamplingParams(repetition_penalty=1.2),
     ],
 )
-def test_a_bad_row_is_told_and_spoils_no_other(params: SamplingParams) -> None:
+def test_a_bad_row_is_marked_and_affects_no_other(params: SamplingParams) -> None:
     logits = random_logits(5, 600)
     good = draw(logits, [params] * 5)
     broken = logits.clone()
@@ -226,8 +228,8 @@ def test_biases_add_to_single_tokens() -> None:
     assert draw(logits, params).ids.tolist() == [4, 8]
 
 
-def test_logits_are_left_alone() -> None:
-    """They are what logprobs tell of."""
+def test_logits_are_not_modified() -> None:
+    """Log-probabilities are computed from them."""
     logits = random_logits(2, 100)
     before = logits.clone()
     params = SamplingParams(temperature=0.3, top_k=3, repetition_penalty=2.0, logit_bias={1: 5.0}, logprobs=1)

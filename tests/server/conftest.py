@@ -1,4 +1,4 @@
-"""Servers on real sockets: most of them over made-up replies, whose engine is otherwise the real one."""
+"""Servers on real sockets. Most run the real engine with a fake model whose replies are made up."""
 
 import json
 import socket
@@ -30,17 +30,17 @@ from engine.text.tokenizer import Tokenizer
 from tests.cli.conftest import run
 from tests.runner.letters import byte_tokenizer
 
-__all__ = ["run"]  # the command line, for the tests here too
+__all__ = ["run"]  # the command line fixture, also used here
 
 KEY = "sk-test-0123456789abcdef"
 MODEL = "test-model"
-PLAIN = ssl.create_default_context()  # nothing here is encrypted, and to make one a client takes its time
+PLAIN = ssl.create_default_context()  # no test with it uses TLS, and making a context for each client is slow
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
 
 @dataclass
 class Served:
-    """A running server, and who may look behind it."""
+    """A running server, and the engine and host behind it."""
 
     port: int
     engine: Engine
@@ -73,7 +73,7 @@ class Served:
         return self.host.snapshot().blocks.in_use
 
     def becomes_idle(self, seconds: float = 10.0) -> bool:
-        """Whether nothing runs, and no block is held, before so long."""
+        """Return whether the engine becomes idle and holds no blocks within that time."""
         return becomes(lambda: self.blocks_in_use() == 0 and self.state.gate.in_flight == 0, seconds)
 
 
@@ -88,7 +88,7 @@ def becomes(true: Callable[[], bool], seconds: float = 10.0) -> bool:
 
 @contextmanager
 def serving(engine: Engine, *, buffer: int = 0, **config: Any) -> Iterator[Served]:
-    """`buffer`: bytes that the system keeps for a client who does not read; 0: as many as it likes."""
+    """`buffer`: size of the socket's send buffer in bytes; 0: the system's default."""
     host = EngineThread(engine)
     with listening(host, buffer, **config) as (port, built):
         yield Served(port, engine, host, built)
@@ -96,7 +96,7 @@ def serving(engine: Engine, *, buffer: int = 0, **config: Any) -> Iterator[Serve
 
 @contextmanager
 def listening(host: EngineHost, buffer: int = 0, **config: Any) -> Iterator[tuple[int, Server]]:
-    """A server over any host, which it closes: its port, and itself."""
+    """Run a server over any host and close the host at the end. Yield its port and the server."""
     bound = tcp_socket("127.0.0.1", 0)
     if buffer:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
@@ -110,7 +110,7 @@ def listening(host: EngineHost, buffer: int = 0, **config: Any) -> Iterator[tupl
         built.end()
         thread.join(20)
         host.close()
-        assert not thread.is_alive(), "the server did not end"
+        assert not thread.is_alive(), "the server did not stop"
 
 
 def dry(script: Script | None = None, rate: float | None = None, **config: Any) -> Engine:
@@ -118,7 +118,7 @@ def dry(script: Script | None = None, rate: float | None = None, **config: Any) 
 
 
 def saying(folder: Path, text: str, template: str = TEMPLATE, **config: Any) -> Engine:
-    """An engine whose every reply is that text, a byte or two a token."""
+    """An engine whose every reply is this text, with a byte or two a token."""
     byte_tokenizer().save(str(folder / "tokenizer.json"))
     settings = {"chat_template": template, "eos_token": "</s>", "bos_token": "<s>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -132,14 +132,14 @@ def saying(folder: Path, text: str, template: str = TEMPLATE, **config: Any) -> 
 
 @pytest.fixture(scope="package")
 def served() -> Iterator[Served]:
-    """One for all tests that leave it as it was: replies come as fast as they can."""
+    """A server shared by all tests that do not change its state. Replies come without delay."""
     with serving(dry()) as one:
         yield one
 
 
 @pytest.fixture(scope="package")
 def slow() -> Iterator[Served]:
-    """Its replies take their time: 50 tokens a second."""
+    """A server whose replies come at 50 tokens a second."""
     with serving(dry(rate=50)) as one:
         yield one
 
@@ -152,7 +152,7 @@ def client(served: Served) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="package")
 def expected() -> Iterator[Callable[..., str]]:
-    """What the made-up model replies to a message."""
+    """Return a function that gives the fake model's reply to a message."""
     folder = Path(__file__).parents[2] / "engine" / "pocket"
     tokenizer = Tokenizer.load(folder)
     script = babble(tokenizer)
@@ -167,7 +167,7 @@ def expected() -> Iterator[Callable[..., str]]:
 
 
 def raw(served: Served, *lines: str | bytes) -> bytes:
-    """What the server answers to a head of these lines, however odd; then it must hang up."""
+    """Send these lines as a request head; return all the server sends until it closes the connection."""
     coded = [line.encode() if isinstance(line, str) else line for line in lines]
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
         connection.sendall(b"\r\n".join([*coded, b"Host: localhost", b"Connection: close", b"", b""]))

@@ -1,4 +1,4 @@
-"""Looking into the engine, and changing what runs; the reply channel of screens elsewhere."""
+"""State, snapshots and changes of a running engine, and the reply channel of remote screens."""
 
 import asyncio
 import json
@@ -23,8 +23,13 @@ LONG = {"max_tokens": 2000, "ignore_eos": True}
 
 
 def test_state_and_snapshot(client: httpx.Client) -> None:
-    told = client.get("/engine").json()
-    assert (told["model"], told["state"], told["has_template"], told["tools"]) == (MODEL, "ready", True, None)
+    state = client.get("/engine").json()
+    assert (state["model"], state["state"], state["has_template"], state["tools"]) == (
+        MODEL,
+        "ready",
+        True,
+        None,
+    )
     shot = decode_snapshot(client.get("/engine/snapshot").json())
     assert shot.blocks.size == 4096
 
@@ -47,7 +52,7 @@ class TestReplies:
     def read(
         self, client: httpx.Client, id: str, last: int, most: int = 10**9
     ) -> tuple[list[Any], int, bool]:
-        """Deltas after `last`, until there are so many; the count after them; and whether it ended."""
+        """Return about `most` deltas after `last`, the count after them, and whether the reply ended."""
         deltas: list[Any] = []
         with client.stream("GET", f"/engine/replies/{id}", headers={"Last-Event-ID": str(last)}) as response:
             assert response.status_code == 200
@@ -60,14 +65,14 @@ class TestReplies:
                     return deltas, last, False
         return deltas, last, False
 
-    def test_a_link_that_is_cut_loses_nothing(self, slow: Served) -> None:
+    def test_a_cut_connection_loses_no_delta(self, slow: Served) -> None:
         with slow.client() as client:
             reply = self.begin(client, params={"max_tokens": 40, "ignore_eos": True})
             first, at, ended = self.read(client, reply["id"], 0, most=5)
             assert not ended
             assert at == len(first)
             [kept] = [each for each in slow.state.replies.of(OWNER) if each.id == reply["id"]]
-            assert becomes(lambda: len(kept.deltas) > at + 3)  # they come without a reader
+            assert becomes(lambda: len(kept.deltas) > at + 3)  # they arrive without a reader
             rest, _, ended = self.read(client, reply["id"], at)
             assert ended
             tokens = [token for delta in first + rest for token in delta.tokens]
@@ -80,7 +85,7 @@ class TestReplies:
             assert ended
             assert again == first + rest
 
-    def test_one_that_nobody_reads_is_aborted(self, slow: Served) -> None:
+    def test_a_reply_without_a_reader_is_aborted(self, slow: Served) -> None:
         with slow.client() as client:
             reply = self.begin(client, grace=0.05)
             kept = self.begin(client, grace=0.05, keep=True, params={"max_tokens": 15, "ignore_eos": True})
@@ -94,7 +99,7 @@ class TestReplies:
             assert becomes(lambda: finish(kept["id"]) == "length")
             assert slow.becomes_idle()
 
-    def test_the_oldest_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_oldest_replies_are_dropped(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replies, "_KEPT", 2)
         monkeypatch.setattr(replies, "_KEPT_DELTAS", 10)
         with serving(dry()) as served, served.client() as client:
@@ -109,7 +114,7 @@ class TestReplies:
                 assert becomes(lambda: served.state.gate.in_flight == 0)
                 assert kept() == (begun[-2:] if tokens == 3 else begun[-1:])
 
-    def test_it_can_be_ended_and_forgotten(self, slow: Served) -> None:
+    def test_a_reply_can_be_deleted(self, slow: Served) -> None:
         with slow.client() as client:
             reply = self.begin(client)
             assert client.delete(f"/engine/replies/{reply['id']}").status_code == 204
@@ -132,7 +137,7 @@ class TestReplies:
         entry = decode_delta(data["deltas"][0]).logprobs[0]
         assert {str(entry.token), *(str(token) for token, _ in entry.top)} <= data["words"].keys()
 
-    def test_what_is_no_reply_is_refused(self, client: httpx.Client) -> None:
+    def test_a_bad_request_is_refused(self, client: httpx.Client) -> None:
         for body, param in (
             ({}, "prompt"),
             ({"prompt": "x", "params": {"temp": 1}}, "temp"),
@@ -148,7 +153,7 @@ class TestReplies:
         id = self.begin(client, params={"max_tokens": 1})["id"]
         assert client.get(f"/engine/replies/{id}", headers=headers).status_code == 400
 
-    def test_messages_and_knobs(self, slow: Served) -> None:
+    def test_a_reply_to_messages_can_be_changed(self, slow: Served) -> None:
         with slow.client() as client:
             reply = self.begin(client, prompt=user("hi"))
             path = f"/engine/requests/{reply['request']}"
@@ -158,9 +163,9 @@ class TestReplies:
             assert ended
             assert sum(len(delta.tokens) for delta in deltas) == 30
             assert client.post(f"{path}/update", json={"changes": {"top_k": 3}}).status_code == 404
-            assert client.post(f"{path}/abort").status_code == 204  # it has ended, and is left in peace
+            assert client.post(f"{path}/abort").status_code == 204  # it has ended: no-op
 
-    def test_abort_by_number(self, slow: Served) -> None:
+    def test_a_request_is_aborted_by_its_id(self, slow: Served) -> None:
         with slow.client() as client:
             reply = self.begin(client)
             assert client.post(f"/engine/requests/{reply['request']}/abort").status_code == 204
@@ -180,20 +185,20 @@ class TestWebSocket:
     def open(self, served: Served) -> ClientConnection:
         return connect(f"ws://127.0.0.1:{served.port}/ws", additional_headers=HEADERS)
 
-    def told(self, socket: ClientConnection, kind: str) -> dict[str, Any]:
-        """The next message of that kind; what else is told on the way is passed over."""
+    def next_message(self, socket: ClientConnection, kind: str) -> dict[str, Any]:
+        """Return the next message of this type, skipping others."""
         while True:
             message: dict[str, Any] = json.loads(socket.recv(10))
             if message["type"] == kind:
                 return message
             assert message["type"] != "error", message
 
-    def say(self, socket: ClientConnection, type: str, id: str = "a", **more: Any) -> None:
+    def send(self, socket: ClientConnection, type: str, id: str = "a", **more: Any) -> None:
         socket.send(json.dumps({"type": type, "id": id, **more}))
 
     def test_token_by_token(self, served: Served) -> None:
         with self.open(served) as socket:
-            self.say(socket, "generate", prompt="tell me", params={"max_tokens": 9, "ignore_eos": True})
+            self.send(socket, "generate", prompt="tell me", params={"max_tokens": 9, "ignore_eos": True})
             started = json.loads(socket.recv(10))
             assert (started["type"], started["prompt_tokens"] > 0) == ("started", True)
             deltas = []
@@ -208,21 +213,21 @@ class TestWebSocket:
     def test_changes_and_cancel_while_it_runs(self, slow: Served) -> None:
         with self.open(slow) as socket:
             for name in ("a", "b"):
-                self.say(socket, "generate", name, prompt=user(f"tell {name}"), params=LONG)
-                self.told(socket, "started")
-            self.say(socket, "update", "a", changes={"temperature": 0.5, "max_tokens": 12})
-            assert self.told(socket, "updated")["changes"] == ["max_tokens", "temperature"]
-            assert self.told(socket, "done")["usage"]["completion_tokens"] == 12
-            self.say(socket, "cancel", "b")
-            assert self.told(socket, "done")["id"] == "b"
-            self.say(socket, "cancel", "b")
-            assert self.told(socket, "error")["error"]["param"] == "id"
+                self.send(socket, "generate", name, prompt=user(f"tell {name}"), params=LONG)
+                self.next_message(socket, "started")
+            self.send(socket, "update", "a", changes={"temperature": 0.5, "max_tokens": 12})
+            assert self.next_message(socket, "updated")["changes"] == ["max_tokens", "temperature"]
+            assert self.next_message(socket, "done")["usage"]["completion_tokens"] == 12
+            self.send(socket, "cancel", "b")
+            assert self.next_message(socket, "done")["id"] == "b"
+            self.send(socket, "cancel", "b")
+            assert self.next_message(socket, "error")["error"]["param"] == "id"
         assert slow.becomes_idle()
 
-    def test_who_leaves_is_aborted(self, slow: Served) -> None:
+    def test_a_client_that_disconnects_is_aborted(self, slow: Served) -> None:
         with self.open(slow) as socket:
-            self.say(socket, "generate", prompt="tell me", params=LONG)
-            self.told(socket, "deltas")
+            self.send(socket, "generate", prompt="tell me", params=LONG)
+            self.next_message(socket, "deltas")
             assert slow.blocks_in_use() > 0
         assert slow.becomes_idle()
 
@@ -249,36 +254,38 @@ class TestWebSocket:
         ],
         ids=range(17),
     )
-    def test_nonsense_is_answered_and_the_socket_lives(self, served: Served, message: str | bytes) -> None:
+    def test_a_bad_message_gets_an_error_and_the_socket_stays_open(
+        self, served: Served, message: str | bytes
+    ) -> None:
         with self.open(served) as socket:
             socket.send(message)
             assert json.loads(socket.recv(10))["type"] == "error"
-            self.say(socket, "generate", prompt="x", params={"max_tokens": 1})
-            assert self.told(socket, "done")["usage"]["completion_tokens"] == 1
+            self.send(socket, "generate", prompt="x", params={"max_tokens": 1})
+            assert self.next_message(socket, "done")["usage"]["completion_tokens"] == 1
 
-    def test_what_comes_too_late_for_one_with_a_broken_frame_is_no_defect(self) -> None:
-        """uvicorn has said farewell, and the socket is about to close: as if the client had gone."""
+    def test_sending_after_a_broken_frame_raises_disconnected(self) -> None:
+        """uvicorn has sent its close frame and the socket is about to close, as if the client had left."""
         protocol = object.__new__(PatientWebSocket)
         protocol.handshake_complete = protocol.close_sent = True
         with pytest.raises(ClientDisconnected):
             asyncio.run(protocol.send({"type": "websocket.send", "text": "so"}))
 
-    def test_a_name_is_taken_once(self, slow: Served) -> None:
+    def test_an_id_is_used_once_at_a_time(self, slow: Served) -> None:
         with self.open(slow) as socket:
-            self.say(socket, "generate", prompt="x", params=LONG)
-            self.told(socket, "started")
-            self.say(socket, "generate", prompt="x", params=LONG)
-            assert "runs already" in self.told(socket, "error")["error"]["message"]
+            self.send(socket, "generate", prompt="x", params=LONG)
+            self.next_message(socket, "started")
+            self.send(socket, "generate", prompt="x", params=LONG)
+            assert "runs already" in self.next_message(socket, "error")["error"]["message"]
         assert slow.becomes_idle()
 
     @pytest.mark.parametrize("path", ["/ws", "/ws/events", "/ws/none"])
-    def test_the_key_is_asked_for(self, served: Served, path: str) -> None:
+    def test_the_key_is_required(self, served: Served, path: str) -> None:
         for headers in ({}, {"Authorization": "Bearer wrong"}):
             with pytest.raises(InvalidStatus) as refused:
                 connect(f"ws://127.0.0.1:{served.port}{path}", additional_headers=headers)
             assert refused.value.response.status_code == 401
 
-    def test_a_message_that_is_too_large(self, served: Served) -> None:
+    def test_a_message_that_is_too_large_closes_the_socket(self, served: Served) -> None:
         def talk(socket: ClientConnection) -> None:
             socket.send("x" * (33 * 2**20))
             socket.recv(10)
@@ -286,5 +293,5 @@ class TestWebSocket:
         with self.open(served) as socket, pytest.raises(ConnectionClosed):
             talk(socket)
         with self.open(served) as socket:
-            self.say(socket, "generate", prompt="x", params={"max_tokens": 1})
-            self.told(socket, "done")
+            self.send(socket, "generate", prompt="x", params={"max_tokens": 1})
+            self.next_message(socket, "done")

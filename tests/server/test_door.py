@@ -1,4 +1,4 @@
-"""Who comes in, and who does not."""
+"""Access: keys, paths, hosts, sockets and TLS."""
 
 import shutil
 import ssl
@@ -18,7 +18,7 @@ from engine.server.http.listen import server, tcp_socket, unix_socket
 from tests.server.conftest import KEY, MODEL, PLAIN, Served, becomes, dry, raw, serving
 
 OTHER = "sk-other-0123456789abcdef"
-EVERYWHERE = [
+PATHS = [
     "/v1/models",
     "/v1/models/x",
     "/metrics",
@@ -31,7 +31,7 @@ EVERYWHERE = [
 ]
 
 
-@pytest.mark.parametrize("path", EVERYWHERE)
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "given",
     [
@@ -45,7 +45,7 @@ EVERYWHERE = [
         "Bearer a b",
     ],
 )
-def test_nothing_but_health_is_answered_without_the_key(served: Served, path: str, given: str) -> None:
+def test_only_health_is_answered_without_the_key(served: Served, path: str, given: str) -> None:
     headers = {"Authorization": given.encode("latin-1")} if given else {}
     with served.client(headers=headers) as client:
         answer = client.get(path)
@@ -55,7 +55,7 @@ def test_nothing_but_health_is_answered_without_the_key(served: Served, path: st
     assert KEY not in answer.text
 
 
-def test_health_asks_for_no_key_and_tells_little(served: Served) -> None:
+def test_health_needs_no_key_and_reports_only_the_state(served: Served) -> None:
     answer = httpx.get(f"{served.url}/health")
     assert (answer.status_code, answer.json()) == (200, {"status": "ready"})
 
@@ -76,14 +76,14 @@ def test_health_asks_for_no_key_and_tells_little(served: Served) -> None:
         "/v1/models/..%2f..%2fetc%2fpasswd",
     ],
 )
-def test_no_path_leads_around_the_key(served: Served, path: str) -> None:
+def test_no_path_bypasses_the_key(served: Served, path: str) -> None:
     assert raw(served, f"GET {path} HTTP/1.1").split(b"\r\n")[0] == b"HTTP/1.1 401 Unauthorized"
 
 
 @pytest.mark.parametrize(
     "path", ["/etc/passwd", "//etc/passwd", "/..", "/%2e%2e/x", "/engine/replies/..%2f..", "/%ff", "/v1"]
 )
-def test_with_the_key_odd_paths_lead_nowhere(served: Served, path: str) -> None:
+def test_odd_paths_are_not_found_with_the_key(served: Served, path: str) -> None:
     answer = raw(served, f"GET {path} HTTP/1.1", f"Authorization: Bearer {KEY}")
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert b"root:" not in answer
@@ -92,11 +92,11 @@ def test_with_the_key_odd_paths_lead_nowhere(served: Served, path: str) -> None:
 @pytest.mark.parametrize(
     "line", [b"GET", b"GET \xff\xfe HTTP/1.1", b"\x16\x03\x01\x02\x00", b"GET / HTTP/9.9", b"A" * 100]
 )
-def test_what_is_no_http_is_refused(served: Served, line: bytes) -> None:
+def test_malformed_http_is_refused(served: Served, line: bytes) -> None:
     assert raw(served, line)[:12] in (b"HTTP/1.1 400", b"HTTP/1.1 505")
 
 
-def test_a_head_may_not_grow_for_ever(served: Served) -> None:
+def test_the_size_of_a_request_head_is_limited(served: Served) -> None:
     for lines in (
         [f"X-{n}: a" for n in range(200)],
         [f"X: {'a' * 70_000}"],
@@ -107,7 +107,7 @@ def test_a_head_may_not_grow_for_ever(served: Served) -> None:
     assert raw(served, "GET /health HTTP/1.1", f"X: {'a' * 9_000}").startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_wrong_method_is_told_so(client: httpx.Client) -> None:
+def test_the_error_for_a_wrong_method_names_it(client: httpx.Client) -> None:
     for method, path in (
         ("GET", "/v1/completions"),
         ("DELETE", "/v1/models"),
@@ -133,7 +133,7 @@ class TestWithoutAKey:
             ("localhost:8000", "null", 403),
         ],
     )
-    def test_pages_of_other_sites_stay_out(
+    def test_pages_of_other_sites_are_refused(
         self, open_door: Served, host: str, origin: str, status: int
     ) -> None:
         headers = {"Host": host} | ({"Origin": origin} if origin else {})
@@ -145,7 +145,7 @@ class TestWithoutAKey:
             yield served
 
 
-def test_two_keys_share_no_prefix(tmp_path: Path) -> None:
+def test_two_keys_share_no_cached_prefix(tmp_path: Path) -> None:
     text = " ".join(f"the same words {n}" for n in range(60))
     with serving(dry(), keys=(KEY, OTHER)) as served:
 
@@ -161,13 +161,13 @@ def test_two_keys_share_no_prefix(tmp_path: Path) -> None:
         assert [cached(KEY), cached(KEY) > 64, cached(OTHER), cached(OTHER) > 64] == [0, True, 0, True]
 
 
-def test_a_salt_tells_nothing_of_the_key() -> None:
+def test_salts_of_different_keys_differ() -> None:
     assert prefix_salt(b"") == b""
     assert prefix_salt(b"a") != prefix_salt(b"b")
 
 
 class TestSockets:
-    def test_a_unix_socket_is_its_owners_alone(self, tmp_path: Path) -> None:
+    def test_a_unix_socket_is_private_to_its_owner(self, tmp_path: Path) -> None:
         path = tmp_path / "engine.sock"
         bound = unix_socket(path)
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -184,7 +184,7 @@ class TestSockets:
         thread.join(10)
         host.close()
 
-    def test_a_socket_that_was_left_behind_is_replaced_and_nothing_else(self, tmp_path: Path) -> None:
+    def test_only_a_stale_socket_is_replaced(self, tmp_path: Path) -> None:
         path = tmp_path / "engine.sock"
         unix_socket(path).close()
         unix_socket(path).close()
@@ -194,13 +194,13 @@ class TestSockets:
             unix_socket(path)
         assert path.read_text() == "precious"
 
-    def test_a_port_in_use_is_one_sentence(self, served: Served) -> None:
+    def test_a_bad_port_is_a_clear_error(self, served: Served) -> None:
         with pytest.raises(BadInput, match=f"port {served.port}.*--port"):
             tcp_socket("127.0.0.1", served.port)
         with pytest.raises(BadInput, match="port 70000"):
             tcp_socket("127.0.0.1", 70_000)
 
-    def test_tls_by_files(self, tmp_path: Path) -> None:
+    def test_tls_with_files(self, tmp_path: Path) -> None:
         certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
         if (openssl := shutil.which("openssl")) is None:
             pytest.skip("no openssl to make a certificate with")

@@ -1,4 +1,4 @@
-"""Ends: by a signal under load, by a step that raises, by an engine that dies."""
+"""How a server ends: by a signal under load, a step that raises, or an engine that dies."""
 
 import json
 import os
@@ -26,8 +26,8 @@ from tests.server.conftest import KEY, MODEL, Served, becomes, dry, serving, use
 from tests.server.test_streams import half_read
 
 
-class TestTroubleInTheEngine:
-    def test_a_step_that_raises_ends_its_replies_with_the_reason(self) -> None:
+class TestEngineErrors:
+    def test_a_step_that_raises_fails_its_replies_with_the_error(self) -> None:
         with serving(dry()) as served, served.client() as client:
             runner = served.runner
             good = runner.broken
@@ -55,10 +55,10 @@ class TestTroubleInTheEngine:
                 raise RuntimeError("a defect")
 
             monkeypatch.setattr(served.engine.scheduler, "schedule", dies)
-            said = b""
-            while b"[DONE]" not in said:
-                said += running.recv(65536)
-            assert b"a defect" in said
+            lines_read = b""
+            while b"[DONE]" not in lines_read:
+                lines_read += running.recv(65536)
+            assert b"a defect" in lines_read
             assert becomes(lambda: client.get("/health").status_code == 503)
             assert client.get("/health").json() == {"status": "dead"}
             for path, body in (
@@ -74,7 +74,7 @@ class TestTroubleInTheEngine:
             assert 'engine_up{model_name="test-model"} 0\n' in metrics
             assert becomes(lambda: served.state.gate.in_flight == 0)
 
-    def test_a_defect_of_the_server_is_a_500_without_insides(
+    def test_an_internal_error_is_a_500_without_details(
         self, served: Served, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def breaks() -> None:
@@ -89,7 +89,7 @@ class TestTroubleInTheEngine:
 
 @contextmanager
 def program(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """`minichat serve --dry-run` on a socket of its own, once it serves."""
+    """Run `minichat serve --dry-run` on a socket in the folder, and yield once it serves."""
     path = tmp_path / "s.sock"
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "XDG_CONFIG_HOME": str(tmp_path)}
     process = subprocess.Popen(
@@ -116,14 +116,14 @@ def program(tmp_path: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str]
         process.wait()
 
 
-def refuses(path: Path) -> bool:
-    """Whether the server lets nobody in any more."""
+def refuses_connections(path: Path) -> bool:
+    """Return whether the server accepts no more connections."""
     with socket.socket(socket.AF_UNIX) as late:
         return late.connect_ex(str(path)) != 0
 
 
 class TestSignals:
-    def test_under_load_replies_may_finish_and_nothing_new_begins(self, tmp_path: Path) -> None:
+    def test_a_signal_under_load_lets_replies_finish_and_refuses_new_ones(self, tmp_path: Path) -> None:
         with program(tmp_path, "--rate", "40", "--drain", "20") as (process, path):
             key_file = tmp_path / "state" / "minichat" / "server.key"
             assert stat.S_IMODE(key_file.stat().st_mode) == 0o600
@@ -147,12 +147,13 @@ class TestSignals:
                     assert stranger.recv(12) == b"HTTP/1.1 400"
                 process.send_signal(signal.SIGTERM)
                 for lines in begun:
-                    said = [line for line in lines if line]
-                    assert said[-1] == "data: [DONE]"
+                    lines_read = [line for line in lines if line]
+                    assert lines_read[-1] == "data: [DONE]"
                     assert (
-                        json.loads(said[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+                        json.loads(lines_read[-2].removeprefix("data: "))["choices"][0]["finish_reason"]
+                        == "length"
                     )
-                list(watching.iter_lines())  # it ends by itself
+                list(watching.iter_lines())  # it ends on its own
                 with pytest.raises(httpx.TransportError):
                     client.get("/health")
             assert process.wait(10) == 0
@@ -161,15 +162,15 @@ class TestSignals:
             assert "Traceback" not in (errors or "") and "Invalid" not in (errors or "")
             assert key not in (errors or "")
 
-    def test_what_takes_too_long_is_aborted_and_told_so(self) -> None:
+    def test_a_reply_that_outlasts_the_drain_is_aborted(self) -> None:
         with serving(dry(rate=20), drain=0.3) as served, served.client() as client:
             body = {"prompt": "x", "max_tokens": 3000, "ignore_eos": True, "stream": True}
             with client.stream("POST", "/v1/completions", json=body) as reply:
                 lines = reply.iter_lines()
                 next(lines)
-                served.server.end()  # what a signal does
-                said = [line for line in lines if line]
-            assert json.loads(said[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
+                served.server.end()  # as a signal does
+                lines_read = [line for line in lines if line]
+            assert json.loads(lines_read[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "abort"
 
     def test_a_second_signal_ends_it_at_once(self, tmp_path: Path) -> None:
         rate = 20
@@ -182,17 +183,17 @@ class TestSignals:
                     lines = filter(None, reply.iter_lines())
                     next(lines)
                     process.send_signal(signal.SIGTERM)
-                    assert becomes(lambda: refuses(path))
-                    for _ in range(int(rate * (time.monotonic() - began)) + 3):  # some are made after that
+                    assert becomes(lambda: refuses_connections(path))
+                    for _ in range(int(rate * (time.monotonic() - began)) + 3):  # plus a few after that
                         next(lines)
-                    assert process.poll() is None, "it ended the reply"
+                    assert process.poll() is None, "the first signal ended the process"
                     process.send_signal(signal.SIGTERM)
                     assert process.wait(5) == 128 + signal.SIGTERM
             assert not path.exists()
 
 
 class TestCommand:
-    def test_what_is_not_safe_or_makes_no_sense_is_refused(self, tmp_path: Path, run: Run) -> None:
+    def test_unsafe_or_contradictory_options_are_refused(self, tmp_path: Path, run: Run) -> None:
         empty, short = tmp_path / "empty", tmp_path / "short"
         empty.write_text("# no key\n")
         short.write_text("abc\n")
@@ -220,7 +221,7 @@ class TestCommand:
             assert sentence in ended.err
             assert re.fullmatch(r"minichat: .*\n", ended.err)
 
-    def test_a_model_is_called_by_its_last_name(self, tmp_path: Path) -> None:
+    def test_a_model_is_served_by_the_last_part_of_its_path(self, tmp_path: Path) -> None:
         (tmp_path / "Qwen3-0.6B").mkdir()
         for model, given, name in (
             ("Qwen/Qwen3-0.6B", None, "Qwen/Qwen3-0.6B"),
@@ -230,12 +231,12 @@ class TestCommand:
         ):
             assert served_name(Namespace(model=model, served_name=given)) == name
 
-    def test_a_key_that_others_can_read_is_refused(
+    def test_a_key_file_that_others_can_read_is_refused(
         self, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         file = tmp_path / "deep" / "server.key"
         with ThreadPoolExecutor(8) as starting:
-            [key] = set(starting.map(own_key, [file] * 8))  # all at once, and for the first time
+            [key] = set(starting.map(own_key, [file] * 8))  # all at once, with no file yet
         assert len(key) > 40
         assert [each.name for each in file.parent.iterdir()] == [file.name]
         file.chmod(0o644)

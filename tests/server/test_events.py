@@ -1,4 +1,4 @@
-"""The engine's events and snapshots, over SSE and a WebSocket; and the metrics that come of them."""
+"""The engine's events and snapshots over SSE and a WebSocket, and the metrics made from them."""
 
 import json
 import re
@@ -19,7 +19,7 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 
 
 def notes(response: httpx.Response) -> Iterator[tuple[str, str, Any]]:
-    """Kind, id and data of each."""
+    """Yield the kind, id and data of each SSE message."""
     kind = id = ""
     for line in response.iter_lines():
         name, _, value = line.partition(": ")
@@ -33,53 +33,53 @@ def notes(response: httpx.Response) -> Iterator[tuple[str, str, Any]]:
                 kind = id = ""
 
 
-def say(client: httpx.Client, prompt: str = "hi") -> None:
+def complete(client: httpx.Client, prompt: str = "hi") -> None:
     assert client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2}).status_code == 200
 
 
-def of_one_request(found: Iterator[tuple[str, str, Any]]) -> list[tuple[str, Any]]:
-    """The ids and events up to the end of a request."""
-    told = []
+def until_finished(found: Iterator[tuple[str, str, Any]]) -> list[tuple[str, Any]]:
+    """Return the ids and events up to the end of a request."""
+    events = []
     for kind, id, data in found:
         assert kind == "event", data
-        told.append((id, decode_event(data)))
+        events.append((id, decode_event(data)))
         if data["kind"] == "finished":
-            return told
+            return events
     raise AssertionError("the stream ended")
 
 
-def test_events_come_as_they_happen(served: Served, client: httpx.Client) -> None:
+def test_events_arrive_in_order(served: Served, client: httpx.Client) -> None:
     with client.stream("GET", "/events") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         found = notes(response)
-        say(client)
-        told = of_one_request(found)
-    kinds = [event.kind for _, event in told]
+        complete(client)
+        events = until_finished(found)
+    kinds = [event.kind for _, event in events]
     assert kinds == ["queued", "admitted", "firsttoken", "finished"]
-    numbers = [int(id.rpartition("-")[2]) for id, _ in told]
+    numbers = [int(id.rpartition("-")[2]) for id, _ in events]
     assert numbers == list(range(numbers[0], numbers[0] + 4))
 
 
-def test_a_reader_who_comes_back_misses_nothing(served: Served, client: httpx.Client) -> None:
+def test_a_reader_that_reconnects_misses_nothing(served: Served, client: httpx.Client) -> None:
     with client.stream("GET", "/events") as response:
-        say(client)
-        (last, first), *_ = of_one_request(notes(response))
-    say(client)
-    say(client)
+        complete(client)
+        (last, first), *_ = until_finished(notes(response))
+    complete(client)
+    complete(client)
     with client.stream("GET", "/events", headers={"Last-Event-ID": last}) as response:
         found = notes(response)
-        told = [event.kind for _ in range(3) for _, event in of_one_request(found)]
-    assert [first.kind, *told] == ["queued", "admitted", "firsttoken", "finished"] * 3
+        events = [event.kind for _ in range(3) for _, event in until_finished(found)]
+    assert [first.kind, *events] == ["queued", "admitted", "firsttoken", "finished"] * 3
 
 
-def test_a_gap_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_history, "KEPT", 6)
     with serving(dry()) as served, served.client() as client:
         with client.stream("GET", "/events") as response:
-            say(client)
-            [(last, _), *_] = of_one_request(notes(response))
+            complete(client)
+            [(last, _), *_] = until_finished(notes(response))
         for _ in range(3):
-            say(client)
+            complete(client)
         assert becomes(lambda: served.state.events.count == 16)
         with client.stream("GET", "/events", headers={"Last-Event-ID": last}) as response:
             found = notes(response)
@@ -90,12 +90,12 @@ def test_a_gap_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert next(notes(response)) == ("gap", "", {"missed": None})
 
 
-def test_a_slow_reader_is_told_what_it_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reader_gets_the_number_of_missed_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_history, "KEPT", 8)
     with serving(dry()) as served, served.client() as client:
         start = f"{served.state.boot}-0"
         for _ in range(4):
-            say(client)
+            complete(client)
         assert becomes(lambda: served.state.events.count == 16)
         with client.stream("GET", "/events", headers={"Last-Event-ID": start}) as response:
             assert next(notes(response)) == ("gap", "", {"missed": 8})
@@ -118,24 +118,24 @@ def test_snapshots_among_the_events(client: httpx.Client) -> None:
 def test_the_same_over_a_websocket(served: Served, client: httpx.Client) -> None:
     url = f"ws://127.0.0.1:{served.port}/ws/events"
     with connect(url, additional_headers=HEADERS) as socket:
-        socket.send("what is this?")  # passed over
-        say(client)
-        told = [json.loads(socket.recv(10)) for _ in range(4)]
-    assert [decode_event(note["data"]).kind for note in told] == [
+        socket.send("what is this?")  # ignored
+        complete(client)
+        events = [json.loads(socket.recv(10)) for _ in range(4)]
+    assert [decode_event(note["data"]).kind for note in events] == [
         "queued",
         "admitted",
         "firsttoken",
         "finished",
     ]
-    with connect(f"{url}?last={told[0]['id']}&snapshots=5", additional_headers=HEADERS) as socket:
+    with connect(f"{url}?last={events[0]['id']}&snapshots=5", additional_headers=HEADERS) as socket:
         again = [json.loads(socket.recv(10)) for _ in range(4)]
     assert [note["type"] for note in again] == ["event", "event", "event", "snapshot"]
-    assert again[0] == told[1]
+    assert again[0] == events[1]
 
 
 def test_metrics_in_prometheus_form(client: httpx.Client) -> None:
-    say(client, "something to count " * 30)
-    say(client, "something to count " * 30)
+    complete(client, "something to count " * 30)
+    complete(client, "something to count " * 30)
     answer = client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.text.splitlines()
@@ -162,8 +162,8 @@ def test_metrics_in_prometheus_form(client: httpx.Client) -> None:
     assert int(values[f"minichat:e2e_request_latency_seconds_count{label}"]) >= 2
 
 
-def test_replies_that_a_lost_engine_owed_are_counted_as_failed() -> None:
-    """A process that was killed tells nobody how its requests ended."""
+def test_unfinished_requests_of_a_dead_engine_count_as_errors() -> None:
+    """A killed process cannot report how its requests ended."""
     with serving(dry()) as served, served.client() as client:
         emit = served.engine.bus.emit
         for request in (1, 2, 3):
@@ -177,15 +177,15 @@ def test_replies_that_a_lost_engine_owed_are_counted_as_failed() -> None:
     assert ended == {"stop": "1", "length": "0", "abort": "0", "error": "2"}
 
 
-def test_the_dashboard_asks_for_what_there_is(root: Path, client: httpx.Client) -> None:
-    say(client)
+def test_the_dashboard_uses_existing_metrics(root: Path, client: httpx.Client) -> None:
+    complete(client)
     board = json.loads((root / "docs" / "grafana.json").read_text())
-    asked = {
+    used = {
         name
         for panel in board["panels"]
         for target in panel["targets"]
         for name in re.findall(r"minichat:\w+", target["expr"])
     }
-    told = {line.split("{")[0] for line in client.get("/metrics").text.splitlines()}
-    assert len(asked) > 10
-    assert asked - told == set()
+    events = {line.split("{")[0] for line in client.get("/metrics").text.splitlines()}
+    assert len(used) > 10
+    assert used - events == set()

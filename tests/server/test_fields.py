@@ -1,4 +1,4 @@
-"""What is refused, and that the answer names it."""
+"""Bad fields are refused, and the error names the field."""
 
 import json
 import tracemalloc
@@ -125,21 +125,21 @@ def test_a_completion_field_is_refused_by_its_name(
         ({"suffix": "x"}, "suffix is not known or not supported here"),
     ],
 )
-def test_what_may_be_of_several_kinds_is_refused_as_the_kind_it_is(
+def test_a_bad_union_field_is_refused_as_the_type_it_resembles(
     client: httpx.Client, fields: dict[str, Any], message: str
 ) -> None:
     assert refused(client.post(TEXT, json={"prompt": "hi", **fields}))["message"] == message
 
 
-def test_a_near_miss_is_guessed(client: httpx.Client) -> None:
+def test_a_misspelled_field_gets_a_suggestion(client: httpx.Client) -> None:
     error = refused(client.post(TEXT, json={"prompt": "hi", "max_token": 5}))
     assert "did you mean max_tokens?" in error["message"]
     error = refused(client.post(CHAT, json={"messages": user("hi"), "function": []}))
-    assert "did you mean" not in error["message"], "what is not to be had is no help"
+    assert "did you mean" not in error["message"], "an unsupported field is suggested"
 
 
 def test_null_is_the_default_of_every_field_openai_has(client: httpx.Client) -> None:
-    """As clients write that put down every field of theirs, given or not."""
+    """Some clients send all their fields, set or not."""
     names = (
         "model n seed stop tools tool_choice response_format logprobs top_logprobs max_tokens stream store"
     )
@@ -159,7 +159,7 @@ def test_tokens_beyond_the_vocabulary_are_refused(client: httpx.Client) -> None:
         assert error["param"] == name and error["message"].startswith(f"{name}: ")
 
 
-def test_end_tokens_that_leave_none_for_min_tokens_are_refused() -> None:
+def test_stop_ids_that_leave_no_token_for_min_tokens_are_refused() -> None:
     limits = Limits(context=8, vocab=4, waiting=1, stop_ids=frozenset({3}))
     with pytest.raises(BadParams, match=r"^stop_ids: min_tokens is 2, but every token ends the reply"):
         limits.check("tiny", 1, SamplingParams(stop_ids=(0, 1, 2), min_tokens=2))
@@ -191,12 +191,12 @@ def test_end_tokens_that_leave_none_for_min_tokens_are_refused() -> None:
         b'{"prompt": ' + b"[" * 500 + b"]" * 500 + b"}",
     ],
 )
-def test_what_is_no_request_is_refused(client: httpx.Client, body: bytes) -> None:
+def test_a_malformed_body_is_refused(client: httpx.Client, body: bytes) -> None:
     response = client.post(TEXT, content=body, headers={"content-type": "application/json"})
     refused(response)
 
 
-def test_json_of_any_depth_up_to_the_limit(client: httpx.Client) -> None:
+def test_json_is_accepted_up_to_the_depth_limit(client: httpx.Client) -> None:
     def nested(depth: int) -> dict[str, Any]:
         value: Any = 1
         for _ in range(depth):
@@ -207,7 +207,7 @@ def test_json_of_any_depth_up_to_the_limit(client: httpx.Client) -> None:
     assert "nested" in refused(client.post(CHAT, json=nested(MAX_DEPTH - 1)))["message"]
 
 
-def test_another_kind_of_body_is_refused(client: httpx.Client) -> None:
+def test_another_content_type_is_refused(client: httpx.Client) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", "", "multipart/form-data"):
         response = client.post(TEXT, content=json.dumps({"prompt": "hi"}), headers={"content-type": kind})
         refused(response, 415)
@@ -215,8 +215,8 @@ def test_another_kind_of_body_is_refused(client: httpx.Client) -> None:
     assert client.post(TEXT, content=b'{"prompt": "hi"}', headers=good).status_code == 200
 
 
-def test_half_a_letter_in_a_field_that_is_passed_over(client: httpx.Client) -> None:
-    """The answer must be writable, whatever it quotes."""
+def test_a_lone_surrogate_in_a_field_is_answered(client: httpx.Client) -> None:
+    """The answer must be encodable, whatever it quotes."""
     json_body = {"content-type": "application/json"}
     model = client.post(TEXT, content=b'{"prompt": "hi", "model": "\\udfff"}', headers=json_body)
     refused(model, 404)
@@ -224,7 +224,7 @@ def test_half_a_letter_in_a_field_that_is_passed_over(client: httpx.Client) -> N
     assert user.status_code == 200
 
 
-def test_a_body_that_is_too_large(served: Served) -> None:
+def test_a_body_that_is_too_large_is_refused(served: Served) -> None:
     json_body = {"content-type": "application/json"}
     announced = raw(
         served,
@@ -243,7 +243,7 @@ def test_a_body_that_is_too_large(served: Served) -> None:
         try:
             response = client.post(TEXT, content=endless(), headers=json_body)
         except httpx.WriteError:
-            return  # the server answered and left before all was sent
+            return  # the server answered and closed before all was sent
         refused(response, 413)
 
 
@@ -259,8 +259,8 @@ def test_a_body_that_is_too_large(served: Served) -> None:
     ],
     ids=range(6),
 )
-def test_what_is_wrong_in_a_thousand_places_is_told_of_once(body: dict[str, Any]) -> None:
-    """A message about each would cost a second and a hundred megabytes for every one of the body."""
+def test_many_errors_in_a_body_give_one_short_message(body: dict[str, Any]) -> None:
+    """A message for each error would cost a second, and a hundred megabytes for each megabyte of body."""
     text = json.dumps(body)
     tracemalloc.start()
     try:

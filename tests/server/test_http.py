@@ -1,4 +1,4 @@
-"""HTTP itself, as clients other than OpenAI's speak it."""
+"""HTTP details that clients other than OpenAI's rely on."""
 
 import gzip
 import json
@@ -19,8 +19,8 @@ POST = f"POST {CHAT} HTTP/1.1"
 KEYED = f"Authorization: Bearer {KEY}"
 
 
-def said(served: Served, *parts: bytes) -> bytes:
-    """What the server answers to bytes that come in these parts; then it must hang up."""
+def exchange(served: Served, *parts: bytes) -> bytes:
+    """Send bytes in these parts; return all the server sends until it closes the connection."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for part in parts:
@@ -31,8 +31,8 @@ def said(served: Served, *parts: bytes) -> bytes:
     return answer
 
 
-def offering(protocol: str, connection: str = "Upgrade, HTTP2-Settings, close") -> bytes:
-    """A head as Java's client sends it, and curl --http2: HTTP/2, if the server likes, else this request."""
+def upgrade_head(protocol: str, connection: str = "Upgrade, HTTP2-Settings, close") -> bytes:
+    """A head that offers an upgrade, as Java's client and curl --http2 send it."""
     lines = [POST, "Host: localhost", KEYED, "Content-Type: application/json"]
     lines += [f"Content-Length: {len(BODY)}", f"Connection: {connection}", f"Upgrade: {protocol}"]
     return "\r\n".join([*lines, "HTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAAAAUAAEAA", "", ""]).encode()
@@ -41,23 +41,23 @@ def offering(protocol: str, connection: str = "Upgrade, HTTP2-Settings, close") 
 def test_a_request_that_offers_another_protocol_keeps_its_body(
     served: Served, caplog: pytest.LogCaptureFixture
 ) -> None:
-    head = offering("h2c")
+    head = upgrade_head("h2c")
     for parts in ([head + BODY], [head, BODY], [head[:40], head[40:-2], head[-2:] + BODY[:9], BODY[9:]]):
-        answer = said(served, *parts)
+        answer = exchange(served, *parts)
         assert answer.startswith(b"HTTP/1.1 200 OK"), answer
         assert b'"completion_tokens":3' in answer
     several = f"{POST}\r\nHost: localhost\r\n{KEYED}\r\nContent-Type: application/json\r\n".encode()
     several += (
         b"Connection: Upgrade\r\nConnection: close\r\nUpgrade: TLS/1.0\r\nTransfer-Encoding: chunked\r\n\r\n"
     )
-    assert b" 200 OK" in said(served, several, b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY))
-    assert not caplog.records, "strangers could fill a disk with it"
+    assert b" 200 OK" in exchange(served, several, b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY))
+    assert not caplog.records, "clients could fill the disk with log lines"
 
 
-def test_what_comes_behind_such_an_offer_is_read_too(served: Served) -> None:
-    head = offering("h2c", "Upgrade, HTTP2-Settings")
-    behind = f"GET /health HTTP/1.1\r\nHost: localhost\r\n{KEYED}\r\nConnection: close\r\n\r\n".encode()
-    answer = said(served, head + BODY + behind)
+def test_a_request_after_an_upgrade_offer_is_answered(served: Served) -> None:
+    head = upgrade_head("h2c", "Upgrade, HTTP2-Settings")
+    following = f"GET /health HTTP/1.1\r\nHost: localhost\r\n{KEYED}\r\nConnection: close\r\n\r\n".encode()
+    answer = exchange(served, head + BODY + following)
     assert answer.count(b"HTTP/1.1 200 OK") == 2
     assert answer.endswith(b'{"status":"ready"}')
 
@@ -67,7 +67,7 @@ def test_a_tunnel_is_refused(served: Served, line: str) -> None:
     assert raw(served, line, KEYED).startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_body_that_is_packed_is_refused_by_the_name_of_its_coding(client: httpx.Client) -> None:
+def test_a_compressed_body_is_refused(client: httpx.Client) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     answer = client.post(CHAT, content=gzip.compress(BODY), headers=headers)
     assert answer.status_code == 415
@@ -75,7 +75,7 @@ def test_a_body_that_is_packed_is_refused_by_the_name_of_its_coding(client: http
     assert client.post(CHAT, content=BODY, headers=headers | {"content-encoding": "identity"}).is_success
 
 
-def test_health_may_be_asked_for_its_head_alone(served: Served) -> None:
+def test_health_answers_a_head_request(served: Served) -> None:
     answer = httpx.head(f"{served.url}/health")
     assert (answer.status_code, answer.content) == (200, b"")
 
@@ -90,7 +90,7 @@ def test_health_may_be_asked_for_its_head_alone(served: Served) -> None:
         ("/ws", "sk-of-a-stranger", 401, "opens nothing"),
     ],
 )
-def test_a_socket_that_cannot_be_had_says_why(
+def test_a_refused_websocket_gives_the_reason(
     served: Served, caplog: pytest.LogCaptureFixture, path: str, key: str, status: int, word: str
 ) -> None:
     url = f"ws://127.0.0.1:{served.port}{path}"
@@ -101,11 +101,11 @@ def test_a_socket_that_cannot_be_had_says_why(
         pass
     assert refused.value.response.status_code == status
     assert word in json.loads(refused.value.response.body)["error"]["message"]
-    httpx.get(f"{served.url}/health")  # the server is done with the other by now
+    httpx.get(f"{served.url}/health")  # the server has finished the refused one by now
     assert not caplog.records
 
 
-def test_a_port_is_taken_from_the_first_moment_on() -> None:
-    """Also while a model loads: else the second of two servers would say that it serves, to nobody."""
+def test_a_port_is_taken_before_the_model_loads() -> None:
+    """Otherwise the second of two servers would report that it serves while its port is taken."""
     with tcp_socket("127.0.0.1", 0) as first, pytest.raises(BadInput, match="in use"):
         tcp_socket("127.0.0.1", first.getsockname()[1])

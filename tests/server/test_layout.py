@@ -1,4 +1,4 @@
-"""What the server keeps for screens that are away: replies by their tags, until somebody has read them."""
+"""Replies that the server keeps for disconnected screens, found by tag, until they are read."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ def tagged(client: httpx.Client, tag: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_one_tag_is_one_reply(client: httpx.Client, served: Served) -> None:
+def test_a_tag_names_one_reply(client: httpx.Client, served: Served) -> None:
     finished = served.host.snapshot().finished
     first, again = (begin(client, tag="once", keep=True) for _ in range(2))
     assert first["id"] == again["id"]
@@ -40,7 +40,7 @@ def test_one_tag_is_one_reply(client: httpx.Client, served: Served) -> None:
     assert begin(client, tag="once")["id"] != first["id"]
 
 
-def test_what_was_refused_can_be_asked_for_again_under_its_tag(client: httpx.Client) -> None:
+def test_a_tag_is_free_again_after_a_refused_request(client: httpx.Client) -> None:
     refused = {"prompt": "tell me", "params": {"max_tokens": 10**6}, "tag": "twice"}
     assert client.post("/engine/replies", json={**refused, "prompt": "long " * 50_000}).status_code == 400
     assert begin(client, tag="twice")["tag"] == "twice"
@@ -56,7 +56,7 @@ def test_a_tag_belongs_to_its_key() -> None:
             assert stranger.post(f"/engine/replies/{mine['id']}/fork", json={}).status_code == 404
 
 
-def test_one_that_is_kept_stays_until_somebody_has_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kept_reply_stays_until_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "_KEPT_SECONDS", 0.05)
     with serving(dry()) as served, served.client() as client:
         kept, other = begin(client, keep=True, tag="kept"), begin(client, tag="other")
@@ -67,7 +67,7 @@ def test_one_that_is_kept_stays_until_somebody_has_read_it(monkeypatch: pytest.M
         assert client.get(f"/engine/replies/{other['id']}").status_code == 404
 
 
-def test_a_reply_that_has_ended_has_no_fork(client: httpx.Client, served: Served) -> None:
+def test_a_reply_that_has_ended_cannot_be_forked(client: httpx.Client, served: Served) -> None:
     reply = begin(client)
     assert becomes(lambda: served.state.gate.in_flight == 0)
     answer = client.post(f"/engine/replies/{reply['id']}/fork", json={"tag": "late"})
@@ -87,11 +87,11 @@ def test_a_reply_that_has_ended_has_no_fork(client: httpx.Client, served: Served
         ("switches/warp", {"on": True}, 400),
     ],
 )
-def test_nonsense_is_refused(client: httpx.Client, path: str, body: Any, status: int) -> None:
+def test_bad_bodies_are_refused(client: httpx.Client, path: str, body: Any, status: int) -> None:
     assert client.post(f"/engine/{path}", json=body).status_code == status
 
 
-def test_long_texts_keep_nobody_from_looking(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_do_not_block_other_calls(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     may, begun = threading.Event(), threading.Semaphore(0)
 
     def texts(tokens: Any, after: Any) -> list[str]:
@@ -100,8 +100,8 @@ def test_long_texts_keep_nobody_from_looking(served: Served, monkeypatch: pytest
         return []
 
     monkeypatch.setattr(served.host, "texts", texts)
-    with served.client() as client, ThreadPoolExecutor(6) as asking:
-        asked = [asking.submit(client.post, "/engine/texts", json={"tokens": [5]}) for _ in range(6)]
+    with served.client() as client, ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(client.post, "/engine/texts", json={"tokens": [5]}) for _ in range(6)]
         assert all(begun.acquire(timeout=20) for _ in asked)
         assert client.get("/health").status_code == 200
         may.set()

@@ -1,4 +1,4 @@
-"""Long requests: they are refused, or read where nobody has to wait for it."""
+"""Long requests are refused, or parsed without blocking other clients."""
 
 import gc
 import json
@@ -21,13 +21,13 @@ LONG = " ".join(["word"] * 20_000)
 
 
 @contextmanager
-def reading_stands_still(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Who reads long JSON waits meanwhile; the event says that somebody does."""
+def blocked_parsing(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Block the parsing of long JSON inside this block. The event is set when a parse has begun."""
     real, begun, go = bodies.parse_json, threading.Event(), threading.Event()
 
     def parse(text: str) -> Any:
         if len(text) > len(LONG):
-            assert not gc.isenabled(), "a collection would hold everybody up"
+            assert not gc.isenabled(), "a garbage collection would block all clients"
             begun.set()
             assert go.wait(20)
         return real(text)
@@ -48,7 +48,7 @@ def reading_stands_still(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.
         ("/engine/replies", {"prompt": LONG, "params": {"max_tokens": 1}}),
     ],
 )
-def test_others_are_answered_while_one_is_read(
+def test_others_are_answered_while_a_long_body_is_parsed(
     route: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
@@ -56,7 +56,7 @@ def test_others_are_answered_while_one_is_read(
         served.client(timeout=15) as client,
         ThreadPoolExecutor(1) as other,
     ):
-        with reading_stands_still(monkeypatch) as begun:
+        with blocked_parsing(monkeypatch) as begun:
             answer: Future[httpx.Response] = other.submit(client.post, route, json=body)
             assert begun.wait(15)
             assert client.get("/health").status_code == 200
@@ -66,11 +66,13 @@ def test_others_are_answered_while_one_is_read(
         assert gc.isenabled()
 
 
-def test_and_while_one_comes_by_websocket(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_are_answered_while_a_long_websocket_message_is_parsed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with serving(dry(max_context=2**16)) as served, served.client(timeout=15) as client:
         headers = {"Authorization": f"Bearer {KEY}"}
         with connect(f"ws://127.0.0.1:{served.port}/ws", additional_headers=headers) as socket:
-            with reading_stands_still(monkeypatch) as begun:
+            with blocked_parsing(monkeypatch) as begun:
                 params = {"max_tokens": 1}
                 socket.send(json.dumps({"type": "generate", "id": "a", "prompt": LONG, "params": params}))
                 assert begun.wait(15)
@@ -79,7 +81,7 @@ def test_and_while_one_comes_by_websocket(monkeypatch: pytest.MonkeyPatch) -> No
             assert kinds == ["started", "deltas"]
 
 
-def test_what_is_wrong_with_a_long_one_is_said(served: Served) -> None:
+def test_an_error_in_a_long_body_names_the_field(served: Served) -> None:
     with served.client() as client:
         error = refused(client.post(CHAT, json={"messages": user(LONG), "temperature": "warm"}))
         assert error["param"] == "temperature"
@@ -90,13 +92,13 @@ def test_what_is_wrong_with_a_long_one_is_said(served: Served) -> None:
     assert gc.isenabled()
 
 
-def test_json_of_a_million_parts_is_refused_without_a_look_at_each(served: Served) -> None:
+def test_json_of_too_many_parts_is_refused_early(served: Served) -> None:
     many = {"messages": [*user("hi")], "chat_template_kwargs": {"x": [[]] * MAX_PARTS}}
     with served.client() as client:
         assert "200000 lists and objects" in refused(client.post(CHAT, json=many))["message"]
 
 
-def test_how_long_one_may_be_is_a_choice(served: Served) -> None:
+def test_the_limit_of_a_body_is_an_option(served: Served) -> None:
     with serving(dry(max_context=2**16), max_body=len(LONG)) as small, small.client() as client:
         error = refused(client.post(TEXT, json={"prompt": LONG}), 413)
         assert f"more than {len(LONG)} bytes; --max-body" in error["message"]

@@ -1,4 +1,4 @@
-"""Several replies to a prompt, searches, drafts, and replies that go on from given tokens: by every route."""
+"""Several replies to a prompt, beam search, drafts, and continuing given tokens, by every route."""
 
 import json
 from collections.abc import Iterator
@@ -31,21 +31,21 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @contextmanager
-def happens(served: Served) -> Iterator[list[Event]]:
-    """What the engine says meanwhile."""
+def recorded_events(served: Served) -> Iterator[list[Event]]:
+    """Record the engine's events inside this block."""
     events: list[Event] = []
     unsubscribe = served.host.subscribe(events.append)
     yield events
     unsubscribe()
 
 
-def own(served: Served, **params: Any) -> list[tuple[str, float | None]]:
-    """What the engine itself replies to the prompt."""
+def from_engine(served: Served, **params: Any) -> list[tuple[str, float | None]]:
+    """Return the engine's own replies to the prompt, with their scores."""
     results = served.host.submit(PROMPT, SamplingParams(**LENGTH, **params)).results()
     return [(each.text, each.score) for each in results]
 
 
-def told(served: Served, **fields: Any) -> list[tuple[str, float | None]]:
+def over_http(served: Served, **fields: Any) -> list[tuple[str, float | None]]:
     with served.client() as client:
         answer = client.post(TEXT, json={"prompt": PROMPT, **LENGTH, **fields})
         assert answer.status_code == 200, answer.text
@@ -63,18 +63,18 @@ def streamed(client: httpx.Client, path: str, **fields: Any) -> list[dict[str, A
 
 
 class TestOverHttp:
-    def test_several_are_one_request_that_computes_its_prompt_once(self, real: Served) -> None:
-        with happens(real) as events:
-            texts = told(real, n=4, seed=3, temperature=1.5)
-        assert texts == own(real, n=4, seed=3, temperature=1.5)
+    def test_several_replies_are_one_request_with_one_prefill(self, real: Served) -> None:
+        with recorded_events(real) as events:
+            texts = over_http(real, n=4, seed=3, temperature=1.5)
+        assert texts == from_engine(real, n=4, seed=3, temperature=1.5)
         assert len({text for text, _ in texts}) == 4
         assert [event.kind for event in events].count("queued") == 1
         assert real.becomes_idle()
 
     def test_the_best_of_several(self, real: Served) -> None:
         params: dict[str, Any] = {"n": 2, "best_of": 5, "seed": 3, "temperature": 1.5}
-        texts = told(real, **params)
-        assert texts == own(real, **params)
+        texts = over_http(real, **params)
+        assert texts == from_engine(real, **params)
         [first, second] = [score for _, score in texts]
         assert first is not None and second is not None and first >= second
 
@@ -91,44 +91,46 @@ class TestOverHttp:
             ),
         ],
     )
-    def test_a_search(self, real: Served, fields: dict[str, Any], params: dict[str, Any]) -> None:
-        texts = told(real, **fields)
-        assert texts == own(real, **params)
+    def test_beam_search(self, real: Served, fields: dict[str, Any], params: dict[str, Any]) -> None:
+        texts = over_http(real, **fields)
+        assert texts == from_engine(real, **params)
         assert all(score is not None for _, score in texts)
 
-    def test_a_search_as_a_stream_is_what_is_certain(self, real: Served) -> None:
+    def test_a_stream_of_a_beam_search_sends_settled_tokens(self, real: Served) -> None:
         fields: dict[str, Any] = {"prompt": PROMPT, **LENGTH, "num_beams": 4, "n": 2}
         with real.client() as client:
             chunks = streamed(client, TEXT, **fields, stream_options={"include_usage": True})
-        *said, usage = chunks
+        *parts, usage = chunks
         texts, scores = ["", ""], dict[int, float]()
-        for [choice] in (chunk["choices"] for chunk in said):
+        for [choice] in (chunk["choices"] for chunk in parts):
             texts[choice["index"]] += choice["text"]
             if choice["finish_reason"]:
                 scores[choice["index"]] = choice["score"]
-        assert [(text, scores[n]) for n, text in enumerate(texts)] == told(real, num_beams=4, n=2)
+        assert [(text, scores[n]) for n, text in enumerate(texts)] == over_http(real, num_beams=4, n=2)
         assert usage["usage"]["completion_tokens"] == 16
 
-    def test_drafts_change_nothing(self, real: Served) -> None:
-        plain = told(real, temperature=0)
+    def test_drafts_do_not_change_a_reply(self, real: Served) -> None:
+        plain = over_http(real, temperature=0)
         for kind in ("ngram", "suffix"):
-            assert told(real, temperature=0, speculate=kind, draft_tokens=3) == plain
+            assert over_http(real, temperature=0, speculate=kind, draft_tokens=3) == plain
 
-    def test_prompts_and_choices_are_numbered_through(self, served: Served, client: httpx.Client) -> None:
+    def test_choices_of_several_prompts_are_numbered_consecutively(
+        self, served: Served, client: httpx.Client
+    ) -> None:
         fields: dict[str, Any] = {"prompt": ["one", "two"], "n": 3, "seed": 1, **LENGTH}
         whole = client.post(TEXT, json=fields).json()
         alone = [client.post(TEXT, json=fields | {"prompt": each}).json() for each in fields["prompt"]]
         texts = [choice["text"] for choice in whole["choices"]]
         assert texts == [choice["text"] for each in alone for choice in each["choices"]]
-        said = [""] * 6
+        pieces = [""] * 6
         for chunk in streamed(client, TEXT, **fields):
             for choice in chunk["choices"]:
-                said[choice["index"]] += choice["text"]
-        assert said == texts
+                pieces[choice["index"]] += choice["text"]
+        assert pieces == texts
         assert whole["usage"]["completion_tokens"] == 48
         assert whole["usage"]["prompt_tokens"] == sum(each["usage"]["prompt_tokens"] for each in alone)
 
-    def test_who_leaves_takes_all_of_them_along(self, slow: Served) -> None:
+    def test_a_client_that_disconnects_ends_all_its_rows(self, slow: Served) -> None:
         for fields in ({"n": 5}, {"num_beams": 5}):
             with slow.client() as client:
                 body = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True, **fields}
@@ -166,7 +168,7 @@ class TestOverHttp:
         ],
     )
     @pytest.mark.parametrize("path", [CHAT, TEXT])
-    def test_what_does_not_go_is_refused_by_its_name(
+    def test_conflicting_fields_are_refused_by_name(
         self, client: httpx.Client, path: str, fields: dict[str, Any], param: str, words: str
     ) -> None:
         start = {"messages": user("hi")} if path == CHAT else {"prompt": "hi"}
@@ -185,15 +187,15 @@ class TestOverHttp:
         assert values[f"e2e_request_latency_seconds_count{label}"] == "4"
         assert float(values[f"e2e_request_latency_seconds_sum{label}"]) > 0
         assert values[f"generation_tokens_total{label}"] == "32"
-        assert 15 <= int(values[f"inter_token_latency_seconds_count{label}"]) <= 21  # of 24 tokens drawn
+        assert 15 <= int(values[f"inter_token_latency_seconds_count{label}"]) <= 21  # of 24 sampled tokens
         hits, queries = (int(values[f"prefix_cache_{name}_total{label}"]) for name in ("hits", "queries"))
         assert hits <= queries
 
 
-class TestGoingOn:
-    """`said`: tokens with which a reply begins, such as those of another up to one that was picked."""
+class TestContinuing:
+    """`said`: the tokens a reply begins with, such as those of another reply up to an edited token."""
 
-    def test_what_comes_is_behind_them(self, served: Served, client: httpx.Client) -> None:
+    def test_a_reply_continues_after_the_given_tokens(self, served: Served, client: httpx.Client) -> None:
         for path, body in ((TEXT, {"prompt": "hi"}), (CHAT, {"messages": user("hi")})):
             asked: dict[str, Any] = {**body, "max_tokens": 30, "logprobs": 1 if path == TEXT else True}
             [whole] = client.post(path, json=asked).json()["choices"]
@@ -207,27 +209,29 @@ class TestGoingOn:
             parts = [each["text"] if path == TEXT else each["delta"].get("content", "") for each in pieces]
             assert "".join(parts) == more
 
-    def test_a_picked_token_shares_what_is_before_it(self, served: Served, client: httpx.Client) -> None:
+    def test_a_reply_from_given_tokens_uses_the_prefix_cache(
+        self, served: Served, client: httpx.Client
+    ) -> None:
         prompt = [5] * 64
         tokens = [9] * 40
         client.post(TEXT, json={"prompt": [*prompt, *tokens], "max_tokens": 1})
-        with happens(served) as events:
+        with recorded_events(served) as events:
             client.post(TEXT, json={"prompt": prompt, "said": tokens, "max_tokens": 41, "ignore_eos": True})
         [admitted] = [event for event in events if event.kind == "admitted"]
         assert getattr(admitted, "cached", 0) >= 96
 
-    def test_they_keep_to_the_grammar(self, served: Served, client: httpx.Client) -> None:
-        def going_on(said: str) -> httpx.Response:
-            ids = served.engine.tokenizer.encode(said)
+    def test_given_tokens_must_match_the_grammar(self, served: Served, client: httpx.Client) -> None:
+        def continuing(written: str) -> httpx.Response:
+            ids = served.engine.tokenizer.encode(written)
             return client.post(TEXT, json={"prompt": "x", "guided_regex": "a{1,2}", "said": ids})
 
-        for said, texts in (("a", ("", "a")), ("aa", ("",))):
-            [choice] = going_on(said).json()["choices"]
+        for written, texts in (("a", ("", "a")), ("aa", ("",))):
+            [choice] = continuing(written).json()["choices"]
             assert choice["text"] in texts and choice["finish_reason"] == "stop"
-        error = refused(going_on("b"))
+        error = refused(continuing("b"))
         assert error["param"] == "said" and "does not keep" in error["message"]
 
-    def test_there_must_be_room_for_more(self, client: httpx.Client) -> None:
+    def test_given_tokens_must_leave_room_for_more(self, client: httpx.Client) -> None:
         error = refused(client.post(TEXT, json={"prompt": "x", "said": [5] * 9, "max_tokens": 9}))
         assert error["code"] == "context_length_exceeded"
 
@@ -248,16 +252,16 @@ class TestReplies:
         record: dict[str, Any] = answer.json()
         return record
 
-    def test_several_and_searches_are_told_whole(self, client: httpx.Client) -> None:
+    def test_several_replies_and_beam_searches_are_sent_whole(self, client: httpx.Client) -> None:
         for params in ({"n": 3}, {"beams": 4, "n": 3}, {"best_of": 4, "n": 3}):
             record = self.begin(client, prompt="x", params={**LENGTH, **params}, keep=True)
             deltas = self.read(client, record["id"])
             assert [each.last for each in deltas].count(True) == 1 and deltas[-1].last
             lengths = [sum(len(each.tokens) for each in deltas if each.choice == n) for n in range(3)]
             assert lengths == [8, 8, 8]
-            assert not any(each.tail for each in self.read(client, record["id"]))  # of one that is over
+            assert not any(each.tail for each in self.read(client, record["id"]))  # of a reply that has ended
 
-    def test_how_one_begins_is_known_by_its_tag(self, served: Served, client: httpx.Client) -> None:
+    def test_given_tokens_are_listed_with_the_tag(self, served: Served, client: httpx.Client) -> None:
         ids = served.engine.tokenizer.encode("green garden")
         self.begin(client, prompt="x", params=LENGTH | {"max_tokens": 20}, said=ids, tag="picked")
         [found] = client.get("/engine/replies?tag=picked").json()["replies"]
@@ -267,7 +271,7 @@ class TestReplies:
             "text": "green garden",
         }
 
-    def test_what_stands_before_a_fork_is_known_by_its_tag(self, slow: Served) -> None:
+    def test_the_tokens_before_a_fork_are_listed_with_the_tag(self, slow: Served) -> None:
         params = {"max_tokens": 60, "ignore_eos": True}
         with slow.client() as client:
             parent = self.begin(client, prompt=user("tell me"), params=params, keep=True)
@@ -283,10 +287,10 @@ class TestReplies:
             for tag, record, deltas in (("child", child, texts[1]), ("grandchild", again, texts[2])):
                 [found] = client.get(f"/engine/replies?tag={tag}").json()["replies"]
                 before = found["before"]
-                own = [token for each in deltas for token in each.tokens]
+                from_engine = [token for each in deltas for token in each.tokens]
                 assert before["prompt_tokens"] == parent["prompt_tokens"]
                 assert len(before["tokens"]) == record["prompt_tokens"] - parent["prompt_tokens"] > 3
-                assert before["tokens"] + own == first  # made-up replies go on alike
+                assert before["tokens"] + from_engine == first  # the fake model continues the same way
                 whole = "".join(each.text for each in texts[0])
                 assert before["text"] + "".join(each.text for each in deltas) == whole
                 client.delete(f"/engine/replies/{found['id']}")
@@ -294,18 +298,18 @@ class TestReplies:
 
 
 class TestWhileItRuns:
-    """Another way to decode, from the next token on: by the update call and over the WebSocket."""
+    """Changes of the decoding method from the next token on, by the update call and the WebSocket."""
 
     def open(self, served: Served) -> ClientConnection:
         url = f"ws://127.0.0.1:{served.port}/ws"
         return connect(url, additional_headers={"Authorization": f"Bearer {KEY}"})
 
-    def heard(self, socket: ClientConnection) -> Iterator[tuple[str, Any]]:
+    def messages(self, socket: ClientConnection) -> Iterator[tuple[str, Any]]:
         while True:
             message = json.loads(socket.recv(10))
             yield message["type"], message
 
-    def test_a_search_begins_and_ends_by_the_update_call(self, slow: Served) -> None:
+    def test_beam_search_is_switched_on_and_off_by_the_update_call(self, slow: Served) -> None:
         with slow.client() as client:
             body = {"prompt": "tell", "params": {"max_tokens": 60, "ignore_eos": True}, "keep": True}
             record = client.post("/engine/replies", json=body).json()
@@ -330,8 +334,8 @@ class TestWhileItRuns:
             assert client.post(path, json={"changes": {"speculate": "ngram"}}).status_code == 204
             assert becomes(lambda: searching() == 0)
             with client.stream("GET", f"/engine/replies/{record['id']}") as response:
-                told = [data for kind, _, data in notes(response) if kind == "deltas"]
-            deltas = [decode_delta(each) for data in told for each in data["deltas"]]
+                over_http = [data for kind, _, data in notes(response) if kind == "deltas"]
+            deltas = [decode_delta(each) for data in over_http for each in data["deltas"]]
             assert sum(len(each.tokens) for each in deltas) == 60
             client.delete(f"/engine/replies/{record['id']}")
         assert slow.becomes_idle()
@@ -342,7 +346,7 @@ class TestWhileItRuns:
             socket.send(json.dumps({"type": "generate", "id": "a", "prompt": "tell", "params": params}))
             deltas: list[Delta] = []
             asked = 0
-            for kind, message in self.heard(socket):
+            for kind, message in self.messages(socket):
                 if kind == "deltas":
                     deltas += [decode_delta(each) for each in message["deltas"]]
                 elif kind == "done":
@@ -364,7 +368,7 @@ class TestWhileItRuns:
                 body = {"type": "generate", "id": "a", "prompt": "x", "params": {**LENGTH, **params}}
                 socket.send(json.dumps(body))
                 deltas = []
-                for kind, message in self.heard(socket):
+                for kind, message in self.messages(socket):
                     if kind == "deltas":
                         deltas += [decode_delta(each) for each in message["deltas"]]
                     elif kind == "done":
@@ -375,11 +379,11 @@ class TestWhileItRuns:
                 assert len(choices) == params.get("n", 1)
                 assert message["usage"]["completion_tokens"] == 8 * len(choices)
 
-    def test_one_that_goes_on_from_given_tokens(self, served: Served) -> None:
+    def test_a_reply_that_continues_given_tokens(self, served: Served) -> None:
         ids = served.engine.tokenizer.encode("green garden")
         with self.open(served) as socket:
             params = {"max_tokens": len(ids) + 4, "ignore_eos": True}
             asked = {"type": "generate", "id": "a", "prompt": "x", "said": ids, "params": params}
             socket.send(json.dumps(asked))
-            usage = next(message["usage"] for kind, message in self.heard(socket) if kind == "done")
+            usage = next(message["usage"] for kind, message in self.messages(socket) if kind == "done")
         assert usage["completion_tokens"] == 4

@@ -1,4 +1,4 @@
-"""The official client, sync and async, against the routes it knows."""
+"""The official client, sync and async, on the routes it supports."""
 
 import asyncio
 from collections.abc import Callable
@@ -33,16 +33,16 @@ def test_a_whole_reply(served: Served, expected: Expected) -> None:
     assert reply.usage.completion_tokens > 12
 
 
-def test_a_stream_says_the_same(served: Served, expected: Expected) -> None:
+def test_a_stream_has_the_same_text(served: Served, expected: Expected) -> None:
     stream = served.openai.chat.completions.create(
         model=MODEL, messages=user("hello"), stream=True, stream_options={"include_usage": True}
     )
     chunks = list(stream)
-    *said, last = chunks
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in said) == expected("hello")
-    assert said[0].choices[0].delta.role == "assistant"
-    assert [chunk.choices[0].finish_reason for chunk in said][-1] == "stop"
-    assert all(chunk.choices[0].finish_reason is None for chunk in said[:-1])
+    *parts, last = chunks
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in parts) == expected("hello")
+    assert parts[0].choices[0].delta.role == "assistant"
+    assert [chunk.choices[0].finish_reason for chunk in parts][-1] == "stop"
+    assert all(chunk.choices[0].finish_reason is None for chunk in parts[:-1])
     assert last.choices == []
     assert last.usage is not None
     whole = served.openai.chat.completions.create(model=MODEL, messages=user("hello"))
@@ -63,7 +63,7 @@ def test_the_async_client_streams_many_at_once(served: Served, expected: Expecte
     assert asyncio.run(all_of_them()) == [expected(f"number {n}") for n in range(12)]
 
 
-def test_several_choices_draw_from_seeds_that_follow_from_one(served: Served, expected: Expected) -> None:
+def test_seeds_of_several_choices_are_derived_from_one(served: Served, expected: Expected) -> None:
     reply = served.openai.chat.completions.create(model=MODEL, messages=user("dice"), n=3, seed=7)
     seeds = [seed_of(7, n) for n in range(3)]
     assert [choice.message.content for choice in reply.choices] == [expected("dice", seed) for seed in seeds]
@@ -73,7 +73,7 @@ def test_several_choices_draw_from_seeds_that_follow_from_one(served: Served, ex
     assert [c.message.content for c in again.choices] == [c.message.content for c in reply.choices]
 
 
-def test_usage_tells_what_the_cache_had(served: Served) -> None:
+def test_usage_reports_cached_tokens(served: Served) -> None:
     text = " ".join(f"told twice {n}" for n in range(80))
     client = served.openai
     cached = []
@@ -88,7 +88,7 @@ def test_usage_tells_what_the_cache_had(served: Served) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_a_reply_that_is_cut_says_so(served: Served, name: str) -> None:
+def test_a_reply_at_its_limit_ends_with_length(served: Served, name: str) -> None:
     options: dict[str, Any] = {name: 5}
     reply = served.openai.chat.completions.create(model=MODEL, messages=user("hello"), **options)
     assert reply.choices[0].finish_reason == "length"
@@ -96,7 +96,7 @@ def test_a_reply_that_is_cut_says_so(served: Served, name: str) -> None:
     assert reply.usage.completion_tokens == 5
 
 
-def test_a_stop_string_ends_it(served: Served, expected: Expected) -> None:
+def test_a_stop_string_ends_a_reply(served: Served, expected: Expected) -> None:
     text = expected("hello")
     word = text.split()[5]
     reply = served.openai.chat.completions.create(model=MODEL, messages=user("hello"), stop=[word, "§"])
@@ -104,7 +104,7 @@ def test_a_stop_string_ends_it(served: Served, expected: Expected) -> None:
     assert reply.choices[0].finish_reason == "stop"
 
 
-def test_vllms_extras_go_through_extra_body(served: Served) -> None:
+def test_vllm_fields_are_taken_from_extra_body(served: Served) -> None:
     reply = served.openai.chat.completions.create(
         model=MODEL,
         messages=user("hello"),
@@ -119,11 +119,11 @@ def test_vllms_extras_go_through_extra_body(served: Served) -> None:
     )
     assert reply.usage is not None
     assert reply.usage.completion_tokens == 150
-    token = served.state.host.pieces([0])  # any known token may end a reply
+    token = served.state.host.pieces([0])  # any token of the vocabulary has text here
     assert len(token) == 1
 
 
-def test_a_stop_token_ends_it(served: Served) -> None:
+def test_a_stop_token_ends_a_reply(served: Served) -> None:
     whole = served.openai.completions.create(model=MODEL, prompt="hi", max_tokens=8, logprobs=0)
     assert whole.choices[0].logprobs is not None
     text = whole.choices[0].text
@@ -172,13 +172,13 @@ def test_completions_of_several_prompts(served: Served) -> None:
     assert reply.usage.completion_tokens == 20
 
 
-def test_a_completions_own_token_is_named_beside_the_likeliest() -> None:
+def test_the_sampled_token_is_listed_with_the_likeliest() -> None:
     names = {1: b"a", 2: b"b", 3: b"c"}
     logprobs = CompletionLogprobs(lambda ids: [names[id] for id in ids])
     entries = [TokenLogprob(3, -4.0, 9, ((1, -0.1), (2, -2.5))), TokenLogprob(1, -0.1, 1, ((1, -0.1),))]
     entries.append(TokenLogprob(2, -float("inf"), 3, ()))
-    told = logprobs.record(entries)["top_logprobs"]
-    assert told == [{"a": -0.1, "b": -2.5, "c": -4.0}, {"a": -0.1}, {"b": -9999.0}]
+    listed = logprobs.record(entries)["top_logprobs"]
+    assert listed == [{"a": -0.1, "b": -2.5, "c": -4.0}, {"a": -0.1}, {"b": -9999.0}]
 
 
 def test_completions_of_token_ids_and_as_a_stream(served: Served) -> None:
@@ -192,7 +192,7 @@ def test_completions_of_token_ids_and_as_a_stream(served: Served) -> None:
     assert "".join(chunk.choices[0].text for chunk in stream) == text.choices[0].text
 
 
-def test_sixteen_tokens_where_a_completion_says_nothing(served: Served) -> None:
+def test_a_completion_has_16_tokens_by_default(served: Served) -> None:
     reply = served.openai.completions.create(model=MODEL, prompt="hi", extra_body={"ignore_eos": True})
     assert reply.usage is not None
     assert reply.usage.completion_tokens == 16
@@ -206,7 +206,7 @@ def test_models(served: Served) -> None:
         client.models.retrieve("gpt-4")
 
 
-def test_errors_are_the_clients_own_kinds(served: Served) -> None:
+def test_errors_are_the_clients_own_classes(served: Served) -> None:
     client = served.openai
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="gpt-4", messages=user("hi"))
@@ -222,7 +222,7 @@ def test_errors_are_the_clients_own_kinds(served: Served) -> None:
         stranger.models.list()
 
 
-def test_fields_without_an_effect_are_taken(served: Served) -> None:
+def test_fields_without_effect_are_accepted(served: Served) -> None:
     reply = served.openai.chat.completions.create(
         model=MODEL,
         messages=user("hi"),
@@ -239,7 +239,7 @@ def test_fields_without_an_effect_are_taken(served: Served) -> None:
     assert reply.choices[0].finish_reason == "length"
 
 
-def test_a_developer_is_a_system_to_an_older_template(served: Served, client: httpx.Client) -> None:
+def test_the_developer_role_is_system_in_older_templates(served: Served, client: httpx.Client) -> None:
     def ask(role: str) -> Any:
         messages = [{"role": role, "content": "be brief"}, *user("hi")]
         return client.post("/v1/chat/completions", json={"messages": messages}).json()["choices"]
@@ -247,8 +247,8 @@ def test_a_developer_is_a_system_to_an_older_template(served: Served, client: ht
     assert ask("developer") == ask("system")
 
 
-def test_the_async_client_has_it_all(tmp_path: Path) -> None:
-    """Tools, schemas, logprobs, several choices and usage, as the client of its own accord asks for them."""
+def test_the_async_client_supports_all_features(tmp_path: Path) -> None:
+    """Tools, schemas, logprobs, several choices and usage, as the client itself requests them."""
 
     class Town(BaseModel):
         name: str

@@ -1,4 +1,4 @@
-"""Which replies are let through where calls, a thought and a wanted form come together."""
+"""The grammar of a reply that combines tool calls, reasoning and a requested format."""
 
 import json
 import re
@@ -28,8 +28,8 @@ THOUGHT = "Hm, <tool_call> or not?\n</think>\n\n"
 NUMBER, SLASHES = Grammar("json", '{"type": "integer"}'), Grammar("regex", "[0-9/]{2,5}")
 
 
-def lets(grammar: Grammar | None, text: str) -> bool:
-    """Whether a reply may be this text, and may end there."""
+def accepts(grammar: Grammar | None, text: str) -> bool:
+    """Return whether this text is a complete reply under the grammar."""
     assert grammar is not None
     guide = grammars()._compiled(grammar, 20).starting(0)
     guide.read(tokenizer().encode(text))
@@ -66,15 +66,15 @@ def calls(
         (None, calls("llama", must=False), False, ["", "Hi {", "\n Hi", BARE], ['{"x": 1}', f" {BARE} so"]),
     ],
 )
-def test_what_is_let_through(
+def test_accepted_replies(
     text: Grammar | None, wanted: ToolCallRules | None, thinking: bool, good: list[str], bad: list[str]
 ) -> None:
     grammar = reply_grammar(text, wanted, thinking=thinking)
-    assert [each for each in good if not lets(grammar, each)] == []
-    assert [each for each in bad if lets(grammar, each)] == []
+    assert [each for each in good if not accepts(grammar, each)] == []
+    assert [each for each in bad if accepts(grammar, each)] == []
 
 
-def test_a_reply_that_may_be_anything_has_no_grammar() -> None:
+def test_an_unconstrained_reply_has_no_grammar() -> None:
     assert reply_grammar(None, None, thinking=True) is None
     assert reply_grammar(None, calls(must=False, strict=False), thinking=True) is None
     assert reply_grammar(NUMBER, None, thinking=False) is NUMBER
@@ -82,26 +82,26 @@ def test_a_reply_that_may_be_anything_has_no_grammar() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.text(st.sampled_from('ab/\\\n.[]"é'), min_size=1, max_size=12))
-def test_any_text_can_be_a_choice_behind_a_thought(text: str) -> None:
+def test_any_text_can_be_a_choice_after_reasoning(text: str) -> None:
     grammar = reply_grammar(Grammar("choice", json.dumps([text])), None, thinking=True)
-    assert lets(grammar, "so</think>" + text)
-    assert not lets(grammar, "so</think>" + text + "x")
+    assert accepts(grammar, "so</think>" + text)
+    assert not accepts(grammar, "so</think>" + text + "x")
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.text(st.sampled_from("ab/\\\n."), min_size=1, max_size=8), st.text("ab/\\\n", max_size=4))
-def test_an_expression_is_the_same_as_part_of_another_grammar(expression: str, text: str) -> None:
-    """Whatever slashes and escapes it has; what is none is refused either way."""
+def test_a_regex_means_the_same_inside_another_grammar(expression: str, text: str) -> None:
+    """Also with slashes and escapes. An invalid regex is refused either way."""
     try:
         grammars().check(plain := Grammar("regex", expression))
     except BadParams:
         return
-    behind = reply_grammar(plain, None, thinking=True)
-    assert lets(behind, "</think>" + text) == lets(plain, text)
+    combined = reply_grammar(plain, None, thinking=True)
+    assert accepts(combined, "</think>" + text) == accepts(plain, text)
     if re.fullmatch(r"[ab/\n]+", expression):
-        assert lets(plain, expression)
+        assert accepts(plain, expression)
 
 
-def test_an_expression_that_ends_in_half_an_escape_is_refused() -> None:
+def test_a_regex_that_ends_in_a_backslash_is_refused() -> None:
     with pytest.raises(BadParams, match="lone backslash"):
         lark_of(Grammar("regex", "a\\"))

@@ -1,4 +1,4 @@
-"""The server against its own OpenAPI document: odd requests of every kind, and not one answer of 500."""
+"""The server against its own OpenAPI document: random requests of every kind, and no answer of 500."""
 
 from collections.abc import Iterator
 
@@ -21,8 +21,8 @@ def small() -> Iterator[Served]:
         yield one
 
 
-def test_no_request_breaks_it(small: Served) -> None:
-    """Without schemathesis' plugin, which would load with every run of pytest."""
+def test_no_request_breaks_the_server(small: Served) -> None:
+    """Without the plugin of schemathesis, which would load with every run of pytest."""
     document = schemathesis.openapi.from_url(f"{small.url}/openapi.json", headers=KEYED)
     called = set()
     for found in document.get_all_operations():

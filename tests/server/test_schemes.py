@@ -1,4 +1,4 @@
-"""Other forms of weights and cache over HTTP: the real model, in a process of its own."""
+"""Changing the schemes of weights and cache over HTTP, with the real model in its own process."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -43,15 +43,15 @@ def reply(client: httpx.Client) -> str:
     return text
 
 
-def told(client: httpx.Client, path: str, scheme: str, until: type[Event]) -> list[Event]:
-    """What is said of it, up to an event of that kind."""
+def events_of_change(client: httpx.Client, path: str, scheme: str, until: type[Event]) -> list[Event]:
+    """Request the change and return the events up to one of class `until`."""
     with client.stream("GET", "/events") as response:
         found = notes(response)
         assert client.post(path, json={"scheme": scheme}).is_success
-        heard: list[Event] = []
-        while not heard or not isinstance(heard[-1], until):
-            heard.append(decode_event(next(found)[2]))
-        return heard
+        events: list[Event] = []
+        while not events or not isinstance(events[-1], until):
+            events.append(decode_event(next(found)[2]))
+        return events
 
 
 def refused(client: httpx.Client, path: str, body: Any) -> str:
@@ -61,38 +61,40 @@ def refused(client: httpx.Client, path: str, body: Any) -> str:
     return message
 
 
-def test_weights_there_and_back_while_a_reply_runs(client: httpx.Client) -> None:
+def test_weights_change_and_change_back_while_a_reply_runs(client: httpx.Client) -> None:
     before = reply(client)
     body = {"prompt": "tell me", "params": {"max_tokens": 300, "ignore_eos": True}}
     running = client.post("/engine/replies", json=body).json()
-    heard = told(client, "/engine/quantization", "int4", Quantized)
-    steps = [event for event in heard if isinstance(event, Quantizing)]
+    events = events_of_change(client, "/engine/quantization", "int4", Quantized)
+    steps = [event for event in events if isinstance(event, Quantizing)]
     assert [event.done for event in steps] == sorted(event.done for event in steps)
-    assert (steps[-1].done, heard[-1].error) == (steps[-1].total, "")  # type: ignore[attr-defined]
+    assert (steps[-1].done, events[-1].error) == (steps[-1].total, "")  # type: ignore[attr-defined]
     assert client.get("/engine").json()["quantization"] == "int4"
-    assert [view.id for view in shot(client).requests] == [running["request"]], "it goes on"
+    assert [view.id for view in shot(client).requests] == [running["request"]], "the reply has ended"
     assert client.delete(f"/engine/replies/{running['id']}").status_code == 204
     assert client.post("/engine/quantization", json={"scheme": "none"}).status_code == 202
     assert settled(client, "none")
     assert reply(client) == before
 
 
-def test_a_change_is_taken_back(client: httpx.Client) -> None:
+def test_a_change_is_cancelled(client: httpx.Client) -> None:
     with client.stream("GET", "/events") as response:
         found = notes(response)
         assert client.post("/engine/quantization", json={"scheme": "int4"}).status_code == 202
         assert client.post("/engine/quantization/cancel").status_code == 204
-        heard = (decode_event(data) for _, _, data in found)
-        last = next(event for event in heard if isinstance(event, Quantized))
-    assert last.error in ("it was cancelled", "")  # it may have been too late
+        events = (decode_event(data) for _, _, data in found)
+        last = next(event for event in events if isinstance(event, Quantized))
+    assert last.error in ("it was cancelled", "")  # it may have finished before
     assert client.post("/engine/quantization", json={"scheme": "none"}).status_code == 202
     assert settled(client, "none")
-    assert client.post("/engine/quantization/cancel").status_code == 204, "nothing is under way"
+    assert client.post("/engine/quantization/cancel").status_code == 204, (
+        "cancelling without a change is an error"
+    )
 
 
-def test_the_cache_in_another_form_while_nothing_runs(client: httpx.Client) -> None:
+def test_the_cache_changes_while_no_reply_runs(client: httpx.Client) -> None:
     before, blocks = reply(client), shot(client).blocks.size
-    [event] = told(client, "/engine/kv", "int8", Recached)
+    [event] = events_of_change(client, "/engine/kv", "int8", Recached)
     assert isinstance(event, Recached) and event.blocks == blocks
     assert shot(client).kv_scheme == shot(client).kv_dtype == "int8"
     running = client.post("/engine/replies", json={"prompt": "tell me", "params": {"max_tokens": 300}}).json()
@@ -117,6 +119,8 @@ def test_the_cache_in_another_form_while_nothing_runs(client: httpx.Client) -> N
         ("/engine/kv", {"scheme": "none", "when": "now"}, "when"),
     ],
 )
-def test_refused_with_a_sentence(client: httpx.Client, path: str, body: Any, problem: str) -> None:
+def test_a_bad_scheme_is_refused_with_a_reason(
+    client: httpx.Client, path: str, body: Any, problem: str
+) -> None:
     assert problem in refused(client, path, body)
     assert shot(client).change is None

@@ -1,4 +1,4 @@
-"""Many at once: none lost, none mixed up; and those who vanish, or read slowly."""
+"""Many clients at once: no reply is lost or mixed up, also if clients disconnect or read slowly."""
 
 import asyncio
 import itertools
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def real(folder: Path) -> Iterator[Served]:
-    """A real model, though tiny, with fewer blocks than two hundred requests would like."""
+    """A tiny real model, with fewer blocks than two hundred requests need."""
     config = EngineConfig(model=str(folder), device="cpu", blocks=400, seed=0, max_running=64)
     with serving(start(config)) as served:
         yield served
@@ -56,7 +56,7 @@ def test_two_hundred_streams_on_a_real_model(real: Served, folder: Path) -> None
             tokens += chunk.usage.completion_tokens if chunk.usage else 0
         return text, tokens
 
-    async def everybody() -> list[tuple[str, int]]:
+    async def all_of_them() -> list[tuple[str, int]]:
         limits = httpx.Limits(max_connections=None)
         async with (
             httpx.AsyncClient(timeout=60, limits=limits) as _,
@@ -64,17 +64,17 @@ def test_two_hundred_streams_on_a_real_model(real: Served, folder: Path) -> None
         ):
             return await asyncio.gather(*(one(client, n) for n in range(200)))
 
-    found = asyncio.run(everybody())
+    found = asyncio.run(all_of_them())
     for n, (text, tokens) in enumerate(found):
         assert tokens == 3 + n % 5
-        if n % 40 == 0:  # the oracle takes its time
+        if n % 40 == 0:  # the oracle is slow
             params = SamplingParams(seed=n, temperature=0.9, max_tokens=tokens, ignore_eos=True)
             assert text == alone(folder, [5 + n % 200, 7 + n // 200, 11], params).text
     assert real.becomes_idle()
 
 
 def half_read(served: Served, number: int, buffer: int = 0, **more: Any) -> socket.socket:
-    """A stream that has begun and is not read to its end."""
+    """Return a socket with a stream that has begun and is not read to its end."""
     connection = socket.socket()
     if buffer:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
@@ -88,7 +88,7 @@ def half_read(served: Served, number: int, buffer: int = 0, **more: Any) -> sock
     return connection
 
 
-def test_two_hundred_who_vanish_leave_nothing() -> None:
+def test_two_hundred_clients_that_disconnect_leave_nothing() -> None:
     with serving(dry(rate=20, max_running=256)) as served:
         clients = [half_read(served, n) for n in range(200)]
         for client in clients:
@@ -100,11 +100,11 @@ def test_two_hundred_who_vanish_leave_nothing() -> None:
             client.close()
         assert served.becomes_idle()
         assert served.host.snapshot().finished == 200
-        # Each is aborted one step after the server has seen it go; nobody runs to the end.
+        # Each is aborted one step after the server sees the disconnect. No request runs to the end.
         assert served.engine.scheduler.step - before < 60
 
 
-def test_one_who_waits_for_a_whole_reply_may_vanish_too(slow: Served) -> None:
+def test_a_client_that_waits_for_a_whole_reply_may_disconnect(slow: Served) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
             f"{slow.url}/v1/completions",
@@ -115,13 +115,13 @@ def test_one_who_waits_for_a_whole_reply_may_vanish_too(slow: Served) -> None:
     assert slow.becomes_idle()
 
 
-def test_who_leaves_while_more_is_handed_in(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of the prompts are on their way to the engine when their client goes."""
-    submit, may, asked = slow.host.submit, threading.Event(), itertools.count()
+def test_a_client_may_disconnect_during_submission(slow: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of the prompts are being submitted to the engine when the client disconnects."""
+    submit, allowed, asked = slow.host.submit, threading.Event(), itertools.count()
 
     def late(*args: Any, **more: Any) -> Stream:
         if next(asked):
-            assert may.wait(10)
+            assert allowed.wait(10)
         return submit(*args, **more)
 
     monkeypatch.setattr(slow.host, "submit", late)
@@ -130,32 +130,32 @@ def test_who_leaves_while_more_is_handed_in(slow: Served, monkeypatch: pytest.Mo
     assert becomes(lambda: next(copy(asked)) == 3)
     client.close()
     assert becomes(lambda: slow.state.gate.in_flight == 0)
-    may.set()
+    allowed.set()
     assert becomes(lambda: slow.host.snapshot().finished == before + 3)
     assert slow.becomes_idle()
 
 
-def test_who_reads_slowly_keeps_nobody_waiting() -> None:
+def test_slow_readers_do_not_block_others() -> None:
     with serving(dry(block_size=256), buffer=16384) as served:
         sleepers = [half_read(served, n, 16384, logprobs=5) for n in range(3)]
         assert becomes(lambda: served.host.snapshot().finished == 3)
-        assert served.state.gate.in_flight == 3  # what was said waits for them
+        assert served.state.gate.in_flight == 3  # the text waits for the readers
         with served.client() as client:
             for _ in range(5):
                 answer = client.post("/v1/completions", json={"prompt": "quick", "max_tokens": 20})
                 assert answer.json()["usage"]["completion_tokens"] > 0
         for sleeper in sleepers:
-            said = b""
-            while b"[DONE]" not in said[-50:]:
+            received = b""
+            while b"[DONE]" not in received[-50:]:
                 part = sleeper.recv(65536)
                 assert part
-                said += part
-            assert b'"completion_tokens":3000,' in said
+                received += part
+            assert b'"completion_tokens":3000,' in received
             sleeper.close()
         assert served.becomes_idle()
 
 
-def test_a_queue_that_is_full_says_when_to_come_back() -> None:
+def test_a_full_queue_gives_a_retry_after() -> None:
     with serving(dry(rate=50), in_flight=4, per_key=3) as served, served.client() as client:
         body: dict[str, Any] = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True}
         held = [half_read(served, n) for n in range(3)]
@@ -170,7 +170,7 @@ def test_a_queue_that_is_full_says_when_to_come_back() -> None:
         assert client.post("/v1/completions", json=body | {"max_tokens": 2}).status_code == 200
 
 
-def test_an_engine_that_is_full_says_when_to_come_back() -> None:
+def test_a_full_engine_gives_a_retry_after() -> None:
     with (
         serving(dry(rate=50, max_running=1, max_waiting=1), in_flight=100) as served,
         served.client() as client,
@@ -188,21 +188,19 @@ def test_an_engine_that_is_full_says_when_to_come_back() -> None:
         assert served.becomes_idle()
 
 
-def test_more_choices_than_a_key_may_have() -> None:
+def test_more_choices_than_a_key_may_have_are_refused() -> None:
     with serving(dry(), in_flight=2, per_key=2) as small, small.client() as client:
         wants = (("n", 3), ("best_of", 3), ("num_beams", 3), ("prompt", ["x"] * 3))
         for name, value in wants:
             answer = client.post("/v1/completions", json={"prompt": "x", name: value})
-            assert answer.status_code == 400  # to wait would not help
+            assert answer.status_code == 400  # a retry would not help
             error = answer.json()["error"]
             assert error["param"] == name
             assert error["message"] == f"{name}: this wants 3 places at once, and a key has 2 here"
         assert small.state.gate.in_flight == 0
 
 
-def test_who_leaves_in_the_middle_of_a_body_is_no_defect(
-    served: Served, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_disconnect_within_a_body_is_not_logged(served: Served, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", served.port)) as connection:
             head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"

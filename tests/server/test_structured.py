@@ -1,4 +1,4 @@
-"""Replies in a wanted form, asked for in the words of OpenAI's clients and of vLLM's."""
+"""Structured output, requested with the fields of OpenAI's clients and of vLLM's."""
 
 import json
 import re
@@ -23,11 +23,11 @@ SCHEMA = {
 NAMED = {"type": "json_schema", "json_schema": {"name": "town", "schema": SCHEMA, "strict": True}}
 
 
-def keeps(text: str, schema: Any = SCHEMA) -> bool:
+def matches(text: str, schema: Any = SCHEMA) -> bool:
     return jsonschema_rs.is_valid(schema, json.loads(text))
 
 
-def said(client: httpx.Client, route: str, **fields: Any) -> str:
+def reply_text(client: httpx.Client, route: str, **fields: Any) -> str:
     start = {"messages": user("hi")} if route == CHAT else {"prompt": "hi", "max_tokens": 100}
     answer = client.post(route, json={**start, **fields})
     assert answer.status_code == 200, answer.text
@@ -51,7 +51,7 @@ class TestForms:
         ],
     )
     def test_a_schema(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
-        assert keeps(said(client, route, **fields))
+        assert matches(reply_text(client, route, **fields))
 
     @pytest.mark.parametrize(
         "fields",
@@ -62,26 +62,26 @@ class TestForms:
         ],
     )
     def test_any_object(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
-        assert keeps(said(client, route, **fields), {"type": "object"})
+        assert matches(reply_text(client, route, **fields), {"type": "object"})
 
     @pytest.mark.parametrize(
         "fields", [{"structured_outputs": {"regex": "x{3,5}y"}}, {"guided_regex": "x{3,5}y"}]
     )
-    def test_an_expression(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
-        assert re.fullmatch("x{3,5}y", said(client, route, **fields))
+    def test_a_regex(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
+        assert re.fullmatch("x{3,5}y", reply_text(client, route, **fields))
 
     @pytest.mark.parametrize(
         "fields",
         [{"structured_outputs": {"grammar": 'start: x "y"\nx: /x{1,3}/'}}, {"guided_grammar": 'start: "xy"'}],
     )
     def test_a_grammar_in_lark(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
-        assert re.fullmatch("x+y", said(client, route, **fields))
+        assert re.fullmatch("x+y", reply_text(client, route, **fields))
 
     @pytest.mark.parametrize(
         "fields", [{"structured_outputs": {"choice": ["no", "yes"]}}, {"guided_choice": ["no", "yes"]}]
     )
     def test_a_choice(self, client: httpx.Client, route: str, fields: dict[str, Any]) -> None:
-        assert said(client, route, **fields) in ("no", "yes")
+        assert reply_text(client, route, **fields) in ("no", "yes")
 
 
 def test_the_client_parses_it_into_a_model(served: Served) -> None:
@@ -98,13 +98,13 @@ def test_the_client_parses_it_into_a_model(served: Served) -> None:
         assert isinstance(stream.get_final_completion().choices[0].message.parsed, Town)
 
 
-def test_one_that_is_cut_says_length(client: httpx.Client) -> None:
+def test_a_reply_at_its_limit_ends_with_length(client: httpx.Client) -> None:
     cut = client.post(CHAT, json={"messages": user("hi"), "response_format": NAMED, "max_tokens": 4}).json()
     assert cut["choices"][0]["finish_reason"] == "length"
 
 
 def ids_of(served: Served, text: str) -> list[int]:
-    """Every token that stands for the beginning of a text."""
+    """Return every token whose text is a prefix of this text."""
     vocab = range(served.engine.limits.vocab)
     pieces = zip(vocab, served.state.host.pieces(vocab), strict=True)
     return [token for token, piece in pieces if piece and text.startswith(piece.decode(errors="replace"))]
@@ -112,7 +112,7 @@ def ids_of(served: Served, text: str) -> list[int]:
 
 @pytest.mark.parametrize("route", [CHAT, TEXT])
 @pytest.mark.parametrize("stream", [False, True])
-def test_end_tokens_that_leave_it_none_to_begin_with_are_refused(
+def test_stop_ids_that_leave_no_first_token_are_refused(
     served: Served, client: httpx.Client, route: str, stream: bool
 ) -> None:
     start = {"messages": user("hi")} if route == CHAT else {"prompt": "hi"}
@@ -122,7 +122,7 @@ def test_end_tokens_that_leave_it_none_to_begin_with_are_refused(
 
 
 @pytest.mark.parametrize("route", [CHAT, TEXT])
-def test_and_a_reply_that_they_leave_none_to_go_on_with_is_the_clients_fault(
+def test_stop_ids_that_leave_no_next_token_are_a_client_error(
     served: Served, client: httpx.Client, route: str
 ) -> None:
     start = {"messages": user("hi")} if route == CHAT else {"prompt": "hi"}
@@ -131,15 +131,15 @@ def test_and_a_reply_that_they_leave_none_to_go_on_with_is_the_clients_fault(
     assert (error["type"], error["param"]) == ("invalid_request_error", "stop_token_ids")
     assert "no token is left" in error["message"]
 
-    told = client.post(route, json=body | {"stream": True})
-    lines = told.text.split("\n\n")
-    assert told.status_code == 200 and lines[-2:] == ["data: [DONE]", ""]
+    streamed = client.post(route, json=body | {"stream": True})
+    lines = streamed.text.split("\n\n")
+    assert streamed.status_code == 200 and lines[-2:] == ["data: [DONE]", ""]
     assert json.loads(lines[-3].removeprefix("data: ")) == {"error": error}
-    assert '"x"' in lines[0], "what was said before is there"
+    assert '"x"' in lines[0], "the text before the error is missing"
     assert served.becomes_idle()
 
 
-PLACE = "response_format.json_schema.schema"
+FIELD = "response_format.json_schema.schema"
 
 
 def schema(**parts: Any) -> dict[str, Any]:
@@ -149,8 +149,8 @@ def schema(**parts: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        (schema(type="foo"), PLACE, "is not a usable JSON schema: Invalid type: foo"),
-        (schema(type="array", uniqueItems=True), PLACE, "uniqueItems"),
+        (schema(type="foo"), FIELD, "is not a usable JSON schema: Invalid type: foo"),
+        (schema(type="array", uniqueItems=True), FIELD, "uniqueItems"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
         (
             {"response_format": {"type": "text", "json_schema": NAMED["json_schema"]}},
@@ -171,18 +171,18 @@ def schema(**parts: Any) -> dict[str, Any]:
         ({"response_format": NAMED, "guided_regex": "a"}, "guided_regex", "cannot both"),
     ],
 )
-def test_what_is_wrong_is_named(client: httpx.Client, fields: Any, param: str, words: str) -> None:
+def test_an_error_names_the_field(client: httpx.Client, fields: Any, param: str, words: str) -> None:
     error = refused(client.post(CHAT, json={"messages": user("hi"), **fields}))
     assert error["param"] == param
     assert words in error["message"]
 
 
-def test_beside_tools_a_reply_keeps_to_it_or_calls(tmp_path: Path) -> None:
+def test_with_tools_a_reply_matches_the_schema_or_calls(tmp_path: Path) -> None:
     fields = {"response_format": NAMED, "tools": WEATHER}
     with serving(saying(tmp_path, "x", QWEN)) as served, served.client() as client:
-        assert keeps(said(client, CHAT, **fields, tool_choice="none"))
+        assert matches(reply_text(client, CHAT, **fields, tool_choice="none"))
         reply = client.post(CHAT, json={"messages": user("hi"), **fields}).json()["choices"][0]
-        assert keeps(reply["message"]["content"])
+        assert matches(reply["message"]["content"])
     call = saying(tmp_path, f"<tool_call>\n{CALL}\n</tool_call>", QWEN)
     with serving(call) as served, served.client() as client:
         reply = client.post(CHAT, json={"messages": user("hi"), **fields}).json()["choices"][0]
@@ -197,7 +197,7 @@ def test_beside_tools_a_reply_keeps_to_it_or_calls(tmp_path: Path) -> None:
         ({"guided_choice": ["yes/no", "mädchen"]}, "yes/no|mädchen"),
     ],
 )
-def test_it_holds_behind_a_thought_that_the_template_opens(
+def test_the_format_applies_after_reasoning_opened_by_the_template(
     tmp_path: Path, fields: dict[str, Any], pattern: str
 ) -> None:
     with (

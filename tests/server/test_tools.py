@@ -1,4 +1,4 @@
-"""Calls and reasoning: told apart whatever pieces the text comes in, and as the client wants them."""
+"""Tool calls and reasoning are separated from text, however it is split, and sent as clients expect."""
 
 import json
 import tarfile
@@ -55,13 +55,13 @@ def ask(client: OpenAI, stream: bool = False, **more: Any) -> Any:
     return client.chat.completions.create(**options)
 
 
-def told(reader: CallReader, pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
+def read_all(reader: CallReader, pieces: Sequence[str]) -> tuple[str, list[tuple[str, str]]]:
     text, calls = "", []
     for piece in pieces:
-        said, found = reader.push(piece)
-        text, calls = text + said, calls + found
-    said, found = reader.flush()
-    return text + said, [(call.name, call.arguments) for call in calls + found]
+        more, found = reader.push(piece)
+        text, calls = text + more, calls + found
+    more, found = reader.flush()
+    return text + more, [(call.name, call.arguments) for call in calls + found]
 
 
 def cuts(text: str, at: Sequence[int]) -> list[str]:
@@ -71,7 +71,7 @@ def cuts(text: str, at: Sequence[int]) -> list[str]:
 
 class TestReading:
     @pytest.mark.parametrize(
-        ("text", "said", "calls"),
+        ("text", "plain", "calls"),
         [
             (f"<tool_call>\n{CALL}\n</tool_call>", "", 1),
             (
@@ -79,7 +79,7 @@ class TestReading:
                 "Let me look.",
                 2,
             ),
-            (f"<tool_call>{CALL}", "", 1),  # it ended where the tag should be
+            (f"<tool_call>{CALL}", "", 1),  # the closing tag may be missing at the end
             ("no call at all  \n", "no call at all  \n", 0),
             ("a < b and <tool", "a < b and <tool", 0),
             ("<tool_call>not JSON</tool_call> so", "<tool_call>not JSON</tool_call> so", 0),
@@ -90,12 +90,12 @@ class TestReading:
     )
     @settings(max_examples=25)
     @given(at=st.lists(st.integers(0, 10_000), max_size=12))
-    def test_tagged(self, text: str, said: str, calls: int, at: list[int]) -> None:
-        found = told(TaggedCalls(), cuts(text, at))
-        assert found == (said, [("weather", '{"town": "Köln"}')] * calls)
+    def test_tagged(self, text: str, plain: str, calls: int, at: list[int]) -> None:
+        found = read_all(TaggedCalls(), cuts(text, at))
+        assert found == (plain, [("weather", '{"town": "Köln"}')] * calls)
 
     @pytest.mark.parametrize(
-        ("text", "said", "calls"),
+        ("text", "plain", "calls"),
         [
             (BARE, "", 1),
             (f"  {BARE}; {BARE}\n", "", 2),
@@ -108,8 +108,8 @@ class TestReading:
     )
     @settings(max_examples=25)
     @given(at=st.lists(st.integers(0, 200), max_size=12))
-    def test_bare(self, text: str, said: str, calls: int, at: list[int]) -> None:
-        assert told(BareCalls(), cuts(text, at)) == (said, [("weather", '{"town": "Köln"}')] * calls)
+    def test_bare(self, text: str, plain: str, calls: int, at: list[int]) -> None:
+        assert read_all(BareCalls(), cuts(text, at)) == (plain, [("weather", '{"town": "Köln"}')] * calls)
 
     @pytest.mark.parametrize(
         ("text", "opened", "reasoning", "answer"),
@@ -137,13 +137,13 @@ class TestReading:
             st.none() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
         )
     )
-    def test_anything_may_stand_where_a_call_should(self, value: Any) -> None:
+    def test_any_json_value_in_place_of_a_call_is_handled(self, value: Any) -> None:
         call = as_call(value)
         assert call is None or json.loads(call.arguments) == value.get("arguments", value.get("parameters"))
 
 
 class TestStyle:
-    def test_of_small_templates(self) -> None:
+    def test_the_style_of_small_templates(self) -> None:
         assert style({"default": QWEN}) == "qwen"
         assert style({"default": LLAMA}) == "llama"
         assert style({"default": "{{ messages }}"}) is None
@@ -152,7 +152,7 @@ class TestStyle:
         assert style({"default": "{% if tools %}<tool_call><function=name>{% endif %}"}) is None
         assert style({}) is None
 
-    def test_of_real_ones(self, shared: Path, tmp_path: Path) -> None:
+    def test_the_style_of_real_templates(self, shared: Path, tmp_path: Path) -> None:
         found = {}
         for name in ("qwen3", "llama3-instruct"):
             with tarfile.open(shared / "tokenizers" / f"{name}.tar.xz") as packed:
@@ -167,7 +167,7 @@ class TestOverHttp:
     @pytest.mark.parametrize(
         ("template", "text"), [(QWEN, f"Well.\n<tool_call>\n{CALL}\n</tool_call>"), (LLAMA, BARE)]
     )
-    def test_calls_come_back(self, tmp_path: Path, template: str, text: str, stream: bool) -> None:
+    def test_calls_are_returned(self, tmp_path: Path, template: str, text: str, stream: bool) -> None:
         with client_of(tmp_path, text, template) as client:
             answer = ask(client, stream, tools=WEATHER)
             if stream:
@@ -198,16 +198,16 @@ class TestOverHttp:
                 "type": "function",
                 "function": {"name": "weather", "arguments": '{"town": "K"}'},
             }
-            told_back = [
+            conversation = [
                 *user("weather?"),
                 {"role": "assistant", "content": None, "tool_calls": [call]},
                 {"role": "tool", "tool_call_id": "call_1", "content": "warm"},
             ]
-            reply = ask(client, messages=told_back, tools=WEATHER)
+            reply = ask(client, messages=conversation, tools=WEATHER)
             assert reply.choices[0].message.content == "fine"
             assert reply.choices[0].finish_reason == "stop"
 
-    def test_half_a_letter_in_a_call(self, tmp_path: Path) -> None:
+    def test_a_lone_surrogate_in_a_call(self, tmp_path: Path) -> None:
         text = '<tool_call>{"name": "weather", "arguments": {"town": "\\ud800"}}</tool_call>'
         with client_of(tmp_path, text, QWEN) as client:
             for stream in (False, True):
@@ -218,7 +218,7 @@ class TestOverHttp:
                 [call] = [call for part in parts for call in part.tool_calls or []]
                 assert json.loads(call.function.arguments) == {"town": "?"}
 
-    def test_without_tools_the_text_is_left_alone(self, tmp_path: Path) -> None:
+    def test_without_tools_the_text_is_unchanged(self, tmp_path: Path) -> None:
         text = f"<tool_call>{CALL}</tool_call>"
         with client_of(tmp_path, text, QWEN) as client:
             reply = ask(client)
@@ -248,14 +248,16 @@ class TestOverHttp:
             ({"type": "function", "function": {"name": "f", "returns": 5}}, "tools[0].function.returns"),
         ],
     )
-    def test_a_bad_tool_is_named(self, qwen_like: OpenAI, tool: dict[str, Any], param: str) -> None:
+    def test_the_error_for_a_bad_tool_names_the_field(
+        self, qwen_like: OpenAI, tool: dict[str, Any], param: str
+    ) -> None:
         with pytest.raises(openai.BadRequestError) as refused:
             ask(qwen_like, tools=[tool])
         assert refused.value.param == param
 
     @pytest.mark.parametrize("stream", [False, True])
     @pytest.mark.parametrize("opened", [False, True])
-    def test_reasoning_has_a_field_of_its_own(self, tmp_path: Path, stream: bool, opened: bool) -> None:
+    def test_reasoning_has_its_own_field(self, tmp_path: Path, stream: bool, opened: bool) -> None:
         text = ("" if opened else "<think>\n") + "It may rain.\n</think>\n\nTake a coat."
         with client_of(tmp_path, text, THINKING if opened else QWEN) as client:
             answer = ask(client, stream)
@@ -290,7 +292,7 @@ def calls_in(answer: Any) -> list[tuple[str, Any]]:
 
 
 class TestForced:
-    """A model that would rather talk has to call, and in the form of the schema."""
+    """A model that would answer with text must call a tool, with arguments that match the schema."""
 
     @pytest.mark.parametrize("template", [QWEN, LLAMA], ids=["qwen", "llama"])
     def test_required(self, tmp_path: Path, template: str) -> None:
@@ -305,7 +307,7 @@ class TestForced:
             assert 2 <= len(json.loads(call.function.arguments)["town"]) <= 8
 
     @pytest.mark.parametrize("template", [QWEN, LLAMA], ids=["qwen", "llama"])
-    def test_one_by_its_name(self, tmp_path: Path, template: str) -> None:
+    def test_a_named_tool(self, tmp_path: Path, template: str) -> None:
         with client_of(tmp_path, "I would rather talk.", template) as client:
             answer = ask(client, tools=[TOWN, HOUR], tool_choice=NAMED, parallel_tool_calls=False)
             [(name, arguments)] = calls_in(answer)
@@ -323,20 +325,20 @@ class TestForced:
         [(QWEN, f"Let me see.\n<tool_call>\n{CALL}\n</tool_call>"), (LLAMA, BARE)],
         ids=["qwen", "llama"],
     )
-    def test_a_strict_one_is_called_by_its_schema_or_not_at_all(
+    def test_a_strict_tool_is_called_by_its_schema_or_not_at_all(
         self, tmp_path: Path, template: str, text: str
     ) -> None:
         hour = {"type": "integer", "minimum": 10, "maximum": 23}
         strict = function("weather", strict=True, hour=hour)
         with client_of(tmp_path, text, template) as client:
             [(name, arguments)] = calls_in(ask(client, tools=[strict]))
-            assert name == "weather" and 10 <= arguments["hour"] <= 23  # the model had said a town
+            assert name == "weather" and 10 <= arguments["hour"] <= 23  # the model's own text had a town
         with client_of(tmp_path, "It is warm < there.", template) as client:
             answer = ask(client, tools=[strict])
             assert calls_in(answer) == []
             assert answer.choices[0].message.content.startswith("It is warm < there.")
 
-    def test_behind_a_thought(self, tmp_path: Path) -> None:
+    def test_after_reasoning(self, tmp_path: Path) -> None:
         template = QWEN.replace("assistant:", "assistant: <think>\n")
         with client_of(tmp_path, "So a <tool_call>?\n</think>\n\nNo.", template) as client:
             answer = ask(client, tools=[HOUR], tool_choice="required", parallel_tool_calls=False)
@@ -344,7 +346,7 @@ class TestForced:
             [(name, _)] = calls_in(answer)
             assert name == "clock"
 
-    def test_what_cannot_be_kept_to_is_refused_where_it_is_strict(self, qwen_like: OpenAI) -> None:
+    def test_an_unsupported_schema_is_refused_if_strict(self, qwen_like: OpenAI) -> None:
         odd = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 1}
         lenient, strict = (function("f", kind, x=odd) for kind in (False, True))
         answer = ask(qwen_like, tools=[lenient], tool_choice="required", parallel_tool_calls=False)
@@ -361,7 +363,7 @@ class TestForced:
             ({"tool_choice": "required", "extra_body": {"num_beams": 2}}, "tool_choice", "beams"),
         ],
     )
-    def test_a_choice_that_makes_no_sense(
+    def test_a_bad_tool_choice_is_refused(
         self, qwen_like: OpenAI, fields: dict[str, Any], param: str, words: str
     ) -> None:
         with pytest.raises(openai.BadRequestError, match=words) as refused:

@@ -1,6 +1,6 @@
-"""Invariant 1 with drafts of all kinds in one batch: they change how many tokens a step brings, never which.
+"""Invariant 1 with drafts of all kinds in one batch: they change how many tokens a step gives, never which.
 
-On the ledger, which says few different tokens, so that drafts are often right and often wrong.
+Run on the ledger with a small vocabulary, so that drafts are often right and often wrong.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ PROMPT = [1] * 12
 
 @dataclass(frozen=True)
 class Job:
-    """One request, and what happens to it so many steps after it came."""
+    """One request, and what happens to it; the `after` fields count steps from its submission."""
 
     prompt: tuple[int, ...]
     count: int
@@ -37,8 +37,8 @@ class Job:
     preempt_after: int | None
     fork_after: int | None
     switch_after: int | None
-    other: str  # the kind that it is switched to
-    shorten_after: int | None  # its max_tokens go down to what it has and this many more
+    other: str  # the kind of drafts to switch to
+    shorten_after: int | None  # then max_tokens is set to the length so far plus `more`
     more: int
 
 
@@ -62,8 +62,8 @@ def jobs(draw: st.DrawFn, room: int) -> Job:
     )
 
 
-class Free(Prices):
-    """Never wants a step without drafts, so that as many as can be are tried with some."""
+class FreeDrafts(Prices):
+    """Never asks for a step without drafts, so that as many steps as possible have some."""
 
     def wants_plain(self, rows: int) -> bool:
         return False
@@ -71,9 +71,9 @@ class Free(Prices):
 
 @settings(max_examples=100)
 @given(workloads([6, 7, 9, 40], lambda place: jobs(min(place.tokens, 90)), most=8))
-def test_drafts_change_nothing(work: Workload[Job]) -> None:
+def test_drafts_do_not_change_a_reply(work: Workload[Job]) -> None:
     engine = work.place.engine(alphabet=ALPHABET)
-    engine.scheduler.speculator.prices = Free()
+    engine.scheduler.speculator.prices = FreeDrafts()
     replies: list[tuple[Job, Heard, list[int]]] = []
     ids: dict[Job, int] = {}
 
@@ -92,7 +92,7 @@ def test_drafts_change_nothing(work: Workload[Job]) -> None:
 
     run(engine, 8 + 13, before)
     for job, reply, expected in replies:
-        assert reply.last is not None, "a request that never ended"
+        assert reply.last is not None, "a request did not end"
         if reply.last.finish is Finish.ABORTED or job.shorten_after is not None:
             assert reply.tokens == expected[: len(reply.tokens)]
         else:
@@ -103,13 +103,13 @@ def test_drafts_change_nothing(work: Workload[Job]) -> None:
 def meddle(
     engine: Engine, job: Job, id: int, since: int, replies: list[tuple[Job, Heard, list[int]]]
 ) -> None:
-    """What happens to a living request so many steps after it came."""
+    """Apply the job's changes that are due `since` steps after its submission."""
     request = engine.scheduler.requests[id]
     if since == job.preempt_after:
         engine.preempt(id)
     if since == job.fork_after:
-        branch, said = Heard(), request.generated
-        tail = alone(request.tokens, job.count - said, job.seed + 10, ALPHABET)
+        branch, count = Heard(), request.generated
+        tail = alone(request.tokens, job.count - count, job.seed + 10, ALPHABET)
         replies.append((job, branch, tail))
         engine.fork(id, branch, request.params.changed(max_tokens=job.count, seed=job.seed + 10))
     if since == job.switch_after:
@@ -120,10 +120,10 @@ def meddle(
         engine.abort(id)
 
 
-def with_drafts_under_way(seed: int) -> tuple[Engine, int, Heard]:
-    """At a moment when steps run ahead, and a row of drafts is not committed."""
+def with_drafts_in_flight(seed: int) -> tuple[Engine, int, Heard]:
+    """Return an engine at a moment when steps run ahead and a row of drafts is not committed."""
     engine = ledger_engine(depth=1, host=20, alphabet=ALPHABET, preemption="swap")
-    engine.scheduler.speculator.prices = Free()
+    engine.scheduler.speculator.prices = FreeDrafts()
     reply, params = Heard(), SamplingParams(max_tokens=60, seed=seed, speculate="draft", draft_tokens=16)
     id = engine.submit(PROMPT, params, reply)
     request = engine.scheduler.requests[id]
@@ -133,9 +133,9 @@ def with_drafts_under_way(seed: int) -> tuple[Engine, int, Heard]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_swap_leaves_drafts_behind(seed: int) -> None:
-    """The last blocks hold drafts alone, of which no name can tell whether they are right."""
-    engine, id, reply = with_drafts_under_way(seed)
+def test_a_swap_does_not_store_drafts(seed: int) -> None:
+    """The last blocks hold only drafts, which have no block name, as they may be wrong."""
+    engine, id, reply = with_drafts_in_flight(seed)
     gone: list[Transferred] = []
     engine.bus.subscribe(lambda event: gone.append(event) if isinstance(event, Transferred) else None)
     engine.preempt(id)
@@ -144,15 +144,15 @@ def test_a_swap_leaves_drafts_behind(seed: int) -> None:
     assert reply.tokens == alone(PROMPT, 60, seed, ALPHABET)
 
 
-def test_of_a_run_under_way_one_token_is_drawn_as_before() -> None:
-    """What was drawn behind the drafts was drawn in the old way, and does not count."""
+def test_one_token_of_a_run_in_flight_uses_the_old_seed() -> None:
+    """Tokens sampled after the drafts with the old seed are dropped."""
     longer = 0
     for seed in range(4):
-        engine, id, reply = with_drafts_under_way(seed)
+        engine, id, reply = with_drafts_in_flight(seed)
         engine.update(id, seed=7)
         drain(engine)
         first, second = reply.tokens[:2], reply.tokens[2:]
         assert first == alone(PROMPT, 2, seed, ALPHABET)
         assert second == alone([*PROMPT, *first], 58, 7, ALPHABET)
         longer += alone(PROMPT, 60, seed, ALPHABET)[2] != second[0]
-    assert longer, "the old way and the new one say the same: the test shows nothing"
+    assert longer, "the old and the new seed give the same tokens"

@@ -1,4 +1,4 @@
-"""What drafts are found in, against looking through the whole text each time."""
+"""The indexes that drafts are found in, against searching the whole text each time."""
 
 from collections.abc import Sequence
 
@@ -12,21 +12,21 @@ from engine.speculation.verify import run_of
 TEXTS = st.lists(st.integers(0, 2), max_size=60)
 
 
-def holds(text: Sequence[int], run: Sequence[int]) -> list[int]:
-    """Where the run ends in the text."""
+def ends_of(text: Sequence[int], run: Sequence[int]) -> list[int]:
+    """Return where each occurrence of the run ends in the text."""
     size = len(run)
     return [at + size for at in range(len(text) - size + 1) if list(text[at : at + size]) == list(run)]
 
 
 @given(TEXTS, st.integers(1, 9))
-def test_ngrams_are_what_followed_the_same_tokens_last(tokens: list[int], most: int) -> None:
+def test_ngrams_propose_what_last_followed_the_same_tokens(tokens: list[int], most: int) -> None:
     index = NgramIndex()
     while not index.read(tokens, 7):
         assert not set(index._at.values()) & set(range(index._seen, len(tokens)))
     expected: tuple[int, ...] = ()
     for size in range(LONGEST, SHORTEST - 1, -1):
         before = (
-            [at for at in holds(tokens, tokens[-size:]) if at < len(tokens)] if size <= len(tokens) else []
+            [at for at in ends_of(tokens, tokens[-size:]) if at < len(tokens)] if size <= len(tokens) else []
         )
         if before:
             expected = copied(tokens, before[-1], most)
@@ -35,13 +35,13 @@ def test_ngrams_are_what_followed_the_same_tokens_last(tokens: list[int], most: 
     assert len(expected) in (0, most)
 
 
-def test_a_loop_goes_on_beyond_the_end() -> None:
+def test_a_loop_continues_past_the_end() -> None:
     assert copied([5, 1, 2, 3], 1, 7) == (1, 2, 3, 1, 2, 3, 1)
     assert copied([5, 1, 2, 3], 4, 7) == ()
 
 
 @given(TEXTS, TEXTS, TEXTS)
-def test_a_match_is_the_longest_though_the_text_grows(
+def test_a_match_is_the_longest_while_the_text_grows(
     text: list[int], query: list[int], more: list[int]
 ) -> None:
     automaton = Automaton()
@@ -52,15 +52,15 @@ def test_a_match_is_the_longest_though_the_text_grows(
         if at < len(query):
             match.follow(query[at])
     seen = query
-    for token in more:  # from here on the text stays, and the match is the longest there is
+    for token in more:  # the text does not grow from here on, so the match becomes the longest
         match.follow(token)
         seen = [*seen, token]
-    longest = max(size for size in range(len(seen) + 1) if holds(text, seen[len(seen) - size :]))
-    assert match.length <= longest, "it can only have missed what came later"
+    longest = max(size for size in range(len(seen) + 1) if ends_of(text, seen[len(seen) - size :]))
+    assert match.length <= longest, "a match longer than any in the text"
     if not query:
         assert match.length == longest
     if match.length:
-        ends = holds(text, seen[len(seen) - match.length :])
+        ends = ends_of(text, seen[len(seen) - match.length :])
         assert match.after(4) in {copied(text, end, 4) for end in ends}
 
 
@@ -72,11 +72,11 @@ def test_suffixes_find_replies_and_their_own_text(reply: list[int], tokens: list
     while not index.read(tokens, 5):
         pass
     sizes = range(len(tokens) + 1)
-    in_reply = max(size for size in sizes if holds([*reply, -1], tokens[len(tokens) - size :]))
+    in_reply = max(size for size in sizes if ends_of([*reply, -1], tokens[len(tokens) - size :]))
     in_own = max(
         size
         for size in sizes
-        if len(holds(tokens, tokens[len(tokens) - size :])) > (size < len(tokens)) * 1 or not size
+        if len(ends_of(tokens, tokens[len(tokens) - size :])) > (size < len(tokens)) * 1 or not size
     )
     found = index.propose(tokens, most)
     assert -1 not in found and len(found) <= most
@@ -86,11 +86,11 @@ def test_suffixes_find_replies_and_their_own_text(reply: list[int], tokens: list
             found == (copied([*text, *end], at, most)[: len(found)])
             for text, end in ((reply, [-1]), (tokens, []))
             for longest in range(2, size + 1)
-            for at in holds(text, tokens[len(tokens) - longest :])
+            for at in ends_of(text, tokens[len(tokens) - longest :])
         )
 
 
-def test_owners_do_not_hear_of_each_other() -> None:
+def test_owners_do_not_share_replies() -> None:
     replies = ReplyIndex()
     replies.add(b"mine", [1, 2, 3, 4])
     for owner, expected in ((b"mine", (3, 4)), (b"other", ())):
@@ -99,7 +99,7 @@ def test_owners_do_not_hear_of_each_other() -> None:
         assert index.propose([9, 1, 2], 4) == expected
 
 
-def test_the_oldest_replies_are_forgotten() -> None:
+def test_the_oldest_replies_are_dropped() -> None:
     replies = ReplyIndex(remembered=20)
     for first in range(0, 50, 5):
         replies.add(b"", range(first, first + 5))

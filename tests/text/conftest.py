@@ -1,4 +1,4 @@
-"""Tokenizers of every kind: real ones that may lie beside the checkout, and small ones trained here."""
+"""Tokenizers of every kind: real ones from the shared folder, and small ones trained here."""
 
 import json
 import tarfile
@@ -44,7 +44,7 @@ def renderer() -> Iterator[TemplateRenderer]:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a folder with a small byte-level tokenizer and whatever files a test names."""
+    """Return a function that writes a folder with a small byte-level tokenizer and the given files."""
 
     def write(**files: Any) -> Path:
         byte_level().save(str(tmp_path / "tokenizer.json"))
@@ -131,7 +131,7 @@ def word_ends() -> tokenizers.Tokenizer:
 
 
 def plain() -> tokenizers.Tokenizer:
-    """Whole words and no decoder at all."""
+    """Whole words and no decoder."""
     tokenizer = tokenizers.Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordLevelTrainer(special_tokens=SPECIAL, show_progress=False)

@@ -1,4 +1,4 @@
-"""Which characters each token of a prompt stands for: exact where it is said, silent where it is unknown."""
+"""Which characters each token of a prompt stands for: exact where known, empty where not."""
 
 import copy
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def chat(checkpoint: Callable[..., Path], renderer: TemplateRenderer) -> Callabl
 
 
 def shown(chat: ChatFormat, messages: list[dict[str, Any]]) -> list[str]:
-    """Each message's characters that some token stands for; a dot for those that none does."""
+    """Return each message with a dot for every character that no token stands for."""
     layout = chat.layout(messages)
     assert list(layout.ids) == chat.prompt(messages)
     assert len(layout.ids) == len(layout.places)
@@ -62,18 +62,20 @@ WHOLE = ["..Be brief..", "What is 2 + 2? 日本 😀", "Four. Four.", "", "Four.
     ],
     ids=["plain", "trims", "backwards", "only the last", "changes letters", "looks at the text"],
 )
-def test_what_is_known(chat: Callable[[str], ChatFormat], template: str, known: list[str]) -> None:
+def test_known_characters_by_template(
+    chat: Callable[[str], ChatFormat], template: str, known: list[str]
+) -> None:
     assert shown(chat(template), TALK) == known
 
 
 def test_control_tokens_in_a_message_stay_text(chat: Callable[[str], ChatFormat]) -> None:
-    said = "a <|turn|> b </s>"
-    assert shown(chat(PLAIN), [{"role": "user", "content": said}]) == [said]
+    text = "a <|turn|> b </s>"
+    assert shown(chat(PLAIN), [{"role": "user", "content": text}]) == [text]
 
 
-def test_tags_in_a_message_are_nobodys(chat: Callable[[str], ChatFormat]) -> None:
-    said = "a \ufdd1\ufdd4\ufdd2b\ufdd3"
-    assert shown(chat(PLAIN), [{"role": "user", "content": said}]) == ["." * len(said)]
+def test_internal_markers_in_a_message_belong_to_no_token(chat: Callable[[str], ChatFormat]) -> None:
+    text = "a \ufdd1\ufdd4\ufdd2b\ufdd3"
+    assert shown(chat(PLAIN), [{"role": "user", "content": text}]) == ["." * len(text)]
 
 
 def test_a_token_stands_for_its_own_text(chat: Callable[[str], ChatFormat]) -> None:
@@ -91,7 +93,7 @@ def test_any_text_of_any_message(
     small: dict[str, Tokenizer], renderer: TemplateRenderer, texts: list[str]
 ) -> None:
     for tokenizer in small.values():
-        tokenizer = copy.copy(tokenizer)  # others have it too
+        tokenizer = copy.copy(tokenizer)  # other tests use it too
         tokenizer.templates = {"default": PLAIN}
         talk = ChatFormat(tokenizer, renderer)
         messages = [{"role": "user", "content": text} for text in texts]
@@ -114,7 +116,7 @@ def test_what_each_token_adds_to_a_reply(small: dict[str, Tokenizer], renderer: 
     for tokenizer in small.values():
         talk, text = ChatFormat(tokenizer, renderer), "Größe 日本 and the fox"
         tokens = tokenizer.encode(text)
-        said = texts(tokens, (), talk)
-        for count in range(1, len(said) + 1):
+        pieces = texts(tokens, (), talk)
+        for count in range(1, len(pieces) + 1):
             before = tokenizer.detokenizer()
-            assert "".join(said[:count]) == "".join(map(before.push, tokens[:count]))
+            assert "".join(pieces[:count]) == "".join(map(before.push, tokens[:count]))

@@ -1,4 +1,4 @@
-"""Pieces of text add up to what the tokenizer's own decoder says; no character comes in halves."""
+"""Pieces of text add up to the output of the tokenizer's own decoder, without partial characters."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ def library(tokenizer: Tokenizer) -> tokenizers.Tokenizer:
 
 
 def is_byte(tokenizer: Tokenizer, token: int) -> bool:
-    """A sentencepiece byte token; the library reads a run of them with a bad one as nothing but U+FFFD."""
+    """A sentencepiece byte token. The library decodes a run of them with a bad one as U+FFFD only."""
     name = library(tokenizer).id_to_token(token)
     return name is not None and name.startswith("<0x") and len(name) == 6
 
@@ -38,7 +38,7 @@ def streamed(tokenizer: Tokenizer, tokens: list[int], **options: object) -> str:
 
 @given(data=st.data())
 def test_pieces_add_up(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """Any ids, those beyond the vocabulary too."""
+    """Any ids, also those beyond the vocabulary."""
     ids = st.integers(0, 260) | st.integers(0, tokenizer.vocab_size + 3)  # the first are mostly single bytes
     ids = ids.filter(lambda token: not is_byte(tokenizer, token))
     tokens = data.draw(st.lists(ids, max_size=30))
@@ -50,7 +50,7 @@ def test_pieces_add_up(tokenizer: Tokenizer, data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_bytes_between_tokens(small: dict[str, Tokenizer], data: st.DataObject) -> None:
-    """Sentencepiece's byte tokens: whole characters as the library reads them, broken ones as UTF-8 says."""
+    """Sentencepiece's byte tokens: valid characters as the library decodes them, others as UTF-8 requires."""
     tokenizer = small["sentencepiece"]
     byte_ids = [library(tokenizer).token_to_id(f"<0x{byte:02X}>") for byte in range(256)]
     words = st.integers(0, tokenizer.vocab_size - 1).filter(lambda token: not is_byte(tokenizer, token))
@@ -68,7 +68,7 @@ def test_bytes_between_tokens(small: dict[str, Tokenizer], data: st.DataObject) 
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd")))
-def test_no_half_characters(small: dict[str, Tokenizer], text: str) -> None:
+def test_no_partial_characters(small: dict[str, Tokenizer], text: str) -> None:
     for kind in ("byte_level", "sentencepiece"):
         tokenizer = small[kind]
         tokens = tokenizer.encode(text)
@@ -80,7 +80,7 @@ def test_no_half_characters(small: dict[str, Tokenizer], text: str) -> None:
 
 
 @given(data=st.data())
-def test_copies_go_their_own_way(tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_copies_are_independent(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = st.integers(0, tokenizer.vocab_size - 1)
     begun, one, other = (data.draw(st.lists(ids, max_size=8)) for _ in range(3))
     first = tokenizer.detokenizer()
@@ -91,13 +91,13 @@ def test_copies_go_their_own_way(tokenizer: Tokenizer, data: st.DataObject) -> N
         assert text == streamed(tokenizer, begun + rest)
 
 
-def test_going_on_after_a_prompt(tokenizer: Tokenizer) -> None:
+def test_decoding_after_a_prompt(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode_raw(TEXT)
     whole = tokenizer.decode(tokens)
     for border in range(len(tokens) + 1):
         before, after = tokens[:border], tokens[border:]
         begun = tokenizer.detokenizer()
-        shown = "".join(map(begun.push, before))  # without the open character, which belongs to the rest
+        shown = "".join(map(begun.push, before))  # without a partial character
         assert shown + streamed(tokenizer, after, after=before) == whole
 
 
@@ -106,7 +106,7 @@ def test_a_space_between_prompt_and_reply(small: dict[str, Tokenizer]) -> None:
     [mark] = [token for token in tokenizer.encode("the") if library(tokenizer).id_to_token(token) == "▁the"]
     assert tokenizer.decode([mark]) == "the"
     assert tokenizer.decode([mark], after=tokenizer.encode_raw("Once")) == " the"
-    assert tokenizer.decode([mark], after=[1]) == "the"  # a start token is not something to be apart from
+    assert tokenizer.decode([mark], after=[1]) == "the"  # no space after a start token
 
 
 def test_known_text_of_a_real_model(stories: Path) -> None:

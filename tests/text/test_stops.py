@@ -1,4 +1,4 @@
-"""Stop strings are found wherever the pieces of a text happen to break."""
+"""Stop strings are found however the text is split into pieces."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ STOPS = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)
 
 
 def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """The whole text at once: the stop that ends first, and of those the longest."""
+    """Search the whole text at once: the stop that ends first, and the longest of those."""
     ends = [(text.index(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
     if not ends:
         return text, None
@@ -19,7 +19,7 @@ def naive(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
 
 
 @given(pieces=st.lists(WORDS, max_size=10), stops=STOPS, include=st.booleans())
-def test_as_if_the_text_were_whole(pieces: list[str], stops: list[str], include: bool) -> None:
+def test_pieces_give_the_same_as_the_whole_text(pieces: list[str], stops: list[str], include: bool) -> None:
     finder = StopFinder(stops, include=include)
     shown, hit = "", None
     for piece in pieces:
@@ -31,7 +31,7 @@ def test_as_if_the_text_were_whole(pieces: list[str], stops: list[str], include:
 
 
 @given(pieces=st.lists(WORDS, max_size=10), stops=STOPS)
-def test_holds_back_no_more_than_it_must(pieces: list[str], stops: list[str]) -> None:
+def test_only_the_start_of_a_stop_is_held_back(pieces: list[str], stops: list[str]) -> None:
     finder = StopFinder(stops)
     whole = shown = ""
     for piece in pieces:
@@ -45,23 +45,23 @@ def test_holds_back_no_more_than_it_must(pieces: list[str], stops: list[str]) ->
         assert held == "" or any(stop.startswith(held) for stop in stops)
 
 
-@given(said=WORDS, pieces=st.lists(WORDS, max_size=8), stops=STOPS, include=st.booleans())
-def test_a_stop_may_begin_in_what_is_shown_already(
-    said: str, pieces: list[str], stops: list[str], include: bool
+@given(earlier=WORDS, pieces=st.lists(WORDS, max_size=8), stops=STOPS, include=st.booleans())
+def test_a_stop_may_begin_in_earlier_text(
+    earlier: str, pieces: list[str], stops: list[str], include: bool
 ) -> None:
     finder = StopFinder(stops, include=include)
-    finder.stands(said)
+    finder.stands(earlier)
     texts = [finder.push(piece)[0] for piece in pieces]
-    begin = 0  # behind the stops that end in what was said: nobody asked for them
-    while (found := naive(said[begin:], stops, include=True))[1]:
+    begin = 0  # after the stops that end in the earlier text, which are ignored
+    while (found := naive(earlier[begin:], stops, include=True))[1]:
         begin += len(found[0])
-    expected, hit = naive(said[begin:] + "".join(pieces), stops, include)
+    expected, hit = naive(earlier[begin:] + "".join(pieces), stops, include)
     assert finder.hit == hit
-    assert "".join(texts) + finder.flush() == expected[len(said) - begin :]
+    assert "".join(texts) + finder.flush() == expected[len(earlier) - begin :]
 
 
 @given(pieces=st.lists(WORDS, max_size=8), border=st.integers(0, 8), stops=STOPS)
-def test_a_copy_goes_its_own_way(pieces: list[str], border: int, stops: list[str]) -> None:
+def test_a_copy_is_independent(pieces: list[str], border: int, stops: list[str]) -> None:
     first = StopFinder(stops)
     shown = "".join(first.push(piece)[0] for piece in pieces[:border])
     second = first.copy()
@@ -79,14 +79,14 @@ def test_nothing_after_a_stop() -> None:
     assert finder.flush() == ""
 
 
-def test_overlapping_itself() -> None:
+def test_a_stop_that_overlaps_itself() -> None:
     finder = StopFinder(["aab"])
     assert finder.push("aa") == ("", None)
     assert finder.push("a") == ("a", None)
     assert finder.push("b") == ("", "aab")
 
 
-def test_the_one_that_is_complete_first() -> None:
+def test_the_first_complete_stop_is_found() -> None:
     assert StopFinder(["bcd", "c"]).push("abcd") == ("ab", "c")
     assert StopFinder(["c", "bc"]).push("abcd") == ("a", "bc")
     assert StopFinder(["c"], include=True).push("abcd") == ("abc", "c")

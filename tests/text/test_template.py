@@ -1,4 +1,4 @@
-"""A stranger's template renders as elsewhere, and can do no harm but to its own request."""
+"""An untrusted template renders as in transformers, and can only fail its own request."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def render(renderer: TemplateRenderer, template: str, **values: object) -> str:
     return renderer.render(template, values)
 
 
-def test_the_language(renderer: TemplateRenderer) -> None:
+def test_template_features(renderer: TemplateRenderer) -> None:
     template = """
     {%- for m in messages %}
         {%- if m.role == "skip" %}{% continue %}{% endif %}
@@ -35,7 +35,7 @@ def test_the_clock(renderer: TemplateRenderer) -> None:
     assert render(renderer, "{{ strftime_now('%%') }}") == "%"
 
 
-def test_text_of_all_kinds_survives_the_way(renderer: TemplateRenderer) -> None:
+def test_any_text_is_passed_to_a_template_unchanged(renderer: TemplateRenderer) -> None:
     text = "日本語 😀 \x00 \u2028 \ufdd0 \r\n" + "x" * 3_000_000
     assert render(renderer, "{{ text }}", text=text) == text
 
@@ -62,21 +62,21 @@ def test_text_of_all_kinds_survives_the_way(renderer: TemplateRenderer) -> None:
         ("{% include 'other' %}", "failed|forbids|no loader"),
     ],
 )  # fmt: skip
-def test_what_it_may_not(renderer: TemplateRenderer, template: str, message: str) -> None:
+def test_forbidden_and_failing_templates(renderer: TemplateRenderer, template: str, message: str) -> None:
     with pytest.raises(TemplateError, match=message):
         render(renderer, template, messages=[])
     assert render(renderer, "fine") == "fine"
 
 
 @pytest.mark.parametrize("template", [ROWS + ENDS, "{{ 7 ** (10 ** 8) }}"])
-def test_it_may_not_go_on_for_ever(template: str) -> None:
+def test_an_endless_template_is_stopped(template: str) -> None:
     with TemplateRenderer(seconds=0.2) as renderer:
         with pytest.raises(TemplateError, match=r"took more than 0\.2 s"):
             render(renderer, template)
         assert render(renderer, "fine") == "fine"  # in a new process
 
 
-def test_the_helper_is_started_again_when_it_died() -> None:
+def test_the_helper_is_restarted_after_it_dies() -> None:
     with TemplateRenderer() as renderer:
         assert render(renderer, "fine") == "fine"
         worker = renderer._worker
@@ -87,7 +87,7 @@ def test_the_helper_is_started_again_when_it_died() -> None:
         assert renderer._worker is not worker
 
 
-def test_a_helper_that_stops_answering_is_given_up() -> None:
+def test_a_helper_that_stops_answering_is_killed() -> None:
     with TemplateRenderer(seconds=0.05) as renderer:
         render(renderer, "fine")
         worker = renderer._worker

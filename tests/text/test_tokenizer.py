@@ -1,4 +1,4 @@
-"""What a checkpoint's files say of its tokens, and what happens where they are missing or wrong."""
+"""Reading a checkpoint's tokenizer files, and the errors if they are missing or wrong."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ def test_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_text_and_back(small: dict[str, Tokenizer]) -> None:
+def test_text_round_trips(small: dict[str, Tokenizer]) -> None:
     tokenizer = small["byte_level"]
     text = "Hello <think>wörld</think> 日本語 \x00 end"
     assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -30,7 +30,7 @@ def test_text_and_back(small: dict[str, Tokenizer]) -> None:
     assert tokenizer.encode("") == []
 
 
-def test_a_long_text_is_read_as_a_short_one_is_while_others_run(small: dict[str, Tokenizer]) -> None:
+def test_a_long_text_is_encoded_without_blocking_other_threads(small: dict[str, Tokenizer]) -> None:
     tokenizer = small["byte_level"]
     word, long = "Hello wörld ", "Hello wörld " * 20_000
     with ThreadPoolExecutor(1) as other:
@@ -39,14 +39,14 @@ def test_a_long_text_is_read_as_a_short_one_is_while_others_run(small: dict[str,
             while not reading.done():
                 turns += 1
                 time.sleep(0)
-            assert turns > 100, "the interpreter was held all the time"
+            assert turns > 100, "encoding held the interpreter all the time"
     assert tokenizer.encode(long) == tokenizer.encode(word) * 20_000
     far = len(long) - len(word)
     moved = [(token, start + far, end + far) for token, start, end in tokenizer.encode_placed(word)]
     assert tokenizer.encode_placed(long)[-len(moved) :] == moved
 
 
-def test_special_tokens_are_taken_as_such_and_hidden(small: dict[str, Tokenizer]) -> None:
+def test_special_tokens_are_recognized_and_hidden(small: dict[str, Tokenizer]) -> None:
     tokenizer = small["byte_level"]
     tokens = tokenizer.encode("a<|turn|>b")
     assert tokenizer.id_of("<|turn|>") in tokens
@@ -55,7 +55,7 @@ def test_special_tokens_are_taken_as_such_and_hidden(small: dict[str, Tokenizer]
     assert tokenizer.decode(tokens, skip_special=False) == "a<|turn|>b"
 
 
-def test_pieces_of_other_kinds(small: dict[str, Tokenizer]) -> None:
+def test_pieces_of_other_tokenizers(small: dict[str, Tokenizer]) -> None:
     sentencepiece = small["sentencepiece"]
     assert sentencepiece.piece(sentencepiece.id_of("<0xE2>") or 0) == b"\xe2"
     assert sentencepiece.piece(sentencepiece.id_of("▁") or 0) == b" "
@@ -64,7 +64,7 @@ def test_pieces_of_other_kinds(small: dict[str, Tokenizer]) -> None:
 
 
 def test_start_tokens_of_a_raw_prompt(checkpoint: Write) -> None:
-    """The post-processor here puts <s> before a text and </s> behind it, which would end it at once."""
+    """The post-processor adds <s> before a text and </s> after it, which would end the reply at once."""
     tokenizer = Tokenizer.load(checkpoint())
     assert tokenizer.encode_raw("Hi") == [1, *tokenizer.encode("Hi")]
     assert tokenizer.encode_raw("") == [1]
@@ -110,13 +110,13 @@ def test_turn_end_of_the_template_stops(checkpoint: Write) -> None:
     listed = {str(size + n): entry for n, entry in enumerate(listed.values())}
     config = {"added_tokens_decoder": listed, "chat_template": "{{ messages[0].content }}<|im_end|>"}
     tokenizer = Tokenizer.load(checkpoint(tokenizer_config=config))
-    assert tokenizer.stop_ids == {size}  # and not the other, which this template does not write
+    assert tokenizer.stop_ids == {size}  # but not the other, which this template does not write
     assert tokenizer.special_ids == {0, 1, 2, 3, size}
     assert tokenizer.encode("<|im_end|><|eot_id|>") == [size, size + 1]
     assert tokenizer.vocab_size == size + 2
 
 
-def test_real_ones(qwen3: Path, llama3: Path, stories: Path) -> None:
+def test_real_tokenizers(qwen3: Path, llama3: Path, stories: Path) -> None:
     qwen, llama, story = map(Tokenizer.load, (qwen3, llama3, stories))
     assert (qwen.vocab_size, llama.vocab_size, story.vocab_size) == (151669, 128256, 512)
     assert (qwen.bos_id, llama.bos_id, story.bos_id) == (None, 128000, 1)
