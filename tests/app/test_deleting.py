@@ -35,7 +35,7 @@ async def test_one_is_deleted_when_the_question_is_answered(bench: Callable[...,
         await it.until(lambda: titles(it) == ["first"])
         assert [each.title for each in it.app.store.listing()] == ["first"]
         await it.pilot.press("alt+z")
-        await it.until(lambda: "no chat is closed" in it.notices())
+        await it.until(lambda: "There is no closed chat" in it.notices())
     async with bench() as it:
         assert titles(it) == ["first"]
 

@@ -195,7 +195,7 @@ async def test_where_neither_can_be_loaded_the_ways_out_are_said(bench: Callable
 async def test_a_name_that_leads_nowhere_is_said(bench: Callable[..., Any]) -> None:
     async with bench((120, 30)) as it:
         await picker(it, "nothing")
-        await it.until(lambda: "nothing here is called so" in it.screen_text())
+        await it.until(lambda: "No model matches" in it.screen_text())
         await it.pilot.press("enter", "escape")
         assert it.app.screen is it.main
 
@@ -251,9 +251,9 @@ async def test_a_name_of_the_hub_is_fetched_and_taken(bench: Callable[..., Any])
     async with bench((120, 30)) as it:
         it.app.keeper._fetch = fake_fetch
         await picker(it, "org/large")
-        await it.until(lambda: "Enter fetches it" in it.screen_text())
+        await it.until(lambda: "Enter downloads it" in it.screen_text())
         await it.pilot.press("enter")
-        await it.until(lambda: "fetching large  0.40 of 1.60 GB  Ctrl+X calls" in it.screen_text())
+        await it.until(lambda: "fetching large  0.40 of 1.60 GB  Ctrl+X cancels" in it.screen_text())
         await it.pilot.press("escape")
         await it.pilot.press("alt+o")
         await it.until(lambda: "fetching org/large  Ctrl+X calls" in it.screen_text())
@@ -276,7 +276,7 @@ async def test_a_download_is_called_off(bench: Callable[..., Any]) -> None:
         it.app.keeper._fetch = fake_fetch
         await picker(it, "org/large")
         await it.pilot.press("enter")
-        await it.until(lambda: "calls the download off" in it.screen_text())
+        await it.until(lambda: "Ctrl+X cancels" in it.screen_text())
         await it.pilot.press("ctrl+x")
         await it.until(lambda: "large was called off" in it.screen_text())
         assert not it.app.keeper.fetching
@@ -321,7 +321,7 @@ async def test_a_late_answer_of_the_file_system_leaves_what_is_said(
         await it.pilot.press("enter")
         await it.until(lambda: "the hub cannot be" in it.screen_text())
         answer.set()
-        await it.until(lambda: "Enter fetches it" not in it.screen_text())
+        await it.until(lambda: "Enter downloads it" not in it.screen_text())
         assert "the hub cannot be" in it.screen_text()
         await it.pilot.press("r")
         await it.until(lambda: "the hub cannot be" not in it.screen_text())

@@ -233,7 +233,7 @@ async def test_what_guessing_brings_is_seen_in_the_drawer(bench: Callable[..., A
     async with bench((100, 40), backend=FakeBackend([shot]), params=start) as it:
         await it.say("hello")
         await it.pilot.press("f3")
-        await it.until(lambda: "75% stand  4.0 tok a step  1.80x" in it.screen_text())
+        await it.until(lambda: "75% accepted  4.0 tok/step  1.80x" in it.screen_text())
 
 
 @run

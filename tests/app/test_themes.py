@@ -38,7 +38,7 @@ async def test_a_theme_is_copied_and_each_save_of_it_is_seen(bench: Callable[...
         await it.pilot.press("enter")
         await it.until(lambda: it.app.theme == "mine")
         file = it.app.paths.themes / "mine.toml"
-        assert any(f"{file} shows here at once" in said for said in it.notices())
+        assert any(f"Edit {file}. Each save applies immediately" in said for said in it.notices())
         text = file.read_text()
 
         def ground() -> str:
@@ -78,7 +78,7 @@ async def test_keys_that_clash_are_named(bench: Callable[..., Any], tmp_path: Pa
         (said,) = (each for each in it.notices() if "f2" in each)
         assert said == (
             f'{settings}:2: keys.chat.new: "f2" would be the key of both chat.new (New chat) '
-            "and view.monitor (Monitor: the engine at work): give that one another, or take a free key here"
+            "and view.monitor (Toggle the engine monitor): give that one another, or take a free key here"
         )
         await it.pilot.press("f2")
         assert it.monitor.display, "it keeps its key"

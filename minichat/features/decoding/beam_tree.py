@@ -1,4 +1,4 @@
-"""A beam search as a tree of text: what its hypotheses share stands once, and each end has a score."""
+"""A beam search as a tree of text: hypotheses share their common prefix, and each end has a score."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ from engine.api.snapshot import BeamsView, HypothesisView
 
 Kind = Literal["branch", "live", "ended", "dropped"]
 Words = Callable[[Sequence[int]], list[str]]
-MOST_DROPPED = 3  # that are listed
+MOST_DROPPED = 3  # dropped hypotheses to list
 
 
 class TreeLine(NamedTuple):
-    """One line: how it hangs in the tree (a letter a level), its text, and the score of what ends there."""
+    """One line: its place in the tree (one character per level), its text, and the score of an end."""
 
-    hangs: str  # "|": a branch above goes on below, " ": it does not, "+": one begins here, "`": the last one
+    hangs: str  # "|": a branch above continues, " ": none does, "+": one begins here, "`": the last one
     text: str
     kind: Kind
     score: float | None = None
@@ -26,11 +26,11 @@ class TreeLine(NamedTuple):
 class _Node:
     children: dict[int, "_Node"] = field(default_factory=dict)
     ends: list[tuple[Kind, float]] = field(default_factory=list)
-    best: float = -inf  # the highest score of all that end here or below
+    best: float = -inf  # the highest score of the hypotheses that end here or below
 
 
 def lines_of(view: BeamsView, words: Words) -> list[TreeLine]:
-    """Live and ended hypotheses as a tree, the best first; then those that were dropped last."""
+    """Return live and ended hypotheses as a tree, best first, then the dropped ones."""
     root = _Node()
     for kind, hypotheses in (("live", view.live), ("ended", view.done)):
         for each in hypotheses:
@@ -61,7 +61,7 @@ def _hang(node: _Node, above: str, spoken: dict[int, str], lines: list[TreeLine]
         line = TreeLine(above + ("`" if last else "+"), _text(tokens, spoken), "branch")
         below = above + (" " if last else "|")
         ends = [TreeLine(below, "", kind, score) for kind, score in child.ends]
-        if ends:  # the first stands where its text does
+        if ends:  # the first end shares the line of its text
             ends[0] = ends[0]._replace(hangs=line.hangs, text=line.text)
         lines += ends or [line]
         _hang(child, below, spoken, lines)
