@@ -1,4 +1,4 @@
-"""`minichat fetch`: a model of the hub onto this machine, to be chosen without a network later."""
+"""`minichat fetch`: download a model from the hub, so that it can be used offline."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ from engine.models.find import find_model
 from minichat.commands.options import failed
 from minichat.models.progress import Course
 
-_EVERY = 0.2  # seconds between two words about it
+_EVERY = 0.2  # seconds between two progress updates
 
 
 def run(options: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class ProgressPrinter:
-    """Lines of JSON for a program, one line that changes for a person at a terminal."""
+    """Prints JSON lines for programs, or one updating line on a terminal."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._json, self._course, self._told = as_json, Course(), 0.0

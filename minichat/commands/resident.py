@@ -1,6 +1,6 @@
-"""The engine that `minichat up` starts: `serve` on this user's socket, telling in a file how far it is.
+"""The process that `minichat up` starts: `serve` on this user's socket, with its progress in a file.
 
-It is no command of its own: residents.py starts it, and passes on the lock that it holds until it ends.
+It is not a command. residents.py starts it and passes on a lock, which it holds until it ends.
 """
 
 import os
@@ -13,11 +13,11 @@ from minichat.cli import parser
 from minichat.commands.serve import Told, check, serve
 from minichat.models.residents import Record, Resident
 
-_TELL_EVERY = 0.1  # seconds between two words about loading
+_TELL_EVERY = 0.1  # seconds between two progress updates
 
 
 class RecordWriter:
-    """Writes the record that whoever waits reads."""
+    """Writes the record that waiting processes read."""
 
     def __init__(self, resident: Resident, model: str) -> None:
         self._resident = resident

@@ -128,7 +128,7 @@ def test_the_life_of_an_engine(user: User, root: Path) -> None:
     assert user.ps() == []
     assert not resident.socket.exists()
     code, _, err = user.say("down")
-    assert (code, err) == (1, "minichat: no engine called main runs here; minichat ps lists those that do\n")
+    assert (code, err) == (1, "minichat: no engine named main is running; list engines with: minichat ps\n")
 
 
 def test_one_whose_engine_is_dead_is_replaced(user: User) -> None:
@@ -145,7 +145,7 @@ def test_one_whose_engine_is_dead_is_replaced(user: User) -> None:
     with pytest.raises(EngineError, match="no engine called other runs; minichat up --name other starts it"):
         asyncio.run(other.ensure(lambda done, total: None))
     code, _, err = user.say("up", "--no-screen", "--dry-run", "--model=pocket")
-    assert (code, "has died: the device coughed; another one takes its place" in err) == (0, True)
+    assert (code, "has died: the device coughed; starting a replacement" in err) == (0, True)
     [line] = user.ps()
     assert (line["state"], line["pid"] != record.pid) == ("ready", True)
     assert becomes(lambda: not Path(f"/proc/{record.pid}").exists())
@@ -211,7 +211,7 @@ def test_an_engine_that_cannot_start_ends_up_with_the_code_of_its_error(
 
 def test_what_makes_no_sense_is_said_before_anything_is_started(user: User) -> None:
     code, _, err = user.say("up", "--no-screen", "--rate=3")
-    assert (code, err) == (2, "minichat: --rate is for --dry-run: a real model is as fast as it is\n")
+    assert (code, err) == (2, "minichat: --rate requires --dry-run\n")
     assert not user.resident.folder.exists()
 
 

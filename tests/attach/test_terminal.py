@@ -124,7 +124,7 @@ def test_what_cannot_be_attached_to_is_one_sentence(
         (["http://u:p@host"], "an address holds no password"),
         (["ftp://host"], "is no address"),
         (["http://host:99999"], "is no address"),
-        (["host", "--uds=x"], "contradict each other"),
+        (["host", "--uds=x"], "cannot be combined"),
         (["host", "--api-key-file=/nowhere"], "cannot be read"),
         ([], "needs a terminal"),
     ],

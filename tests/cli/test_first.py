@@ -120,7 +120,7 @@ def test_locate_prints_every_path(run: Run, tmp_path: Path, monkeypatch: pytest.
     assert len(lines) == len(told)
     [chats] = [line for line in lines if line.startswith("chats ")]
     assert chats.split() == ["chats", told["chats"]]
-    assert sum("(not there yet)" in line for line in lines) >= 5
+    assert sum("(does not exist yet)" in line for line in lines) >= 5
 
 
 @pytest.mark.parametrize("command", ["locate", "ps", "doctor"])
@@ -132,7 +132,7 @@ def test_folders_that_cannot_even_be_asked_for_are_empty(
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / ("x" * 300)))
     ran = run(command)
     assert (ran.code, ran.err) == (0, "")
-    assert {"locate": "(not there yet)", "ps": "no engine runs here", "doctor": "cannot be read"}[
+    assert {"locate": "(does not exist yet)", "ps": "no engine is running", "doctor": "cannot be read"}[
         command
     ] in ran.out
 
