@@ -94,7 +94,7 @@ async def program(
         app = MinichatApp(backend, store, start)
         async with app.run_test(size=size) as pilot:
             session = Session(app, pilot)
-            await session.until(lambda: app.keeper.alive)
+            await session.until(lambda: app.lifecycle.alive)
             yield session
             for each in app.chats.streaming:
                 each.stop()

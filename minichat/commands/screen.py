@@ -82,7 +82,7 @@ def show(
     closed = backend.close()
     code = app.return_code or 0
     if code == RESTART:
-        os.execv(sys.executable, [sys.executable, "-m", "minichat", *again(app.keeper.model)])
+        os.execv(sys.executable, [sys.executable, "-m", "minichat", *again(app.lifecycle.model)])
     if not closed:
         os._exit(code)  # a thread is inside torch, which would abort during interpreter shutdown
     return code

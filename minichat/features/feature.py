@@ -10,7 +10,7 @@ from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
 from minichat.chats.model import Message
-from minichat.models.keeper import Keeper
+from minichat.models.lifecycle import EngineLifecycle
 from minichat.program import Program, Workspace
 from minichat.session.open_chats import OpenChats
 from minichat.session.presets import SavedPresets
@@ -34,7 +34,7 @@ class Context:
     workspace: Workspace
     panels: Panels
     engine: EngineWatch
-    keeper: Keeper
+    lifecycle: EngineLifecycle
     presets: SavedPresets
     keys: Keys
     signals: Signals

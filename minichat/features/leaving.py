@@ -41,7 +41,7 @@ async def interrupt(context: Context) -> None:
 
 
 async def restart(context: Context) -> None:
-    if not context.keeper.again():
+    if not context.lifecycle.again():
         await context.program.end(RESTART)
 
 

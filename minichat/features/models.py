@@ -10,7 +10,7 @@ from textual.widgets import Input, OptionList
 from minichat.clients.bridge import in_thread
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.models.catalogue import Model, Source, arranged, identity, local, on_hub, sources
-from minichat.models.keeper import Keeper
+from minichat.models.lifecycle import EngineLifecycle
 from minichat.models.progress import size
 from minichat.shell.remembered import Remembered
 from minichat.ui.dialogs.pick import Choice, PickScreen
@@ -26,25 +26,25 @@ class ModelScreen(PickScreen[Model]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+x", "call_off", show=False, priority=True)]
 
-    def __init__(self, keeper: Keeper, folders: Sequence[str]) -> None:
+    def __init__(self, lifecycle: EngineLifecycle, folders: Sequence[str]) -> None:
         super().__init__("model", self._fitting, _HINT)
-        self._keeper = keeper
-        self._sources = sources(folders, Remembered.read(keeper.program.paths.remembered).models)
+        self._lifecycle = lifecycle
+        self._sources = sources(folders, Remembered.read(lifecycle.program.paths.remembered).models)
         self._found_in: dict[int, list[Model]] = {}  # by source index; other sources have not answered
         self._typed: dict[str, Model | None] = {}  # typed queries, resolved on the file system
-        self._present = identity(keeper.model)
+        self._present = identity(lifecycle.model)
         self._remarked = ""  # the model that the last remark was about
 
     def on_mount(self) -> None:
         self.query_one(".sheet").add_class("-wide")
-        self._keeper.tell = self._hear
-        if self._keeper.fetching:
-            self._hear(f"downloading {self._keeper.fetching}")
+        self._lifecycle.tell = self._hear
+        if self._lifecycle.fetching:
+            self._hear(f"downloading {self._lifecycle.fetching}")
         for place, source in enumerate(self._sources):
             self.run_worker(self._look(place, source))
 
     def on_unmount(self) -> None:
-        self._keeper.tell = None
+        self._lifecycle.tell = None
 
     # File systems are queried in threads, because a network mount may be slow or never answer.
 
@@ -74,7 +74,7 @@ class ModelScreen(PickScreen[Model]):
         typed = self._typed[query] or on_hub(query)
         if typed is not None and typed.name not in {model.name for model in models}:
             models.append(typed)
-        if not models and len(self._found_in) == len(self._sources) and not self._keeper.fetching:
+        if not models and len(self._found_in) == len(self._sources) and not self._lifecycle.fetching:
             self.say("No model matches. Enter a folder or a full hub name")
         return [Choice(self._line(model), model) for model in models]
 
@@ -98,35 +98,35 @@ class ModelScreen(PickScreen[Model]):
         )
 
     def _runs(self, model: Model) -> bool:
-        return model.name == self._present and self._keeper.alive
+        return model.name == self._present and self._lifecycle.alive
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
         """Show a remark when a line is selected, but not again when the list is refilled around it."""
         choice = self.choice(event.option)
-        if self._keeper.fetching or choice is None or event.option_index != event.option_list.highlighted:
+        if self._lifecycle.fetching or choice is None or event.option_index != event.option_list.highlighted:
             return
         if choice.value.name != self._remarked:
             self._remarked = choice.value.name
             self.say(_remark(choice.value))
 
     def take(self, model: Model) -> None:
-        if reason := model.trouble or self._keeper.busy:
+        if reason := model.trouble or self._lifecycle.busy:
             self.say(one_line(reason))
         elif model.support is None:
-            self._keeper.choose(model)  # the dialog stays open to show the progress
+            self._lifecycle.choose(model)  # the dialog stays open to show the progress
         else:
             self.dismiss(None if self._runs(model) else model)
 
     def action_call_off(self) -> None:
-        self._keeper.call_off()
+        self._lifecycle.call_off()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action != "call_off" or bool(self._keeper.fetching)
+        return action != "call_off" or bool(self._lifecycle.fetching)
 
     def _hear(self, words: str) -> None:
         """Show the progress of a download. Empty text: it has finished and the model will load."""
         if words:
-            self.say(words + (_CALL_OFF if self._keeper.fetching else ""))
+            self.say(words + (_CALL_OFF if self._lifecycle.fetching else ""))
         else:
             self.dismiss(None)
 
@@ -143,10 +143,10 @@ def _remark(model: Model) -> str:
 def choose(context: Context) -> None:
     def take(model: Model | None) -> None:
         if model is not None:
-            context.keeper.choose(model)
+            context.lifecycle.choose(model)
 
     folders = context.program.settings.engine.folders
-    context.app.push_screen(ModelScreen(context.keeper, folders), take)
+    context.app.push_screen(ModelScreen(context.lifecycle, folders), take)
 
 
 MODELS = Feature(

@@ -83,7 +83,7 @@ async def test_a_lost_engine_starts_again_in_place_and_else_with_the_program(
             backend.emit(Died(7, 1.0, "the engine's process was ended by SIGKILL"))
             await it.until(lambda: "F5 starts it again" in it.screen_text())
             await it.pilot.press("f5")
-            await it.until(lambda: it.app.keeper.alive)
+            await it.until(lambda: it.app.lifecycle.alive)
         assert backend.switched == ["tiny", "tiny"]
         assert it.texts()[-1] == ("assistant", "here", "done")
         await it.answered(await it.say("and now"))

@@ -255,7 +255,7 @@ async def test_a_rate_is_told_once_it_can_be_known(bench: Callable[..., Any]) ->
         reply.say("two tokens")
         await it.until(lambda: it.app.chats.active.run.first is not None)
         run = it.app.chats.active.run
-        run.tokens, run.first = 3, it.app.chats.active.desk.clock()
+        run.tokens, run.first = 3, it.app.chats.active.services.clock()
         assert it.main.pane._figures() == "3 tok"
         run.first -= 60
         run.began = run.first

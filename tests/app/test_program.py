@@ -83,11 +83,11 @@ async def test_a_model_that_cannot_be_loaded_is_told(bench: Callable[..., Any]) 
 @run
 async def test_a_dead_engine_shows_a_banner_and_f5_starts_it_again(bench: Callable[..., Any]) -> None:
     async with bench((100, 24)) as it:
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         it.backend.emit(Died(3, 1.0, "a CUDA error"))
         await it.until(lambda: "the engine has stopped: a CUDA error" in it.screen_text())
         await it.pilot.press("f5")
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         await it.answered(await it.say("hello"))
 
 
@@ -259,7 +259,7 @@ async def test_ascii_draws_nothing_else(bench: Callable[..., Any], size: tuple[i
         await it.until(lambda: "Regenerate the last reply" in it.screen_text())
         assert it.screen_text().isascii()
         await it.pilot.press("escape")
-        it.app.keeper.lose("the engine has stopped: " + "why " * 99)
+        it.app.lifecycle.lose("the engine has stopped: " + "why " * 99)
         await it.until(lambda: "F5 starts it" in it.screen_text())
         assert it.screen_text().isascii()
 

@@ -52,7 +52,7 @@ async def test_a_token_is_picked_and_a_search_comes_and_goes(
 ) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24)
     async with bench((110, 40), backend=backend(kind, pocket), params=params) as it:
-        await it.until(lambda: it.app.keeper.ready.is_set())
+        await it.until(lambda: it.app.lifecycle.ready.is_set())
         await replied(it, "Tell me a story about a fox and a lantern.")
         whole = await ended(it)
         await it.pilot.press("alt+c")

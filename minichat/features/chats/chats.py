@@ -54,7 +54,7 @@ async def delete(context: Context, chat_id: int) -> None:
     """Delete a chat permanently, whether it is open or closed."""
     _keep_draft(context)
     if (conversation := context.chats.of(chat_id)) is None:
-        context.chats.desk.store.delete_chat(chat_id)
+        context.chats.services.store.delete_chat(chat_id)
     else:
         await context.chats.delete(conversation)
         context.workspace.take_away(conversation)

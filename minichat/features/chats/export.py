@@ -20,7 +20,7 @@ def export(context: Context) -> None:
         if file.is_file():
             program.complain(f"{file} already exists. Choose another name")
             return
-        store = context.chats.desk.store
+        store = context.chats.services.store
         with program.complaining():
             text = store.export_json(chat.id) if file.suffix == ".json" else store.export_markdown(chat.id)
             try:

@@ -24,7 +24,7 @@ class JumpScreen(PickScreen[int]):
 
     def __init__(self, context: Context) -> None:
         super().__init__("Go to a chat", self._fitting, "search titles and messages")
-        self.context, self._store = context, context.chats.desk.store
+        self.context, self._store = context, context.chats.services.store
 
     def on_mount(self) -> None:
         key = self.context.keys.name(_DELETE)

@@ -115,7 +115,7 @@ def state_of(conversation: Conversation) -> tuple[str, str]:
     if run is not None and run.first is None:
         return "waiting", "$text-muted"
     if run is not None:
-        stats = run.stats(conversation.desk.clock(), conversation.chat.params)
+        stats = run.stats(conversation.services.clock(), conversation.chat.params)
         telling = stats.seconds - stats.ttft >= _TELLING
         return f"{stats.rate:.0f} tok/s" if telling else "writing", "$text-success"
     if messages and messages[-1].state == "failed":

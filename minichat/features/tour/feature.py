@@ -36,7 +36,7 @@ class Tour:
     async def _begin(self) -> None:
         """Show the panel once the engine is ready."""
         context = self._context
-        await context.keeper.ready.wait()
+        await context.lifecycle.ready.wait()
         if context.program.start.ascii:
             self._panel.marks = ASCII
         await context.workspace.mount(self._panel, before=context.workspace.prompt)
@@ -107,7 +107,7 @@ class Tour:
         elif told:
             lines.append(Content.styled(told, "bold"))
         elif page.do is not None:
-            alive = self._context.keeper.alive
+            alive = self._context.lifecycle.alive
             words = (
                 "waiting for the engine ..."
                 if alive
