@@ -22,8 +22,8 @@ _PATIENCE = 1.0  # seconds: a removed widget may drop the callback
 class KeyOrder:
     """Textual sends a key to the focused widget, and looks for a binding only when the event has bubbled up.
 
-    A key typed in the meantime could overtake it: into the chat that Ctrl+N leaves, past an opening dialog, or
-    into nothing before the first focus. Letters typed into a field do not delay others.
+    A key typed in the meantime could overtake it: into the chat that Ctrl+N leaves, past an opening dialog,
+    or into nothing before the first focus. Letters typed into a field do not delay others.
 
     Until the program takes over, the terminal is in line mode and turns Enter into Ctrl+J. So before the
     first frame, Ctrl+J means Enter, which users press early, and not a new line, which they do not. Several

@@ -81,7 +81,7 @@ async def test_a_lost_engine_starts_again_in_place_and_else_with_the_program(
         await it.answered(await it.say("hello"), "here")
         for _ in range(2):
             backend.emit(Died(7, 1.0, "the engine's process was ended by SIGKILL"))
-            await it.until(lambda: "F5 starts it again" in it.screen_text())
+            await it.until(lambda: "F5 restarts the engine" in it.screen_text())
             await it.pilot.press("f5")
             await it.until(lambda: it.app.lifecycle.alive)
         assert backend.switched == ["tiny", "tiny"]
@@ -89,8 +89,8 @@ async def test_a_lost_engine_starts_again_in_place_and_else_with_the_program(
         await it.answered(await it.say("and now"))
         backend.unloadable["tiny"] = UnsupportedModel("the device is gone")
         backend.emit(Died(7, 1.0, "the device is gone"))
-        await it.until(lambda: "F5 starts it again" in it.screen_text())
+        await it.until(lambda: "F5 restarts the engine" in it.screen_text())
         await it.pilot.press("f5")
-        await it.until(lambda: "F5 starts the program again" in it.screen_text())
+        await it.until(lambda: "F5 restarts the program" in it.screen_text())
         await it.pilot.press("f5")
         await it.until(lambda: it.app.return_code == RESTART)

@@ -30,7 +30,7 @@ async def test_a_reply_streams_to_the_screen(bench: Callable[..., Any]) -> None:
 
 @run
 @pytest.mark.parametrize(
-    ("most", "why"), [(9, "stopped: max tokens (9) are reached"), (None, "stopped: the context is full")]
+    ("most", "why"), [(9, "stopped: max tokens (9) reached"), (None, "stopped: the context is full")]
 )
 async def test_a_reply_that_was_cut_says_by_what(
     bench: Callable[..., Any], most: int | None, why: str

@@ -153,7 +153,7 @@ async def test_replies_that_run_end_with_what_came_and_a_reason(bench: Callable[
         await it.until(lambda: it.texts()[-1] == ("assistant", "", "streaming"))
         assert len(backend.replies) == 1
         await it.pilot.press("alt+o", "enter")
-        await it.until(lambda: "pocket is being loaded" in it.screen_text())
+        await it.until(lambda: "pocket is loading" in it.screen_text())
         await it.pilot.press("escape")
         assert it.main.engine.owners == {}
         backend.loaded.set()
@@ -170,7 +170,7 @@ async def test_a_model_that_cannot_be_loaded_gives_way_to_the_old_one(bench: Cal
         await picker(it)
         await it.pilot.press("enter")
         await it.until(lambda: backend.switched == ["pocket", "tiny"])
-        await it.until(lambda: any("it is made of wood; tiny is back" in said for said in it.notices()))
+        await it.until(lambda: any("it is made of wood; tiny was reloaded" in said for said in it.notices()))
         assert it.app.lifecycle.model == "tiny" and it.app.lifecycle.alive
         await it.answered(await it.say("hello"))
 
@@ -182,7 +182,7 @@ async def test_where_neither_can_be_loaded_the_ways_out_are_said(bench: Callable
     async with bench((160, 30), backend=backend) as it:
         await picker(it)
         await it.pilot.press("enter")
-        await it.until(lambda: "no pocket; and tiny did not come back: no tiny" in it.screen_text())
+        await it.until(lambda: "no pocket; cannot reload tiny: no tiny" in it.screen_text())
         assert "Alt+O takes another model" in it.screen_text()
         backend.unloadable.clear()
         await picker(it)
@@ -253,13 +253,13 @@ async def test_a_name_of_the_hub_is_fetched_and_taken(bench: Callable[..., Any])
         await picker(it, "org/large")
         await it.until(lambda: "Enter downloads it" in it.screen_text())
         await it.pilot.press("enter")
-        await it.until(lambda: "fetching large  0.40 of 1.60 GB  Ctrl+X cancels" in it.screen_text())
+        await it.until(lambda: "downloading large  0.40 of 1.60 GB  Ctrl+X cancels" in it.screen_text())
         await it.pilot.press("escape")
         await it.pilot.press("alt+o")
-        await it.until(lambda: "fetching org/large  Ctrl+X calls" in it.screen_text())
+        await it.until(lambda: "downloading org/large  Ctrl+X cancels" in it.screen_text())
         await it.pilot.press("escape")
         await it.until(
-            lambda: it.app.screen is it.main and "fetching large  0.40 of 1.60 GB" in it.screen_text()
+            lambda: it.app.screen is it.main and "downloading large  0.40 of 1.60 GB" in it.screen_text()
         )
         await it.answered(await it.say("meanwhile"))
         go_on.set()
@@ -278,7 +278,7 @@ async def test_a_download_is_called_off(bench: Callable[..., Any]) -> None:
         await it.pilot.press("enter")
         await it.until(lambda: "Ctrl+X cancels" in it.screen_text())
         await it.pilot.press("ctrl+x")
-        await it.until(lambda: "large was called off" in it.screen_text())
+        await it.until(lambda: "Download of large cancelled" in it.screen_text())
         assert not it.app.lifecycle.fetching
         assert it.backend.switched == []
 

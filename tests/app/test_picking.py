@@ -180,14 +180,14 @@ async def test_what_cannot_be_walked_along_is_said(bench: Callable[..., Any]) ->
         reply = await it.say("go")
         say(reply, "ab")
         await it.pilot.press("alt+c")
-        await it.until(lambda: any("still runs" in notice for notice in it.notices()))
+        await it.until(lambda: any("still running" in notice for notice in it.notices()))
         reply.end()
         await it.until(lambda: not it.app.chats.active.streaming)
         chat = it.app.chats.active
         chat.traces.clear()
         chat.chat.messages[-1] = replace(chat.chat.messages[-1], reasoning="hm")
         await it.pilot.press("alt+c")
-        await it.until(lambda: any("regenerate it" in notice for notice in it.notices()))
+        await it.until(lambda: any("Regenerate it" in notice for notice in it.notices()))
 
 
 @run
@@ -222,7 +222,7 @@ async def test_a_reply_that_never_had_tokens_is_not_said_to_have_lost_them(bench
         reply.end(Finish.FAILED, "no memory")
         await it.until(lambda: it.texts()[-1][2] == "failed")
         await it.pilot.press("alt+c")
-        await it.until(lambda: "this reply ended before its first token: regenerate it" in it.notices())
+        await it.until(lambda: "This reply has no tokens. Regenerate it" in it.notices())
 
 
 @run

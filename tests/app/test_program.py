@@ -41,7 +41,7 @@ async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) ->
         await it.until(lambda: "Found" in it.screen_text())
         said = " ".join(it.screen_text().split())
         assert "Found GPU NVIDIA H200, 3.50 GB of memory free, " in said
-        assert "clipboard through tmux. tiny runs, with room for 1,024 tokens. Try one" in said
+        assert "clipboard through tmux. tiny is running, with room for 1,024 tokens. Try one" in said
         assert "F1 has the keys" in said
         await it.answered(await it.say("hello"))
         assert "Found" not in it.screen_text()
@@ -52,14 +52,14 @@ async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("colours", "said"), [("truecolor", "16 million colours"), ("256", "256 colours"), (None, "no colours")]
+    ("colours", "said"), [("truecolor", "16 million colors"), ("256", "256 colors"), (None, "no colors")]
 )
 def test_what_is_found_is_said_as_people_say_it(colours: str | None, said: str) -> None:
     here = Terminal(ssh=False, tmux=False, unicode=True)
     found = found_here(snapshot(), here, colours)
     assert found.startswith(f"Found a CPU and no GPU, {said}, clipboard through the terminal.")
     dry = found_here(snapshot(device="none"), here, colours)
-    assert dry.startswith(f"Found an engine that makes its replies up, {said}, ")
+    assert dry.startswith(f"Found a dry-run engine, {said}, ")
 
 
 @run
@@ -132,7 +132,7 @@ async def test_the_last_reply_goes_to_the_clipboard(bench: Callable[..., Any]) -
     async with bench() as it:
         await it.answered(await it.say("hello"), "take this")
         await it.pilot.press("alt+y")
-        await it.until(lambda: any("sent to the clipboard" in said for said in it.notices()))
+        await it.until(lambda: any("Copied to the clipboard" in said for said in it.notices()))
         assert it.app.paths.clipboard.read_text() == "take this"
 
 
@@ -260,7 +260,7 @@ async def test_ascii_draws_nothing_else(bench: Callable[..., Any], size: tuple[i
         assert it.screen_text().isascii()
         await it.pilot.press("escape")
         it.app.lifecycle.lose("the engine has stopped: " + "why " * 99)
-        await it.until(lambda: "F5 starts it" in it.screen_text())
+        await it.until(lambda: "F5 restarts" in it.screen_text())
         assert it.screen_text().isascii()
 
 
@@ -282,7 +282,7 @@ async def test_a_start_that_would_end_replies_has_to_be_meant(bench: Callable[..
         reply = await it.say("hello")
         reply.say("half")
         await it.pilot.press("f5")
-        assert it.notices() == ["a reply runs: F5 once more ends that, and starts the program again"]
+        assert it.notices() == ["A reply is running; press F5 again to stop and restart"]
         assert it.app.is_running and it.app.chats.streaming
         await it.pilot.press("f5")
         await it.until(lambda: it.app.return_code == RESTART)

@@ -309,7 +309,7 @@ def test_it_fits_wherever_it_runs(terminal: Callable[..., Tmux], words: tuple[st
         tmux("resize-window", "-x", str(columns), "-y", str(lines))
         screen = tmux.until(
             lambda screen, wide=columns > 40: (
-                "F5 starts it again" in screen
+                "F5 restarts the engine" in screen
                 and ("KV map" in screen) == wide
                 and (not wide or screen.isascii() == ("--ascii" in words))  # frames come after their text
             )

@@ -142,7 +142,9 @@ def test_one_whose_engine_is_dead_is_replaced(user: User) -> None:
     with pytest.raises(EngineError, match="main has died: the device coughed; minichat up starts another"):
         asyncio.run(waiting.ensure(lambda done, total: None))
     other = Waiting(Resident(resident.folder, "other"), None)
-    with pytest.raises(EngineError, match="no engine called other runs; minichat up --name other starts it"):
+    with pytest.raises(
+        EngineError, match="no engine named other is running; start it with: minichat up --name other"
+    ):
         asyncio.run(other.ensure(lambda done, total: None))
     code, _, err = user.say("up", "--no-screen", "--dry-run", "--model=pocket")
     assert (code, "has died: the device coughed; starting a replacement" in err) == (0, True)
@@ -226,10 +228,10 @@ def test_what_cannot_start_says_why(user: User, tmp_path: Path) -> None:
     for command in (["up", "--no-screen", "--dry-run"], ["down"]):
         code, _, err = user.say(*command)
         assert code == 1
-        assert "cannot be used" in err
+        assert "cannot use" in err
     code, _, err = user.say("up", "--no-screen", "--name=../main")
     assert code == 2
-    assert "an engine's name may have" in err
+    assert "an engine name must have" in err
 
 
 def test_a_folder_of_long_names_has_its_socket_elsewhere(tmp_path: Path) -> None:

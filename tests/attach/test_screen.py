@@ -20,7 +20,7 @@ def elsewhere(**more: Any) -> FakeBackend:
     return FakeBackend([snapshot()], elsewhere="box:8000", **more)
 
 
-def lost(why: str = "the connection broke", *, ended: bool = False) -> LinkLost:
+def lost(why: str = "the connection was lost", *, ended: bool = False) -> LinkLost:
     return LinkLost(0, 1.0, why, ended)
 
 
@@ -55,7 +55,7 @@ async def test_a_cut_is_told_and_what_is_sent_waits(bench: Callable[..., Any]) -
         running = await it.say("hello")
         running.say("half ")
         it.backend.emit(lost())
-        await it.until(lambda: "no link to box:8000 (the connection broke)" in it.screen_text())
+        await it.until(lambda: "no link to box:8000 (the connection was lost)" in it.screen_text())
         await it.pilot.press("f5")  # no reason to start the program again
         await it.pilot.press("ctrl+n")
         it.main.prompt.put("while it is cut")
@@ -92,7 +92,7 @@ async def test_a_line_that_will_not_come_back_is_a_lost_engine(bench: Callable[.
     async with bench((120, 30), backend=elsewhere()) as it:
         await it.answered(await it.say("hello"))
         it.backend.emit(lost("update this program", ended=True))
-        await it.until(lambda: "F5 tries it again  |  update this program" in it.screen_text())
+        await it.until(lambda: "F5 reconnects  |  update this program" in it.screen_text())
         await it.pilot.press("f5")
         await it.until(lambda: it.app.lifecycle.alive)
         assert it.backend.switched == ["tiny"]

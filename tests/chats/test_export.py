@@ -91,11 +91,11 @@ def broken(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("{", "no JSON: .* line 1 column 2"),
-        ("[" * 100_000, "no JSON"),
-        ("[]", "no exported chat"),
+        ("{", "invalid JSON: .* line 1 column 2"),
+        ("[" * 100_000, "invalid JSON"),
+        ("[]", "not an exported chat"),
         (broken(format="other"), '"format" must be "minichat chat"'),
-        (broken(version=2), '"version" is 2'),
+        (broken(version=2), '"version" must be 1, got 2'),
         (broken(title=None), "title must be a text, got null"),
         (broken(created_at=True), "created_at must be a number, got true"),
         (broken(created_at=1e300), r"created_at must be seconds since 1970, got 1e\+300"),

@@ -48,7 +48,7 @@ def test_a_table_with_plots_and_a_picture(run: Run, model: Path, tmp_path: Path)
         (["--schemes", "int9"], "no scheme 'int9' for weights"),
         (["--tokens", "1"], "--tokens must be at least 2, got 1"),
         (["--plot", "out.png"], "must end in .svg"),
-        (["--plot", "no/such/out.svg"], "there is no folder"),
+        (["--plot", "no/such/out.svg"], "does not exist"),
         (["--kv", "int8"], "among the schemes instead, as kv-int8"),
         (["--quantization", "int4"], "among the schemes instead, as int4"),
     ],

@@ -73,7 +73,7 @@ def test_the_same_key_in_another_place_is_no_clash(tmp_path: Path) -> None:
     [
         ('"chat.nwe" = "f9"', "2: keys.chat.nwe: is unknown; did you mean chat.new?"),
         ('"chat.new" = "ctlr+t"', '2: keys.chat.new: "ctlr+t": ctlr is unknown; did you mean ctrl?'),
-        ('"chat.new" = "ctrl+foo"', '2: keys.chat.new: "ctrl+foo": foo is no key; keys are written like'),
+        ('"chat.new" = "ctrl+foo"', '2: keys.chat.new: "ctrl+foo": foo is not a key; write keys like'),
         ('"chat.new" = "ctrl+I"', '2: keys.chat.new: "ctrl+I" is the same as tab in a terminal'),
         ('"chat.new" = "ctrl+["', '2: keys.chat.new: "ctrl+[" is the same as escape in a terminal'),
         (

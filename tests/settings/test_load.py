@@ -120,5 +120,5 @@ def test_all_faults_are_named_and_the_rest_is_taken(file: Path) -> None:
 def test_a_folder_in_the_place_of_the_file_is_told(file: Path) -> None:
     file.mkdir()
     loaded = load(file)
-    assert str(loaded.problems[0]) == f"{file}: cannot be read: Is a directory"
+    assert str(loaded.problems[0]) == f"{file}: cannot read the file: Is a directory"
     assert loaded.settings == Settings()

@@ -66,13 +66,13 @@ def test_what_a_theme_says_is_taken(tmp_path: Path) -> None:
         (
             '"#6CB6FF"',
             '"#6CB6F"',
-            'mine.toml:5: colours.primary: must be a colour like "#88aaff" or "ansi_blue"',
+            'mine.toml:5: colours.primary: must be a color like "#88aaff" or "ansi_blue"',
         ),
         ('"orange"', '"ornage"', 'not "ornage"; did you mean orange?'),
-        ('"orange"', "7", "mine.toml:7: colours.accent: must be a colour"),
+        ('"orange"', "7", "mine.toml:7: colours.accent: must be a color"),
         ("primary =", "primry =", "mine.toml:5: colours.primry: is unknown; did you mean primary?"),
-        ('panel = "#202730"\n', "", "mine.toml:4: colours: has to name panel too"),
-        ('cached = "#44515E"', "", "mine.toml:16: map: has to name cached too"),
+        ('panel = "#202730"\n', "", "mine.toml:4: colours: must also set panel"),
+        ('cached = "#44515E"', "", "mine.toml:16: map: must also set cached"),
         (
             "dark = true",
             'dark = true\nowners = ["red"]',
@@ -81,14 +81,14 @@ def test_what_a_theme_says_is_taken(tmp_path: Path) -> None:
         (
             "dark = true",
             f"dark = true\nowners = {['red'] * 7 + ['rde']}",
-            "mine.toml:3: owners: colour 8 must be",
+            "mine.toml:3: owners: color 8 must be",
         ),
         (
             "[map]",
             '[variables]\nbordr = "red"\n[map]',
             "variables.bordr: is unknown; did you mean border?",
         ),
-        ("[map]", '[variables]\nborder = "bad 4%"\n[map]', "variables.border: must be a colour like"),
+        ("[map]", '[variables]\nborder = "bad 4%"\n[map]', "variables.border: must be a color like"),
         (
             "[map]",
             '[variables]\nlink-style = "loud"\n[map]',
