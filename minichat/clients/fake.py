@@ -37,7 +37,7 @@ class FakeReply:
     prompt: Prompt
     params: SamplingParams
     prompt_tokens: int = 7
-    said: tuple[int, ...] = ()  # its initial tokens
+    reply_prefix: tuple[int, ...] = ()  # its initial tokens
     finished: bool = False
     tokens: int = 0  # tokens produced
     _deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
@@ -129,12 +129,12 @@ class FakeBackend:
         return self._snapshots[0]
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", reply_prefix: Sequence[int] = ()
     ) -> FakeReply:
         if self.refusal:
             refusal, self.refusal = self.refusal, None
             raise refusal
-        reply = FakeReply(next(self._numbers), prompt, params, said=tuple(said))
+        reply = FakeReply(next(self._numbers), prompt, params, reply_prefix=tuple(reply_prefix))
         self.replies.append(reply)
         self.tags[tag] = reply
         if self._script:

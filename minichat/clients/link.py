@@ -49,7 +49,7 @@ class Watcher(Protocol):
         ...
 
 
-class Nobody:
+class NoWatcher:
     """A watcher that ignores everything, for one or two requests."""
 
     def lost(self, why: str) -> None: ...
@@ -66,7 +66,7 @@ class Link:
         self, address: Address, watcher: Watcher | None = None, gone: Callable[[], str] = lambda: ""
     ) -> None:
         self.address = address
-        self._watcher, self._gone = watcher or Nobody(), gone  # gone: why the server has ended for certain
+        self._watcher, self._gone = watcher or NoWatcher(), gone  # gone: why the server has ended for certain
         self._client: httpx.AsyncClient | None = None
         self._up = asyncio.Event()
         self._over = "there is no connection yet"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.host.stream import Stream
 
 T = TypeVar("T")
-_TELL_EVERY = 0.1  # seconds between two progress updates
+_UPDATE_EVERY = 0.1  # seconds between two progress updates
 _CLOSE_WITHIN = 2.0  # seconds; a longer step is abandoned
 
 
@@ -97,7 +97,7 @@ class LocalBackend:
 
         def tell(done: int, total: int) -> None:
             nonlocal told
-            if (now := time.monotonic()) - told >= _TELL_EVERY or done >= total:
+            if (now := time.monotonic()) - told >= _UPDATE_EVERY or done >= total:
                 told = now
                 call_on(loop, progress, done, total)
 
@@ -140,9 +140,9 @@ class LocalBackend:
             torch.cuda.empty_cache()
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", reply_prefix: Sequence[int] = ()
     ) -> LocalReply:
-        stream = await in_thread(lambda: self._host.submit(prompt, params, reply_prefix=said))
+        stream = await in_thread(lambda: self._host.submit(prompt, params, reply_prefix=reply_prefix))
         await asyncio.wrap_future(stream.begun)
         return LocalReply(stream)
 

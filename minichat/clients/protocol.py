@@ -80,11 +80,11 @@ class Backend(Protocol):
         ...
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", reply_prefix: Sequence[int] = ()
     ) -> Reply:
         """Start a reply. `tag` is a unique name to find it with `resume`.
 
-        `said`: tokens the reply already starts with; the deltas continue after them.
+        `reply_prefix`: tokens the reply already starts with; the deltas continue after them.
         """
         ...
 

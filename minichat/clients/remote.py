@@ -164,12 +164,12 @@ class RemoteBackend:
     # Replies
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", reply_prefix: Sequence[int] = ()
     ) -> RemoteReply:
         asked = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
         name = tag or token_hex(12)  # makes a repeated request idempotent
         body: dict[str, Any] = {"prompt": asked, "params": params_to_json(params), "keep": True, "tag": name}
-        body |= {"said": list(said)} if said else {}
+        body |= {"said": list(reply_prefix)} if reply_prefix else {}
         return self._begun(await self._link.ask("POST", "/engine/replies", body))
 
     async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> RemoteReply:

@@ -14,9 +14,9 @@ _EVERY = 0.2  # seconds between two progress updates
 
 
 def run(options: argparse.Namespace) -> int:
-    teller = ProgressPrinter(as_json=options.json)
+    printer = ProgressPrinter(as_json=options.json)
     try:
-        place = find_model(options.name, progress=teller)
+        place = find_model(options.name, progress=printer)
     except EngineError as error:
         return failed(error)
     print(json.dumps({"folder": str(place.folder)}) if options.json else place.folder)
@@ -27,14 +27,14 @@ class ProgressPrinter:
     """Prints JSON lines for programs, or one updating line on a terminal."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._json, self._course, self._told = as_json, Course(), 0.0
+        self._json, self._course, self._printed_at = as_json, Course(), 0.0
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
         self._course.note(done, total)
-        if now - self._told < _EVERY and done < total:
+        if now - self._printed_at < _EVERY and done < total:
             return
-        self._told = now
+        self._printed_at = now
         if self._json:
             print(json.dumps({"done": done, "total": total}), flush=True)
         elif sys.stderr.isatty():

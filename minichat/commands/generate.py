@@ -153,7 +153,7 @@ def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: i
     elif (text := "".join(pieces)) and not text.endswith("\n"):
         print()
     if options.verbose:
-        _tell_costs(stream.prompt_tokens, tokens, ended - began, (first or ended) - began)
+        _print_costs(stream.prompt_tokens, tokens, ended - began, (first or ended) - began)
     if delta.finish is Finish.FAILED:
         print(f"minichat: {delta.error}", file=sys.stderr)
         return 1
@@ -177,7 +177,8 @@ def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type:
     stream = host.submit(prompt, params)
     replies = stream.results()
     if options.verbose:
-        _tell_costs(stream.prompt_tokens, sum(len(each.tokens) for each in replies), time.monotonic() - began)
+        count = sum(len(each.tokens) for each in replies)
+        _print_costs(stream.prompt_tokens, count, time.monotonic() - began)
     if options.json:
         records = [
             {
@@ -197,10 +198,10 @@ def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type:
     return 0
 
 
-def _tell_costs(prompt: int, tokens: int, seconds: float, first: float | None = None) -> None:
+def _print_costs(prompt: int, tokens: int, seconds: float, first: float | None = None) -> None:
     """Print the costs to standard error, so that standard output holds only the reply."""
-    came = "" if first is None else f"; first token after {first:.3f} s"
+    note = "" if first is None else f"; first token after {first:.3f} s"
     rest, after = (tokens, seconds) if first is None else (tokens - 1, seconds - first)
-    rate = f", {'then ' if came else ''}{rest / after:.1f} tok/s" if rest > 0 and after > 0 else ""
-    told = f"prompt {plural(prompt, 'token')}, reply {plural(tokens, 'token')} in {seconds:.3f} s{came}{rate}"
-    print(f"minichat: {told}", file=sys.stderr)
+    rate = f", {'then ' if note else ''}{rest / after:.1f} tok/s" if rest > 0 and after > 0 else ""
+    line = f"prompt {plural(prompt, 'token')}, reply {plural(tokens, 'token')} in {seconds:.3f} s{note}{rate}"
+    print(f"minichat: {line}", file=sys.stderr)

@@ -31,7 +31,7 @@ class SamplingOptions(NamedTuple):
     named: bool  # set on the command line, not only in the settings
 
 
-def drawn(options: argparse.Namespace, settings: Settings) -> SamplingOptions:
+def sampling_options(options: argparse.Namespace, settings: Settings) -> SamplingOptions:
     """The options of the command line, with the settings as defaults."""
     given = {name: value for name in FIELDS if (value := getattr(options, name, None)) is not None}
     system = settings.chat.system if options.system is None else options.system
@@ -60,16 +60,16 @@ def show(
     teach_alt_keys()
     settings = loaded.settings
     try:
-        asked = drawn(options, settings)
+        chosen = sampling_options(options, settings)
     except EngineError as error:
         return failed(error)
     start = Start(
         model=model,
         paths=paths,
         terminal=terminal,
-        params=asked.params,
-        system=asked.system,
-        named=asked.named,
+        params=chosen.params,
+        system=chosen.system,
+        named=chosen.named,
         ascii=options.ascii or settings.screen.ascii or not terminal.unicode,
         loaded=loaded,
         first=first or First(),

@@ -33,7 +33,7 @@ _LARGEST_BODY = 1024  # MiB
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ServerCallbacks:
     """Callbacks for progress, readiness and the engine's death, and the log file of its process."""
 
     progress: Callable[[int, int], None]
@@ -130,7 +130,9 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def serve(options: argparse.Namespace, keys: tuple[str, ...], told: Told | None = None) -> int:
+def serve(
+    options: argparse.Namespace, keys: tuple[str, ...], callbacks: ServerCallbacks | None = None
+) -> int:
     """Listen, load the model, and serve until a signal arrives."""
     from engine.server.http.listen import tcp_socket, unix_socket
 
@@ -140,11 +142,15 @@ def serve(options: argparse.Namespace, keys: tuple[str, ...], told: Told | None 
         stack.callback(bound.close)
         if uds:
             stack.callback(uds.unlink, missing_ok=True)
-        return listen(options, keys, bound, uds, told or _terminal())
+        return listen(options, keys, bound, uds, callbacks or _terminal())
 
 
 def listen(
-    options: argparse.Namespace, keys: tuple[str, ...], bound: socket.socket, uds: Path | None, told: Told
+    options: argparse.Namespace,
+    keys: tuple[str, ...],
+    bound: socket.socket,
+    uds: Path | None,
+    callbacks: ServerCallbacks,
 ) -> int:
     from engine.server.config import ServerConfig
     from engine.server.http.listen import server
@@ -162,7 +168,7 @@ def listen(
         drain=options.drain,
     )
     _log(options)
-    host = engine(options, told)
+    host = engine(options, callbacks)
     host.send(Warm()).result()
     built = server(
         host,
@@ -174,8 +180,8 @@ def listen(
     if uds:
         built.leave_nothing = lambda: uds.unlink(missing_ok=True)
     announce(options, keys, bound, uds)
-    told.ready()
-    unsubscribe = host.subscribe(lambda event: told.died(event.error) if type(event) is Died else None)
+    callbacks.ready()
+    unsubscribe = host.subscribe(lambda event: callbacks.died(event.error) if type(event) is Died else None)
     built.run([bound])
     unsubscribe()  # the coming shutdown is not a failure
     closing = threading.Thread(target=host.close, name="minichat-close", daemon=True)
@@ -193,7 +199,7 @@ def served_name(options: argparse.Namespace) -> str:
     return str(options.served_name or (folder.resolve().name if folder.is_dir() else options.model))
 
 
-def engine(options: argparse.Namespace, told: Told) -> "EngineHost":
+def engine(options: argparse.Namespace, callbacks: ServerCallbacks) -> "EngineHost":
     """The engine in its own process, so that serving clients does not slow steps; or a dry-run engine."""
     config = engine_config(options)
     if options.dry_run:
@@ -203,8 +209,8 @@ def engine(options: argparse.Namespace, told: Told) -> "EngineHost":
         return EngineThread(dry_engine(config, rate=options.rate or 30.0))
     from engine.host.process import EngineProcess
 
-    private_folder(told.log.parent)
-    return EngineProcess(config, told.log, progress=told.progress)
+    private_folder(callbacks.log.parent)
+    return EngineProcess(config, callbacks.log, progress=callbacks.progress)
 
 
 def announce(
@@ -239,9 +245,9 @@ def _room_for_sockets() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _terminal() -> Told:
+def _terminal() -> ServerCallbacks:
     """Report to the terminal; `announce` has already printed that the server is ready."""
-    return Told(
+    return ServerCallbacks(
         show_progress,
         ready=lambda: None,
         log=locate().engine_log,

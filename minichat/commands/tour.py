@@ -26,13 +26,13 @@ def run(options: argparse.Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return failed(BadInput("the tour needs a terminal"))
     with tempfile.TemporaryDirectory(prefix="minichat-tour-") as folder:
-        code, closed = _lead(options, locate(), Path(folder))
+        code, closed = _show(options, locate(), Path(folder))
     if not closed:
         os._exit(code)  # a thread is inside torch, which would abort during interpreter shutdown
     return code
 
 
-def _lead(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int, bool]:
+def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int, bool]:
     """Run with the user's settings and themes. Return the exit code and whether the engine ended."""
     terminal = Terminal.found()
     calm(terminal)
@@ -69,8 +69,8 @@ def _lead(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
 
 def _keep(store: "Store", home: "Store") -> int:
     """Copy the chats of the tour that have messages to the user's own."""
-    spoken = [each for each in store.open_chats() if each.messages]
-    for each in spoken:
+    used = [each for each in store.open_chats() if each.messages]
+    for each in used:
         home.import_json(store.export_json(each.id))
     home.close()
-    return len(spoken)
+    return len(used)

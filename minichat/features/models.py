@@ -18,7 +18,7 @@ from minichat.ui.transcript.glyphs import one_line
 
 _WIDEST, _REST = 110, 50  # cells: the dialog, and everything in it but the names
 _HINT = "filter, or enter a folder or a hub name such as Qwen/Qwen3-0.6B"
-_CALL_OFF = "  Ctrl+X cancels the download"
+_CANCEL = "  Ctrl+X cancels the download"
 
 
 class ModelScreen(PickScreen[Model]):
@@ -33,13 +33,13 @@ class ModelScreen(PickScreen[Model]):
         self._found_in: dict[int, list[Model]] = {}  # by source index; other sources have not answered
         self._typed: dict[str, Model | None] = {}  # typed queries, resolved on the file system
         self._present = identity(lifecycle.model)
-        self._remarked = ""  # the model that the last remark was about
+        self._noted = ""  # the model that the last remark was about
 
     def on_mount(self) -> None:
         self.query_one(".sheet").add_class("-wide")
-        self._lifecycle.tell = self._hear
+        self._lifecycle.tell = self._show_progress
         if self._lifecycle.fetching:
-            self._hear(f"downloading {self._lifecycle.fetching}")
+            self._show_progress(f"downloading {self._lifecycle.fetching}")
         for place, source in enumerate(self._sources):
             self.run_worker(self._look(place, source))
 
@@ -105,8 +105,8 @@ class ModelScreen(PickScreen[Model]):
         choice = self.choice(event.option)
         if self._lifecycle.fetching or choice is None or event.option_index != event.option_list.highlighted:
             return
-        if choice.value.name != self._remarked:
-            self._remarked = choice.value.name
+        if choice.value.name != self._noted:
+            self._noted = choice.value.name
             self.say(_remark(choice.value))
 
     def take(self, model: Model) -> None:
@@ -123,10 +123,10 @@ class ModelScreen(PickScreen[Model]):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         return action != "call_off" or bool(self._lifecycle.fetching)
 
-    def _hear(self, words: str) -> None:
+    def _show_progress(self, words: str) -> None:
         """Show the progress of a download. Empty text: it has finished and the model will load."""
         if words:
-            self.say(words + (_CALL_OFF if self._lifecycle.fetching else ""))
+            self.say(words + (_CANCEL if self._lifecycle.fetching else ""))
         else:
             self.dismiss(None)
 

@@ -43,7 +43,7 @@ def attach(text: str, kept: Sequence[Attachment] = ()) -> tuple[Attachment, ...]
             found.setdefault(name, Attachment(name, _read(name, path)))
         elif mention["quoted"] or name.startswith(_SURE):
             wrong = _missing(mention, name)
-            raise CannotAttach(f"file {wrong.name} does not exist; nothing was sent{wrong.hint}")
+            raise CannotAttach(f"nothing was sent: no such file: {wrong.name}{wrong.hint}")
     total = sum(len(each.text.encode()) for each in found.values())
     if total > MOST:
         raise CannotAttach(f"{', '.join(found)} are {size(total)} in total; the limit is {size(MOST)}")

@@ -29,7 +29,7 @@ def join(child: "Conversation", other: "Conversation") -> None:
         reply, count, before = await branch(child.services.backend, source, params, tag_of(run.message))
         if source.trace is not None:
             child.trace(run, retraced(source.trace, reply.id, count, theirs, child.chat.messages))
-        child.said(run, count, before)
+        child.set_prefix(run, count, before)
         return reply
 
     child.go_on(begin)
@@ -38,13 +38,13 @@ def join(child: "Conversation", other: "Conversation") -> None:
 def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
     """The chat's copy continues with another token at the walk's position in its last reply."""
     trace, at, theirs = walk.trace, walk.at, walk.messages
-    said = (*trace.tokens[:at], token)
+    prefix = (*trace.tokens[:at], token)
 
     async def begin(run: "RunningReply", params: SamplingParams) -> Reply:
         backend = child.services.backend
-        child.said(run, len(said), await walk.text(said))
+        child.set_prefix(run, len(prefix), await walk.text(prefix))
         run.stays = bool(backend.elsewhere)
-        reply = await backend.submit(trace.prompt, params, tag=tag_of(run.message), said=said)
+        reply = await backend.submit(trace.prompt, params, tag=tag_of(run.message), reply_prefix=prefix)
         copy = retraced(trace, reply.id, at, theirs, child.chat.messages)
         copy.tokens.append(token)
         copy.rivals = {place: each for place, each in trace.rivals.items() if place < at}

@@ -28,7 +28,7 @@ from minichat.session.turns import Reading
 
 log = logging.getLogger("minichat.app")
 
-_FAREWELL = 1.0  # seconds a reply may take to end
+_END_WITHIN = 1.0  # seconds a reply may take to end
 _SAVE_EVERY = 1.0  # seconds of streaming that a crash may lose
 _TRACES = 16  # requests of a chat whose text can be mapped to blocks
 _THOUGHT_SHOWN = 160  # characters of reasoning shown while streaming
@@ -191,7 +191,7 @@ class Conversation:
             return
         task = self.run.task
         self.stop()
-        await asyncio.wait({task}, timeout=_FAREWELL)
+        await asyncio.wait({task}, timeout=_END_WITHIN)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
@@ -202,7 +202,7 @@ class Conversation:
             await self.put_away()
             return
         run.left = True
-        await run.arrival(run.task, _FAREWELL)
+        await run.arrival(run.task, _END_WITHIN)
         run.task.cancel()
         await asyncio.gather(run.task, return_exceptions=True)
 
@@ -255,7 +255,7 @@ class Conversation:
             self.view.show_messages()
         self._run(message, begin)
 
-    def said(self, run: RunningReply, count: int, text: str) -> None:
+    def set_prefix(self, run: RunningReply, count: int, text: str) -> None:
         """Record the tokens of a reply that precede the engine's continuation."""
         run.pieces = [(count, text)]
         added = run.parts.push(text)

@@ -37,13 +37,13 @@ class Comparison(Generic[Who]):
     all: Sequence[Who]
     told: Callable[["Comparison[Who]", Who], None]
     at: int | None = None
-    _said: dict[Who, list[TokenLogprob]] = field(default_factory=dict)
+    _tokens: dict[Who, list[TokenLogprob]] = field(default_factory=dict)
     _ended: set[Who] = field(default_factory=set)
     _same: int = 0
 
     def take(self, who: Who, rivals: Sequence[TokenLogprob]) -> None:
         if rivals and not self.reached(who):
-            self._said.setdefault(who, []).extend(rivals)
+            self._tokens.setdefault(who, []).extend(rivals)
             self._look(who)
 
     def end(self, who: Who) -> None:
@@ -55,7 +55,7 @@ class Comparison(Generic[Who]):
 
     def reached(self, who: Who) -> bool:
         """Whether its token at the divergence is known."""
-        return self.at is not None and (len(self._said.get(who, ())) > self.at or who in self._ended)
+        return self.at is not None and (len(self._tokens.get(who, ())) > self.at or who in self._ended)
 
     @property
     def over(self) -> bool:
@@ -81,17 +81,17 @@ class Comparison(Generic[Who]):
             self._same += 1
 
     def _knows(self, who: Who, at: int) -> bool:
-        return at < len(self._said.get(who, ())) or who in self._ended
+        return at < len(self._tokens.get(who, ())) or who in self._ended
 
     def _token(self, who: Who, at: int) -> int | None:
-        said = self._said.get(who, ())
-        return said[at].token if at < len(said) else None
+        received = self._tokens.get(who, ())
+        return received[at].token if at < len(received) else None
 
     def parting(self, who: Who) -> Parting[Who]:
         """The divergence for one reply, based on the tokens received from the others."""
         assert self.at is not None
-        said = self._said.get(who, ())
-        mine = said[self.at] if self.at < len(said) else None
+        received = self._tokens.get(who, ())
+        mine = received[self.at] if self.at < len(received) else None
         likely = dict(mine.top) if mine else {}
         others = []
         for other in self.all:

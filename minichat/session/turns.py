@@ -17,14 +17,14 @@ Parts = tuple[tuple[int, int], ...]  # of the prompt: message id (-1: none) and 
 
 def prompt_of(chat: Chat, store: Store, *, template: bool, left_out: int = 0) -> tuple[Prompt, Parts]:
     """The prompt and its parts. Without a template it is the concatenated texts."""
-    said = _said(chat, store)[left_out:]
+    history = _history(chat, store)[left_out:]
     if not template:
-        return "".join(each.whole for each in said), tuple((each.id, len(each.whole)) for each in said)
+        return "".join(each.whole for each in history), tuple((each.id, len(each.whole)) for each in history)
     opening = [{"role": "system", "content": chat.system}] if chat.system else []
-    said = [message for message in said if message.text]
-    turns = [{"role": message.role, "content": message.whole} for message in said]
+    history = [message for message in history if message.text]
+    turns = [{"role": message.role, "content": message.whole} for message in history]
     own = [(-1, 0) for _ in opening]
-    return [*opening, *turns], (*own, *((each.id, len(each.whole)) for each in said))
+    return [*opening, *turns], (*own, *((each.id, len(each.whole)) for each in history))
 
 
 class Reading:
@@ -52,18 +52,18 @@ class Reading:
 
     async def submit(self, params: SamplingParams, tag: str) -> tuple[Reply, Prompt, Parts]:
         """Submit the request and return the reply and its prompt. Refuse a message that is too long alone."""
-        said = _said(self._chat, self._services.store)
-        if self.left_out >= len(said):  # messages were deleted
+        history = _history(self._chat, self._services.store)
+        if self.left_out >= len(history):  # messages were deleted
             self.left_out = 0
         before = self.left_out
         if self.full:
-            self.left_out, self.full = _later(said, self.left_out) or self.left_out, False
+            self.left_out, self.full = _later(history, self.left_out) or self.left_out, False
         while True:
             prompt, parts = self.prompt()
             try:
                 reply = await self._services.backend.submit(prompt, params, tag=tag)
             except RequestTooLong:
-                start = _later(said, self.left_out)
+                start = _later(history, self.left_out)
                 self.left_out = before if start is None else start
                 if start is None:
                     raise
@@ -76,13 +76,13 @@ class Reading:
                 return reply, prompt, parts
 
 
-def _said(chat: Chat, store: Store) -> list[Message]:
+def _history(chat: Chat, store: Store) -> list[Message]:
     newest = chat.messages
     earlier = store.older(chat.id, newest[0].id, chat.earlier) if chat.earlier else []
     return [*earlier, *newest[:-1]]
 
 
-def _later(said: Sequence[Message], start: int) -> int | None:
+def _later(history: Sequence[Message], start: int) -> int | None:
     """The start of the newer half, at a user message; None if there is only one."""
-    middle = (start + len(said) + 1) // 2
-    return next((at for at in range(middle, len(said)) if said[at].role == "user"), None)
+    middle = (start + len(history) + 1) // 2
+    return next((at for at in range(middle, len(history)) if history[at].role == "user"), None)

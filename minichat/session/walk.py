@@ -47,8 +47,8 @@ class Walk:
         """The likeliest tokens at a position. If unknown, the engine samples one more token there."""
         if at not in self.trace.rivals:
             params = SamplingParams(temperature=0.0, max_tokens=at + 1, logprobs=MOST, ignore_eos=True)
-            said = self.trace.tokens[:at]
-            reply = await self.chat.services.backend.submit(self.trace.prompt, params, said=said)
+            prefix = self.trace.tokens[:at]
+            reply = await self.chat.services.backend.submit(self.trace.prompt, params, reply_prefix=prefix)
             self.chat.services.took(self.chat, reply.id)
             found = [
                 one async for batch in reply.batches(_at_once) for delta in batch for one in delta.logprobs

@@ -175,7 +175,7 @@ def test_names_that_are_no_mistake(text: str) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_a_path_that_leads_nowhere_is_refused_with_the_nearest_name() -> None:
-    sentence = r"^file \./note\.txt does not exist; nothing was sent; did you mean \./notes\.txt\?$"
+    sentence = r"^nothing was sent: no such file: \./note\.txt; did you mean \./notes\.txt\?$"
     with pytest.raises(CannotAttach, match=sentence):
         attach("@./note.txt")
 

@@ -99,7 +99,7 @@ async def test_the_next_screen_reads_a_picked_reply_from_its_first_word(pocket: 
         await first.load(nothing)
         deltas = await whole(await first.submit(ask, greedy))
         tokens = [token for delta in deltas for token in delta.tokens]
-        picked = await first.submit(ask, greedy, said=tokens[:5], tag="picked")
+        picked = await first.submit(ask, greedy, reply_prefix=tokens[:5], tag="picked")
         rest = await whole(picked)
         assert [token for delta in rest for token in delta.tokens] == tokens[5:]
         await second.load(nothing)

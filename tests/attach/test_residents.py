@@ -167,7 +167,7 @@ def test_a_server_tells_of_the_death_of_its_engine_and_not_of_its_end(
     monkeypatch.setattr(listen, "server", server)
     monkeypatch.setattr(serve, "engine", lambda options, told: EngineThread(engine))
     options = parser().parse_args(["serve", "--no-key", f"--uds={path}"])
-    told = serve.Told(lambda done, total: None, lambda: None, tmp_path / "log", died.append)
+    told = serve.ServerCallbacks(lambda done, total: None, lambda: None, tmp_path / "log", died.append)
     for breaks in (False, True):
         thread = threading.Thread(target=serve.serve, args=(options, (), told))
         thread.start()

@@ -78,7 +78,7 @@ def test_what_cannot_go_along_is_bad_usage(root: Path, piped: bytes, said: str) 
 
 def test_a_file_that_is_not_there_is_bad_usage(run: Run) -> None:
     ran = run("look at @./nowhere.py")
-    assert (ran.code, ran.err) == (2, "minichat: file ./nowhere.py does not exist; nothing was sent\n")
+    assert (ran.code, ran.err) == (2, "minichat: nothing was sent: no such file: ./nowhere.py\n")
 
 
 @pytest.mark.parametrize("word", ["hello", "docter", "helo-there"])

@@ -43,11 +43,11 @@ class Partings:
 
     def compare(self, conversations: Sequence[Conversation]) -> None:
         """Compare the next replies of these chats."""
-        comparison = Comparison(tuple(conversations), self._tell)
+        comparison = Comparison(tuple(conversations), self._show)
         for each in conversations:
             each.compare(comparison)
 
-    def _tell(self, comparison: Comparison[Conversation], chat: Conversation) -> None:
+    def _show(self, comparison: Comparison[Conversation], chat: Conversation) -> None:
         workspace, backend = self._context.workspace, self._context.program.backend
         pane = next((each for each in workspace.panes if each.conversation is chat), None)
         trace = next(reversed(chat.traces.values()), None)
@@ -70,17 +70,17 @@ class Partings:
         tokens = [each.token for each in parting.others]
         known = [token for token in (parting.token, *tokens) if token is not None]
         words = self._context.program.backend.words(known)
-        spoken = iter(visible(word, _WORD).rstrip() for word in words)
+        texts = iter(visible(word, _WORD).rstrip() for word in words)
         parts: list[tuple[str, str]] = [(f" Replies diverge at token {parting.at + 1}: ", "$text-muted")]
         if parting.token is None:
             parts.append(("ends", "bold"))
         else:
-            parts.append((f'"{next(spoken)}" {parting.share:.1%}', "bold $text-accent"))
+            parts.append((f'"{next(texts)}" {parting.share:.1%}', "bold $text-accent"))
         for each in parting.others:
-            said = "ends" if each.token is None else f'"{next(spoken)}"'
+            text = "ends" if each.token is None else f'"{next(texts)}"'
             rare = f"not in the top {MOST}" if each.token is not None else ""
             share = f"{each.share:.1%} here" if each.share is not None else rare
-            parts.append((f", {each.who.chat.letter.upper()} {said} {share}".rstrip(), "$text"))
+            parts.append((f", {each.who.chat.letter.upper()} {text} {share}".rstrip(), "$text"))
         return Content.assemble(*parts)
 
 

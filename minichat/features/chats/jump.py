@@ -56,9 +56,9 @@ class JumpScreen(PickScreen[int]):
 
 
 def _choice(chat_id: int, letter: str, title: str, note: str) -> Choice[int]:
-    told = f" {titled(title)}  "
+    label = f" {titled(title)}  "
     return Choice(
-        Content.assemble((f" {letter.upper():2} ", "bold"), told, (one_line(note), "$text-muted")), chat_id
+        Content.assemble((f" {letter.upper():2} ", "bold"), label, (one_line(note), "$text-muted")), chat_id
     )
 
 

@@ -15,7 +15,7 @@ def _retry(context: Context, message: Message) -> None:
     context.chats.active.retry(message.id)
 
 
-def _from_person(message: Message) -> bool:
+def _from_user(message: Message) -> bool:
     return message.role == "user"
 
 
@@ -29,9 +29,7 @@ MESSAGES = Feature(
     message_commands=(
         MessageCommand("Copy to the clipboard", _copy),
         MessageCommand("Fork the chat from here", fork),
-        MessageCommand(
-            "Edit and resend (removes later messages)", edit, _from_person, at_rest=True, cuts=True
-        ),
+        MessageCommand("Edit and resend (removes later messages)", edit, _from_user, at_rest=True, cuts=True),
         MessageCommand("Regenerate (removes later messages)", _retry, _from_model, at_rest=True, cuts=True),
     ),
     help=(

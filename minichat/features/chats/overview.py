@@ -16,7 +16,7 @@ from minichat.ui.panes.keybar import Hints
 from minichat.ui.panes.tabs import titled
 
 _HEAD = 1  # lines above the chats
-_TELLING = 0.2  # seconds after the first token; before that, the rate reflects batching in transit
+_RATE_AFTER = 0.2  # seconds after the first token; before that, the rate reflects batching in transit
 
 
 class ChatOverview(Widget, can_focus=True):
@@ -79,11 +79,11 @@ class ChatOverview(Widget, can_focus=True):
             (f" {chat.letter.upper()} ", f"bold {self.context.program.owner_colours(conversation.colour)}"),
             " ",
         )
-        told, look = state_of(conversation)
-        room = max(width - left.cell_length - len(told) - 1, 0)
+        label, label_style = state_of(conversation)
+        room = max(width - left.cell_length - len(label) - 1, 0)
         title = Content.styled(titled(chat.title), "bold $text" if active else "$text")
         title = title.truncate(room, ellipsis=True, pad=True)
-        return Content.assemble(left, title, " ", (told, look)).truncate(width)
+        return Content.assemble(left, title, " ", (label, label_style)).truncate(width)
 
     def action_move(self, by: int) -> None:
         self.at = min(max(self.at + by, 0), len(self.context.chats) - 1)
@@ -116,8 +116,8 @@ def state_of(conversation: Conversation) -> tuple[str, str]:
         return "waiting", "$text-muted"
     if run is not None:
         stats = run.stats(conversation.services.clock(), conversation.chat.params)
-        telling = stats.seconds - stats.ttft >= _TELLING
-        return f"{stats.rate:.0f} tok/s" if telling else "writing", "$text-success"
+        settled = stats.seconds - stats.ttft >= _RATE_AFTER
+        return f"{stats.rate:.0f} tok/s" if settled else "writing", "$text-success"
     if messages and messages[-1].state == "failed":
         return "failed", "$text-error"
     return ("unread", "$text-accent") if conversation.unread else ("", "$text-muted")

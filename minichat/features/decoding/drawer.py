@@ -67,9 +67,9 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
         self.beams.show(view, words, over=over)
 
     def show_gains(self, speculation: Speculation | None) -> None:
-        told = speculation is not None
-        if self.gains.display is not told:
-            self.gains.display = told
+        shown = speculation is not None
+        if self.gains.display is not shown:
+            self.gains.display = shown
             self.on_resize()
         if speculation is not None:
             self.gains.update(gains(speculation))

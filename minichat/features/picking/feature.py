@@ -120,22 +120,22 @@ class Picking:
     async def _show(self, walk: Walk) -> None:
         """Show what is cached, then query the engine for this position and its neighbors."""
         picker = self._picker
-        self._tell(walk)
+        self._update(walk)
         place = walk.place()
         assert self._pane is not None
         self._pane.transcript.light({walk.message.id: [place]} if place else {}, "picked", show=True)
         try:
             await walk.look(walk.at)
             await walk.spell(walk.at)
-            self._tell(walk)
+            self._update(walk)
             near = sorted(picker.seen(), key=lambda at: abs(at - walk.at))
             for begin in range(0, len(near), _AT_ONCE):
                 await asyncio.gather(*map(walk.look, near[begin : begin + _AT_ONCE]))
-                self._tell(walk)
+                self._update(walk)
         except EngineError as error:
             picker.trouble = str(error)
 
-    def _tell(self, walk: Walk) -> None:
+    def _update(self, walk: Walk) -> None:
         picker, words = self._picker, self._context.program.backend.words
         picker.shares = [walk.share(at) for at in range(len(walk.trace.tokens))]
         picker.at, picker.trouble = walk.at, ""

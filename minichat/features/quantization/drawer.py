@@ -196,12 +196,12 @@ def change(shot: Snapshot, marks: Marks) -> str:
         full = _BAR * found.done // max(found.total, 1)
         bar = marks.bar * full + marks.rest * (_BAR - full)
         return f"to {found.scheme}: {found.done} of {found.total} layers\n{bar}  Esc cancels"
-    stands = (
+    state = (
         f"still {shot.quantization}"
         if found.over
         else f"reverting to {shot.quantization}, {found.done} layers"
     )
-    return f"cannot use {found.scheme}: {found.error}; {stands}"
+    return f"cannot use {found.scheme}: {found.error}; {state}"
 
 
 def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple[Content, ...]:

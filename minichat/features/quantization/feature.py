@@ -55,7 +55,7 @@ QUANTIZATION = Feature(
             "Quantization and memory",
             toggle,
             "f4",
-            greeting="how weights and cache are stored",
+            greeting="how weights are stored",
         ),
     ),
     panel=PanelSpec(QuantizationPanel, sees=QuantizationPanel.see_snapshot),

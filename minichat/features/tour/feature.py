@@ -25,7 +25,7 @@ class Tour:
         self._context, self._panel = context, TourPanel(self.turn, self.play, self.leave)
         self._guide = Guide(context, self._say, self._panel.focus)
         self._place = 0
-        self._told = [""] * len(PAGES)  # the result of each page
+        self._results = [""] * len(PAGES)  # the result of each page
         self._begun: set[int] = set()  # pages that were started
         self._playing = 0
         self._task: asyncio.Task[None] | None = None
@@ -58,7 +58,7 @@ class Tour:
         if PAGES[self._place].do is not None:
             self._stop()
             self._begun.add(self._place)
-            self._playing, self._told[self._place] = self._place, ""
+            self._playing, self._results[self._place] = self._place, ""
             self._task = asyncio.create_task(self._do(self._place), name="tour")
             self._show()
 
@@ -80,22 +80,22 @@ class Tour:
         self._guide.turn()
         if page.do is not None:
             try:
-                self._tell(place, await page.do(self._guide))
+                self._report(place, await page.do(self._guide))
             except EngineError as error:
-                self._tell(place, f"This page failed: {error}")
+                self._report(place, f"This page failed: {error}")
 
     def _say(self, sentence: str) -> None:
         """Show a sentence in the middle of a page."""
-        self._tell(self._playing, sentence)
+        self._report(self._playing, sentence)
 
-    def _tell(self, place: int, sentence: str) -> None:
-        self._told[place] = sentence
+    def _report(self, place: int, sentence: str) -> None:
+        self._results[place] = sentence
         self._show()
 
     # Display
 
     def _show(self) -> None:
-        page, told = PAGES[self._place], self._told[self._place]
+        page, sentence = PAGES[self._place], self._results[self._place]
         lines = [
             Content.assemble(
                 (page.title, "bold $text-accent"), (f"  {self._place + 1}/{len(PAGES)}", "$text-muted")
@@ -104,8 +104,8 @@ class Tour:
         ]
         if self._waits:
             lines.append(Content.styled(page.watch.format(where=self._where), "bold"))
-        elif told:
-            lines.append(Content.styled(told, "bold"))
+        elif sentence:
+            lines.append(Content.styled(sentence, "bold"))
         elif page.do is not None:
             alive = self._context.lifecycle.alive
             words = (
@@ -114,7 +114,7 @@ class Tour:
                 else "The engine is not running; see the error at the top."
             )
             lines.append(Content.styled(words, "italic $text-muted"))
-        self._panel.say(Content("\n").join(lines), self._keys(page), end=bool(told))
+        self._panel.say(Content("\n").join(lines), self._keys(page), end=bool(sentence))
 
     @property
     def _where(self) -> str:
@@ -152,7 +152,7 @@ def start(context: Context) -> None:
         context.app.notify("The tour needs the terminal. Quit and run: minichat tour", severity="warning")
 
 
-def _lead(context: Context) -> Tour | None:
+def _make(context: Context) -> Tour | None:
     return Tour(context) if context.program.start.tour else None
 
 
@@ -160,7 +160,7 @@ TOUR = Feature(
     name="tour",
     title="Tour of the engine",
     commands=(ScreenCommand("program.tour", "Program", "Tour the engine", start),),
-    part=_lead,
+    part=_make,
     css="""
     #tour {
         height: auto;
