@@ -86,7 +86,7 @@ class ModelScreen(PickScreen[Model]):
         elif self._runs(model):
             state = ("running", "$text-success")
         else:
-            state = ("Enter downloads it" if support is None else model.place, "$text-muted")
+            state = ("Enter downloads" if support is None else model.place, "$text-muted")
         room = max(min(int(self.app.size.width * 0.96), _WIDEST) - _REST, 8)
         name = Content(one_line(model.title)).truncate(room, ellipsis=True)
         style = "$text-muted" if model.trouble else "bold" if self._runs(model) else ""

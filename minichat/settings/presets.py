@@ -56,7 +56,7 @@ def delete_preset(file: Path, name: str) -> None:
     """Delete a user preset. A built-in one of the same name becomes visible again."""
     own = _whole(file)
     if name not in own:
-        raise PresetError(f"no preset {name!r} in {file}")
+        raise PresetError(f"no saved preset {name!r} in {file}")
     _write(file, {other: params for other, params in own.items() if other != name})
 
 

@@ -237,7 +237,7 @@ async def test_help_has_the_keys_that_are_in_force(bench: Callable[..., Any], tm
             "Alt+1 F11 Alt+3 Alt+4 Alt+5 Alt+6 Alt+7 Alt+8 Alt+9",
             "v 2 3 4 5 maximize a pane, or show all",
             "Shift+Left Shift+Right K Shift+Down",
-            "Terminals and tmux intercept some keys. F12 lists every",
+            "Terminals and tmux intercept some keys. F12 lists every command.",
         ):
             assert line in lines, line
 
@@ -281,7 +281,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
             "Left l change it",
             "Shift+Left Shift+Right change it by ten",
             "Up j previous or next scheme",
-            "Up j lists: previous or next line",
+            "Up j lists: previous, next line",
             "Left F7 previous or next token",
             "Shift+Left Shift+Right ten tokens back or forward",
         ):

@@ -251,7 +251,7 @@ async def test_a_name_of_the_hub_is_fetched_and_taken(bench: Callable[..., Any])
     async with bench((120, 30)) as it:
         it.app.lifecycle._fetch = fake_fetch
         await picker(it, "org/large")
-        await it.until(lambda: "Enter downloads it" in it.screen_text())
+        await it.until(lambda: "Enter downloads" in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: "downloading large  0.40 of 1.60 GB  Ctrl+X cancels" in it.screen_text())
         await it.pilot.press("escape")
@@ -321,7 +321,7 @@ async def test_a_late_answer_of_the_file_system_leaves_what_is_said(
         await it.pilot.press("enter")
         await it.until(lambda: "the hub cannot be" in it.screen_text())
         answer.set()
-        await it.until(lambda: "Enter downloads it" not in it.screen_text())
+        await it.until(lambda: "Enter downloads" not in it.screen_text())
         assert "the hub cannot be" in it.screen_text()
         await it.pilot.press("r")
         await it.until(lambda: "the hub cannot be" not in it.screen_text())

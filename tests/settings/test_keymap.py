@@ -80,7 +80,7 @@ def test_the_same_key_in_another_place_is_no_clash(tmp_path: Path) -> None:
             '"chat.new" = "Alt+W"',
             f'2: keys.chat.new: "alt+w" {BOTH} chat.new and chat.close (Close this chat): ',
         ),
-        ('"chat.new" = "enter"', f'2: keys.chat.new: "enter" {BOTH} chat.new and chat.send: give that one'),
+        ('"chat.new" = "enter"', f'2: keys.chat.new: "enter" {BOTH} chat.new and chat.send: use another key'),
         ('"monitor.pause" = "o"', f'2: keys.monitor.pause: "o" {BOTH} monitor.pause and monitor.order'),
         ('"monitor.pause" = "ctrl+n"', f'2: keys.monitor.pause: "ctrl+n" {BOTH} monitor.pause and chat.new'),
     ],

@@ -71,7 +71,7 @@ def test_nothing_is_written_over_a_file_with_a_fault(file: Path) -> None:
         f"{file}:3: mine.temprature: is unknown; did you mean temperature?"
     ]
     assert presets.own == {"mine": SamplingParams(top_p=0.5)}
-    with pytest.raises(PresetError, match=r"mend this first.*:3: mine\.temprature"):
+    with pytest.raises(PresetError, match=r"fix this first.*:3: mine\.temprature"):
         save_preset(file, "more", SamplingParams())
     assert file.read_text() == text
 

@@ -68,7 +68,7 @@ def test_what_a_theme_says_is_taken(tmp_path: Path) -> None:
             '"#6CB6F"',
             'mine.toml:5: colours.primary: must be a color like "#88aaff" or "ansi_blue"',
         ),
-        ('"orange"', '"ornage"', 'not "ornage"; did you mean orange?'),
+        ('"orange"', '"ornage"', 'got "ornage"; did you mean orange?'),
         ('"orange"', "7", "mine.toml:7: colours.accent: must be a color"),
         ("primary =", "primry =", "mine.toml:5: colours.primry: is unknown; did you mean primary?"),
         ('panel = "#202730"\n', "", "mine.toml:4: colours: must also set panel"),
