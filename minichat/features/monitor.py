@@ -125,7 +125,7 @@ MONITOR = Feature(
                     "{monitor.left monitor.right monitor.up monitor.down}",
                     "map: highlight the text of these blocks in its chats",
                 ),
-                ("{monitor.up monitor.down}", "lists: previous, next line"),
+                ("{monitor.up monitor.down}", "lists: another line"),
                 ("{monitor.zoom}", "map: zoom to blocks, their owners and content"),
                 ("{monitor.window}", "graphs: 30 seconds, 2 or 10 minutes"),
                 ("{monitor.abort}  {monitor.preempt}", "abort or preempt the selected request"),

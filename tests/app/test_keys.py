@@ -281,7 +281,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
             "Left l change it",
             "Shift+Left Shift+Right change it by ten",
             "Up j previous or next scheme",
-            "Up j lists: previous, next line",
+            "Up j lists: another line",
             "Left F7 previous or next token",
             "Shift+Left Shift+Right ten tokens back or forward",
         ):

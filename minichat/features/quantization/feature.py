@@ -71,7 +71,7 @@ QUANTIZATION = Feature(
     ),
     keyed=(("quantization", Schemes),),
     css="""
-    #quantization Facts { height: auto; }
+    #quantization Figures { height: auto; }
     #quantization:focus-within .section { color: $text-accent; }
     #quantization Schemes { height: auto; border: none; padding: 0; background: $surface; }
     #quantization .preview { dock: bottom; height: 4; background: $surface; }
