@@ -283,7 +283,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
             "Up j previous or next scheme",
             "Up j lists: another line",
             "Left F7 previous or next token",
-            "Shift+Left Shift+Right ten tokens back or forward",
+            "Shift+Left Shift+Right ten tokens back, forward",
         ):
             assert any(line in each for each in lines), line
 

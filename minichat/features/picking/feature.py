@@ -225,7 +225,7 @@ PICKING = Feature(
             "Stepping through tokens ({reply.pick}, or the message menu)",
             (
                 ("{tokens.left tokens.right}", "previous or next token"),
-                ("{tokens.far_left tokens.far_right}", "ten tokens back or forward"),
+                ("{tokens.far_left tokens.far_right}", "ten tokens back, forward"),
                 ("Home End", "first or last token"),
                 ("{tokens.up tokens.down}", "other likely tokens"),
                 ("Enter", "continue from there in a fork"),
