@@ -94,7 +94,7 @@ async def program(
         app = MinichatApp(backend, store, start)
         async with app.run_test(size=size) as pilot:
             session = Session(app, pilot)
-            await session.until(lambda: app.keeper.alive)
+            await session.until(lambda: app.lifecycle.alive)
             yield session
             for each in app.chats.streaming:
                 each.stop()
@@ -161,9 +161,9 @@ async def main() -> None:
     async with program((120, 40), blocks=BLOCKS, tour=True) as it:
         await it.until(lambda: it.app.main.query("TourPanel"))
         await it.pilot.press("enter", "enter")
-        await it.until(lambda: "was let in" in picture(it.app))
+        await it.until(lambda: "was admitted" in picture(it.app))
         await it.pilot.press("enter", "enter")
-        await it.until(lambda: "lay in" in picture(it.app))
+        await it.until(lambda: "were in" in picture(it.app))
         await it.take("tour-120x40")
 
 

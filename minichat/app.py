@@ -36,12 +36,12 @@ from minichat.features import installed
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.features.leaving import RESTART as RESTART
 from minichat.features.table import bindings, bound, commands
-from minichat.models.keeper import Keeper
+from minichat.models.lifecycle import EngineLifecycle
 from minichat.session.conversation import Conversation
-from minichat.session.desk import Desk
 from minichat.session.open_chats import OpenChats
 from minichat.session.pacer import Pacer
 from minichat.session.presets import SavedPresets
+from minichat.session.services import ChatServices
 from minichat.settings.keymap import keymap
 from minichat.settings.nearest import unknown
 from minichat.shell import clipboard
@@ -86,7 +86,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         known = tuple(bound(found))
         self.keys = Keys(known, keymap(start.loaded, known))
         self._bindings = BindingsMap(bindings(found))
-        self.keeper = Keeper(self, start.model)
+        self.lifecycle = EngineLifecycle(self, start.model)
         self.containment = Containment(self)
         self._key_order = KeyOrder(self)
         self._mouse_is_ours = self.settings.screen.mouse
@@ -97,9 +97,9 @@ class MinichatApp(App[object], inherit_bindings=False):
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
         told = (self._took, self._changed, self._spread, self.complain)
-        desk = Desk(store, backend, pacer, self.keeper.ready, *told)
+        services = ChatServices(store, backend, pacer, self.lifecycle.ready, *told)
         stood = (remembered.chats, remembered.active, remembered.pinned)
-        self.chats = OpenChats(desk, start.params, start.system, *stood)
+        self.chats = OpenChats(services, start.params, start.system, *stood)
         signs = glyphs.ASCII if start.ascii else glyphs.UNICODE
         self.main = MainScreen(self.chats, signs, self.owner_colours, self.containment.each)
         self.presets = SavedPresets(
@@ -113,7 +113,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.pulse = Pulse(
             backend,
             self._show,
-            lambda: self.keeper.alive,
+            lambda: self.lifecycle.alive,
             rates.ssh_monitor if ssh else rates.monitor,
         )
 
@@ -126,7 +126,7 @@ class MinichatApp(App[object], inherit_bindings=False):
             workspace=self.main,
             panels=self.main.panels,
             engine=self.main.engine,
-            keeper=self.keeper,
+            lifecycle=self.lifecycle,
             presets=self.presets,
             keys=self.keys,
             signals=self.main.signals,
@@ -173,7 +173,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         if not self.is_headless:
             when_gone(lambda: self._told_to_end(signal.SIGHUP, None))
         self._key_order.settle()
-        self.call_after_refresh(lambda: self.run_worker(self.keeper.load()))
+        self.call_after_refresh(lambda: self.run_worker(self.lifecycle.load()))
 
     def on_unmount(self) -> None:
         for number in _ENDING:
@@ -186,12 +186,12 @@ class MinichatApp(App[object], inherit_bindings=False):
             return  # the screen has gone, and the engine goes
         for event in events:
             if isinstance(event, Died):
-                self.keeper.lose(f"the engine has stopped: {event.error}")
+                self.lifecycle.lose(f"the engine has stopped: {event.error}")
                 self.ask(self._look())
             elif isinstance(event, LinkLost) and self.is_running:
-                self.keeper.cut(event)
+                self.lifecycle.cut(event)
             elif isinstance(event, LinkBack):
-                self.keeper.mended(event)
+                self.lifecycle.mended(event)
         self.main.show_events(events)
 
     async def _look(self) -> None:

@@ -56,7 +56,7 @@ def screen(diary: Diary, stretches: Stretches, words: list[str]) -> int:
     """The program as it is, but for the diary."""
     from minichat.app import MinichatApp
     from minichat.cli import main
-    from minichat.models.keeper import Keeper
+    from minichat.models.lifecycle import EngineLifecycle
 
     def watched(method: Callable[[Any, Snapshot], None]) -> Any:
         def call(self: Any, snapshot: Snapshot) -> None:
@@ -65,7 +65,7 @@ def screen(diary: Diary, stretches: Stretches, words: list[str]) -> int:
 
         return call
 
-    Keeper._started = watched(Keeper._started)  # type: ignore[method-assign]
+    EngineLifecycle._started = watched(EngineLifecycle._started)  # type: ignore[method-assign]
     MinichatApp._show = watched(MinichatApp._show)  # type: ignore[method-assign]
     with stretches.watched():
         return main(words)

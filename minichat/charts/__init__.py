@@ -1,1 +1,1 @@
-"""What `minichat quality` draws."""
+"""The charts of `minichat quality`."""

@@ -1,20 +1,20 @@
-"""Where numbers lie along the axis of a chart, and which of them are written there."""
+"""Axes of a chart: positions of numbers, and tick labels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from math import ceil, floor, log10
 
-_SPAN = 10  # times the smallest: what reaches further goes by powers of ten
-_STEPS = 5  # between the ticks of an axis that begins at zero, at most
+_SPAN = 10  # if the largest value exceeds the smallest by this factor, the axis is logarithmic
+_STEPS = 5  # maximum steps between the ticks of a linear axis
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`place` takes a number to its share of the axis; `ticks` are such shares, and what is written there.
+    """`place` maps a number to its position from 0 to 1; `ticks` are such positions with labels.
 
-    It begins at zero, so that a small difference looks small. Where that would lay small numbers on top of
-    each other it goes by powers of ten from the share `begins` on: zero, which is none, stands apart below.
+    The axis starts at zero, so that small differences look small. If that would put small numbers on top of
+    each other, it is logarithmic from position `begins` on, with zero separate below.
     """
 
     place: Callable[[float], float]
@@ -23,7 +23,7 @@ class Axis:
 
 
 def axis(values: Sequence[float]) -> Axis:
-    """With room for all of them."""
+    """An axis that fits all values."""
     above = [value for value in values if value > 0]
     if above and max(above) > _SPAN * min(above):
         return _by_powers(min(above), max(above), zero=len(above) < len(values))
@@ -51,5 +51,5 @@ def _by_powers(least: float, most: float, *, zero: bool) -> Axis:
 
 
 def _number(value: float) -> str:
-    """In full, as people write it: 0.00001 and 150,000."""
+    """The number without an exponent: 0.00001 and 150,000."""
     return format(Decimal(f"{value:.12g}"), ",f")

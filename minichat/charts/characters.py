@@ -1,4 +1,4 @@
-"""Points in a frame, and in characters for a terminal."""
+"""Charts of points, and their rendering in plain characters for a terminal."""
 
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -29,13 +29,13 @@ class Chart:
 
 
 def drawn(chart: Chart) -> str:
-    """In plain characters: a letter a point, in the free place nearest to its own, and whose it is."""
+    """Render in plain characters: a letter per point, in the nearest free cell, and a legend."""
     across, upwards = chart.axes
     side, edge = [""] * _LINES, ["|"] * _LINES
     for share, label in upwards.ticks:
         side[_line(share)] = label
     for line in range(_line(upwards.begins) + 1, _LINES):
-        edge[line] = ":"  # where nothing lies but zero
+        edge[line] = ":"  # the part that holds only zero
     width = max(map(len, side))
     frame = [f"{label:>{width}} {each}" for label, each in zip(side, edge, strict=True)]
     named = list(zip(_LETTERS, chart.points, strict=False))
@@ -51,7 +51,7 @@ def drawn(chart: Chart) -> str:
     beside = zip_longest(lines, legend, fillvalue="")
     return "\n".join(
         [
-            f"{chart.title} ({chart.upwards} upwards; lower is nearer to the model)",
+            f"{chart.title} (y: {chart.upwards}; lower is closer to the original model)",
             *(f"{line:{width + _COLUMNS + 4}}{name}".rstrip() for line, name in beside),
         ]
     )
@@ -71,7 +71,7 @@ def _column(share: float) -> int:
 
 
 def _foot(across: Axis) -> str:
-    """The numbers below their places; one for which there is no room is left out."""
+    """The tick labels below their positions; labels that do not fit are dropped."""
     foot = ""
     for share, label in across.ticks:
         at = min(max(_column(share) - len(label) // 2, 0), _COLUMNS - len(label))

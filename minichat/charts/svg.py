@@ -1,4 +1,4 @@
-"""Charts as an SVG of our own."""
+"""Render charts as SVG."""
 
 from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape
@@ -6,15 +6,15 @@ from xml.sax.saxutils import escape
 from minichat.charts.axes import Axis
 from minichat.charts.characters import Chart
 
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BELOW = 460, 300, 64, 40, 56  # of one chart's frame, and around it
-_LETTER, _LETTERING = 7, 13  # how wide a letter of a name is, and how high a line
+_WIDTH, _HEIGHT, _LEFT, _TOP, _BELOW = 460, 300, 64, 40, 56  # of a chart's frame and its margins
+_LETTER, _LETTERING = 7, 13  # width of a letter and height of a line of names
 _COLOURS = ("#3b6fb6", "#c2543d", "#3f8f5b", "#8a5fb0", "#b28a2e", "#4a9aa5", "#a34a76", "#6d6d6d")
 
-Room = tuple[float, float, float]  # what something takes: from where to where, and on which line
+Room = tuple[float, float, float]  # an occupied range: from, to, and line
 
 
 def svg(charts: Sequence[Chart]) -> str:
-    """Side by side, with their names beside the points."""
+    """The charts side by side, with names beside the points."""
     each = _LEFT + _WIDTH + 90
     width, height = each * len(charts), _TOP + _HEIGHT + _BELOW
     panels = "\n".join(
@@ -29,7 +29,7 @@ def svg(charts: Sequence[Chart]) -> str:
 
 
 def _panel(chart: Chart) -> str:
-    """From the frame's upper left corner on."""
+    """One chart, with the origin at its upper left corner."""
     return "\n".join(
         [
             _words(0, -16, chart.title, "start", bold=True),
@@ -42,7 +42,7 @@ def _panel(chart: Chart) -> str:
 
 
 def _frame(across: Axis, upwards: Axis) -> Iterator[str]:
-    """Dotted where nothing lies but zero."""
+    """The frame, dotted where the axis holds only zero."""
     corner, first, lowest = f"0 {_HEIGHT}", across.begins * _WIDTH, (1 - upwards.begins) * _HEIGHT
     yield _line(f"M0 0V{lowest:.1f}M{first:.1f} {_HEIGHT}H{_WIDTH}")
     yield _line(f"M0 {lowest:.1f}L{corner}H{first:.1f}", "2 4")
@@ -66,7 +66,7 @@ def _points(chart: Chart) -> Iterator[str]:
 
 
 def _free(begin: float, end: float, wanted: float, taken: Sequence[Room]) -> Room:
-    """Above the axis, as near as can be to the line that is wanted, where it meets nothing."""
+    """The free space nearest to the wanted line and above the axis."""
     lowest = min(wanted, _HEIGHT - 5)
     lines = (lowest + by * _LETTERING for by in sorted(range(-2 * len(taken), len(taken)), key=abs))
     return next(

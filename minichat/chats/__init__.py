@@ -1,1 +1,1 @@
-"""What was said, and where it is kept."""
+"""Chats and their storage."""

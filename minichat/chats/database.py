@@ -1,4 +1,4 @@
-"""The connection to the database: one transaction at a time, from any thread, mended where it breaks."""
+"""The database connection: one transaction at a time, from any thread, with recovery from damage."""
 
 import sqlite3
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Work = Callable[[sqlite3.Connection], T]
 
 
 class Database:
-    """The file at a path; without one, or where that fails, in memory."""
+    """The file at a path; in memory without one, or if it cannot be opened."""
 
     def __init__(self, path: Path | None) -> None:
         self.notices: list[str] = []
@@ -28,11 +28,11 @@ class Database:
         return self._opened.path
 
     def read(self, work: Work[T]) -> T:
-        """What the work returns; all it reads is of one moment."""
+        """Run a read transaction with a consistent view; return its result."""
         return self._run("BEGIN", work)
 
     def write(self, work: Work[T]) -> T:
-        """What the work returns; all it writes is kept, or nothing of it."""
+        """Run a write transaction atomically; return its result."""
         return self._run("BEGIN IMMEDIATE", work)
 
     def changed(self) -> bool:
@@ -59,10 +59,10 @@ class Database:
             return work(connection)
 
     def _recover(self, error: sqlite3.DatabaseError) -> None:
-        """Makes the database usable again, or says why that cannot be."""
+        """Make the database usable again, or raise."""
         opened, found = self._opened, trouble(error)
         if found == "busy":
-            locked = f"another minichat keeps {opened.path} locked for more than {PATIENCE:g} s; try again"
+            locked = f"another minichat has locked {opened.path} for more than {PATIENCE:g} s; try again"
             raise StoreBusy(locked) from error
         if opened.path is None or found == "other":
             raise error

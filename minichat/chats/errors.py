@@ -1,27 +1,27 @@
-"""What the store of chats cannot do, each as one sentence for the screen."""
+"""Errors of the chat store, each with a one-sentence message."""
 
 
 class StoreError(Exception):
-    """The root of them."""
+    """The base class."""
 
 
 class ChatGone(StoreError):
-    """The chat was deleted, perhaps by another screen."""
+    """The chat was deleted, possibly by another screen."""
 
     def __init__(self, chat: int) -> None:
-        super().__init__(f"chat {chat} is no longer there: it was deleted, perhaps in another window")
+        super().__init__(f"chat {chat} was deleted, possibly in another window")
 
 
 class MessageGone(StoreError):
-    """The message was deleted, perhaps by another screen."""
+    """The message was deleted, possibly by another screen."""
 
     def __init__(self, message: int, chat: int) -> None:
-        gone = f"message {message} is no longer in chat {chat}"
-        super().__init__(f"{gone}: it was deleted, perhaps in another window")
+        gone = f"message {message} of chat {chat}"
+        super().__init__(f"{gone} was deleted, possibly in another window")
 
 
 class StoreBusy(StoreError):
-    """Another process holds the database for longer than we wait."""
+    """Another process has locked the database for too long."""
 
 
 class NewerStore(StoreError):
@@ -29,4 +29,4 @@ class NewerStore(StoreError):
 
 
 class BadExport(StoreError):
-    """A text that should be an exported chat is none."""
+    """A text is not a valid exported chat."""

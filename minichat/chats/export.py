@@ -1,4 +1,4 @@
-"""A chat as Markdown, for people, and as JSON, which can be read back whole."""
+"""Export a chat as Markdown, or as JSON that can be imported again."""
 
 import json
 from dataclasses import asdict
@@ -19,9 +19,9 @@ _SPEAKERS = {"system": "System", "user": "You", "assistant": "Reply"}
 
 
 def to_markdown(chat: Chat) -> str:
-    """Every message under a heading of its own."""
+    """The chat in Markdown, with a heading for each message."""
     params = ", ".join(f"{name} {value}" for name, value in plain_params(chat.params).items())
-    facts = [f"- started {_when(chat.created_at)}", f"- decoding: {params or 'as the engine does by itself'}"]
+    facts = [f"- started {_when(chat.created_at)}", f"- decoding: {params or 'default'}"]
     if chat.system:
         facts.append(f"- system prompt: {' '.join(chat.system.split())}")
     parts = [f"# {chat.title or 'Untitled'}", "\n".join(facts), *map(_message, chat.messages)]
@@ -29,7 +29,7 @@ def to_markdown(chat: Chat) -> str:
 
 
 def to_json(chat: Chat) -> str:
-    """Everything but the ids, the letter and the draft: those belong to the store that the chat came from."""
+    """Everything except ids, letter and draft, which belong to the store."""
     messages = [asdict(message) for message in chat.messages]
     for message in messages:
         del message["id"], message["refused"]
@@ -46,15 +46,15 @@ def to_json(chat: Chat) -> str:
 
 
 def from_json(text: str) -> Chat:
-    """The chat, with no ids yet. A reply that was streaming as it was exported is a stopped one."""
+    """Parse a chat, without ids. A reply that was streaming at the export becomes a stopped one."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadExport(f"this is no JSON: {error}") from error
+        raise BadExport(f"invalid JSON: {error}") from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise BadExport(f'this is no exported chat: "format" has to be "{FORMAT}"')
+        raise BadExport(f'not an exported chat: "format" must be "{FORMAT}"')
     if found.get("version") != VERSION:
-        raise BadExport(f'"version" is {found.get("version")!r}, and this minichat reads {VERSION}')
+        raise BadExport(f'"version" must be {VERSION}, got {found.get("version")!r}')
     messages = _get(found, "messages", "", list)
     return Chat(
         id=0,
@@ -105,7 +105,7 @@ def _read_message(found: Any, place: str) -> Message:
 
 
 def _attachments(found: dict[str, Any], place: str) -> tuple[Attachment, ...]:
-    """Exports from before there were any have none."""
+    """The attachments; older exports have none."""
     if "attachments" not in found:
         return ()
     read = []
@@ -129,13 +129,13 @@ def _stats(found: dict[str, Any] | None, place: str) -> ReplyStats | None:
         return None
     kinds = {"tokens": int, "seconds": float, "ttft": float, "prompt_tokens": int, "strategy": str}
     for name in ("left_out", "blocks"):
-        if name in found:  # not in what was exported before there was such a thing
+        if name in found:  # missing in older exports
             kinds[name] = int
     return ReplyStats(**{name: _get(found, name, place, kind) for name, kind in kinds.items()})
 
 
 def _get(found: dict[str, Any], name: str, place: str, kind: Any) -> Any:
-    """The value of that name, which has to be of that kind; a whole number is a number too."""
+    """The value of that name and type; a whole number is also a number."""
     value = found.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float if kind is float else kind):
         _refuse(f"{place}.{name}".lstrip("."), _KINDS[kind], value)
@@ -159,4 +159,4 @@ def _one_of(choices: tuple[Any, ...], value: str, place: str) -> Any:
 
 
 def _refuse(place: str, wanted: str, value: Any) -> NoReturn:
-    raise BadExport(f"{place} has to be {wanted}, not {json.dumps(value)[:60]}")
+    raise BadExport(f"{place} must be {wanted}, got {json.dumps(value)[:60]}")

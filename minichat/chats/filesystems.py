@@ -1,9 +1,9 @@
-"""The file system a path lies on. Write-ahead logging needs memory that its processes share: one machine."""
+"""Detects networked file systems, where write-ahead logging fails: it needs shared memory."""
 
 import re
 from pathlib import Path
 
-# Mounted by several machines at once; a FUSE one is named fuse.NAME.
+# File systems shared by several machines; a FUSE type is written fuse.NAME.
 NETWORKED = frozenset(
     "nfs nfs4 cifs smb3 smbfs 9p afs ceph lustre gpfs beegfs glusterfs panfs pvfs2 orangefs wekafs "
     "sshfs davfs vboxsf virtiofs".split()
@@ -12,7 +12,7 @@ MOUNTS = Path("/proc/mounts")
 
 
 def networked(path: Path, mounts: Path = MOUNTS) -> str:
-    """The kind of the networked file system that holds the path; empty for a local or an unknown one."""
+    """The type of the networked file system that holds the path; empty if it is local or unknown."""
     try:
         table = mounts.read_text(errors="surrogateescape")
     except OSError:
@@ -22,7 +22,7 @@ def networked(path: Path, mounts: Path = MOUNTS) -> str:
 
 
 def _kind(path: Path, table: str) -> str:
-    """The kind of the deepest mount that holds the path; of two on one place the later one is on top."""
+    """The type of the innermost mount that contains the path; of two on one path, the later one."""
     best, deepest = "", -1
     for line in table.splitlines():
         _, place, kind, *_ = [*line.split(" "), "", "", ""]

@@ -1,4 +1,4 @@
-"""The letter of a chat: a, b, c ... z, aa, ab ... It is how a person tells the owners of blocks apart."""
+"""The letters of chats: a, b, c ... z, aa, ab ... They identify the owners of blocks."""
 
 from collections.abc import Collection, Iterator
 from itertools import count, product
@@ -11,7 +11,7 @@ def free_letter(taken: Collection[str]) -> str:
 
 
 def colour_index(letter: str) -> int:
-    """The chat's place in a palette of owners; the palette is repeated when it is shorter."""
+    """The chat's index in an owner palette; a shorter palette repeats."""
     index = 0
     for character in letter:
         index = index * 26 + ascii_lowercase.find(character) + 1

@@ -1,4 +1,4 @@
-"""A chat and what was said in it. Messages are frozen: a changed one is a new one with the same id."""
+"""Chats and messages. Messages are frozen: a changed one is a copy with the same id."""
 
 import re
 from dataclasses import dataclass, field
@@ -17,33 +17,33 @@ _FORK = re.compile(r"\(fork(?: (\d{1,9}))?\)$")
 
 @dataclass(frozen=True, slots=True)
 class ReplyStats:
-    """What one reply cost."""
+    """The cost of a reply."""
 
     tokens: int
     seconds: float
     ttft: float  # seconds to the first token
     prompt_tokens: int
     strategy: str
-    left_out: int = 0  # messages at the chat's beginning that the model did not read
-    blocks: int = 0  # of the cache, that it held as it ended; 0: not known
+    left_out: int = 0  # messages at the chat's start that the model did not read
+    blocks: int = 0  # KV blocks it held at its end; 0: unknown
 
     @property
     def rate(self) -> float:
-        """Tokens a second after the first one."""
+        """Tokens per second after the first one."""
         streaming = self.seconds - self.ttft
         return (self.tokens - 1) / streaming if self.tokens > 1 and streaming > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A text that goes to the model with a message. Kept as it was then: a file may change, or go."""
+    """A text sent with a message. Stored as a copy, because the file may change or be deleted."""
 
-    name: str  # as the message has it, behind an @
+    name: str  # as mentioned in the message after an @
     text: str
 
     @property
     def fenced(self) -> str:
-        """Between two fences that are longer than any in it."""
+        """The text in a fence longer than any inside it."""
         runs = [len(run) for run in re.findall("`{3,}", self.text)]
         fence = "`" * (max(runs, default=2) + 1)
         end = "" if self.text.endswith("\n") else "\n"
@@ -52,7 +52,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One row of the store. `id` is the row's; it never changes and is larger for a later message."""
+    """One row of the store. `id` is its row id; it never changes and increases with time."""
 
     id: int
     role: Role
@@ -62,24 +62,24 @@ class Message:
     state: State = "done"
     error: str = ""  # why it failed
     stats: ReplyStats | None = None
-    params: dict[str, Any] | None = None  # the sampling parameters that were not the default
+    params: dict[str, Any] | None = None  # sampling parameters that differ from the default
     attachments: tuple[Attachment, ...] = ()
-    refused: bool = False  # too long for the engine that runs now, which would refuse it again; never stored
+    refused: bool = False  # too long for the current engine, which would refuse it again; not stored
 
     @property
     def retriable(self) -> bool:
-        """Whether it failed, and another try may end better."""
+        """Whether it failed and a retry may succeed."""
         return self.state == "failed" and not self.refused
 
     @property
     def whole(self) -> str:
-        """What the model reads: the text, and then what is attached to it."""
+        """What the model reads: the text, then the attachments."""
         return "\n\n".join([self.text, *(each.fenced for each in self.attachments)])
 
 
 @dataclass(slots=True)
 class Chat:
-    """One chat as a screen holds it: its newest messages, and how many lie before them in the store."""
+    """One chat as loaded: its newest messages, and the number of older ones in the store."""
 
     id: int
     letter: str
@@ -95,18 +95,18 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class ChatLine:
-    """One chat in a list of them all, without its messages."""
+    """One chat in a list, without its messages."""
 
     id: int
     letter: str
     title: str
     messages: int
-    spoken_at: float  # when its last message was written, or it was made
+    spoken_at: float  # time of its last message, or of its creation
     closed_at: float | None
 
 
 def title_from(text: str, width: int = 40) -> str:
-    """A title for a chat that begins with this prompt: its first line, cut between words."""
+    """A title from the first line of the first message, cut between words."""
     line = next((line for line in map(str.strip, text.splitlines()) if line), "")
     line = " ".join(line.split())
     if len(line) <= width:
@@ -116,7 +116,7 @@ def title_from(text: str, width: int = 40) -> str:
 
 
 def fork_title(title: str) -> str:
-    """A fork's title; that of a fork of it is counted, not longer."""
+    """The title of a fork; a fork of a fork gets a number instead of a longer suffix."""
     if not (fork := _FORK.search(title)):
         return f"{title} (fork)".lstrip()
     return f"{title[: fork.start()]}(fork {int(fork[1] or 1) + 1})"

@@ -1,4 +1,4 @@
-"""Opening the database of chats in whatever state it is: there is always one that works, and a sentence."""
+"""Open the chat database in any state: damaged, locked, newer or read-only. The result is always usable."""
 
 import os
 import sqlite3
@@ -26,7 +26,7 @@ _TROUBLES: dict[int, Trouble] = {
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A database that works. Without a path it lies in memory and ends with the program."""
+    """A usable database. Without a path it is in memory and ends with the program."""
 
     connection: sqlite3.Connection
     path: Path | None = None
@@ -35,13 +35,13 @@ class Opened:
 
 
 def open_database(path: Path) -> Opened:
-    """The database at the path; one in memory, and why, where that cannot be used."""
+    """Open the database at the path; if that fails, one in memory with the reason."""
     try:
         private_folder(path.parent)
         _make(path)
         return _connected(path)
     except NewerStore as error:
-        return in_memory(f"The chats in {path} are of a newer minichat and are left alone: {error}")
+        return in_memory(f"The chats in {path} were written by a newer minichat and are not changed: {error}")
     except OSError as error:
         return in_memory(f"Cannot write {path}: {error.strerror}", copy=_read_only(path))
     except sqlite3.DatabaseError as error:
@@ -52,12 +52,12 @@ def open_database(path: Path) -> Opened:
 
 
 def trouble(error: sqlite3.Error) -> Trouble:
-    """What kind of trouble SQLite is in; the low byte of its code says it, the rest goes into details."""
+    """The kind of an SQLite error, from the low byte of its code; the other bytes hold details."""
     return _TROUBLES.get(getattr(error, "sqlite_errorcode", 0) & 0xFF, "other")
 
 
 def in_memory(why: str = "", copy: sqlite3.Connection | None = None) -> Opened:
-    """A database that holds what the copied one holds, as far as it can be read."""
+    """An in-memory database with the readable content of `copy`."""
     memory = _memory()
     if copy is not None:
         with closing(copy):
@@ -69,24 +69,24 @@ def in_memory(why: str = "", copy: sqlite3.Connection | None = None) -> Opened:
                 migrate(memory)
                 _salvage(copy, memory)
     migrate(memory)
-    advice = "what is said now is lost when minichat ends (export what matters)."
+    advice = "new messages are lost when minichat quits (export what you need)."
     return Opened(memory, notice=f"{why}; {advice}" if why else "")
 
 
 def mended(path: Path, inode: int) -> Opened:
-    """Another database in place of the broken one, with all rows of it that can still be read."""
+    """Replace a damaged database by a new one with all rows that can still be read."""
     try:
         return _begin_anew(path, inode)
     except (OSError, sqlite3.DatabaseError) as error:
-        return in_memory(f"The chats in {path} are damaged, and no other file can be begun: {error}")
+        return in_memory(f"The chats in {path} are damaged, and no new file can be created: {error}")
 
 
 def _begin_anew(path: Path, inode: int) -> Opened:
-    if os.stat(path).st_ino != inode:  # another process was quicker, and has begun one
+    if os.stat(path).st_ino != inode:  # another process has already replaced it
         return _connected(path)
     aside = _free_name(path)
     os.rename(path, aside)
-    for suffix in ("-wal", "-journal"):  # what SQLite had not yet put into the file itself
+    for suffix in ("-wal", "-journal"):  # what SQLite had not yet written to the main file
         with suppress(FileNotFoundError):
             os.rename(f"{path}{suffix}", f"{aside}{suffix}")
     with suppress(FileNotFoundError):
@@ -96,13 +96,13 @@ def _begin_anew(path: Path, inode: int) -> Opened:
     saved = 0
     with suppress(sqlite3.DatabaseError), closing(sqlite3.connect(aside, isolation_level=None)) as broken:
         saved = _salvage(broken, fresh.connection)
-    found = f"messages saved from it: {saved}" if saved else "nothing in it could be read"
-    notice = f"The chats in {path} were damaged: the file is set aside as {aside.name}; {found}."
+    found = f"messages saved from it: {saved}" if saved else "nothing could be read"
+    notice = f"The chats in {path} were damaged: the file was renamed to {aside.name}; {found}."
     return Opened(fresh.connection, path, fresh.inode, notice)
 
 
 def _make(path: Path) -> None:
-    """An empty file for its owner alone; SQLite gives the files beside it the same mode."""
+    """Create an empty file for its owner only; SQLite gives its companion files the same mode."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     os.chmod(path, 0o600)
 
@@ -114,7 +114,7 @@ def _memory() -> sqlite3.Connection:
 def _connected(path: Path) -> Opened:
     connection = sqlite3.connect(path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
     try:
-        # NORMAL loses nothing when the program is killed, and at most the last moments when the power fails.
+        # NORMAL loses nothing if the program is killed, and at most the last moments on a power failure.
         modes = ("TRUNCATE", "FULL") if networked(path) else ("WAL", "NORMAL")
         _journal(connection, modes[0])
         connection.execute(f"PRAGMA synchronous = {modes[1]}")
@@ -129,13 +129,13 @@ def _connected(path: Path) -> Opened:
 def _prepared(connection: sqlite3.Connection) -> sqlite3.Connection:
     connection.row_factory = sqlite3.Row
     connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA secure_delete = ON")  # what is deleted shall not lie about in free pages
+    connection.execute("PRAGMA secure_delete = ON")  # overwrite deleted content
     connection.execute("PRAGMA temp_store = MEMORY")
     return connection
 
 
 def _journal(connection: sqlite3.Connection, mode: str) -> None:
-    """Sets the journal's mode. SQLite does not wait by itself while another process does the same."""
+    """Set the journal mode. SQLite does not wait if another process does the same."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -149,8 +149,8 @@ def _journal(connection: sqlite3.Connection, mode: str) -> None:
 
 
 def _read_only(path: Path) -> sqlite3.Connection | None:
-    """A connection that only reads, if there is anything to read."""
-    for options in ("mode=ro", "mode=ro&immutable=1"):  # the second one also where no lock can be taken
+    """A read-only connection, if there is anything to read."""
+    for options in ("mode=ro", "mode=ro&immutable=1"):  # the second also works where locking fails
         with suppress(sqlite3.DatabaseError, OSError):
             uri = f"{path.absolute().as_uri()}?{options}"
             connection = sqlite3.connect(uri, uri=True, isolation_level=None)
@@ -164,7 +164,7 @@ def _read_only(path: Path) -> sqlite3.Connection | None:
 
 
 def _salvage(broken: sqlite3.Connection, into: sqlite3.Connection) -> int:
-    """Copies every readable row, from both ends towards the damage. Returns the number of messages."""
+    """Copy every readable row, from both ends toward the damage. Return the number of messages."""
     broken.text_factory = lambda data: data.decode(errors="replace")
     broken.row_factory = None
     with into:

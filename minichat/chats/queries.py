@@ -1,4 +1,4 @@
-"""The statements that the store is made of. Each runs inside the transaction of its caller."""
+"""The SQL statements of the store. Each runs inside its caller's transaction."""
 
 import os
 import socket
@@ -11,9 +11,9 @@ from minichat.chats.model import Chat, ChatLine, Message, fork_title
 from minichat.chats.rows import chat_from, message_from, packed, packed_attachments, storable
 from minichat.chats.search import SearchHit, snippet
 
-PAGE = 20  # messages of a chat that are read at first
-END = 2**63 - 1  # no id is larger
-INTERRUPTED = "minichat ended while this reply was streaming"
+PAGE = 20  # messages of a chat to load at first
+END = 2**63 - 1  # larger than any id
+INTERRUPTED = "minichat quit while this reply was streaming"
 
 Db = sqlite3.Connection
 
@@ -36,7 +36,7 @@ def chat(db: Db, chat_id: int, last: int = PAGE) -> Chat:
 
 
 def insert_chat(db: Db, title: str, system: str, params: str, at: float) -> int:
-    """The new chat's id. `params` are packed already."""
+    """Insert a chat and return its id. `params` is packed JSON."""
     letter = free_letter(taken_letters(db))
     insert = "INSERT INTO chats (letter, title, system, params, created_at) VALUES (?, ?, ?, ?, ?)"
     return db.execute(insert, (letter, storable(title), storable(system), params, at)).lastrowid or 0
@@ -49,7 +49,7 @@ def update_chat(db: Db, chat_id: int, changes: dict[str, Any]) -> None:
 
 
 def closed_last(db: Db) -> int | None:
-    """The chat that an undo opens again."""
+    """The most recently closed chat."""
     newest = "SELECT id FROM chats WHERE closed_at IS NOT NULL ORDER BY closed_at DESC, id DESC LIMIT 1"
     row = db.execute(newest).fetchone()
     return row["id"] if row else None
@@ -65,7 +65,7 @@ def reopen(db: Db, chat_id: int) -> Chat:
 
 
 def listing(db: Db, limit: int) -> list[ChatLine]:
-    """One row a chat; its last message is found in the index."""
+    """One row per chat; the index finds its last message."""
     rows = db.execute(
         "SELECT id, letter, title, closed_at,"
         " (SELECT count(*) FROM messages WHERE chat_id = chats.id) AS messages,"
@@ -77,7 +77,7 @@ def listing(db: Db, limit: int) -> list[ChatLine]:
 
 
 def copy_chat(db: Db, chat_id: int, message_id: int, at: float) -> int:
-    """A new chat with the messages up to this one; returns its id."""
+    """Copy a chat up to and including this message; return the new id."""
     row = chat_row(db, chat_id)
     exists = "SELECT 1 FROM messages WHERE chat_id = ? AND id = ?"
     if not db.execute(exists, (chat_id, message_id)).fetchone():
@@ -97,14 +97,14 @@ def taken_letters(db: Db) -> set[str]:
 
 
 def last_messages(db: Db, chat_id: int, limit: int, before: int | None = None) -> list[Message]:
-    """The last ones, of all or of those before an id, in the order they were said; -1 takes them all."""
+    """The last messages, optionally before an id, in chronological order; a limit of -1 returns all."""
     select = "SELECT * FROM messages WHERE chat_id = ? AND id < ? ORDER BY id DESC LIMIT ?"
     rows = db.execute(select, (chat_id, END if before is None else before, limit))
     return [message_from(row) for row in rows][::-1]
 
 
 def insert_message(db: Db, chat_id: int, message: Message) -> int:
-    """The new message's id."""
+    """Insert a message and return its id."""
     insert = (
         "INSERT INTO messages"
         " (state, writer, error, stats, text, reasoning, chat_id, role, at, params, attachments)"
@@ -121,7 +121,7 @@ def update_message(db: Db, message: Message) -> bool:
 
 
 def settle_interrupted(db: Db) -> None:
-    """Replies whose writer is no more, because it was killed, are stopped where they are."""
+    """Mark replies as stopped if the process that was writing them was killed."""
     for row in db.execute("SELECT id, writer FROM messages WHERE state = 'streaming'").fetchall():
         if not _alive(row["writer"]):
             settle = "UPDATE messages SET state = 'stopped', writer = '', error = ? WHERE id = ?"
@@ -129,11 +129,11 @@ def settle_interrupted(db: Db) -> None:
 
 
 def find(db: Db, words: tuple[str, ...], limit: int) -> list[SearchHit]:
-    """Titles first, then messages, newest first."""
+    """Find titles first, then messages, newest first."""
     sources = {
         "title": "SELECT id AS chat, title, closed_at, NULL AS message, '' AS role, created_at AS at,"
         " title AS text FROM chats",
-        # CROSS keeps SQLite going down the messages, so that it ends as soon as there are enough
+        # CROSS makes SQLite scan the messages in order, so that it can stop at the limit
         "text": "SELECT chat_id AS chat, title, closed_at, messages.id AS message, role, at, text"
         " FROM messages CROSS JOIN chats ON chats.id = chat_id",
     }
@@ -160,11 +160,11 @@ def _changeable(message: Message) -> tuple[str | None, ...]:
 
 
 def _alive(writer: str) -> bool:
-    """Whether another process still writes. None can tell for another host: it may."""
+    """Whether another process is still writing. On another host this is unknown, so assume yes."""
     host, _, pid = writer.rpartition(" ")
     if host != socket.gethostname():
         return bool(host)
-    if not pid.isdigit() or int(pid) == os.getpid():  # in a container, the next program often has the same
+    if not pid.isdigit() or int(pid) == os.getpid():  # in a container, the next process often has the same id
         return False
     try:
         os.kill(int(pid), 0)

@@ -1,4 +1,4 @@
-"""Between rows, plain JSON values and the dataclasses. Reading forgives: a row may be of another version."""
+"""Convert between rows, JSON values and dataclasses. Reading is lenient, because versions differ."""
 
 import json
 import sqlite3
@@ -14,7 +14,7 @@ _DEFAULT = SamplingParams()
 
 
 def plain_params(params: SamplingParams) -> dict[str, Any]:
-    """The parameters that are not the engine's default, as JSON knows them."""
+    """The parameters that differ from the defaults, as JSON values."""
     values = {name: getattr(params, name) for name in FIELDS}
     changed = {name: value for name, value in values.items() if value != getattr(_DEFAULT, name)}
     return json.loads(json.dumps(changed, default=asdict))
@@ -25,7 +25,7 @@ def packed_params(params: SamplingParams) -> str:
 
 
 def params_from(plain: Any) -> SamplingParams:
-    """The parameters; what this engine does not know, or does not allow, is left out."""
+    """The parameters; unknown and invalid ones are ignored."""
     params = _DEFAULT
     for name, value in plain.items() if isinstance(plain, Mapping) else ():
         try:
@@ -50,7 +50,7 @@ def attachments_from(plain: Any) -> tuple[Attachment, ...]:
 
 
 def packed(value: Any) -> str | None:
-    """A column that holds JSON."""
+    """A column with JSON."""
     if value is None:
         return None
     return json.dumps(value, separators=(",", ":"), default=asdict)
@@ -68,7 +68,7 @@ def unpacked(column: str | None) -> Any:
 
 
 def storable(text: str) -> str:
-    """The text with what UTF-8 cannot hold replaced: halves of surrogate pairs, as a paste may bring."""
+    """Replace lone surrogates, which a paste may contain and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""The tables, and how an older database becomes today's."""
+"""The tables and their migrations."""
 
 import sqlite3
 import time
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from minichat.chats.errors import NewerStore
 
-# Each entry lifts a database by one version. One that was ever released is never edited: add another.
+# Each entry migrates by one version. Never edit a released one; add another.
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE chats (
@@ -40,14 +40,14 @@ MIGRATIONS: tuple[str, ...] = (
 
 
 def migrate(connection: sqlite3.Connection, migrations: Sequence[str] = MIGRATIONS) -> None:
-    """Brings the database to the newest version, in one transaction: all of it, or nothing."""
+    """Migrate the database to the newest version in one transaction."""
     if _version(connection) == len(migrations):
         return
     with connection:
         connection.execute("BEGIN IMMEDIATE")
-        version = _version(connection)  # another process may have been quicker
+        version = _version(connection)  # another process may have migrated it
         if version > len(migrations):
-            raise NewerStore(f"it has schema {version}, and this minichat knows {len(migrations)}")
+            raise NewerStore(f"it has schema {version}, this minichat supports {len(migrations)}")
         connection.execute(
             "CREATE TABLE IF NOT EXISTS migrations (version INTEGER PRIMARY KEY, at REAL NOT NULL)"
         )

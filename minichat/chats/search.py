@@ -1,14 +1,14 @@
-"""Finding what was said: every word of the query has to be in the message, in any case and order."""
+"""Full-text search: a message matches if it contains every word of the query, ignoring case."""
 
 import re
 from dataclasses import dataclass
 
-BEFORE, AFTER = 30, 90  # characters of a snippet around the first word found
+BEFORE, AFTER = 30, 90  # characters of a snippet around the first match
 
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """A message that holds all the words; without a message it is the chat's title that does."""
+    """A matching message, or a chat whose title matches if there is no message."""
 
     chat: int
     title: str
@@ -17,7 +17,7 @@ class SearchHit:
     role: str
     at: float
     snippet: str
-    marks: tuple[tuple[int, int], ...]  # where in the snippet the words stand
+    marks: tuple[tuple[int, int], ...]  # positions of the words in the snippet
 
 
 def words_of(query: str) -> tuple[str, ...]:
@@ -25,12 +25,12 @@ def words_of(query: str) -> tuple[str, ...]:
 
 
 def holds(text: str, word: str) -> bool:
-    """SQL calls this as a function; with LIKE, only ASCII letters would match in both cases."""
+    """An SQL function; LIKE ignores case only for ASCII letters."""
     return word in text.casefold()
 
 
 def snippet(text: str, words: tuple[str, ...]) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """A line around the first word found, and the places of all words in it."""
+    """A line around the first match, and the positions of all words in it."""
     pattern = re.compile("|".join(map(re.escape, sorted(words, key=len, reverse=True))), re.IGNORECASE)
     found = pattern.search(text)
     start = max(0, found.start() - BEFORE) if found else 0

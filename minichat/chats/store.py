@@ -1,9 +1,9 @@
-"""Every chat and every message, in one SQLite file that several screens may share.
+"""Every chat and message in one SQLite file, which several screens may share.
 
-The store has no threads of its own. Any thread may call it: calls are taken one at a time, and all but a
-search and an export take a few milliseconds at most, so that a screen calls it where it stands. A write waits
-at most two seconds for another process. Messages are written by id, and a chat column by column: two screens
-never undo each other's work. What goes wrong with the disk is told in `notices`, and the store goes on.
+The store has no threads. Any thread may call it; calls are serialized. All but search and export take a few
+milliseconds at most, so the screen calls them directly. A write waits at most two seconds for another
+process. Messages are written by id, and chats column by column, so that two screens never overwrite each
+other's work. Disk problems are reported in `notices`, and the store keeps working.
 """
 
 import time
@@ -23,7 +23,7 @@ from minichat.chats.search import SearchHit, words_of
 
 
 class Store:
-    """The chats at a path; without one, in memory."""
+    """The chats at a path, or in memory."""
 
     def __init__(self, path: Path | None, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -32,16 +32,16 @@ class Store:
 
     @property
     def path(self) -> Path | None:
-        """Where the chats are kept; None while they are in memory only."""
+        """Where the chats are stored; None if they are in memory only."""
         return self._database.path
 
     @property
     def notices(self) -> list[str]:
-        """Sentences for the person; the screen shows them and empties the list."""
+        """Messages for the user; the screen shows them and clears the list."""
         return self._database.notices
 
     def changed(self) -> bool:
-        """Whether another screen has written since the last time this was asked. Costs microseconds."""
+        """Whether another screen has written since the last call. Costs microseconds."""
         return self._database.changed()
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class Store:
     # Chats
 
     def open_chats(self, last: int = PAGE) -> list[Chat]:
-        """The chats that are not closed, oldest first, each with its last messages."""
+        """The open chats, oldest first, each with its last messages."""
 
         def work(db: Db) -> list[Chat]:
             ids = db.execute("SELECT id FROM chats WHERE closed_at IS NULL ORDER BY id").fetchall()
@@ -59,11 +59,11 @@ class Store:
         return self._database.read(work)
 
     def chat(self, chat_id: int, last: int = PAGE) -> Chat:
-        """One chat, closed or not, with its last messages; a negative number means all of them."""
+        """A chat, open or closed, with its last messages; a negative number loads all."""
         return self._database.read(lambda db: queries.chat(db, chat_id, last))
 
     def listing(self, limit: int = 200) -> list[ChatLine]:
-        """All chats, closed ones too, the one last spoken in first."""
+        """All chats, including closed ones, most recently used first."""
         return self._database.read(lambda db: queries.listing(db, limit))
 
     def create_chat(self, title: str = "", system: str = "", params: SamplingParams | None = None) -> Chat:
@@ -83,7 +83,7 @@ class Store:
         params: SamplingParams | None = None,
         draft: str | None = None,
     ) -> None:
-        """Writes what is given, and leaves the rest as another screen may have set it."""
+        """Write the given columns, and keep others as another screen may have set them."""
         texts = {"title": title, "system": system, "draft": draft}
         changes = {name: storable(text) for name, text in texts.items() if text is not None}
         if params is not None:
@@ -95,13 +95,13 @@ class Store:
         self.change_chat(chat_id, title=title)
 
     def close_chat(self, chat_id: int) -> None:
-        """Takes the chat off the screen; `reopen_chat` undoes it."""
+        """Close the chat; `reopen_chat` undoes it."""
         self._database.write(lambda db: queries.update_chat(db, chat_id, {"closed_at": self._clock()}))
 
     def reopen_chat(self, chat_id: int | None = None) -> Chat | None:
-        """Opens a closed chat again, without an id the one closed last; None where none is closed.
+        """Reopen a chat, by default the last closed one; None if none is closed.
 
-        The chat gets another letter if its own is taken meanwhile.
+        It gets another letter if its own is in use.
         """
 
         def work(db: Db) -> Chat | None:
@@ -111,11 +111,11 @@ class Store:
         return self._database.write(work)
 
     def delete_chat(self, chat_id: int) -> None:
-        """For good, with its messages. One that is gone already is no error."""
+        """Delete the chat and its messages permanently. No error if it no longer exists."""
         self._database.write(lambda db: db.execute("DELETE FROM chats WHERE id = ?", (chat_id,)))
 
     def fork(self, chat_id: int, message_id: int) -> Chat:
-        """A new chat with all messages up to this one, and the message itself."""
+        """Copy the chat up to and including this message."""
 
         def work(db: Db) -> Chat:
             return queries.chat(db, queries.copy_chat(db, chat_id, message_id, self._clock()))
@@ -137,7 +137,7 @@ class Store:
         params: dict[str, Any] | None = None,
         attachments: tuple[Attachment, ...] = (),
     ) -> Message:
-        """A new message at the end of the chat."""
+        """Add a message to the chat."""
         message = Message(0, role, text, reasoning, self._clock(), state, error, stats, params, attachments)
 
         def work(db: Db) -> Message:
@@ -147,29 +147,29 @@ class Store:
         return self._database.write(work)
 
     def update(self, message: Message) -> bool:
-        """Writes what may change in a message: each second while it streams, and when it is settled.
+        """Save the changeable fields of a message: every second while it streams, and at its end.
 
-        False if the message was deleted meanwhile.
+        Return False if the message was deleted.
         """
         return self._database.write(lambda db: queries.update_message(db, message))
 
     def cut(self, chat_id: int, message_id: int) -> None:
-        """Deletes the message and all after it: what an edited or retried one replaces."""
+        """Delete the message and all after it, before an edited or regenerated one replaces them."""
         delete = "DELETE FROM messages WHERE chat_id = ? AND id >= ?"
         self._database.write(lambda db: db.execute(delete, (chat_id, message_id)))
 
     def older(self, chat_id: int, before: int, limit: int = 50) -> list[Message]:
-        """A page of the messages before the one of that id, in the order they were said."""
+        """A page of messages before that id, in chronological order."""
         return self._database.read(lambda db: queries.last_messages(db, chat_id, limit, before))
 
     def history(self, chat_id: int) -> list[Message]:
-        """All messages of the chat: what a prompt is made of."""
+        """All messages of the chat, for building a prompt."""
         return self._database.read(lambda db: queries.last_messages(db, chat_id, -1))
 
-    # Finding and carrying away
+    # Search and export
 
     def search(self, query: str, limit: int = 50) -> list[SearchHit]:
-        """Titles, then messages, newest first, that hold every word of the query."""
+        """Titles, then messages, newest first, that contain every word of the query."""
         words = words_of(query)
         return self._database.read(lambda db: queries.find(db, words, limit)) if words else []
 
@@ -180,7 +180,7 @@ class Store:
         return to_json(self.chat(chat_id, last=-1))
 
     def import_json(self, text: str) -> Chat:
-        """A new chat from what `export_json` gave; any other text is refused with the place of the fault."""
+        """Import a chat from JSON; errors name the invalid field."""
         given = from_json(text)
         packed = packed_params(given.params)
 

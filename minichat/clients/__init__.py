@@ -1,1 +1,1 @@
-"""The engine as the screen sees it: one small protocol, and who fulfils it."""
+"""The screen's interface to the engine, and its implementations."""

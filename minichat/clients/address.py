@@ -1,4 +1,4 @@
-"""Where an engine elsewhere is, and the key that opens it."""
+"""The address and API key of a remote engine."""
 
 import ipaddress
 import os
@@ -16,7 +16,7 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A server's root, over TCP or over a Unix socket."""
+    """The root URL of a server, over TCP or a Unix socket."""
 
     url: str
     uds: str = ""
@@ -25,7 +25,7 @@ class Address:
 
     @property
     def words(self) -> str:
-        """As people call it."""
+        """The address as displayed."""
         return self.name or self.uds or self.url.partition("://")[2]
 
     @property
@@ -34,7 +34,7 @@ class Address:
 
     @property
     def near(self) -> bool:
-        """Whether it can only be this machine."""
+        """Whether the server is certainly on this machine."""
         return bool(self.uds) or is_loopback(urlsplit(self.url).hostname or "")
 
 
@@ -48,24 +48,24 @@ def is_loopback(host: str) -> bool:
 
 
 def server_url(given: str) -> str:
-    """A server's root, from what people write: with or without http://, and the /v1 of OpenAI's clients."""
+    """Normalize a server's root URL; http:// is optional, and the /v1 of OpenAI clients is removed."""
     url = given if _SCHEME.match(given) else f"http://{given}"
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise BadInput(f"{given!r} is no address: {error}") from None
+        raise BadInput(f"invalid address {given!r}: {error}") from None
     if parts.scheme not in ("http", "https") or not host or any(map(str.isspace, url)):
-        raise BadInput(f"{given!r} is no address; write it as http://host:8000, or --uds FILE")
+        raise BadInput(f"invalid address {given!r}; use http://host:8000 or --uds FILE")
     if parts.username or parts.password:
-        raise BadInput("an address holds no password; --api-key-file names a file with the key")
+        raise BadInput("an address must not contain a password; use --api-key-file")
     if parts.query or parts.fragment:
-        raise BadInput(f"{given!r} is no server's root: leave out what follows the path")
+        raise BadInput(f"{given!r} is not a server root; remove what follows the path")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}"
 
 
 def find_key(file: str | None, own: Path | None, environment: Mapping[str, str] = os.environ) -> str:
-    """The first key of the file, else the environment's, else this person's own where that may be meant."""
+    """The key from the file, the environment, or the user's own key file if given."""
     if file is not None:
         return _first_key(Path(file).expanduser())
     if given := environment.get(KEY_VARIABLE, "").strip():
@@ -77,14 +77,14 @@ def _first_key(file: Path) -> str:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"the key in {file} cannot be read: {error}") from None
+        raise BadInput(f"cannot read the key in {file}: {error}") from None
     keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
     if not keys:
-        raise BadInput(f"{file} has no key; the server keeps its own in server.key (minichat locate)")
+        raise BadInput(f"{file} contains no key; the server's own is in server.key (see minichat locate)")
     return _sound(keys[0], str(file))
 
 
 def _sound(key: str, place: str) -> str:
     if not (key.isascii() and key.isprintable() and " " not in key):
-        raise BadInput(f"the key of {place} has characters that no key has")
+        raise BadInput(f"the key in {place} contains invalid characters")
     return key

@@ -1,4 +1,4 @@
-"""Between the engine's threads and the event loop."""
+"""Bridges between engine threads and the event loop."""
 
 import asyncio
 import threading
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Runs blocking work in a thread of its own.
+    """Run blocking work in a new thread.
 
-    A daemon, unlike the loop's own pool: whoever quits does not wait for a model that still loads.
+    It is a daemon, unlike the loop's own pool, so that quitting does not wait for a loading model.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -33,7 +33,7 @@ async def in_thread(work: Callable[[], T]) -> T:
         result, failure = None, None
         try:
             result = work()
-        except BaseException as error:  # it belongs to whoever waits
+        except BaseException as error:  # re-raised in the awaiting task
             failure = error
         call_on(loop, settle, result, failure)
 
@@ -42,9 +42,9 @@ async def in_thread(work: Callable[[], T]) -> T:
 
 
 async def gathered(stream: AsyncIterable[Delta], turn: Turn) -> AsyncIterator[list[Delta]]:
-    """Deltas as they gather between two turns.
+    """Yield the deltas that gather between two turns.
 
-    Between two turns nobody iterates the stream, so that the engine's thread wakes nobody for each token.
+    The stream is iterated only then, so that the engine thread does not wake the loop for each token.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -53,9 +53,7 @@ async def gathered(stream: AsyncIterable[Delta], turn: Turn) -> AsyncIterator[li
             async with asyncio.timeout(None) as patience:
                 async for delta in stream:
                     if not batch:
-                        patience.reschedule(
-                            loop.time()
-                        )  # wait for the first, then take what is there already
+                        patience.reschedule(loop.time())  # wait for the first, then take those already there
                     batch.append(delta)
         yield batch
         if batch[-1].last:

@@ -1,4 +1,4 @@
-"""A backend without a model: whoever holds it says what the engine says. For tests and pictures."""
+"""A backend without a model, scripted by its owner. For tests and screenshots."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class FakeReply:
-    """One reply; it says what it is told to say."""
+    """A scripted reply."""
 
     id: int
     prompt: Prompt
     params: SamplingParams
     prompt_tokens: int = 7
-    said: tuple[int, ...] = ()  # with which it began
+    reply_prefix: tuple[int, ...] = ()  # its initial tokens
     finished: bool = False
-    tokens: int = 0  # that it has said
+    tokens: int = 0  # tokens produced
     _deltas: asyncio.Queue[Delta] = field(default_factory=asyncio.Queue)
 
     def say(self, text: str, tokens: int = 1, logprobs: Sequence[TokenLogprob] = ()) -> None:
@@ -63,7 +63,7 @@ class FakeReply:
 
 
 class FakeBackend:
-    """Keeps every reply that was asked for. `script` may answer by itself; `trouble` is raised in loading."""
+    """Records every request. `script` may answer automatically; `trouble` is raised when loading."""
 
     def __init__(
         self,
@@ -76,20 +76,20 @@ class FakeBackend:
     ) -> None:
         self.replies: list[FakeReply] = []
         self.updates: list[tuple[int, dict[str, Any]]] = []
-        self.refusal: EngineError | None = None  # raised at the next submit
+        self.refusal: EngineError | None = None  # raised by the next submit
         self.snapshots_taken = 0
         self.closed = False
-        self.loaded = asyncio.Event()  # a test that wants a slow start clears it first
+        self.loaded = asyncio.Event()  # clear it first to simulate a slow start
         self.loaded.set()
         self.progress: Progress | None = None
-        self.switched: list[str] = []  # models, in the order in which they were asked for
-        self.unloadable: dict[str, EngineError] = {}  # what is wrong with a model, by its name
+        self.switched: list[str] = []  # requested models, in order
+        self.unloadable: dict[str, EngineError] = {}  # errors by model name
         self.elsewhere = elsewhere
-        self.tags: dict[str, FakeReply] = {}  # replies by the names that the screen gave them
-        self.past: dict[str, Past] = {}  # those of screens that are gone
-        self.quantized: list[str] = []  # schemes, in the order in which they were asked for; empty: cancelled
-        self.recached: list[str] = []  # forms of the cache, in the order in which they were asked for
-        self.unquantizable: dict[str, EngineError] = {}  # what is wrong with a scheme, by its name
+        self.tags: dict[str, FakeReply] = {}  # replies by tag
+        self.past: dict[str, Past] = {}  # replies of earlier screens
+        self.quantized: list[str] = []  # requested schemes, in order; empty: cancelled
+        self.recached: list[str] = []  # requested KV schemes, in order
+        self.unquantizable: dict[str, EngineError] = {}  # errors by scheme name
         self.handlers: dict[type[Command[Any]], Callable[[Any], Any]] = {
             Update: self._update,
             Abort: self._abort,
@@ -129,12 +129,12 @@ class FakeBackend:
         return self._snapshots[0]
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", reply_prefix: Sequence[int] = ()
     ) -> FakeReply:
         if self.refusal:
             refusal, self.refusal = self.refusal, None
             raise refusal
-        reply = FakeReply(next(self._numbers), prompt, params, said=tuple(said))
+        reply = FakeReply(next(self._numbers), prompt, params, reply_prefix=tuple(reply_prefix))
         self.replies.append(reply)
         self.tags[tag] = reply
         if self._script:
@@ -173,7 +173,7 @@ class FakeBackend:
         self.emit(Switched(0, 0.0, asked.name, asked.on))
 
     def _set_quantization(self, asked: SetQuantization) -> None:
-        """Its holder reports progress by events and snapshots."""
+        """The owner reports progress by events and snapshots."""
         self.quantized.append(asked.scheme)
         self._refuse_scheme(asked.scheme)
 
@@ -196,7 +196,7 @@ class FakeBackend:
         return len((await self.layout(prompt)).ids)
 
     async def layout(self, prompt: Prompt) -> PromptLayout:
-        """A token a character of what people and models said, and one before each message."""
+        """One token per character of a message, and one before each message."""
         texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
         placed = [
             (token, place)

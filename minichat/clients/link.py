@@ -1,4 +1,4 @@
-"""The line to an engine elsewhere: it may be cut at any moment, and comes back by itself."""
+"""The connection to a remote engine, which reconnects automatically."""
 
 import asyncio
 import json
@@ -16,41 +16,41 @@ from minichat.clients.address import Address
 from minichat.clients.sse import ServerEvent, messages
 
 _CONNECT, _ANSWER = 10.0, 60.0  # seconds
-_SILENCE = 35.0  # seconds without a word on a stream, on which the server says each 15 that it is there
-_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 10.0, 1.7  # seconds between two tries, and how they grow
-_BETWEEN = (502, 504)  # what stands between us and the server cannot reach it
+_SILENCE = 35.0  # seconds without data; the server sends a keepalive every 15 s
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 10.0, 1.7  # seconds between two attempts, and their growth
+_BETWEEN = (502, 504)  # a proxy cannot reach the server
 
 
 class Cut(Exception):
-    """Nothing comes any more; the message says why."""
+    """The connection is lost; the message says why."""
 
 
 class Foreign(EngineError):
-    """What answered is no engine of ours: a proxy, or another program."""
+    """The response is not from our engine but from a proxy or another program."""
 
 
 class Hello(NamedTuple):
-    """What a server says of itself."""
+    """A server's identification."""
 
-    boot: str  # another one with each start
+    boot: str  # changes with each start of the server
     model: str
     has_template: bool
 
 
 class Watcher(Protocol):
-    """Hears how the line is."""
+    """Receives changes of the connection's state."""
 
     def lost(self, why: str) -> None: ...
 
     def back(self, hello: Hello) -> None: ...
 
     def ended(self, why: str) -> None:
-        """It will not come back by itself."""
+        """It will not reconnect automatically."""
         ...
 
 
-class Nobody:
-    """For whoever asks once or twice."""
+class NoWatcher:
+    """A watcher that ignores everything, for one or two requests."""
 
     def lost(self, why: str) -> None: ...
 
@@ -60,42 +60,42 @@ class Nobody:
 
 
 class Link:
-    """What is asked while the line is cut waits for it, and is asked then."""
+    """Requests made while the connection is down wait until it is restored."""
 
     def __init__(
         self, address: Address, watcher: Watcher | None = None, gone: Callable[[], str] = lambda: ""
     ) -> None:
         self.address = address
-        self._watcher, self._gone = watcher or Nobody(), gone  # gone: why nobody can be there any more
+        self._watcher, self._gone = watcher or NoWatcher(), gone  # gone: why the server has ended for certain
         self._client: httpx.AsyncClient | None = None
         self._up = asyncio.Event()
-        self._over = "there is no link yet"
+        self._over = "there is no connection yet"
         self._returning: asyncio.Task[None] | None = None
 
     async def open(self) -> Hello:
-        """The first time, or once more after the end; raises what is wrong with place, key or server."""
+        """Connect or reconnect. Raises an error about the address, the key or the server."""
         await self.close()
         self._client = _client(self.address)
         try:
             hello = await self._hello()
         except Cut as cut:
-            raise EngineDead(f"nobody answers at {self.address.words}: {cut}") from None
+            raise EngineDead(f"no answer from {self.address.words}: {cut}") from None
         self._over = ""
         self._up.set()
         return hello
 
     async def close(self) -> None:
-        self._over = "the link was closed"
+        self._over = "the connection was closed"
         if self._returning is not None:
             self._returning.cancel()
-        self._up.set()  # whoever waits learns that it is over
+        self._up.set()  # release the waiting requests
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
         self._up = asyncio.Event()
 
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """An answer as JSON. It may be asked twice, where the line is cut meanwhile."""
+        """Return the JSON response. The request may be sent twice if the connection breaks in between."""
         while True:
             client = await self._wait()
             try:
@@ -104,7 +104,7 @@ class Link:
                 self.cut(str(cut))
 
     async def follow(self, path: str, last: Callable[[], str]) -> AsyncIterator[ServerEvent]:
-        """Events from the id that `last` names on, and again after each cut. It ends with `end`."""
+        """Yield events after the id that `last` returns, resuming after each cut, until the event `end`."""
         while True:
             client = await self._wait()
             try:
@@ -113,16 +113,16 @@ class Link:
                         yield message
                         if message.kind == "end":
                             return
-                raise Cut("the server hung up")
+                raise Cut("the server closed the stream")
             except Cut as cut:
                 self.cut(str(cut))
 
     async def ready(self) -> None:
-        """Returns when the line is there; raises where it will not come back."""
+        """Wait until the connection is up; raise if it will not come back."""
         await self._wait()
 
     def cut(self, why: str) -> None:
-        """The line is down. Everybody finds out by themselves; the first one has it mended."""
+        """Mark the connection as down. Each user notices independently; the first one starts reconnecting."""
         if self._up.is_set() and not self._over:
             self._up.clear()
             self._watcher.lost(why)
@@ -136,10 +136,10 @@ class Link:
         return self._client
 
     async def _come_back(self, why: str) -> None:
-        """Tries again, at first at once and then more and more rarely."""
+        """Reconnect, first immediately and then with growing pauses."""
         pause = _FIRST_PAUSE
         while True:
-            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # not all screens in the same moment
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # jitter
             pause = min(pause * _GROWTH, _LONGEST_PAUSE)
             try:
                 hello = await self._hello()
@@ -150,7 +150,7 @@ class Link:
                 if str(cut) != why:
                     why = str(cut)
                     self._watcher.lost(why)
-            except EngineError as error:  # somebody is there who is not to be spoken to
+            except EngineError as error:  # the server answers but refuses us
                 self._end(str(error))
                 return
             else:
@@ -170,10 +170,10 @@ class Link:
             told = _read(await _send(self._client, "GET", "/engine"))
         except Foreign as foreign:
             raise BadWire(
-                f"what answers at {place} is no engine of minichat: it says {foreign} of /engine"
+                f"the server at {place} is not a minichat engine: GET /engine returned {foreign}"
             ) from None
         if type(told) is not dict or "boot" not in told:
-            raise BadWire(f"what answers at {place} is no engine of minichat")
+            raise BadWire(f"the server at {place} is not a minichat engine")
         check_version("engine", told)
         return Hello(str(told["boot"]), str(told.get("model", "")), bool(told.get("has_template")))
 
@@ -188,8 +188,8 @@ def _client(address: Address) -> httpx.AsyncClient:
         base_url=address.url,
         headers=address.headers,
         timeout=httpx.Timeout(_ANSWER, connect=_CONNECT),
-        verify=secure,  # to make a context takes its time, and without TLS nobody looks at it
-        trust_env=not address.near,  # a proxy of the environment cannot know this machine's localhost
+        verify=secure,  # creating a context is slow and not needed without TLS
+        trust_env=not address.near,  # a proxy from the environment cannot reach this machine's localhost
         **options,
     )
 
@@ -216,23 +216,23 @@ async def _stream(client: httpx.AsyncClient, path: str, last: str) -> AsyncGener
 
 
 def _read(response: httpx.Response) -> Any:
-    """The answer's JSON; a refusal is raised as the error of the engine that it comes from."""
+    """The response as JSON; a refusal is raised as the engine's error."""
     if response.is_success and not response.content:
         return None
     if response.has_redirect_location:
-        raise BadInput(f"{response.url} sends on to {response.headers['location']!r:.200}; name that place")
+        raise BadInput(f"{response.url} redirects to {response.headers['location']!r:.200}; use that address")
     told: Any = None
     with suppress(ValueError):
         told = json.loads(response.content)
     if response.is_success:
         if told is None:
-            raise BadWire(f"{response.url} answered what is no JSON")
+            raise BadWire(f"{response.url} returned invalid JSON")
         return told
     raise _refusal(response, told)
 
 
 def _refusal(response: httpx.Response, told: Any) -> Exception:
-    """The error that the engine wrote down. Of a server that is none of ours, what can be said."""
+    """The error sent by the engine; for another server, its status."""
     known = told if type(told) is dict else {}
     if "engine" in known:
         error = decode_error(known["engine"])
@@ -243,24 +243,24 @@ def _refusal(response: httpx.Response, told: Any) -> Exception:
 
 
 def _why(error: Exception) -> str:
-    """In words: what httpx and the system say is meant for programmers."""
+    """Describe the error for users: messages of httpx and the system are meant for programmers."""
     match error:
         case httpx.ConnectTimeout():
             return f"no connection within {_CONNECT:g} s"
         case httpx.ReadTimeout():
-            return "it has gone silent"
+            return "it stopped responding"
         case httpx.ConnectError() if any(isinstance(each, CertificateError) for each in _causes(error)):
-            return f"its certificate is not trusted ({error}); SSL_CERT_FILE names others"
-        case httpx.ConnectError():  # several addresses that fail together have no number of the system
+            return f"its certificate is not trusted ({error}); set SSL_CERT_FILE to trust others"
+        case httpx.ConnectError():  # several addresses that fail together have no errno
             failure = next((each for each in _causes(error) if isinstance(each, OSError)), None)
             return f"no connection ({error})" if failure and failure.errno else "no connection"
         case httpx.RequestError():
-            return "the connection broke"
+            return "the connection was lost"
     return str(error) or type(error).__name__
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """It, and what it came from: httpx wraps the errors of the system twice."""
+    """The error and its causes: httpx wraps system errors twice."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

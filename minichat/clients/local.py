@@ -1,4 +1,4 @@
-"""The engine on this machine: on a thread of this process, or in a process of its own."""
+"""An engine on this machine: on a thread of this process, or in its own process."""
 
 import asyncio
 import gc
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from engine.host.stream import Stream
 
 T = TypeVar("T")
-_TELL_EVERY = 0.1  # seconds between two words about loading
-_CLOSE_WITHIN = 2.0  # seconds; a step that takes longer is left behind
+_UPDATE_EVERY = 0.1  # seconds between two progress updates
+_CLOSE_WITHIN = 2.0  # seconds; a longer step is abandoned
 
 
 @dataclass(frozen=True, slots=True)
 class LocalReply:
-    """One reply of the engine's thread."""
+    """A reply from the engine thread."""
 
     stream: "Stream"
 
@@ -51,7 +51,7 @@ class LocalReply:
 
 
 def on_thread(config: EngineConfig, progress: Progress) -> "EngineHost":
-    """Torch comes into this process."""
+    """Run the engine on a thread, importing torch into this process."""
     from engine.host.thread import EngineThread
     from engine.start import start
 
@@ -59,7 +59,7 @@ def on_thread(config: EngineConfig, progress: Progress) -> "EngineHost":
 
 
 def in_process(log_file: Path) -> "Launch":
-    """A child, which may crash alone and has an interpreter to itself. What it logs goes to the file."""
+    """Run the engine in a child process, which has its own interpreter and logs to the file."""
 
     def launch(config: EngineConfig, progress: Progress) -> "EngineHost":
         from engine.host.process import EngineProcess
@@ -74,7 +74,7 @@ Launch = Callable[[EngineConfig, Progress], "EngineHost"]
 
 
 class LocalBackend:
-    """Launches the engine from a thread, and works on prompts in threads."""
+    """Launches the engine from a thread, and prepares prompts in threads."""
 
     def __init__(self, config: EngineConfig, launch: Launch = on_thread) -> None:
         self._config, self._launch = config, launch
@@ -82,7 +82,7 @@ class LocalBackend:
         self._handlers: list[Handover[Event]] = []
         self._unsubscribe: list[Callable[[], None]] = []
         self._loading = False
-        self._trouble = "the engine has not been loaded"
+        self._trouble = "the engine is not loaded"
 
     @property
     def elsewhere(self) -> str:
@@ -97,7 +97,7 @@ class LocalBackend:
 
         def tell(done: int, total: int) -> None:
             nonlocal told
-            if (now := time.monotonic()) - told >= _TELL_EVERY or done >= total:
+            if (now := time.monotonic()) - told >= _UPDATE_EVERY or done >= total:
                 told = now
                 call_on(loop, progress, done, total)
 
@@ -114,7 +114,7 @@ class LocalBackend:
         try:
             return await in_thread(start_engine)
         except Exception as error:
-            self._trouble = f"there is no engine: {str(error) or type(error).__name__}"
+            self._trouble = f"the engine failed to load: {str(error) or type(error).__name__}"
             raise
 
     async def switch(self, model: str, progress: Progress) -> Snapshot:
@@ -123,31 +123,31 @@ class LocalBackend:
         return await self.load(progress)
 
     def _let_go(self) -> None:
-        """Ends the engine, and gives its memory back before another one measures what is free."""
+        """Close the engine and free its memory, before the next one measures free memory."""
         host, self._engine = self._engine, None
         if host is None:
             return
-        self._trouble = "another model is being loaded"
+        self._trouble = "another model is loading"
         for unsubscribe in self._unsubscribe:
-            unsubscribe()  # its end is no news
+            unsubscribe()  # its end is expected
         self._unsubscribe.clear()
         host.close()
         del host
-        gc.unfreeze()  # the engine is in cycles, and frozen ones would stay for good
+        gc.unfreeze()  # the engine is in reference cycles, and frozen ones would never be collected
         gc.collect()
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", reply_prefix: Sequence[int] = ()
     ) -> LocalReply:
-        stream = await in_thread(lambda: self._host.submit(prompt, params, reply_prefix=said))
+        stream = await in_thread(lambda: self._host.submit(prompt, params, reply_prefix=reply_prefix))
         await asyncio.wrap_future(stream.begun)
         return LocalReply(stream)
 
     async def resume(self, tag: str) -> None:
-        """No reply outlives the screen, whose engine this is."""
+        """None: the engine belongs to this screen, so no reply outlives it."""
 
     async def send(self, command: Command[T]) -> T:
         return await asyncio.wrap_future(self._host.send(command))

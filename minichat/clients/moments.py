@@ -1,4 +1,4 @@
-"""An engine at one moment, made by hand: for tests, benchmarks and pictures."""
+"""Handmade snapshots for tests, benchmarks and screenshots."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +10,7 @@ _WAITING = ("waiting", "preempted", "swapped")
 
 
 def moment(blocks: BlockView, requests: Sequence[RequestView] = (), **changes: Any) -> Snapshot:
-    """A small engine at work on these; `changes` are fields that are to be others."""
+    """A snapshot of a small engine with these blocks and requests; `changes` override fields."""
     waits = sum(1 for each in requests if each.phase in _WAITING)
     usual = Snapshot(
         at=12.0,

@@ -1,4 +1,4 @@
-"""What the screen needs of an engine, wherever that runs. All of it on the screen's own event loop."""
+"""What the screen needs of an engine, local or remote. All methods run on the screen's event loop."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from engine.api.snapshot import Snapshot
 
 T = TypeVar("T")
 
-# Text, which is completed; or messages, which go through the model's chat template.
+# Text to complete, or messages for the model's chat template.
 Prompt = str | Sequence[Mapping[str, str]]
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, total bytes
 Turn = Callable[[], Awaitable[None]]  # returns when the reader may draw again
 
 
 class Reply(Protocol):
-    """One reply on its way, for one reader."""
+    """A streaming reply with one reader."""
 
     @property
     def id(self) -> int: ...
@@ -28,103 +28,103 @@ class Reply(Protocol):
     def prompt_tokens(self) -> int: ...
 
     def batches(self, turn: Turn) -> AsyncIterator[list[Delta]]:
-        """What has come since the last turn; the last delta of the last batch has a finish."""
+        """Yield the deltas since the last turn; the last delta of the last batch has a finish reason."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A reply that was begun by a screen which is gone, and what this one has not seen of it."""
+    """A reply started by an earlier screen, including its unread part."""
 
     reply: Reply
-    age: float  # seconds since it was begun
-    first: float | None  # seconds from then to its first token
-    lasted: float | None  # seconds from then to its end; None while it runs
+    age: float  # seconds since it started
+    first: float | None  # seconds from the start to its first token
+    lasted: float | None  # seconds from the start to its end; None while it runs
 
 
 @dataclass(frozen=True, slots=True)
 class LinkLost(Event):
-    """The line to an engine elsewhere is cut. What is asked meanwhile waits for it."""
+    """The connection to a remote engine is lost. Requests wait for it."""
 
     why: str
-    ended: bool = False  # it will not come back by itself
+    ended: bool = False  # it will not reconnect automatically
 
 
 @dataclass(frozen=True, slots=True)
 class LinkBack(Event):
-    """And it is mended. `anew`: another engine answers there, to whom all before is unknown."""
+    """The connection is restored. `anew`: to a new engine that has none of the earlier requests."""
 
     seconds: float
     anew: bool
 
 
 class Backend(Protocol):
-    """Nothing here blocks the loop, whatever the engine is doing."""
+    """The engine as the screen uses it. No method blocks the loop."""
 
     @property
     def elsewhere(self) -> str:
-        """Where the engine lives if it outlives the screen, and its replies with it; else nothing."""
+        """The address of an engine that outlives the screen with its replies; otherwise empty."""
         ...
 
     @property
     def has_template(self) -> bool:
-        """Whether messages can be sent, or only text."""
+        """Whether it accepts messages, or text only."""
         ...
 
     async def load(self, progress: Progress) -> Snapshot:
-        """Makes the engine ready; raises what is wrong with the model or the machine."""
+        """Make the engine ready; raise if the model or the machine does not allow it."""
         ...
 
     async def switch(self, model: str, progress: Progress) -> Snapshot:
-        """The same with another model. The old one goes first; where this raises, there is none."""
+        """Replace the model. The old one is unloaded first; if this raises, no model is loaded."""
         ...
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", reply_prefix: Sequence[int] = ()
     ) -> Reply:
-        """A new reply. `tag`: its name for `resume`, which no other reply has.
+        """Start a reply. `tag` is a unique name to find it with `resume`.
 
-        `said`: tokens with which it begins already; what comes is behind them.
+        `reply_prefix`: tokens the reply already starts with; the deltas continue after them.
         """
         ...
 
     async def resume(self, tag: str) -> Past | None:
-        """A reply by its tag, from its first word on; None where nobody knows it any more.
+        """Find a reply by its tag and read it from the start; None if the engine no longer has it.
 
-        Of one that goes on from another, what stands before comes first, as if it had said that itself.
+        If it continues another reply, the preceding part comes first.
         """
         ...
 
     async def send(self, command: Command[T]) -> T:
-        """What the engine answers to one of engine/api/commands.py; raises what it refuses."""
+        """Send a command of engine/api/commands.py and return its result; raises if it is refused."""
         ...
 
     async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> Reply:
-        """A reply that goes on from a running one, sharing its blocks; `prompt_tokens` is all before it."""
+        """Continue from a running reply, sharing its blocks; `prompt_tokens` counts all tokens before it."""
         ...
 
     async def count(self, prompt: Prompt) -> int:
-        """How many tokens a prompt has."""
+        """The number of tokens of a prompt."""
         ...
 
     async def layout(self, prompt: Prompt) -> PromptLayout:
-        """Which characters of the prompt's text or messages its tokens stand for."""
+        """The characters of the prompt's text or messages that each token covers."""
         ...
 
     async def texts(self, tokens: Sequence[int], after: Sequence[int] = ()) -> list[str]:
-        """What each token adds to a reply's text. `after`: the tokens that it goes on from."""
+        """What each token adds to a reply's text. `after`: the tokens before them."""
         ...
 
     async def snapshot(self) -> Snapshot: ...
 
     def subscribe(self, handler: Callable[[Sequence[Event]], None]) -> None:
-        """Events in order, several at a time."""
+        """Call the handler with batches of events, in order."""
         ...
 
     def words(self, tokens: Sequence[int]) -> list[str]:
-        """Each token as text of its own."""
+        """The text of each token alone."""
         ...
 
     def close(self) -> bool:
-        """Ends what runs, once the loop is over. False where that takes too long: threads are left behind."""
+        """Close after the loop has ended. Return False if a thread did not end in time."""
         ...

@@ -1,4 +1,4 @@
-"""An engine elsewhere, over HTTP: on another machine, or in a process that outlives the screen."""
+"""A remote engine over HTTP: on another machine, or in a process that outlives the screen."""
 
 import asyncio
 import json
@@ -23,37 +23,37 @@ from minichat.clients.link import Hello, Link
 from minichat.clients.protocol import LinkBack, LinkLost, Past, Progress, Prompt, Turn
 
 T = TypeVar("T")
-_WORDS = 100_000  # tokens whose text is remembered
+_WORDS = 100_000  # tokens whose text is cached
 _ASKED_AT_ONCE = 50_000  # tokens
 
 
 class Home(Protocol):
-    """Whoever can start the engine, and knows whether it is gone."""
+    """Starts the engine, and detects its end."""
 
     async def ensure(self, progress: Progress) -> None:
-        """An engine is there and ready, whether it ran already or not; raises why not."""
+        """Make sure that the engine is running and ready, or raise."""
         ...
 
     def gone(self) -> str:
-        """Why nobody will answer any more; nothing while somebody may."""
+        """Why the engine will not answer any more; empty while it may."""
         ...
 
 
 class RemoteReply:
-    """One reply of the server, read from where the link was cut as often as it is."""
+    """A reply from the server, resumed at its position after each lost connection."""
 
     def __init__(self, link: Link, record: dict[str, Any], learn: Callable[[dict[str, str]], None]) -> None:
         self.id: int = record["request"]
         self.prompt_tokens: int = record["prompt_tokens"]
         self.name: str = record["id"]
-        self._before: list[Delta] = []  # what stands before its deltas, for a reader who has seen nothing
+        self._before: list[Delta] = []  # deltas before its own, for a new reader
         if before := record.get("before"):
             self.prompt_tokens = before["prompt_tokens"]
             if before["tokens"]:
                 self._before = [Delta(self.id, tuple(before["tokens"]), before["text"])]
         self._link, self._learn = link, learn
         self._told = 0  # deltas
-        self._came: deque[bytes] = deque()  # read when it is this reply's turn
+        self._came: deque[bytes] = deque()  # decoded when the reader takes its turn
         self._arrived = asyncio.Event()
         self._trouble: EngineError | None = None
 
@@ -92,16 +92,16 @@ class RemoteReply:
                     self._came.append(message.data)
                     self._arrived.set()
         except UnknownRequest:
-            self._trouble = EngineDead("the rest is lost: the engine was started anew, or has forgotten it")
+            self._trouble = EngineDead("the rest is lost: the engine was restarted or dropped the reply")
         except EngineError as error:
             self._trouble = error
         except ValueError as error:
-            self._trouble = EngineError(f"the reply cannot be read: {error}")
+            self._trouble = EngineError(f"cannot read the reply: {error}")
         self._arrived.set()
 
 
 class RemoteBackend:
-    """The screen's side of engine/server. All of it on the screen's loop; nothing of it waits for a step."""
+    """The client of engine/server. Runs on the screen's loop, and never waits for a step."""
 
     def __init__(self, address: Address, home: Home | None = None) -> None:
         self._address, self._home = address, home
@@ -110,11 +110,11 @@ class RemoteBackend:
         self._handlers: list[Callable[[Sequence[Event]], None]] = []
         self._listener: asyncio.Task[None] | None = None
         self._last_event = ""
-        self._replies: dict[int, str] = {}  # names of this screen's, by their numbers
+        self._replies: dict[int, str] = {}  # tags of this screen's replies, by request id
         self._words: dict[int, str] = {}
         self._learning: set[asyncio.Task[None]] = set()
-        self._in_order = asyncio.Lock()  # over changes: the later one wins
-        self._clock = (0.0, 0.0)  # the engine's, and this program's at the same moment
+        self._in_order = asyncio.Lock()  # orders changes: the last one wins
+        self._clock = (0.0, 0.0)  # the engine's clock, and ours at the same moment
         self._lost_at = 0.0
 
     @property
@@ -125,7 +125,7 @@ class RemoteBackend:
     def has_template(self) -> bool:
         return self._has_template
 
-    # There, and back again
+    # Connection
 
     async def load(self, progress: Progress) -> Snapshot:
         if self._home is not None:
@@ -137,7 +137,7 @@ class RemoteBackend:
         return await self.snapshot()
 
     async def switch(self, model: str, progress: Progress) -> Snapshot:
-        """The same model once more: a lost engine is looked for again. Another one is not ours to take."""
+        """Reconnect to a lost engine. A remote engine's model cannot be changed from here."""
         return await self.load(progress)
 
     def lost(self, why: str) -> None:
@@ -157,19 +157,19 @@ class RemoteBackend:
     def _meet(self, hello: Hello) -> None:
         if hello.boot != self._boot:
             self._replies.clear()
-            self._words.clear()  # it may be another model
-            self._last_event = ""  # what happened before it was attached to is no news
+            self._words.clear()  # the model may be another one
+            self._last_event = ""  # earlier events are not shown
         self._boot, self._has_template = hello.boot, hello.has_template
 
     # Replies
 
     async def submit(
-        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+        self, prompt: Prompt, params: SamplingParams, *, tag: str = "", reply_prefix: Sequence[int] = ()
     ) -> RemoteReply:
         asked = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
-        name = tag or token_hex(12)  # by which the server knows it again, where it is asked twice
+        name = tag or token_hex(12)  # makes a repeated request idempotent
         body: dict[str, Any] = {"prompt": asked, "params": params_to_json(params), "keep": True, "tag": name}
-        body |= {"said": list(said)} if said else {}
+        body |= {"said": list(reply_prefix)} if reply_prefix else {}
         return self._begun(await self._link.ask("POST", "/engine/replies", body))
 
     async def fork(self, id: int, params: SamplingParams, *, tag: str = "") -> RemoteReply:
@@ -190,7 +190,7 @@ class RemoteBackend:
         return reply
 
     async def send(self, command: Command[T]) -> T:
-        """A command that changes something waits for those before it; a query does not."""
+        """Send a command. Changes are sent in order; queries are not."""
         kind = type(command)
         path, fields = f"/engine/commands/{command.verb}", fields_of(command)
         if result_of(kind) is NoneType:
@@ -204,11 +204,11 @@ class RemoteBackend:
         async with self._in_order:
             boot = self._boot
             await self._link.ready()
-            if boot != self._boot:  # its number may be another request's by now
-                raise UnknownRequest("the engine was started anew meanwhile")
+            if boot != self._boot:  # the id may belong to another request by now
+                raise UnknownRequest("the engine was restarted")
             return await self._link.ask("POST", path, fields)
 
-    # Looking
+    # Monitoring
 
     async def snapshot(self) -> Snapshot:
         shot = decode_snapshot(await self._link.ask("GET", "/engine/snapshot"))
@@ -219,16 +219,16 @@ class RemoteBackend:
         self._handlers.append(handler)
 
     async def _listen(self) -> None:
-        """The engine's events, as long as there is a link."""
+        """Receive the engine's events while the connection is up."""
         try:
             async for message in self._link.follow("/events", lambda: self._last_event):
                 if message.kind == "event":
                     self._last_event = message.id
                     self._emit(decode_event(json.loads(message.data)))
         except EngineDead:
-            return  # the link said so itself
+            return  # the link has reported it
         except (EngineError, ValueError) as error:
-            self.ended(f"the engine's events cannot be read: {error}")
+            self.ended(f"cannot read the engine's events: {error}")
 
     def _emit(self, event: Event) -> None:
         for handler in self._handlers:
@@ -262,7 +262,7 @@ class RemoteBackend:
         return [str(each) for each in told["texts"]]
 
     def words(self, tokens: Sequence[int]) -> list[str]:
-        """Those that are not known yet are empty, and are asked for."""
+        """Cached texts; unknown ones are empty and requested in the background."""
         if any(token not in self._words for token in tokens):
             task = asyncio.create_task(self._learn(tokens))
             self._learning.add(task)
@@ -283,11 +283,11 @@ class RemoteBackend:
         self._words |= {int(token): word for token, word in words.items()}
 
     async def detach(self) -> None:
-        """Lets go of the engine, and leaves it as it is."""
+        """Disconnect without stopping the engine."""
         if self._listener is not None:
             self._listener.cancel()
         await self._link.close()
 
     def close(self) -> bool:
-        """The engine goes on; the sockets end with the program."""
+        """The engine keeps running; the sockets end with the program."""
         return True

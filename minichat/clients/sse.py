@@ -1,4 +1,4 @@
-"""Server-sent events, as they come over a line: whole, or not at all."""
+"""Parser of server-sent events."""
 
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -13,7 +13,7 @@ class ServerEvent(NamedTuple):
 
 
 async def messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[ServerEvent]:
-    """The events of a body that comes in pieces. One that a cut leaves unfinished is none."""
+    """Yield the events of a streamed body. An incomplete event at a cut is dropped."""
     rest = b""
     async for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n\n")
@@ -24,7 +24,7 @@ async def messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[ServerEvent]:
 
 
 def _message(text: bytes) -> ServerEvent:
-    """Comments, which only show that the line is alive, have no kind."""
+    """Parse an event. Comments, which only keep the connection alive, have no kind."""
     kind, id, data = "", "", b""
     for line in text.split(b"\n"):
         name, _, value = line.partition(b": ")

@@ -1,1 +1,1 @@
-"""One file a command. Each is imported only when it is called, so that `--help` costs nothing."""
+"""One module per command, imported only when that command runs, so that `--help` stays fast."""

@@ -1,13 +1,13 @@
-"""The command line that starts the same program once more."""
+"""Build the command line that restarts the same program."""
 
 import argparse
 
-_OPTIONS = {"runs_in": "engine", "no_screen": "no-screen"}  # whose names are others here
-_PLACES = ("url",)  # what is given without an option
+_OPTIONS = {"runs_in": "engine", "no_screen": "no-screen"}  # attributes whose option has another name
+_PLACES = ("url",)  # positional arguments
 
 
 def words_of(options: argparse.Namespace, **changes: object) -> list[str]:
-    """All that was given, with some of it changed; what was asked has been asked."""
+    """All given options, with some of them changed. The first question is left out: it has been sent."""
     words, places = [options.command], []
     for name, value in (vars(options) | changes).items():
         if name in ("command", "text") or value is None or value is False:

@@ -1,4 +1,4 @@
-"""`minichat attach`: the screen on an engine elsewhere."""
+"""`minichat attach`: open the screen on a running engine."""
 
 import argparse
 import asyncio
@@ -37,14 +37,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model: str = "") -> int:
-    """The screen on an engine of this user."""
+    """Open the screen on one of this user's engines."""
     from minichat.clients.remote import RemoteBackend
 
     resident = waiting.resident
     if waiting.words is None and not resident.running():
-        raise BadInput(f"no engine called {resident.name} runs here; {resident.up} starts it")
+        raise BadInput(f"no engine named {resident.name} is running; start it with: {resident.up}")
     if waiting.words is None and (died := resident.died()):
-        raise EngineError(f"{died}; {resident.up} starts another one in its place")
+        raise EngineError(f"{died}; replace it with: {resident.up}")
     address = Address("http://localhost", uds=str(resident.socket), name=f"engine {resident.name}")
     return show(
         options,
@@ -58,23 +58,23 @@ def attach_to(options: argparse.Namespace, paths: Paths, waiting: Waiting, model
 
 def check_terminal(command: str) -> None:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise BadInput(f"{command} opens the screen, which needs a terminal")
+        raise BadInput(f"{command} needs a terminal")
 
 
 def address_of(options: argparse.Namespace, paths: Paths) -> Address:
-    """What the command line names, with the key for it."""
+    """The address from the command line, with its API key."""
     if options.url is not None and options.uds is not None:
-        raise BadInput("an address and --uds contradict each other")
+        raise BadInput("an address and --uds cannot be combined")
     if options.uds is not None:
         place = Address("http://localhost", uds=str(Path(options.uds).expanduser().absolute()))
     else:
         place = Address(server_url(options.url))
-    own = paths.server_key if place.near else None  # a key of one's own is sent to nobody else
+    own = paths.server_key if place.near else None  # the user's own key is never sent to another machine
     return Address(place.url, place.uds, find_key(options.api_key_file, own))
 
 
 async def _knock(address: Address) -> None:
-    """Whether somebody is there who can be spoken to, before the terminal is taken."""
+    """Check that the server answers and accepts the key before the screen opens."""
     from minichat.clients.link import Link
 
     link = Link(address)

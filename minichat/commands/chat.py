@@ -1,4 +1,4 @@
-"""`minichat chat`: a plain chat on the terminal, one line a turn."""
+"""`minichat chat`: a plain chat on the terminal, one line per message."""
 
 import argparse
 import sys
@@ -16,11 +16,11 @@ from minichat.plural import plural
 
 SET = "/set NAME VALUE change how replies are sampled: temperature, top_p, top_k, min_p, seed, max_tokens ..."
 HELP = f"""\
-/new            forget this conversation
+/new            start a new conversation
 {SET}
-/stats          what the engine is doing
-/help           this list
-/quit           leave (Ctrl+D too); Ctrl+C stops a reply"""
+/stats          show engine statistics
+/help           show this list
+/quit           quit (also Ctrl+D); Ctrl+C stops a reply"""
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Talk:
-    """One conversation, typed and answered line by line."""
+    """One conversation, read and answered line by line."""
 
     def __init__(self, host: EngineThread, params: SamplingParams, system: str | None) -> None:
         self.host, self.params = host, params
@@ -48,11 +48,11 @@ class Talk:
 
     def run(self) -> int:
         if sys.stdin.isatty():
-            with suppress(ImportError):  # not everywhere; then a line is what the terminal makes of it
-                import_module("readline")  # arrows, and the lines before
+            with suppress(ImportError):  # not installed everywhere; input() still works
+                import_module("readline")  # enables arrow keys and history
             shot = self.host.snapshot()
             print(
-                f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help lists commands"
+                f"minichat: {shot.model} on {shot.device}, {shot.blocks.size} KV blocks; /help for commands"
             )
         while (line := self._read()) is not None:
             if line.startswith("/"):
@@ -60,7 +60,7 @@ class Talk:
                     break
                 self._command(line)
             elif not _is_text(line):
-                print("minichat: that line is not UTF-8 text, so it was not sent")
+                print("minichat: the line is not UTF-8 text and was not sent")
             elif line.strip():
                 self._answer(line)
         return 0
@@ -90,7 +90,7 @@ class Talk:
             case ["/help"]:
                 print(HELP)
             case _:
-                print(f"no such command: {line}; /help lists them")
+                print(f"unknown command {line}; type /help for the list")
 
     def _answer(self, text: str) -> None:
         self.messages.append({"role": "user", "content": text})
@@ -101,7 +101,7 @@ class Talk:
         except EngineError as error:
             self.messages.pop()
             grown = isinstance(error, RequestTooLong) and len(self.messages) > 1
-            ways = "; /new begins anew" if grown else ""
+            ways = "; /new starts a new conversation" if grown else ""
             print(f"minichat: {error}{ways}")
             return
         try:
@@ -119,7 +119,7 @@ class Talk:
         self.messages.append({"role": "assistant", "content": "".join(pieces)})
         if sys.stdout.isatty():
             seconds = time.monotonic() - began
-            print(f"\x1b[2m{plural(tokens, 'token')}, {tokens / seconds:.0f} a second\x1b[0m")
+            print(f"\x1b[2m{plural(tokens, 'token')}, {tokens / seconds:.0f} tok/s\x1b[0m")
 
     def _stats(self) -> None:
         shot = self.host.snapshot()
@@ -127,12 +127,12 @@ class Talk:
             f"step {shot.step}, KV {shot.blocks.in_use} in use + {shot.blocks.cached} cached "
             f"of {shot.blocks.size} blocks, prefix hits {shot.prefix_hit_rate:.0%}, "
             f"engine TTFT {shot.ttft.p50 * 1000:.0f} ms, "
-            f"between tokens {shot.itl.p50 * 1000:.1f} ms (p99 {shot.itl.p99 * 1000:.1f})"
+            f"ITL {shot.itl.p50 * 1000:.1f} ms (p99 {shot.itl.p99 * 1000:.1f})"
         )
 
 
 def _is_text(line: str) -> bool:
-    """Bytes that are none come as halves of surrogate pairs."""
+    """Whether the line is valid text; undecodable bytes arrive as lone surrogates."""
     return not any("\ud800" <= letter <= "\udfff" for letter in line)
 
 

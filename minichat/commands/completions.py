@@ -1,4 +1,4 @@
-"""`minichat completions`: a script for a shell, which completes what this program takes."""
+"""`minichat completions`: print a completion script for a shell."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`minichat doctor`: what was found here, and why something is not available."""
+"""`minichat doctor`: report what was found on this machine, and why something is unavailable."""
 
 import argparse
 import json
@@ -31,10 +31,10 @@ from minichat.shell.themes import load_themes, shipped_themes
 
 PACKAGES = ["torch", "transformers", "tokenizers", "safetensors", "numpy", "textual", "httpx"]
 if sys.platform == "linux":
-    PACKAGES.append("bitsandbytes")  # elsewhere it is not installed along
+    PACKAGES.append("bitsandbytes")  # not installed on other systems
 OPTIONAL = ("triton", "flash-attn", "flashinfer-python")
 _GB = 1e9
-_SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)  # a usual layer
+_SPEC = LayerSpec(heads=16, kv_heads=8, key_dim=128, value_dim=128, scale=128**-0.5)  # a typical layer
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,7 +80,7 @@ def examine() -> dict[str, Any]:
 
 
 def report(found: dict[str, Any]) -> str:
-    """The same for a person."""
+    """The findings as readable text."""
     cpu, lines = found["cpu"], []
     lines.append(f"minichat {found['minichat']}   python {found['python']}   {found['system']}")
     lines.append("")
@@ -108,22 +108,22 @@ def report(found: dict[str, Any]) -> str:
         fates = {name: why or able[name] for name, why in reasons.items()}
         lines += ["", f"Quantization on {device} (--quantization)", *_by_fate(fates)]
     for device, forms in found["kv"].items():
-        lines += ["", f"Forms of the cache on {device} (--kv)"]
+        lines += ["", f"KV cache schemes on {device} (--kv)"]
         lines += [f"  {name:18s} {_served(able)}" for name, able in forms.items()]
     lines += ["", "Model families with a native decoder", *_by_fate(found["families"])]
-    lines += ["", "Who goes first (--policy)", f"  {', '.join(found['policies'])}"]
+    lines += ["", "Scheduling policies (--policy)", f"  {', '.join(found['policies'])}"]
     lines += ["", f"Built-in model: {found['built_in_model']}"]
     settings = found["settings"]
     lines += [
         "",
         f"Settings: {settings['file']}",
-        *(f"  {each}" for each in settings["faults"] or ["no fault"]),
+        *(f"  {each}" for each in settings["faults"] or ["no problems"]),
     ]
     return "\n".join(lines)
 
 
 def _settings() -> dict[str, Any]:
-    """What the screen would complain of, at leisure."""
+    """The problems that the screen would report at its start."""
     paths = locate()
     loaded = load(paths.settings)
     features, misfits = installed()
@@ -137,11 +137,11 @@ def _settings() -> dict[str, Any]:
 
 
 def _served(able: list[str]) -> str:
-    return f"attention {', '.join(able)}" if able else "no attention back end serves it"
+    return f"attention {', '.join(able)}" if able else "no attention back end supports it"
 
 
 def _by_fate(found: dict[str, str]) -> list[str]:
-    """Those with one fate on one line."""
+    """One line for each status, with the names that share it."""
     fates: dict[str, list[str]] = {}
     for name, fate in found.items():
         fates.setdefault(fate, []).append(name)
@@ -153,7 +153,7 @@ def _attention(device: torch.device) -> dict[str, str | None]:
 
 
 def _kv(device: torch.device) -> dict[str, list[str]]:
-    """By form, the attention back ends that serve it."""
+    """The attention back ends that support each KV scheme."""
     return {
         scheme: [name for name in registry.names() if _why_not(name, device, scheme) is None]
         for scheme in KV_SCHEMES
@@ -169,20 +169,20 @@ def _quantization(device: torch.device) -> dict[str, str | None]:
 
 
 def _kernels() -> dict[str, str]:
-    """By scheme, what multiplies. One that cannot be imported has been told of with its reason."""
+    """The kernels of each scheme. A scheme that cannot be imported is reported elsewhere with its reason."""
     found = {}
     for name in schemes.names():
         try:
             scheme = schemes.named(name)
         except BadInput:
             continue
-        rounds = "; what a weight is multiplied with is rounded" if scheme.rounds_activations else ""
+        rounds = "; activations are rounded" if scheme.rounds_activations else ""
         found[name] = scheme.kernels + rounds
     return found
 
 
 def _family(name: str) -> str:
-    """Which of its parts have no launches of their own for a GPU, or why it cannot be used."""
+    """Which parts lack GPU launches of their own, or why the family cannot be used."""
     try:
         family = families.named(name)
         assert family is not None
@@ -192,8 +192,8 @@ def _family(name: str) -> str:
     plain = [each.__name__ for each in parts if not each.launches()]
     own = [f"operator {each}" for each in (family.product, family.norm) if each]
     if not plain + own:
-        return "all parts have launches of their own on a GPU"
-    some = f"{len(plain)} of {len(parts)} parts" if plain else "operators of its own"
+        return "all parts have their own GPU kernels"
+    some = f"{len(plain)} of {len(parts)} parts" if plain else "custom operators"
     return f"on a GPU, {some} run as plain torch: {', '.join(plain + own)}"
 
 
@@ -218,7 +218,7 @@ def _why_no_gpu() -> str | None:
         return None
     if torch.version.cuda is None:
         return f"this torch ({torch.__version__}) is built without CUDA"
-    return "torch is built with CUDA, but the driver shows no NVIDIA GPU (nvidia-smi says more)"
+    return "torch is built with CUDA, but the driver reports no NVIDIA GPU; check nvidia-smi"
 
 
 def _version(package: str) -> str | None:

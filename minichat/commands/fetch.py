@@ -1,4 +1,4 @@
-"""`minichat fetch`: a model of the hub onto this machine, to be chosen without a network later."""
+"""`minichat fetch`: download a model from the hub, so that it can be used offline."""
 
 import argparse
 import json
@@ -10,13 +10,13 @@ from engine.models.find import find_model
 from minichat.commands.options import failed
 from minichat.models.progress import Course
 
-_EVERY = 0.2  # seconds between two words about it
+_EVERY = 0.2  # seconds between two progress updates
 
 
 def run(options: argparse.Namespace) -> int:
-    teller = ProgressPrinter(as_json=options.json)
+    printer = ProgressPrinter(as_json=options.json)
     try:
-        place = find_model(options.name, progress=teller)
+        place = find_model(options.name, progress=printer)
     except EngineError as error:
         return failed(error)
     print(json.dumps({"folder": str(place.folder)}) if options.json else place.folder)
@@ -24,17 +24,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 class ProgressPrinter:
-    """Lines of JSON for a program, one line that changes for a person at a terminal."""
+    """Prints JSON lines for programs, or one updating line on a terminal."""
 
     def __init__(self, *, as_json: bool) -> None:
-        self._json, self._course, self._told = as_json, Course(), 0.0
+        self._json, self._course, self._printed_at = as_json, Course(), 0.0
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
         self._course.note(done, total)
-        if now - self._told < _EVERY and done < total:
+        if now - self._printed_at < _EVERY and done < total:
             return
-        self._told = now
+        self._printed_at = now
         if self._json:
             print(json.dumps({"done": done, "total": total}), flush=True)
         elif sys.stderr.isatty():

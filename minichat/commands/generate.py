@@ -1,4 +1,4 @@
-"""`minichat generate`: one reply on standard output, and nothing else there."""
+"""`minichat generate`: print one reply to standard output, and nothing else."""
 
 import argparse
 import json
@@ -21,13 +21,13 @@ from minichat.session.attachments import MOST, PIPED
 
 _OF_CHANCE = ("temperature", "top_p", "top_k", "min_p", "seed")
 _OF_BEAMS = ("length_penalty", "early_stopping")
-_STDIN = "-"  # among the words: what is piped in goes along
+_STDIN = "-"  # as an argument: append standard input
 
 
 def run(options: argparse.Namespace) -> int:
     try:
         if options.draft is not None and options.speculate != "draft":
-            raise BadInput("--draft is for --speculate draft: nothing else asks the small model")
+            raise BadInput("--draft requires --speculate draft")
         _refuse_idle(options)
         params = sampling(options).changed(grammar=_grammar(options))
         text = _prompt(options)
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
             answer = _reply if params.n == 1 else _replies
             code = answer(host, _messages(options, text) if not raw else text, params, options)
         if sys.stderr.isatty() and _unread():
-            print("minichat: what was piped in was not read; a - sends it along", file=sys.stderr)
+            print("minichat: standard input was not read; add - to include it", file=sys.stderr)
         return code
     except BadParams as error:
         return failed(BadInput(str(error).replace("grammar:", _form(options), 1)))
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _refuse_idle(options: argparse.Namespace) -> None:
-    """What would change nothing beside --beams, or without it."""
+    """Refuse options that have no effect with or without --beams."""
     searches = (options.beams or 1) > 1
     for name in _OF_CHANCE if searches else _OF_BEAMS:
         value = getattr(options, name)
@@ -60,29 +60,29 @@ def _refuse_idle(options: argparse.Namespace) -> None:
             continue
         option = f"--{name.replace('_', '-')}"
         if searches:
-            raise BadInput(f"{option} means nothing beside --beams {options.beams}: a search draws nothing")
-        raise BadInput(f"{option} is for --beams: only a search asks for it")
+            raise BadInput(f"{option} has no effect with --beams: a beam search does not sample")
+        raise BadInput(f"{option} requires --beams")
 
 
 def _prompt(options: argparse.Namespace) -> str:
-    """An empty one is the start token alone, which no message begins with."""
+    """The prompt. It may be empty only with --raw: then it is the start token alone."""
     words = [word for word in options.text if word != _STDIN]
     piped = _piped() if words != options.text or not words else ""
     text = " ".join(words)
     if options.raw or not text.strip() or not piped.strip():
         text += piped
-    else:  # as on the screen
+    else:  # attach the input, as the screen does
         text = Message(0, "user", f"{text} @{PIPED}", attachments=(Attachment(PIPED, piped),)).whole
     if not options.raw and not text.strip():
-        raise BadInput("there is no text: give it as an argument or on standard input")
+        raise BadInput("no text; pass it as an argument or on standard input")
     return text
 
 
 def _unread() -> bool:
-    """Whether something was piped in that nobody has asked for; a script's own input may be."""
+    """Whether unread data is waiting in a pipe. A script's own input is not a pipe."""
     try:
         waiting = ioctl(sys.stdin.fileno(), FIONREAD, bytes(4))
-    except (OSError, ValueError):  # it is nothing that waits
+    except (OSError, ValueError):  # standard input supports no FIONREAD
         return False
     return stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode) and any(waiting)
 
@@ -92,7 +92,7 @@ def _piped() -> str:
         return ""
     piped = sys.stdin.buffer.read(MOST + 1)
     if len(piped) > MOST:
-        raise BadInput(f"standard input is larger than the {size(MOST)} that go with one message")
+        raise BadInput(f"standard input is larger than {size(MOST)}, the limit for one message")
     try:
         return piped.decode()
     except UnicodeDecodeError as error:
@@ -100,7 +100,7 @@ def _piped() -> str:
 
 
 def _form(options: argparse.Namespace) -> str:
-    """What the command line calls the form that a reply is to have."""
+    """The option that set the grammar, for errors."""
     if options.json_schema is not None:
         return f"--json-schema {options.json_schema}"
     return "--choice:" if options.regex is None else "--regex:"
@@ -116,7 +116,7 @@ def _grammar(options: argparse.Namespace) -> Grammar | None:
     try:
         return Grammar("json", Path(options.json_schema).read_text("utf-8"))
     except OSError as error:
-        raise BadInput(f"--json-schema {options.json_schema} cannot be read: {error.strerror}") from None
+        raise BadInput(f"cannot read --json-schema {options.json_schema}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise BadInput(f"--json-schema {options.json_schema} is not UTF-8 text: {error}") from None
 
@@ -129,7 +129,7 @@ def _messages(options: argparse.Namespace, text: str) -> list[dict[str, str]]:
 def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]
     as_json, began = options.json, time.monotonic()
     stream = host.submit(prompt, params)
-    stream.begun.result()  # a refusal is bad usage, and no reply that failed
+    stream.begun.result()  # a refusal raises here: it is bad usage, not a failed reply
     pieces, tokens, first = [], 0, None
     for delta in stream:
         first = first or time.monotonic()
@@ -153,30 +153,32 @@ def _reply(host, prompt, params, options: argparse.Namespace) -> int:  # type: i
     elif (text := "".join(pieces)) and not text.endswith("\n"):
         print()
     if options.verbose:
-        _tell_costs(stream.prompt_tokens, tokens, ended - began, (first or ended) - began)
+        _print_costs(stream.prompt_tokens, tokens, ended - began, (first or ended) - began)
     if delta.finish is Finish.FAILED:
         print(f"minichat: {delta.error}", file=sys.stderr)
         return 1
     if delta.finish is Finish.LENGTH and params.grammar:
         print(
-            f"minichat: the reply was cut after {plural(tokens, 'token')} and is not whole", file=sys.stderr
+            f"minichat: the reply was cut off after {plural(tokens, 'token')} and is incomplete",
+            file=sys.stderr,
         )
         return 1
     if delta.finish is Finish.LENGTH and params.max_tokens is None and not as_json:
         print(
-            f"minichat: the reply was cut after {plural(tokens, 'token')}: the context is full",
+            f"minichat: the reply was cut off after {plural(tokens, 'token')}: the context is full",
             file=sys.stderr,
         )
     return 0
 
 
 def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type: ignore[no-untyped-def]
-    """All at their end: they are told apart by number, or by their places in a list."""
+    """Print several replies once all have ended, numbered or as a JSON list."""
     began = time.monotonic()
     stream = host.submit(prompt, params)
     replies = stream.results()
     if options.verbose:
-        _tell_costs(stream.prompt_tokens, sum(len(each.tokens) for each in replies), time.monotonic() - began)
+        count = sum(len(each.tokens) for each in replies)
+        _print_costs(stream.prompt_tokens, count, time.monotonic() - began)
     if options.json:
         records = [
             {
@@ -196,10 +198,10 @@ def _replies(host, prompt, params, options: argparse.Namespace) -> int:  # type:
     return 0
 
 
-def _tell_costs(prompt: int, tokens: int, seconds: float, first: float | None = None) -> None:
-    """On standard error, so that the reply stays alone."""
-    came = "" if first is None else f"; the first after {first:.3f} s"
+def _print_costs(prompt: int, tokens: int, seconds: float, first: float | None = None) -> None:
+    """Print the costs to standard error, so that standard output holds only the reply."""
+    note = "" if first is None else f"; first token after {first:.3f} s"
     rest, after = (tokens, seconds) if first is None else (tokens - 1, seconds - first)
-    rate = f", {'then ' if came else ''}{rest / after:.1f} a second" if rest > 0 and after > 0 else ""
-    told = f"prompt {plural(prompt, 'token')}, reply {plural(tokens, 'token')} in {seconds:.3f} s{came}{rate}"
-    print(f"minichat: {told}", file=sys.stderr)
+    rate = f", {'then ' if note else ''}{rest / after:.1f} tok/s" if rest > 0 and after > 0 else ""
+    line = f"prompt {plural(prompt, 'token')}, reply {plural(tokens, 'token')} in {seconds:.3f} s{note}{rate}"
+    print(f"minichat: {line}", file=sys.stderr)

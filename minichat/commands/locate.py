@@ -1,4 +1,4 @@
-"""`minichat locate`: where everything lies. Nothing is made by asking."""
+"""`minichat locate`: print where files are stored. Creates nothing."""
 
 import argparse
 import json
@@ -15,6 +15,6 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps({name: str(path) for name, path in found.items()}, indent=2))
     else:
         for name, path in found.items():
-            there = os.path.exists(path)  # false also where one may not look, where pathlib would raise
-            print(f"{name:15} {path}{'' if there else '   (not there yet)'}")
+            there = os.path.exists(path)  # also false for unreadable folders, where pathlib raises
+            print(f"{name:15} {path}{'' if there else '   (does not exist yet)'}")
     return 0

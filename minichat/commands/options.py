@@ -1,4 +1,4 @@
-"""From command line options to what the engine takes, and errors to exit codes."""
+"""Convert command line options to engine parameters, and errors to exit codes."""
 
 import argparse
 import logging
@@ -41,7 +41,7 @@ def sampling(options: argparse.Namespace) -> SamplingParams:
 def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
     if options.kv_sinks is not None:
         if options.kv_window is None:
-            raise BadInput("--kv-sinks is for --kv-window: without one a token sees all before it")
+            raise BadInput("--kv-sinks requires --kv-window")
         more["kv_sinks"] = options.kv_sinks
     return EngineConfig(
         model=options.model,
@@ -61,14 +61,14 @@ def engine_config(options: argparse.Namespace, **more: object) -> EngineConfig:
 
 
 class _OneLine(logging.Formatter):
-    """What the engine warns of, without the tracebacks."""
+    """Prints warnings of the engine without tracebacks."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"minichat: {record.getMessage()}"
 
 
 def show_progress(done: int, total: int) -> None:
-    """Of loading a model that takes its time, where a person may be looking."""
+    """Show the progress of loading a large model on a terminal."""
     if sys.stderr.isatty() and total > 200_000_000:
         print(f"\rloading {done / 1e9:.2f} of {total / 1e9:.2f} GB", end="", file=sys.stderr, flush=True)
         if done >= total:
@@ -77,7 +77,7 @@ def show_progress(done: int, total: int) -> None:
 
 @contextmanager
 def running(config: EngineConfig) -> Iterator["EngineThread"]:
-    """An engine on its thread; loading shows its progress on a terminal's standard error."""
+    """Run an engine on a thread. On a terminal, standard error shows the loading progress."""
     warnings = logging.StreamHandler()
     warnings.setFormatter(_OneLine())
     logging.getLogger("minichat").addHandler(warnings)
@@ -96,6 +96,6 @@ def running(config: EngineConfig) -> Iterator["EngineThread"]:
 
 
 def failed(error: EngineError) -> int:
-    """One sentence on standard error, and the exit code for it."""
+    """Print the error to standard error and return its exit code."""
     print(f"minichat: {error}", file=sys.stderr)
     return 2 if isinstance(error, BadInput) else 1

@@ -1,4 +1,4 @@
-"""`minichat ps`: the engines of this user that run without a screen."""
+"""`minichat ps`: list this user's engines that run without a screen."""
 
 import argparse
 import asyncio
@@ -16,14 +16,14 @@ _WITHIN = 3.0  # seconds for an engine to answer
 
 @dataclass(frozen=True, slots=True)
 class ProcessRow:
-    """One of them."""
+    """One engine."""
 
     name: str
     pid: int
     state: str
     model: str
     uptime: float  # seconds
-    running: int | None  # requests; None where it does not say
+    running: int | None  # requests; None if unknown
     waiting: int | None
     socket: str
 
@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([asdict(line) for line in lines], indent=2))
     elif not lines:
-        print("no engine runs here; minichat up starts one")
+        print("no engine is running; start one with: minichat up")
     else:
         head = ("NAME", "PID", "STATE", "MODEL", "UP", "REQUESTS", "SOCKET")
         rows = [head, *(_cells(line) for line in lines)]
@@ -68,7 +68,7 @@ async def _line(resident: Resident) -> ProcessRow:
                 told = await link.ask("GET", "/engine")
             state = told["state"]
         except (EngineError, TimeoutError):
-            state = "no answer"  # or it is ending
+            state = "no answer"  # it may be shutting down
         finally:
             await link.close()
     return ProcessRow(
@@ -84,12 +84,12 @@ async def _line(resident: Resident) -> ProcessRow:
 
 
 def _cells(line: ProcessRow) -> tuple[str, ...]:
-    requests = "-" if line.running is None else f"{line.running} run, {line.waiting} wait"
+    requests = "-" if line.running is None else f"{line.running} running, {line.waiting} waiting"
     return (line.name, str(line.pid), line.state, line.model, uptime(line.uptime), requests, line.socket)
 
 
 def uptime(seconds: float) -> str:
-    """As people say it: two units at most."""
+    """The duration in at most two units."""
     minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
     if days:
         return f"{days}d {hours % 24}h"

@@ -1,4 +1,4 @@
-"""`minichat quality`: what each scheme costs on a text, as a table with plots, as JSON, as a picture."""
+"""`minichat quality`: measure the quality and speed of each scheme as a table, JSON or SVG."""
 
 import argparse
 import json
@@ -23,10 +23,10 @@ def run(options: argparse.Namespace) -> int:
         picture = _picture(options.plot)
         text = _text(options.text)
         if options.tokens < 2:
-            raise BadInput(f"--tokens {options.tokens}: at least 2, and some hundred to say much")
+            raise BadInput(f"--tokens must be at least 2, got {options.tokens}; use several hundred")
         for flag, given, name in (("quantization", options.quantization, ""), ("kv", options.kv, "kv-")):
             if given != "none":
-                raise BadInput(f"--{flag} {given}: name it among the schemes instead, as {name}{given}")
+                raise BadInput(f"--{flag} {given} must be given as the scheme {name}{given}")
         config = engine_config(options)
         rows, left_out = _measured(options, config, text)
     except EngineError as error:
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             picture.write_text(svg(charts(rows)), encoding="utf-8")
         except OSError as error:
-            return failed(EngineError(f"--plot {picture}: {error.strerror or error}"))
+            return failed(EngineError(f"cannot write --plot {picture}: {error.strerror or error}"))
     return 1 if left_out else 0
 
 
@@ -53,7 +53,7 @@ def _measured(options: argparse.Namespace, config, text: str) -> "tuple[list[Qua
 
     def refused(scheme: str, reason: str) -> None:
         left_out.append(scheme)
-        print(f"minichat: {scheme} is left out: {reason}", file=sys.stderr)
+        print(f"minichat: {scheme} is skipped: {reason}", file=sys.stderr)
 
     wanted, rows = choices(options.schemes), []
     for row in compare(
@@ -72,13 +72,13 @@ def _measured(options: argparse.Namespace, config, text: str) -> "tuple[list[Qua
 
 
 def _text(name: str | None) -> str:
-    """Empty: minichat's own is read."""
+    """The text of a file; empty if minichat's own text is to be used."""
     if name is None:
         return ""
     try:
         text = Path(name).read_text(encoding="utf-8")
     except OSError as error:
-        raise BadInput(f"--text {name}: {error.strerror or error}") from None
+        raise BadInput(f"cannot read --text {name}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise BadInput(f"--text {name} is not UTF-8 text: {error}") from None
     if not text.strip():
@@ -87,14 +87,14 @@ def _text(name: str | None) -> str:
 
 
 def _picture(name: str | None) -> Path | None:
-    """Refused before minutes are spent, not after."""
+    """Check the path before the measurement, which takes minutes."""
     if name is None:
         return None
     path = Path(name)
     if path.suffix != ".svg":
-        raise BadInput(f"--plot {name}: the picture is an SVG, so its name ends in .svg")
+        raise BadInput(f"--plot {name} must end in .svg")
     if not path.absolute().parent.is_dir():
-        raise BadInput(f"--plot {name}: there is no folder {path.absolute().parent}")
+        raise BadInput(f"--plot {name}: the folder {path.absolute().parent} does not exist")
     return path
 
 
@@ -126,7 +126,7 @@ def _cells(row: "QualityRow") -> tuple[str, ...]:
 
 
 def charts(rows: "list[QualityRow]") -> list[Chart]:
-    """Quality against bytes, and against speed where that was measured."""
+    """Quality against size, and against speed if it was measured."""
     made = [
         Chart(
             "quality against size",
@@ -138,5 +138,5 @@ def charts(rows: "list[QualityRow]") -> list[Chart]:
     timed = [(row, row.tok_s) for row in rows if row.tok_s is not None]
     if timed:
         points = tuple(Point(row.scheme, speed, row.kl) for row, speed in timed)
-        made.append(Chart("quality against speed", "tokens a second, one row", "KL", points))
+        made.append(Chart("quality against speed", "tokens per second, one row", "KL", points))
     return made

@@ -1,6 +1,6 @@
-"""The engine that `minichat up` starts: `serve` on this user's socket, telling in a file how far it is.
+"""The process that `minichat up` starts: `serve` on this user's socket, with its progress in a file.
 
-It is no command of its own: residents.py starts it, and passes on the lock that it holds until it ends.
+It is not a command. residents.py starts it and passes on a lock, which it holds until it ends.
 """
 
 import os
@@ -10,36 +10,36 @@ from pathlib import Path
 
 from engine.api.errors import BadInput, EngineError
 from minichat.cli import parser
-from minichat.commands.serve import Told, check, serve
+from minichat.commands.serve import ServerCallbacks, check, serve
 from minichat.models.residents import Record, Resident
 
-_TELL_EVERY = 0.1  # seconds between two words about loading
+_UPDATE_EVERY = 0.1  # seconds between two progress updates
 
 
 class RecordWriter:
-    """Writes the record that whoever waits reads."""
+    """Writes the record that waiting processes read."""
 
     def __init__(self, resident: Resident, model: str) -> None:
         self._resident = resident
         self._record = Record(pid=os.getpid(), model=model, started=time.time())
-        self._told_at = 0.0
-        self._tell()
+        self._written_at = 0.0
+        self._write()
 
     def progress(self, done: int, total: int) -> None:
-        if (now := time.monotonic()) - self._told_at >= _TELL_EVERY or done >= total:
-            self._told_at = now
-            self._tell(done=done, total=total)
+        if (now := time.monotonic()) - self._written_at >= _UPDATE_EVERY or done >= total:
+            self._written_at = now
+            self._write(done=done, total=total)
 
     def ready(self) -> None:
-        self._tell(state="ready")
+        self._write(state="ready")
 
     def died(self, error: str) -> None:
-        self._tell(state="dead", error=error)
+        self._write(state="dead", error=error)
 
     def failed(self, error: EngineError) -> None:
-        self._tell(state="failed", error=str(error), misused=isinstance(error, BadInput))
+        self._write(state="failed", error=str(error), misused=isinstance(error, BadInput))
 
-    def _tell(self, **changes: object) -> None:
+    def _write(self, **changes: object) -> None:
         self._record = self._record.changed(**changes)
         self._record.write(self._resident.file)
 
@@ -47,12 +47,12 @@ class RecordWriter:
 def run(folder: Path, name: str, words: list[str]) -> int:
     resident = Resident(folder, name)
     options = parser().parse_args(["serve", "--no-key", f"--uds={resident.socket}", *words])
-    teller = RecordWriter(resident, options.model)
+    writer = RecordWriter(resident, options.model)
     try:
         check(options)
-        return serve(options, (), Told(teller.progress, teller.ready, resident.log, teller.died))
+        return serve(options, (), ServerCallbacks(writer.progress, writer.ready, resident.log, writer.died))
     except EngineError as error:
-        teller.failed(error)
+        writer.failed(error)
         print(f"minichat: {error}", file=sys.stderr, flush=True)
         return 2 if isinstance(error, BadInput) else 1
 

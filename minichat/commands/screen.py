@@ -1,4 +1,4 @@
-"""The screen on a terminal, for whichever engine is behind it."""
+"""Run the screen on a terminal, with any backend."""
 
 import argparse
 import logging
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 
 class SamplingOptions(NamedTuple):
-    """How a new chat is drawn."""
+    """The sampling parameters and system prompt of a new chat."""
 
     params: SamplingParams
     system: str
-    named: bool  # by the command line, and not by the settings alone
+    named: bool  # set on the command line, not only in the settings
 
 
-def drawn(options: argparse.Namespace, settings: Settings) -> SamplingOptions:
-    """What the command line leaves open is as the settings say."""
+def sampling_options(options: argparse.Namespace, settings: Settings) -> SamplingOptions:
+    """The options of the command line, with the settings as defaults."""
     given = {name: value for name in FIELDS if (value := getattr(options, name, None)) is not None}
     system = settings.chat.system if options.system is None else options.system
     named = bool(given) or system != settings.chat.system
@@ -49,7 +49,7 @@ def show(
     model: str = "",
     first: First | None = None,
 ) -> int:
-    """Until a person leaves it. `again`: the command line that starts it once more, with a model."""
+    """Run until the user quits. `again` returns the command line that restarts it with a model."""
     terminal = Terminal.found()
     calm(terminal)
     draw_on_terminal()
@@ -60,16 +60,16 @@ def show(
     teach_alt_keys()
     settings = loaded.settings
     try:
-        asked = drawn(options, settings)
+        chosen = sampling_options(options, settings)
     except EngineError as error:
         return failed(error)
     start = Start(
         model=model,
         paths=paths,
         terminal=terminal,
-        params=asked.params,
-        system=asked.system,
-        named=asked.named,
+        params=chosen.params,
+        system=chosen.system,
+        named=chosen.named,
         ascii=options.ascii or settings.screen.ascii or not terminal.unicode,
         loaded=loaded,
         first=first or First(),
@@ -82,16 +82,16 @@ def show(
     closed = backend.close()
     code = app.return_code or 0
     if code == RESTART:
-        os.execv(sys.executable, [sys.executable, "-m", "minichat", *again(app.keeper.model)])
+        os.execv(sys.executable, [sys.executable, "-m", "minichat", *again(app.lifecycle.model)])
     if not closed:
-        os._exit(code)  # a thread is inside torch, which aborts when the interpreter is taken down around it
+        os._exit(code)  # a thread is inside torch, which would abort during interpreter shutdown
     return code
 
 
 def _keep_log(file: Path) -> None:
-    """Into a file: the screen belongs to the chats."""
+    """Log to a file, because the terminal shows the screen."""
     handler: logging.Handler = logging.NullHandler()
-    with suppress(OSError):  # where nothing can be written, the store says so
+    with suppress(OSError):  # if the folder is not writable, the store reports it
         private_folder(file.parent)
         handler = logging.FileHandler(file, delay=True, encoding="utf-8")
     logging.basicConfig(

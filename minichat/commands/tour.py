@@ -1,4 +1,4 @@
-"""`minichat tour`: what the engine can do, on the real screen, with chats that are soon gone."""
+"""`minichat tour`: demonstrate the engine on the real screen, with temporary chats."""
 
 import argparse
 import os
@@ -26,14 +26,14 @@ def run(options: argparse.Namespace) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         return failed(BadInput("the tour needs a terminal"))
     with tempfile.TemporaryDirectory(prefix="minichat-tour-") as folder:
-        code, closed = _lead(options, locate(), Path(folder))
+        code, closed = _show(options, locate(), Path(folder))
     if not closed:
-        os._exit(code)  # a thread is inside torch, which aborts when the interpreter is taken down around it
+        os._exit(code)  # a thread is inside torch, which would abort during interpreter shutdown
     return code
 
 
-def _lead(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int, bool]:
-    """On the person's own settings and themes; all else lies in the folder. Whether the engine has ended."""
+def _show(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int, bool]:
+    """Run with the user's settings and themes. Return the exit code and whether the engine ended."""
     terminal = Terminal.found()
     calm(terminal)
     draw_on_terminal()
@@ -61,16 +61,16 @@ def _lead(options: argparse.Namespace, paths: Paths, folder: Path) -> tuple[int,
     closed, code = backend.close(), app.return_code or 0
     if code == KEEP:
         kept = _keep(store, Store(paths.chats))
-        print(f"minichat: {plural(kept, 'chat')} {'is' if kept == 1 else 'are'} kept")
+        print(f"minichat: {plural(kept, 'chat')} kept")
         code = 0
     store.close()
     return code, closed
 
 
 def _keep(store: "Store", home: "Store") -> int:
-    """What was said on the tour, among the person's own chats."""
-    spoken = [each for each in store.open_chats() if each.messages]
-    for each in spoken:
+    """Copy the chats of the tour that have messages to the user's own."""
+    used = [each for each in store.open_chats() if each.messages]
+    for each in used:
         home.import_json(store.export_json(each.id))
     home.close()
-    return len(spoken)
+    return len(used)

@@ -51,26 +51,26 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _on_screen(options: argparse.Namespace) -> bool:
-    """Whether there is a terminal to draw on, and one that keys come from."""
+    """Whether there is a terminal for output and one for keys."""
     if _by_lines(options):
         return False
     return sys.stdin.isatty() or keys_from_terminal()
 
 
 def _by_lines(options: argparse.Namespace) -> bool:
-    """Whether nothing is drawn: there is no terminal, or one that can only write line after line."""
+    """Whether the output is plain: not a terminal, or one without cursor control."""
     return options.plain or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
 
 
 def _first(options: argparse.Namespace) -> First | None:
-    """What begins the chat; None where lines are to be answered one by one, without a screen."""
+    """The first message of the chat; None if lines are answered one by one without a screen."""
     if _by_lines(options) and not options.text:
         return None
     return first_message(options.text, read_pipe())
 
 
 def _answered(options: argparse.Namespace, first: First) -> int:
-    """Without a screen a question gets its reply on standard output, as from generate."""
+    """Answer a question on standard output, like generate."""
     from minichat.commands import generate
 
     if first.notice:
@@ -81,18 +81,18 @@ def _answered(options: argparse.Namespace, first: First) -> int:
         return failed(BadInput(str(error)))
     options.text = [Message(0, "user", first.text, attachments=files).whole]
     options.raw = options.json = options.verbose = False
-    # Those of generate alone, which are not asked for here.
+    # options of generate only
     options.json_schema = options.regex = options.choice = None
     options.beams = options.length_penalty = options.early_stopping = None
     return generate.run(options)
 
 
 def settle(options: argparse.Namespace, settings: Settings) -> None:
-    """What the command line leaves open is as the settings say."""
+    """Fill options missing on the command line from the settings."""
     for name in _ENGINE:
-        if getattr(options, name, "") is None:  # not every command has them all
+        if getattr(options, name, "") is None:  # not every command has all of them
             setattr(options, name, getattr(settings.engine, name))
-    if options.kv_window is not None and options.kv_sinks is None:  # without a window they mean nothing
+    if options.kv_window is not None and options.kv_sinks is None:  # it has no effect without a window
         options.kv_sinks = settings.engine.kv_sinks
     if options.system is None:
-        options.system = settings.chat.system  # also for where there is no screen
+        options.system = settings.chat.system  # also used without a screen

@@ -1,4 +1,4 @@
-"""`minichat up`: an engine of this user that runs on without a screen; and the screen on it."""
+"""`minichat up`: start an engine that runs without a screen, and open the screen on it."""
 
 import argparse
 import asyncio
@@ -26,35 +26,38 @@ def run(options: argparse.Namespace) -> int:
         _fits(resident, options)
         settle(options, load(paths.settings).settings)
         options.model = identity(options.model)
-        engine_config(options)  # says what cannot be, before anything is started; so does the next
+        engine_config(options)  # validate before anything starts; so does `check` below
         words = serve_words(options)
         check(parser().parse_args(["serve", *words]))
         waiting = Waiting(resident, words)
         if died := resident.died():
-            print(f"minichat: {died}; another one takes its place", file=sys.stderr)
+            print(f"minichat: {died}; starting a replacement", file=sys.stderr)
         if not options.no_screen:
             return attach_to(options, paths, waiting, options.model)
         asyncio.run(waiting.ensure(show_progress))
     except EngineError as error:
         return failed(error)
-    print(f"minichat: {resident.name} runs; minichat attach shows it, minichat down ends it", file=sys.stderr)
+    print(
+        f"minichat: {resident.name} is running; open it: minichat attach; stop it: minichat down",
+        file=sys.stderr,
+    )
     return 0
 
 
 def serve_words(options: argparse.Namespace) -> list[str]:
-    """The options that `serve` has, too: the model, and what it runs on."""
+    """The options that `serve` accepts, too: the model and its engine."""
     known = vars(parser().parse_args(["serve"]))
     given = {name: value for name, value in vars(options).items() if name in known}
     return words_of(argparse.Namespace(**given | {"command": "serve"}))[1:]
 
 
 def _fits(resident: Resident, options: argparse.Namespace) -> None:
-    """One that runs already is taken as it is, unless another model was asked for."""
+    """Refuse if the running engine has another model than the requested one."""
     record = resident.record
     if options.model is None or record is None or not resident.running() or resident.died():
         return
     if identity(options.model) != record.model:
         raise BadInput(
-            f"the engine {resident.name} runs {record.model}: minichat down ends it, "
-            "or --name starts another one beside it"
+            f"the engine {resident.name} runs {record.model}; stop it with minichat down, "
+            "or start another one with --name"
         )

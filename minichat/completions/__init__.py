@@ -1,1 +1,1 @@
-"""Scripts that let a shell complete the command line of minichat."""
+"""Shell completion scripts for minichat's command line."""

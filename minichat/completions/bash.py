@@ -1,4 +1,4 @@
-"""For bash, old ones too: 3.2, which knows no compopt, does without."""
+"""Completion for bash, including 3.2, which lacks compopt."""
 
 from collections.abc import Iterable, Iterator
 
@@ -58,7 +58,7 @@ def script(table: Table) -> str:
 
 
 def _lines(command: Subcommand) -> Iterator[str]:
-    """What is offered behind each of its options, and elsewhere."""
+    """What is offered after each option, and elsewhere."""
     yield f"    {command.name})"
     yield "        case $before in"
     for value in dict.fromkeys(option.value for option in command.options if option.value):

@@ -1,4 +1,4 @@
-"""For fish."""
+"""Completion for fish."""
 
 from collections.abc import Iterator
 
@@ -49,7 +49,7 @@ def _option(option: Option) -> str:
 
 
 def _offers(value: Value) -> str:
-    """-x: a word has to stand there, and no file but those that are offered; -F: a file."""
+    """-x: require a value and offer no other files; -F: a file."""
     words = " ".join(value.words)
     if value.paths == "files":
         return "-rF"

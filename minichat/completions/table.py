@@ -1,4 +1,4 @@
-"""What may stand on the command line, read off its parser: the scripts of all shells are made of it."""
+"""The command line as data, read from its parser: all completion scripts are generated from it."""
 
 import argparse
 from collections.abc import Iterable, Iterator
@@ -13,25 +13,25 @@ from engine.quant import registry as quantization
 from engine.scheduling import policy
 from minichat.cli import COMMANDS, parser
 
-DEFAULT = "chat"  # what is meant where no command is named
+DEFAULT = "chat"  # the command if none is given
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a word may be; without any of it, whatever a person types."""
+    """The completions of a word; without any, the word is free text."""
 
     words: tuple[str, ...] = ()
     paths: Literal["", "files", "folders"] = ""
-    several: bool = False  # of the words, with commas between
+    several: bool = False  # several words, separated by commas
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     names: tuple[str, ...]
     help: str
-    value: Value | None = None  # none: it is a switch
-    called: str = ""  # its value, as the help has it
-    again: bool = False  # it may be given several times
+    value: Value | None = None  # None: a flag
+    called: str = ""  # the value's name in the help
+    again: bool = False  # may be given several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +39,14 @@ class Subcommand:
     name: str
     help: str
     options: tuple[Option, ...]
-    called: str = ""  # what stands there without an option, if anything does
+    called: str = ""  # the positional argument's name, if there is one
     word: Value = Value()
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
     commands: tuple[Subcommand, ...]
-    alone: tuple[Option, ...]  # that stand in the place of a command
+    alone: tuple[Option, ...]  # options that replace a command
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ def table() -> Table:
 
 
 def filled(script: str, **parts: Iterable[str]) -> str:
-    """With the lines of each part where its name stands between two @."""
+    """Fill in the parts: each line with a name between two @ is replaced by that part's lines."""
     for name, lines in parts.items():
         script = script.replace(f"@{name}@", "\n".join(lines))
     return script
@@ -89,12 +89,12 @@ def _options(command: argparse.ArgumentParser) -> Iterator[Option]:
 
 
 def _called(action: argparse.Action) -> str:
-    """Its value, as the help has it."""
+    """The name of its value in the help."""
     return str(action.metavar or action.dest)
 
 
 def _value(action: argparse.Action) -> Value:
-    """By its choices; else by what it is, as its name tells."""
+    """The completions, from its choices or else from its name."""
     if action.choices is not None:
         return Value(tuple(map(str, action.choices)))
     if str(action.metavar).startswith("FILE"):

@@ -1,4 +1,4 @@
-"""For zsh, by its own _arguments."""
+"""Completion for zsh, using _arguments."""
 
 from collections.abc import Iterator
 
@@ -69,7 +69,7 @@ def _specs(option: Option) -> Iterator[str]:
 
 
 def _action(value: Value) -> str:
-    """What fills in the word; a blank does nothing but say what is wanted."""
+    """The action that completes the word; a blank only shows a description."""
     words, paths = " ".join(value.words), {"": "", "files": "_files", "folders": "_files -/"}[value.paths]
     if value.several:
         return f"_values -s , word {words}"
@@ -79,7 +79,7 @@ def _action(value: Value) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without a meaning for _arguments."""
+    """Escape characters that are special to _arguments."""
     return "".join(f"\\{letter}" if letter in "\\[]:" else letter for letter in text)
 
 

@@ -1,7 +1,7 @@
-"""The parts of the screen, in the order in which help, palette and last line have them.
+"""The parts of the screen, in the order that the help, the palette and the last line list them.
 
-To add one, write a file here that declares a `Feature`, and name it below. A package outside this tree names
-its own in the entry points `minichat.features`.
+To add one, write a file here that declares a `Feature` and list it below. A package outside this tree
+registers its features under the entry point group `minichat.features`.
 """
 
 from importlib.metadata import entry_points
@@ -59,35 +59,35 @@ GROUP = "minichat.features"
 
 
 def installed() -> tuple[tuple[Feature, ...], tuple[str, ...]]:
-    """The built-in features and those of other packages; and why some of those could not be taken."""
+    """The built-in features and those of installed packages; and why any of those could not be loaded."""
     found, problems = list(BUILT_IN), []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
             feature = entry.load()
-        except Exception as error:  # whatever a stranger's package does, the screen comes up
-            problems.append(f"the feature {entry.name} ({entry.value}) could not be loaded: {error}")
+        except Exception as error:  # a broken third-party package must not keep the screen from opening
+            problems.append(f"cannot load the feature {entry.name} ({entry.value}): {error}")
             continue
         if problem := misfit(feature, found):
-            problems.append(f"the feature {entry.name} ({entry.value}) was left out: {problem}")
+            problems.append(f"the feature {entry.name} ({entry.value}) was skipped: {problem}")
         else:
             found.append(feature)
     return tuple(found), tuple(problems)
 
 
 def misfit(feature: object, others: list[Feature]) -> str:
-    """Why it cannot stand beside the others; nothing if it can."""
+    """Why the feature conflicts with the others; empty if it does not."""
     if not isinstance(feature, Feature):
         return f"it is {type(feature).__name__!r}, not a Feature"
     if any(each.name == feature.name for each in others):
-        return f"there is one called {feature.name!r} already"
+        return f"another feature is named {feature.name!r}"
     ids = {command.id for each in others for command in each.commands}
     keys = {
         key: command.id for each in others for command in each.commands for key in command.keys.split(",")
     }
     for command in feature.commands:
         if command.id in ids:
-            return f"there is a command {command.id!r} already"
+            return f"the command {command.id!r} already exists"
         for key in filter(None, command.keys.split(",")):
             if key in keys:
-                return f"its key {key!r} is that of {keys[key]}"
+                return f"its key {key!r} is already bound to {keys[key]}"
     return ""

@@ -1,4 +1,4 @@
-"""A part of the screen declares itself: its commands, its panel, its help, its looks."""
+"""A feature: a part of the screen that declares its commands, panel, help and style."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from textual.widget import Widget
 
 from engine.api.snapshot import Snapshot
 from minichat.chats.model import Message
-from minichat.models.keeper import Keeper
+from minichat.models.lifecycle import EngineLifecycle
 from minichat.program import Program, Workspace
 from minichat.session.open_chats import OpenChats
 from minichat.session.presets import SavedPresets
@@ -26,7 +26,7 @@ W = TypeVar("W", bound=Widget)
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a feature works with: each of these has one subject."""
+    """The services a feature can use."""
 
     app: App[object]  # dialogs, notices, workers
     program: Program
@@ -34,29 +34,31 @@ class Context:
     workspace: Workspace
     panels: Panels
     engine: EngineWatch
-    keeper: Keeper
+    lifecycle: EngineLifecycle
     presets: SavedPresets
     keys: Keys
     signals: Signals
     features: Sequence["Feature"]
-    commands: Sequence["ScreenCommand"]  # of all of them
+    commands: Sequence["ScreenCommand"]  # of all features
     run: Callable[["ScreenCommand"], Awaitable[None]]  # as its key would
-    do: Callable[[Callable[[], object]], Awaitable[None]]  # something else that may touch the disk
-    leaving: list[Callable[[], bool]] = field(default_factory=list)  # asked by Esc: was anything left?
+    do: Callable[[Callable[[], object]], Awaitable[None]]  # run other work that may touch the disk
+    leaving: list[Callable[[], bool]] = field(
+        default_factory=list
+    )  # called on Esc; return whether something closed
     _parts: dict[type[object], object] = field(default_factory=dict)
 
     def add(self, part: object) -> None:
         self._parts[type(part)] = part
 
     def part(self, kind: type[T]) -> T:
-        """The one of that kind which a feature has made for this screen."""
+        """Return the part of this class that a feature has added."""
         part = self._parts[kind]
         assert isinstance(part, kind)
         return part
 
 
 Handler = Callable[[Context], Awaitable[None] | None]
-Offer = tuple[str, str, Callable[[], object]]  # a line of the palette, its group, and what it does
+Offer = tuple[str, str, Callable[[], object]]  # a palette entry: title, group, action
 
 
 def always(_: Context) -> bool:
@@ -65,34 +67,34 @@ def always(_: Context) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ScreenCommand:
-    """What a person can do. `id` is what the settings remap; `run` does it."""
+    """A user command. Settings remap it by its `id`; `run` executes it."""
 
     id: str
-    group: str  # of the help and the palette
+    group: str  # in the help and the palette
     title: str
-    run: Handler | None  # None: the prompt sees to its own keys
+    run: Handler | None  # None: the prompt handles the key itself
     keys: str = ""
-    footer: str = ""  # its word in the last line
-    priority: bool = False  # over every dialog, too
+    footer: str = ""  # its label in the last line
+    priority: bool = False  # also works above dialogs
     palette: bool = True
-    greeting: str = ""  # what a chat in which nothing was said tells of it
-    enabled: Callable[[Context], bool] = always  # else it is not offered, and its key does nothing
+    greeting: str = ""  # how an empty chat describes it
+    enabled: Callable[[Context], bool] = always  # otherwise it is not listed and its key does nothing
 
 
 @dataclass(frozen=True, slots=True)
 class MessageCommand:
-    """What a person can do with one message, from its menu."""
+    """A command in the menu of a message."""
 
     title: str
     run: Callable[[Context, Message], Awaitable[None] | None]
     fits: Callable[[Message], bool] = field(default=lambda _: True)
-    at_rest: bool = False  # only while no reply runs
-    cuts: bool = False  # what came after the message goes: such are listed last
+    at_rest: bool = False  # only while no reply is streaming
+    cuts: bool = False  # removes later messages; listed last
 
 
 @dataclass(frozen=True, slots=True)
 class HelpSection:
-    """Keys of a place, and what they do there. `{id id}` becomes the keys that the person has."""
+    """Keys of one place and what they do. `{id id}` is replaced by the keys bound to these ids."""
 
     title: str
     rows: tuple[tuple[str, str], ...]
@@ -100,12 +102,12 @@ class HelpSection:
 
 @dataclass(frozen=True, slots=True)
 class PanelSpec(Generic[W]):
-    """What stands beside the chats: how it is made, where it is placed, and what it is shown."""
+    """A panel beside the chats: how it is made, where it is docked, and what updates it."""
 
     make: Callable[[Context], W]
     dock: Dock = Dock.DRAWER
     sees: Callable[[W, Snapshot], None] | None = None  # called only while the panel is visible
-    line: Callable[[Context], Widget] | None = None  # above the prompt while the panel is hidden
+    line: Callable[[Context], Widget] | None = None  # shown above the prompt while the panel is hidden
 
     def made(self, context: Context) -> Panel:
         widget, line = self.make(context), self.line(context) if self.line is not None else None
@@ -117,16 +119,16 @@ class PanelSpec(Generic[W]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """All there is to say of a part; MainScreen knows only what stands here."""
+    """Everything the screen needs to include a part; MainScreen depends on nothing else."""
 
     name: str
     title: str
     commands: tuple[ScreenCommand, ...] = ()
     message_commands: tuple[MessageCommand, ...] = ()
-    offers: Callable[[Context], Iterable[Offer]] | None = None  # more lines of the palette, as things are now
-    part: Callable[[Context], object | None] | None = None  # made once a screen, and lives as long
+    offers: Callable[[Context], Iterable[Offer]] | None = None  # extra palette entries
+    part: Callable[[Context], object | None] | None = None  # made once per screen, with the same lifetime
     panel: PanelSpec[Any] | None = None
     in_pane: Callable[[Context, ChatPane], Widget] | None = None  # below the transcript of each chat
     help: tuple[HelpSection, ...] = ()
-    keyed: tuple[tuple[str, type[Widget]], ...] = ()  # widgets with keys of their own, by the place's name
+    keyed: tuple[tuple[str, type[Widget]], ...] = ()  # widgets with own keys, by the prefix of the ids
     css: str = ""

@@ -1,4 +1,4 @@
-"""F1: every key, and what is where. Made of the same table as the keys themselves."""
+"""F1: all keys and what they do. Built from the same tables as the bindings."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -17,20 +17,20 @@ from minichat.shell.keys import Keys, key_name
 from minichat.ui.dialogs.dialog import Dialog
 
 Row = tuple[str, str]  # keys, and what they do
-Section = tuple[str, list[Row]]  # its title
+Section = tuple[str, list[Row]]  # title and rows
 
 _KEYS, _FEW_KEYS = 26, 13  # cells
-_NARROW = 50  # columns below which the keys have fewer
+_NARROW = 50  # columns below which the key column shrinks
 _GAP = 3  # cells between two columns
-_TWO = 2 * 52 + _GAP  # cells from which there are two
-_IDS = re.compile(r"\{([\w. ]+)\}")  # of bindings, in whose place their keys are shown
+_TWO = 2 * 52 + _GAP  # cells needed for two columns
+_IDS = re.compile(r"\{([\w. ]+)\}")  # binding ids, replaced by their keys
 _CHATS = [f"chat.{number}" for number in range(1, 10)]
-_LAST = "Terminals and tmux keep some keys to themselves: {program.palette} has every command."
-_NONE = "nothing here has {0!r} in it: {{program.palette}} has every command"
+_LAST = "Terminals and tmux intercept some keys. {program.palette} lists every command."
+_NONE = "Nothing matches {0!r}. {{program.palette}} lists every command"
 
 
 class HelpScreen(Dialog[None]):
-    """What is typed narrows it down. Scrolls where the terminal is small, in two columns where it is wide."""
+    """The help, filtered by the typed text. Scrolls if it does not fit; wide screens have two columns."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "scroll(-1)", show=False),
@@ -44,13 +44,13 @@ class HelpScreen(Dialog[None]):
     ) -> None:
         super().__init__()
         self._commands, self._sections, self._keys = commands, sections, keys
-        self._field = Input(placeholder="type to filter: a key, or what it does", compact=True)
+        self._field = Input(placeholder="type to filter by key or description", compact=True)
         self._field.cursor_blink = False
         self._body, self._text = VerticalScroll(can_focus=False), Static()
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet -help") as sheet:
-            sheet.border_title, sheet.border_subtitle = "Help", "Up Down scroll  Esc leave"
+            sheet.border_title, sheet.border_subtitle = "Help", "Up Down scroll  Esc close"
             yield self._field
             with self._body:
                 yield self._text
@@ -81,7 +81,7 @@ class HelpScreen(Dialog[None]):
         self._text.update(Content("\n").join(lines))
 
     def _all(self) -> Iterable[Section]:
-        """Commands by their groups, then the keys of places."""
+        """The commands by group, then the keys of each place."""
         for group, commands in groupby(self._commands, key=lambda command: command.group):
             rows = [
                 (" ".join(map(key_name, keys)), each.title)
@@ -89,28 +89,28 @@ class HelpScreen(Dialog[None]):
                 if (keys := self._keys.of(each.id)) and not each.id[-1].isdigit()
             ]
             if group == "Chats":
-                rows.append((self._keys.names(_CHATS), "Go to a chat"))
+                rows.append((self._keys.names(_CHATS), "Go to chat 1-9"))
             yield group, rows
         for section in self._sections:
             yield self._named(section.title), [(self._named(keys), what) for keys, what in section.rows]
 
     def _named(self, text: str) -> str:
-        """With the keys that the person has, where bindings stand."""
+        """Replace the binding ids in a text by their keys."""
         return _IDS.sub(lambda found: self._keys.names(found[1].split()), text)
 
 
 def _matching(title: str, rows: Sequence[Row], wanted: Sequence[str]) -> list[Row]:
-    """Those that have every word in them, or stand below a title that has them."""
+    """The rows that contain every word, in the row or its title."""
     return [row for row in rows if all(word in " ".join((title, *row)).lower() for word in wanted)]
 
 
 def _section(title: str, rows: Iterable[Row], width: int) -> list[Content]:
-    """What a key does goes on below where it began."""
+    """The lines of a section; a long description wraps under its start."""
     lines = [Content.styled(title, "bold $text-primary")]
     room = _KEYS if width >= _NARROW else _FEW_KEYS
     for keys, what in rows:
         first, *more = wrap(what, max(width - room - 2, 16))
-        if len(keys) >= room:  # what they do stands below them
+        if len(keys) >= room:  # the description starts on the next line
             lines.append(Content.styled(f"  {keys}", "bold $text-accent"))
             keys = ""
         lines.append(Content.assemble((f"  {keys:{room}}", "bold $text-accent"), (first, "$text")))
@@ -119,7 +119,7 @@ def _section(title: str, rows: Iterable[Row], width: int) -> list[Content]:
 
 
 def _columns(sections: Sequence[list[Content]], column: int, width: int) -> list[Content]:
-    """One below the other, or where two columns have room in two that are about as long."""
+    """Stack the sections, or split them into two columns of similar height if they fit."""
     if column == width:
         return list(chain(*sections))
     heights = [len(each) for each in sections]
@@ -139,5 +139,5 @@ def help(context: Context) -> None:
 HELP = Feature(
     name="help",
     title="Help",
-    commands=(ScreenCommand("view.help", "View", "Help: keys and what is where", help, "f1", "help"),),
+    commands=(ScreenCommand("view.help", "View", "Show help", help, "f1", "help"),),
 )

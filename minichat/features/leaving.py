@@ -1,4 +1,4 @@
-"""Ctrl+C, a new start, and the end of the program."""
+"""Ctrl+C, restart and quit."""
 
 import time
 
@@ -6,19 +6,19 @@ from textual.widgets import Input, TextArea
 
 from minichat.features.feature import Context, Feature, ScreenCommand
 
-RESTART = 64  # the exit code that asks to be started again
-_TWICE = 1.0  # seconds between two Ctrl+C that quit
+RESTART = 64  # the exit code that requests a restart
+_TWICE = 1.0  # seconds within which a second Ctrl+C quits
 
 
 class Interrupts:
-    """Remembers the last Ctrl+C."""
+    """Handles Ctrl+C and remembers the time of the last one."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._at = -_TWICE
 
     async def interrupt(self) -> None:
-        """Copies a selection; else stops the reply; twice in a second it quits."""
+        """Copy the selection, or stop the reply. A second press within a second quits."""
         app, program = self._context.app, self._context.program
         field = app.focused
         selected = field.selected_text if isinstance(field, Input | TextArea) else ""
@@ -41,7 +41,7 @@ async def interrupt(context: Context) -> None:
 
 
 async def restart(context: Context) -> None:
-    if not context.keeper.again():
+    if not context.lifecycle.again():
         await context.program.end(RESTART)
 
 
@@ -56,7 +56,7 @@ INTERRUPT = Feature(
         ScreenCommand(
             "program.interrupt",
             "Program",
-            "Copy, else stop; press twice to quit",
+            "Copy or stop; press twice to quit",
             interrupt,
             "ctrl+c",
             priority=True,
@@ -67,11 +67,9 @@ INTERRUPT = Feature(
 )
 LEAVING = Feature(
     name="leaving",
-    title="The end of the program",
+    title="Quit",
     commands=(
-        ScreenCommand(
-            "program.restart", "Program", "Start the program again, chats as they are", restart, "f5"
-        ),
+        ScreenCommand("program.restart", "Program", "Restart, keeping all chats", restart, "f5"),
         ScreenCommand("program.quit", "Program", "Quit", leave, "ctrl+q", priority=True),
     ),
 )

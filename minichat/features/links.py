@@ -1,4 +1,4 @@
-"""Text and blocks linked: what is pointed at on one side lights up on the other."""
+"""Links text and KV blocks: what is selected on one side is highlighted on the other."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from minichat.features.monitor import MonitorSide
 from minichat.session.shared_blocks import Spans, blocks_of, texts_of
 from minichat.session.traces import Known
 
-_UNREAD = "blocks not known: not read since the start"
-_GONE = "was read, but is no longer in the cache"
+_UNREAD = "blocks unknown: not computed since the program started"
+_GONE = "no longer in the cache"
 
 
 class Links:
-    """Follows the map's cursor, what is selected in the transcripts, and the engine as long as either is."""
+    """Tracks the map's cursor and the selections in transcripts, and updates both while either is set."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._kvmap = context, context.part(MonitorSide).kvmap
         self._blocks: tuple[int, ...] = ()
         self._spans: Spans = {}
-        self._fresh = False  # the cursor has moved: what it stands on is brought into view
+        self._fresh = False  # the cursor has moved, so scroll its text into view
         self._glows = False
         self._again = False
         self._task: asyncio.Task[None] | None = None
@@ -29,13 +29,13 @@ class Links:
         context.signals.snapshot.connect(self.see_snapshot)
 
     def point(self, blocks: Sequence[int]) -> None:
-        """The cursor of the map is on these blocks; none when it has gone."""
+        """Set the blocks under the map's cursor; empty if it has left."""
         self._fresh = tuple(blocks) != self._blocks
         self._blocks = tuple(blocks)
         self._wake()
 
     def select(self) -> None:
-        """Another text is selected."""
+        """The selection has changed."""
         spans: Spans = {}
         for pane in self._context.workspace.panes:
             spans |= pane.transcript.selected_spans()
@@ -53,7 +53,7 @@ class Links:
             self._task = asyncio.create_task(self._look(), name="links")
 
     async def _look(self) -> None:
-        """Once more for whatever has changed meanwhile: what the engine is asked may take a step."""
+        """Update both sides, and repeat if something changed while the engine was answering."""
         while self._again:
             self._again = False
             if self._context.engine.latest is not None:
@@ -62,7 +62,7 @@ class Links:
                 self._glow(self._context.engine.latest, known)
 
     async def _learn(self) -> dict[int, Known]:
-        """By request: what those of this screen have read and written."""
+        """By request: the tokens that this screen's requests have computed."""
         backend = self._context.program.backend
         traces = [trace for each in self._context.chats for trace in each.traces.values()]
         return {trace.request: await trace.learn(backend) for trace in traces}
@@ -76,7 +76,7 @@ class Links:
         self._kvmap.tell({block: self._text(block, shot, known) for block in blocks})
 
     def _text(self, block: int, shot: Snapshot, known: dict[int, Known]) -> str:
-        """What a block holds, the template's tokens too; nothing where that is not known."""
+        """The text of a block, including template tokens; empty if unknown."""
         view = shot.blocks
         owner = known.get(int(view.owner[block]))
         if owner is None:
@@ -88,7 +88,7 @@ class Links:
     def _glow(self, shot: Snapshot, known: dict[int, Known]) -> None:
         kvmap = self._kvmap
         if not self._spans:
-            if self._glows:  # else it is somebody else who lets blocks glow
+            if self._glows:  # otherwise another feature highlights blocks
                 kvmap.say("")
                 kvmap.glow(())
             self._glows = False
@@ -99,4 +99,4 @@ class Links:
         kvmap.glow(found or ())
 
 
-LINKS = Feature(name="links", title="Text and its blocks", part=Links)
+LINKS = Feature(name="links", title="Links between text and KV blocks", part=Links)

@@ -1,4 +1,4 @@
-"""The models that there are: those of this machine, and any name of the hub."""
+"""The model dialog: local models, and any name on the Hugging Face hub."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -10,43 +10,43 @@ from textual.widgets import Input, OptionList
 from minichat.clients.bridge import in_thread
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.models.catalogue import Model, Source, arranged, identity, local, on_hub, sources
-from minichat.models.keeper import Keeper
+from minichat.models.lifecycle import EngineLifecycle
 from minichat.models.progress import size
 from minichat.shell.remembered import Remembered
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.transcript.glyphs import one_line
 
-_WIDEST, _REST = 110, 50  # cells: of the sheet, and of all in it but the names
-_HINT = "type to filter; a folder, or a name of the hub such as Qwen/Qwen3-0.6B"
-_CALL_OFF = "  Ctrl+X calls the download off"
+_WIDEST, _REST = 110, 50  # cells: the dialog, and everything in it but the names
+_HINT = "filter, or enter a folder or a hub name such as Qwen/Qwen3-0.6B"
+_CANCEL = "  Ctrl+X cancels the download"
 
 
 class ModelScreen(PickScreen[Model]):
-    """Gives a model that can be loaded, or one that is to be fetched; why not is said below the list."""
+    """Returns a model to load or download. A line below the list explains why one is unavailable."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+x", "call_off", show=False, priority=True)]
 
-    def __init__(self, keeper: Keeper, folders: Sequence[str]) -> None:
+    def __init__(self, lifecycle: EngineLifecycle, folders: Sequence[str]) -> None:
         super().__init__("model", self._fitting, _HINT)
-        self._keeper = keeper
-        self._sources = sources(folders, Remembered.read(keeper.program.paths.remembered).models)
-        self._found_in: dict[int, list[Model]] = {}  # by the place of the source; the rest has not answered
-        self._typed: dict[str, Model | None] = {}  # what was typed, as the file system knows it
-        self._present = identity(keeper.model)
-        self._remarked = ""  # the name of the model that a remark was last made on
+        self._lifecycle = lifecycle
+        self._sources = sources(folders, Remembered.read(lifecycle.program.paths.remembered).models)
+        self._found_in: dict[int, list[Model]] = {}  # by source index; other sources have not answered
+        self._typed: dict[str, Model | None] = {}  # typed queries, resolved on the file system
+        self._present = identity(lifecycle.model)
+        self._noted = ""  # the model that the last remark was about
 
     def on_mount(self) -> None:
         self.query_one(".sheet").add_class("-wide")
-        self._keeper.tell = self._hear
-        if self._keeper.fetching:
-            self._hear(f"fetching {self._keeper.fetching}")
+        self._lifecycle.tell = self._show_progress
+        if self._lifecycle.fetching:
+            self._show_progress(f"downloading {self._lifecycle.fetching}")
         for place, source in enumerate(self._sources):
             self.run_worker(self._look(place, source))
 
     def on_unmount(self) -> None:
-        self._keeper.tell = None
+        self._lifecycle.tell = None
 
-    # File systems are asked in threads: one of a network may take its time, or never answer.
+    # File systems are queried in threads, because a network mount may be slow or never answer.
 
     async def _look(self, place: int, source: Source) -> None:
         self._found_in[place] = await in_thread(source)
@@ -57,7 +57,7 @@ class ModelScreen(PickScreen[Model]):
         self._fill()
 
     def _fill(self) -> None:
-        """More has been found; the chosen line stays chosen."""
+        """Update the list with new results and keep the selection."""
         options = self.query_one(OptionList)
         chosen = self.choice(options.highlighted_option) if options.highlighted else None
         self._list(self.query_one(Input).value)
@@ -74,19 +74,19 @@ class ModelScreen(PickScreen[Model]):
         typed = self._typed[query] or on_hub(query)
         if typed is not None and typed.name not in {model.name for model in models}:
             models.append(typed)
-        if not models and len(self._found_in) == len(self._sources) and not self._keeper.fetching:
-            self.say("nothing here is called so; a folder or a whole name of the hub can be typed")
+        if not models and len(self._found_in) == len(self._sources) and not self._lifecycle.fetching:
+            self.say("No model matches. Enter a folder or a full hub name")
         return [Choice(self._line(model), model) for model in models]
 
     def _line(self, model: Model) -> Content:
-        """Name, weights, family, where it comes from or what is the matter."""
+        """A line: name, size of the weights, family, and location or state."""
         support = model.support
         if model.trouble:
             state = ("not supported", "$text-error")
         elif self._runs(model):
-            state = ("runs now", "$text-success")
+            state = ("running", "$text-success")
         else:
-            state = ("Enter fetches it" if support is None else model.place, "$text-muted")
+            state = ("Enter downloads" if support is None else model.place, "$text-muted")
         room = max(min(int(self.app.size.width * 0.96), _WIDEST) - _REST, 8)
         name = Content(one_line(model.title)).truncate(room, ellipsis=True)
         style = "$text-muted" if model.trouble else "bold" if self._runs(model) else ""
@@ -98,59 +98,59 @@ class ModelScreen(PickScreen[Model]):
         )
 
     def _runs(self, model: Model) -> bool:
-        return model.name == self._present and self._keeper.alive
+        return model.name == self._present and self._lifecycle.alive
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
-        """Remarks on a line when it is reached, and not again when the list is filled anew around it."""
+        """Show a remark when a line is selected, but not again when the list is refilled around it."""
         choice = self.choice(event.option)
-        if self._keeper.fetching or choice is None or event.option_index != event.option_list.highlighted:
+        if self._lifecycle.fetching or choice is None or event.option_index != event.option_list.highlighted:
             return
-        if choice.value.name != self._remarked:
-            self._remarked = choice.value.name
+        if choice.value.name != self._noted:
+            self._noted = choice.value.name
             self.say(_remark(choice.value))
 
     def take(self, model: Model) -> None:
-        if reason := model.trouble or self._keeper.busy:
+        if reason := model.trouble or self._lifecycle.busy:
             self.say(one_line(reason))
         elif model.support is None:
-            self._keeper.choose(model)  # stays open to show how far it is
+            self._lifecycle.choose(model)  # the dialog stays open to show the progress
         else:
             self.dismiss(None if self._runs(model) else model)
 
     def action_call_off(self) -> None:
-        self._keeper.call_off()
+        self._lifecycle.call_off()
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        return action != "call_off" or bool(self._keeper.fetching)
+        return action != "call_off" or bool(self._lifecycle.fetching)
 
-    def _hear(self, words: str) -> None:
-        """How a download goes; without words it is there, and its model comes."""
+    def _show_progress(self, words: str) -> None:
+        """Show the progress of a download. Empty text: it has finished and the model will load."""
         if words:
-            self.say(words + (_CALL_OFF if self._keeper.fetching else ""))
+            self.say(words + (_CANCEL if self._lifecycle.fetching else ""))
         else:
             self.dismiss(None)
 
 
 def _remark(model: Model) -> str:
-    """What a person should know before choosing it."""
+    """What the user should know before choosing the model."""
     if model.trouble:
         return one_line(f"{model.title}: {model.trouble}")
     if model.support is not None and not model.support.native:
-        return one_line(f"{model.support.family} has no decoder of its own here: transformers runs it")
+        return one_line(f"{model.support.family} is not supported natively; it runs through transformers")
     return ""
 
 
 def choose(context: Context) -> None:
     def take(model: Model | None) -> None:
         if model is not None:
-            context.keeper.choose(model)
+            context.lifecycle.choose(model)
 
     folders = context.program.settings.engine.folders
-    context.app.push_screen(ModelScreen(context.keeper, folders), take)
+    context.app.push_screen(ModelScreen(context.lifecycle, folders), take)
 
 
 MODELS = Feature(
     name="models",
     title="Models",
-    commands=(ScreenCommand("model.pick", "Program", "Choose another model", choose, "alt+o"),),
+    commands=(ScreenCommand("model.pick", "Program", "Choose a model", choose, "alt+o"),),
 )

@@ -1,4 +1,4 @@
-"""F2: the monitor at the side of the chats, or the engine in one line where it is not seen."""
+"""F2: the monitor beside the chats, or one engine line while it is hidden."""
 
 from typing import Self
 
@@ -14,7 +14,7 @@ from minichat.ui.panels import Dock
 
 
 class MonitorSide(MonitorPanel):
-    """Follows the engine even while it is hidden: rates and events have a history."""
+    """Follows the engine even while hidden, because rates and events have a history."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(ascii=context.program.start.ascii, id="monitor")
@@ -34,18 +34,18 @@ class MonitorSide(MonitorPanel):
         return self
 
     def maximise(self, pane: int | None) -> None:
-        """One that is alone takes the screen."""
+        """Let a maximized pane fill the screen."""
         super().maximise(pane)
         self.context.panels.fill(pane is not None)
 
     def _restored(self) -> bool:
-        """Esc, wherever the focus is: whether a pane was alone."""
+        """On Esc, from any focus: restore a maximized pane. Return whether there was one."""
         if alone := self.maximised is not None and self.display:
             self.maximise(None)
         return alone
 
     def _arranged(self) -> None:
-        """The chat or a drawer has got its room back."""
+        """Restore the pane if the chat or a drawer has taken its room back."""
         if self.maximised is not None and not self.context.panels.side_fills:
             super().maximise(None)
 
@@ -58,7 +58,7 @@ class MonitorSide(MonitorPanel):
     @on(MonitorPanel.RateWanted)
     def _change_rate(self, event: MonitorPanel.RateWanted) -> None:
         rate = self.context.program.pulse.hurry(event.by)
-        self.notify(f"the monitor looks {rate:g} time{'s' * (rate != 1)} a second", timeout=2)
+        self.notify(f"The monitor updates {rate:g} time{'s' * (rate != 1)} per second", timeout=2)
 
     @on(MonitorPanel.Left)
     def _leave(self) -> None:
@@ -96,39 +96,39 @@ MONITOR = Feature(
         ScreenCommand(
             "view.monitor",
             "View",
-            "Monitor: the engine at work",
+            "Toggle the engine monitor",
             toggle,
             "f2",
             "monitor",
             greeting="shows the engine at work",
         ),
-        ScreenCommand("view.to_monitor", "View", "Go to the monitor", go, "alt+m"),
+        ScreenCommand("view.to_monitor", "View", "Focus the monitor", go, "alt+m"),
     ),
     panel=PanelSpec(MonitorSide, Dock.SIDE, line=_line),
     help=(
         HelpSection(
-            "In the monitor ({view.to_monitor} goes there)",
+            "In the monitor ({view.to_monitor})",
             (
                 (
                     "{monitor.pane_1 monitor.pane_2 monitor.pane_3 monitor.pane_4 monitor.pane_5}",
-                    "one pane alone, or all",
+                    "maximize a pane, or show all",
                 ),
                 (
                     "{monitor.faster} {monitor.slower}  {monitor.pause}",
-                    "look more often, or less; hold the picture",
+                    "update faster, slower; pause",
                 ),
                 (
                     "{monitor.order}  {monitor.colour}  {monitor.letters}",
-                    "the map: order, what colour means, letters",
+                    "map: order, color by, letters",
                 ),
                 (
                     "{monitor.left monitor.right monitor.up monitor.down}",
-                    "the map: the text of these blocks lights up in its chats",
+                    "map: highlight the text of these blocks in its chats",
                 ),
-                ("{monitor.up monitor.down}", "the lists: another line"),
-                ("{monitor.zoom}", "the map: which blocks, whose, and what they hold"),
-                ("{monitor.window}", "the graphs: 30 seconds, 2 or 10 minutes"),
-                ("{monitor.abort}  {monitor.preempt}", "abort, or preempt, the selected request"),
+                ("{monitor.up monitor.down}", "lists: another line"),
+                ("{monitor.zoom}", "map: zoom to blocks, their owners and content"),
+                ("{monitor.window}", "graphs: 30 seconds, 2 or 10 minutes"),
+                ("{monitor.abort}  {monitor.preempt}", "abort or preempt the selected request"),
                 ("{monitor.filter}", "filter the events"),
             ),
         ),

@@ -1,4 +1,4 @@
-"""Ctrl+P: the command palette has every command, and what the features offer as things are now."""
+"""Ctrl+P: the command palette lists every command and the features' extra entries."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -11,14 +11,14 @@ from minichat.features.feature import Context, Feature, Offer, ScreenCommand
 
 
 class Palette(CommandPalette):
-    """Nothing in it moves by itself: that is a timer, and bytes over the network for nothing."""
+    """A palette without blinking cursor or spinner: each redraw would send bytes over the network."""
 
     def __init__(self, context: Context) -> None:
-        super().__init__([_provider(context)], placeholder="what to do", id="--command-palette")
+        super().__init__([_provider(context)], placeholder="type a command", id="--command-palette")
         self._keys = context.keys
 
     async def on_key(self, event: Key) -> None:
-        """Its own key takes it away again, as that of any dialog."""
+        """Close the palette with the key that opened it."""
         if event.key in self._keys.of("program.palette"):
             event.stop()
             await self.run_action("escape")
@@ -29,7 +29,7 @@ class Palette(CommandPalette):
 
 
 def _provider(context: Context) -> type[Provider]:
-    """Textual makes one of a class for each palette."""
+    """Textual instantiates the provider class itself, so make a class that holds the context."""
 
     class Commands(Provider):
         """Runs a command as its key would."""
@@ -48,7 +48,7 @@ def _provider(context: Context) -> type[Provider]:
 
 
 def offers(context: Context) -> Iterator[Offer]:
-    """Every line there is now."""
+    """All current palette entries."""
     for command in context.commands:
         if command.palette and command.enabled(context):
             key = context.keys.name(command.id)

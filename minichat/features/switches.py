@@ -1,4 +1,4 @@
-"""Techniques turned off and on while the engine runs, to see what each is worth."""
+"""Turn techniques off and on while the engine runs, to see what each is worth."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -13,19 +13,19 @@ from minichat.ui.switches import MEANING, NAMES, named
 
 
 def turn(context: Context, name: str) -> None:
-    """The other way than it is now; what the engine says then is what is seen."""
+    """Toggle a technique; the monitor shows the state the engine reports."""
     shot, backend = context.engine.latest, context.program.backend
     present = {each.name: each.on for each in shot.switches} if shot else {}
     if name not in present:
-        context.app.notify(f"the engine has no {NAMES.get(name, name)} to turn", severity="warning")
+        context.app.notify(f"The engine has no switch for {NAMES.get(name, name)}", severity="warning")
         return
     on = not present[name]
     context.program.ask(backend.send(SetSwitch(name, on)))
-    context.app.notify(f"{named(name, on)}, from the next step on", timeout=2)
+    context.app.notify(f"{named(name, on)}, from the next step", timeout=2)
 
 
 def switches(context: Context) -> None:
-    """All of them, with what each is for."""
+    """List all techniques with their descriptions."""
 
     def take(name: str | None) -> None:
         if name is not None:
@@ -34,9 +34,9 @@ def switches(context: Context) -> None:
     shot = context.engine.latest
     choices = [_choice(each) for each in shot.switches] if shot else []
     if choices:
-        context.app.push_screen(PickScreen("turn off or on, while it runs", lambda _: choices), take)
+        context.app.push_screen(PickScreen("Toggle a technique", lambda _: choices), take)
     else:
-        context.app.notify("the engine has not been loaded", severity="warning")
+        context.app.notify("The engine is not loaded", severity="warning")
 
 
 def _choice(switch: Switch) -> Choice[str]:
@@ -54,7 +54,7 @@ def _choice(switch: Switch) -> Choice[str]:
 
 
 def _offers(context: Context) -> Iterator[Offer]:
-    """One key less, for those who know its name."""
+    """A palette entry for each technique, so that it can be toggled by name."""
     for each in context.engine.latest.switches if context.engine.latest else ():
         title = f"Turn {NAMES.get(each.name, each.name)} {'off' if each.on else 'on'}"
         yield title, "Engine", partial(turn, context, each.name)
@@ -62,7 +62,7 @@ def _offers(context: Context) -> Iterator[Offer]:
 
 SWITCHES = Feature(
     name="switches",
-    title="Techniques of the engine",
-    commands=(ScreenCommand("engine.switches", "View", "Turn a technique off or on", switches, "alt+x"),),
+    title="Engine techniques",
+    commands=(ScreenCommand("engine.switches", "View", "Toggle an engine technique", switches, "alt+x"),),
     offers=_offers,
 )

@@ -1,16 +1,14 @@
-"""What the person's terminal shows and takes: the mouse, the theme, the whole screen once more."""
+"""The terminal: mouse, theme and redraw."""
 
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.ui.dialogs.ask import AskScreen
 
 
 def mouse(context: Context) -> None:
-    """Lets the terminal select by itself, which it cannot while the program has the mouse."""
+    """Toggle mouse capture. While the program captures the mouse, the terminal cannot select text."""
     taken = context.program.toggle_mouse()
     key = context.keys.name("view.mouse")
-    context.app.notify(
-        "the mouse is minichat's again" if taken else f"the mouse is the terminal's; {key} takes it back"
-    )
+    context.app.notify("Mouse capture is on" if taken else f"Mouse capture is off. {key} turns it on")
 
 
 def theme(context: Context) -> None:
@@ -18,15 +16,15 @@ def theme(context: Context) -> None:
 
 
 def copy_theme(context: Context) -> None:
-    """Its file is there to be edited, and each save of it is seen at once."""
+    """Copy the current theme to a file. Each save of that file applies immediately."""
 
     def take(name: str | None) -> None:
         if name and name.strip():
             with context.program.complaining():
                 file = context.program.copy_theme(name.strip())
-                context.app.notify(f"each save of {file} shows here at once", markup=False)
+                context.app.notify(f"Edit {file}. Each save applies immediately", markup=False)
 
-    context.app.push_screen(AskScreen("a theme of your own, a copy of this one called", "mine"), take)
+    context.app.push_screen(AskScreen("Copy this theme under the name", "mine"), take)
 
 
 def redraw(context: Context) -> None:
@@ -35,11 +33,11 @@ def redraw(context: Context) -> None:
 
 TERMINAL = Feature(
     name="terminal",
-    title="The terminal",
+    title="Terminal",
     commands=(
         ScreenCommand("view.mouse", "View", "Toggle mouse capture", mouse, "ctrl+g"),
         ScreenCommand("view.theme", "View", "Choose a theme", theme),
-        ScreenCommand("view.copy_theme", "View", "Make a theme of your own, a copy of this one", copy_theme),
-        ScreenCommand("view.redraw", "View", "Draw all of the screen again", redraw, "ctrl+l", priority=True),
+        ScreenCommand("view.copy_theme", "View", "Copy this theme to edit it", copy_theme),
+        ScreenCommand("view.redraw", "View", "Redraw the screen", redraw, "ctrl+l", priority=True),
     ),
 )

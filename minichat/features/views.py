@@ -1,21 +1,21 @@
-"""What of the chats is seen: several side by side or one, and the end of the active one."""
+"""Layout of the chats: side by side or one at a time, and following the active one."""
 
 from minichat.features.feature import Context, Feature, ScreenCommand
 from minichat.ui.layout import SEVERAL
 
 
 def side_by_side(context: Context) -> None:
-    """Several chats, or one. Where there is no room for them, a notice says so."""
+    """Toggle between several chats and one. If the terminal is too narrow, show a notice."""
     workspace = context.workspace
     if (width := workspace.size.width) < SEVERAL:
-        several = f"{SEVERAL} columns show several chats side by side"
-        context.app.notify(f"{several}, and this terminal has {width}", severity="warning")
+        several = f"Showing chats side by side needs {SEVERAL} columns"
+        context.app.notify(f"{several}; this terminal has {width}", severity="warning")
         return
     workspace.side_by_side = not workspace.side_by_side
     workspace.lay_out()
     if len(context.chats) == 1:
-        how = "several chats stand side by side" if workspace.side_by_side else "one chat is seen at a time"
-        context.app.notify(f"{how}: this is the only one")
+        how = "Chats are shown side by side" if workspace.side_by_side else "One chat is shown at a time"
+        context.app.notify(f"{how}; this is the only chat")
 
 
 def follow(context: Context) -> None:
@@ -24,9 +24,9 @@ def follow(context: Context) -> None:
 
 VIEWS = Feature(
     name="views",
-    title="What is seen of the chats",
+    title="Layout of the chats",
     commands=(
-        ScreenCommand("view.panes", "View", "Several chats side by side, or one", side_by_side, "alt+p"),
+        ScreenCommand("view.panes", "View", "Toggle chats side by side", side_by_side, "alt+p"),
         ScreenCommand("view.follow", "View", "Follow the end of the chat", follow),
     ),
 )

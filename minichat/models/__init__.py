@@ -1,1 +1,1 @@
-"""Which models there are, how one is fetched and loaded, and engines that outlive the screen."""
+"""Available models, downloading and loading them, and engines that outlive the screen."""

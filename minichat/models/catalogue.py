@@ -1,4 +1,4 @@
-"""The models that are on this machine: the built-in one, folders, the cache of the hub. Only ever read."""
+"""The models on this machine: the built-in one, folders, and the hub cache. Read only."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,16 +10,16 @@ from pathlib import Path
 from engine.models.find import BUILT_IN, CONFIG, HUB_NAME, find_model
 from engine.models.support import Support, support
 
-_MOST = 500  # entries of a folder that are looked at
+_MOST = 500  # maximum entries of a folder to examine
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One that can be chosen, or is told why not."""
+    """A model to choose, or the reason why it is unavailable."""
 
-    name: str  # as the engine takes it: a folder, or a name of the hub
-    place: str  # where it comes from, in a word
-    support: Support | None = None  # None: it is not here yet
+    name: str  # as passed to the engine: a folder or a hub name
+    place: str  # a short label of its source
+    support: Support | None = None  # None: not downloaded yet
     recent: bool = False
 
     @property
@@ -32,24 +32,24 @@ class Model:
         return f"~/{self.name.removeprefix(home)}" if self.name.startswith(home) else self.name
 
     def holds(self, query: str) -> bool:
-        """Whether every word of the query is in what is shown of it."""
+        """Whether every word of the query occurs in the displayed text."""
         family = self.support.family if self.support else ""
         text = f"{self.name} {self.place} {family}".lower()
         return all(word in text for word in query.lower().split())
 
 
-Source = Callable[[], list[Model]]  # reads many small files, and may take as long as a network does
+Source = Callable[[], list[Model]]  # reads many small files, possibly over a network
 
 
 def sources(folders: Iterable[str], recent: Sequence[str]) -> list[Source]:
-    """Where models may be, each apart: one that does not answer holds up none of the others."""
+    """The places to search, as separate functions, so that a slow one does not delay the others."""
     used: list[Source] = [partial(_recent, name) for name in recent]
     near: list[Source] = [partial(_in_folder, folder) for folder in [*folders, os.curdir]]
     return [*used, _built_in, *near, _in_cache]
 
 
 def arranged(found: Iterable[Iterable[Model]]) -> list[Model]:
-    """What came of the sources, in their order, each model once: what cannot be run comes last."""
+    """Merge the results of the sources without duplicates; unsupported models come last."""
     models: dict[str, Model] = {}
     for model in chain.from_iterable(found):
         known = models.get(model.name)
@@ -58,13 +58,13 @@ def arranged(found: Iterable[Iterable[Model]]) -> list[Model]:
 
 
 def identity(name: str) -> str:
-    """One name for one model, however it was written."""
+    """The canonical name of a model."""
     path = os.path.expanduser(name)
     return os.path.realpath(path) if name != BUILT_IN and os.path.isdir(path) else name
 
 
 def local(query: str) -> Model | None:
-    """What was typed, if it is a folder with a model. Asks the file system."""
+    """The model in the folder the user typed, if there is one. Reads the file system."""
     name = query.strip()
     if name and os.path.isfile(os.path.join(os.path.expanduser(name), CONFIG)):
         folder = identity(name)
@@ -73,7 +73,7 @@ def local(query: str) -> Model | None:
 
 
 def on_hub(query: str) -> Model | None:
-    """What was typed, if it can be a name of the hub."""
+    """The hub model the user typed, if it can be a hub name."""
     name = query.strip()
     if name.count("/") == 1 and HUB_NAME.fullmatch(name) and ".." not in name and "--" not in name:
         return Model(name, "hub")
@@ -91,7 +91,7 @@ def _built_in() -> list[Model]:
 
 
 def _in_folder(folder: str) -> list[Model]:
-    """The folder, if it is a checkpoint, and the checkpoints right inside of it."""
+    """The folder if it is a checkpoint, and the checkpoints directly inside it."""
     path = Path(identity(folder))
     return [
         Model(str(each), "folder", looked)
@@ -105,7 +105,7 @@ def _in_cache() -> list[Model]:
 
 
 def _cached(home: Path) -> Iterator[Model]:
-    """The model of a folder of the hub's cache."""
+    """The model in one folder of the hub cache."""
     name = home.name.removeprefix("models--").replace("--", "/", 1)
     if home.name.startswith("models--") and HUB_NAME.fullmatch(name):
         snapshot = _snapshot(home)
@@ -114,7 +114,7 @@ def _cached(home: Path) -> Iterator[Model]:
 
 
 def _snapshot(home: Path) -> Path | None:
-    """What the engine would take: the commit that the main branch was at."""
+    """The snapshot the engine would load: the commit of the main branch."""
     try:
         return home / "snapshots" / (home / "refs" / "main").read_text().strip()
     except (OSError, UnicodeDecodeError):
@@ -122,7 +122,7 @@ def _snapshot(home: Path) -> Path | None:
 
 
 def _recent(name: str) -> list[Model]:
-    """A model that was used once, if it is still there or can be fetched."""
+    """A recently used model, if it still exists or can be downloaded."""
     name = identity(name)
     if name == BUILT_IN:
         model: Model | None = _built_in()[0]

@@ -1,4 +1,4 @@
-"""A model from the hub, in a process of its own: it can be called off at any moment, and holds up no key."""
+"""Download a model from the hub in a separate process, so that it can be cancelled and keeps the UI free."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from minichat.clients.protocol import Progress
 
 
 async def fetch(name: str, progress: Progress, command: Sequence[str] = ()) -> None:
-    """Raises why it cannot be had. What had come stays in the cache, and the next time goes on there."""
+    """Download the model, or raise an error. A partial download stays in the cache and is resumed later."""
     process = await asyncio.create_subprocess_exec(
         *(command or [sys.executable, "-m", "minichat", "fetch", "--json", name]),
         stdin=asyncio.subprocess.DEVNULL,
@@ -27,7 +27,7 @@ async def fetch(name: str, progress: Progress, command: Sequence[str] = ()) -> N
                 progress(told["done"], told["total"])
         if await process.wait():
             lines = (await said).decode(errors="replace").strip().splitlines()
-            raise ModelNotFound(lines[-1].removeprefix("minichat: ") if lines else f"{name} was not fetched")
+            raise ModelNotFound(lines[-1].removeprefix("minichat: ") if lines else f"cannot download {name}")
     finally:
         said.cancel()
         if process.returncode is None:

@@ -1,16 +1,16 @@
-"""How far something of many bytes has come, as a person reads it: bytes, rate, time left."""
+"""The progress of a transfer in readable form: bytes, rate, time left."""
 
 import time
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
 
-_SPAN = 5.0  # seconds that the rate looks back
-_SETTLED = 1.0  # seconds before a rate says anything
+_SPAN = 5.0  # seconds over which the rate is averaged
+_SETTLED = 1.0  # seconds before a rate is shown
 
 
 class Course:
-    """Told of bytes as they come; says it in words."""
+    """Records progress and formats it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class Course:
 
     def note(self, done: int, total: int) -> None:
         now = self._clock()
-        if done < self.done:  # something else is counted now
+        if done < self.done:  # a new count has started
             self._seen.clear()
         self.done, self.total = done, total
         self._seen.append((now, done))
@@ -32,7 +32,7 @@ class Course:
 
     @property
     def rate(self) -> float:
-        """Bytes a second; 0 while it is too early to say."""
+        """Bytes per second; 0 if it is too early to estimate."""
         if len(self._seen) < 2:
             return 0.0
         (began, first), (now, last) = self._seen[0], self._seen[-1]
@@ -48,7 +48,7 @@ class Course:
 
 
 def size(count: int) -> str:
-    """4.2 kB, 1.25 GB: three digits are enough to compare."""
+    """A size with three significant digits, such as 4.2 kB or 1.25 GB."""
     for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
         if count >= 0.9995 * 1000**power:
             value = count / 1000**power
@@ -57,7 +57,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """The two largest units that matter."""
+    """A duration in its two largest units."""
     whole = max(round(seconds), 1)
     units = [(whole // 86_400, "d"), (whole // 3600 % 24, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
     for (large, name), (small, under) in pairwise(units):
@@ -67,7 +67,7 @@ def duration(seconds: float) -> str:
 
 
 def _of(done: int, total: int) -> str:
-    """0.30 of 1.20 GB: both in the unit of the whole."""
+    """Progress such as 0.30 of 1.20 GB, in the unit of the total."""
     if not total:
         return size(done)
     power, unit = next(

@@ -1,7 +1,7 @@
-"""The engines of this user that run without a screen: started once, found again by their names.
+"""This user's engines that run without a screen, found by name.
 
-An engine holds the lock of its name for as long as it lives, whatever ends it: no process number is trusted,
-and nothing that a killed one leaves behind is taken for it.
+An engine holds a file lock for its lifetime, however it ends. Process ids are not trusted, and files left by
+a killed engine are never mistaken for a running one.
 """
 
 import asyncio
@@ -27,27 +27,27 @@ from minichat.shell.paths import Paths, files_in, private_folder
 
 USUAL = "main"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-_LONGEST_SOCKET = 100  # bytes of a path: the system takes 108, some 104
+_LONGEST_SOCKET = 100  # bytes of a path: the limit is 108, on some systems 104
 _LOOK_EVERY = 0.1  # seconds
-_LOOKS = 30  # for the end of a process, before it is told again
-_LOG_BYTES = 2**20  # a log that is longer begins anew
+_LOOKS = 30  # checks for the end of a process before the next signal
+_LOG_BYTES = 2**20  # a longer log is truncated
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What an engine says of itself, in a file that it alone writes."""
+    """The state of an engine, in a file that only it writes."""
 
     pid: int
     model: str
     started: float  # seconds since the epoch
-    state: str = "loading"  # or ready; failed, which is about to end; dead, whose server still answers
+    state: str = "loading"  # or ready; failed: about to end; dead: the server still answers
     done: int = 0  # bytes loaded
     total: int = 0
     error: str = ""
-    misused: bool = False  # the error is in the words that it was started with
+    misused: bool = False  # the error is in its command line options
 
     def write(self, file: Path) -> None:
-        """All of it or nothing."""
+        """Write the record atomically."""
         fresh = file.with_suffix(".fresh")
         fresh.touch(mode=0o600)
         fresh.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -74,7 +74,7 @@ class Resident:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             allowed = "letters, digits, '.', '_' and '-', 40 at most"
-            raise BadInput(f"an engine's name may have {allowed}: not {self.name!r}")
+            raise BadInput(f"an engine name must have {allowed}, got {self.name!r}")
 
     @property
     def up(self) -> str:
@@ -95,7 +95,7 @@ class Resident:
 
     @property
     def socket(self) -> Path:
-        """Beside the rest, unless its path is too long for the system."""
+        """In the engine's folder, unless that path is too long for a socket."""
         near = self.folder / f"{self.name}.sock"
         if len(os.fsencode(near)) <= _LONGEST_SOCKET:
             return near
@@ -119,14 +119,14 @@ class Resident:
             os.close(lock)
 
     def died(self) -> str:
-        """What happened to an engine whose server still runs; nothing while it lives."""
+        """The error of an engine whose server still runs; empty while it is healthy."""
         record = self.record
         if record is None or record.state != "dead" or not self.running():
             return ""
         return f"the engine {self.name} has died: {record.error}"
 
     def launch(self, words: Sequence[str]) -> bool:
-        """Starts it, detached from this terminal; False where another process has just done the same."""
+        """Start the engine, detached from this terminal; False if another process has just started it."""
         try:
             for folder in (self.folder, self.socket.parent):
                 _own(private_folder(folder))
@@ -143,7 +143,7 @@ class Resident:
         return True
 
     def _spawn(self, lock: int, words: Sequence[str]) -> None:
-        """The child inherits the lock, and holds it until it is gone."""
+        """Start the child, which inherits the lock and holds it for its lifetime."""
         from engine.host.process import child_environment
 
         with suppress(FileNotFoundError):
@@ -159,11 +159,11 @@ class Resident:
                 pass_fds=[lock],
                 cwd="/",
                 env=child_environment(),
-                start_new_session=True,  # neither a Ctrl+C nor the end of the terminal is meant for it
+                start_new_session=True,  # it must survive Ctrl+C and the end of the terminal
             )
 
     def tell(self, number: signal.Signals) -> bool:
-        """Signals it; False where none runs that could be."""
+        """Send a signal; False if it is not running."""
         record = self.record
         if record is None or not self.running():
             return False
@@ -172,14 +172,14 @@ class Resident:
         return True
 
     def sweep(self) -> None:
-        """Removes what one that is gone has left; its log stays."""
+        """Remove the files of an engine that has ended, except its log."""
         try:
             lock = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return
         try:
-            if _locked(lock, fcntl.LOCK_EX):  # nobody starts one in its place meanwhile
-                for file in (self.file, self.socket):  # the lock itself stays: others may have it open
+            if _locked(lock, fcntl.LOCK_EX):  # no engine can start in the meantime
+                for file in (self.file, self.socket):  # the lock file stays, because others may have it open
                     file.unlink(missing_ok=True)
         finally:
             os.close(lock)
@@ -187,10 +187,10 @@ class Resident:
 
 @dataclass(eq=False)
 class Waiting:
-    """Whoever wants this engine: it is started if it does not run, and waited for."""
+    """Starts the engine if it is not running, and waits for it."""
 
     resident: Resident
-    words: Sequence[str] | None  # of `serve`; None: it is not to be started
+    words: Sequence[str] | None  # of `serve`; None: do not start it
 
     async def ensure(self, progress: Progress) -> None:
         resident, ours = self.resident, False
@@ -201,7 +201,9 @@ class Waiting:
                 if ours:
                     raise _why_ended(resident)
                 if self.words is None:
-                    raise EngineError(f"no engine called {resident.name} runs; {resident.up} starts it")
+                    raise EngineError(
+                        f"no engine named {resident.name} is running; start it with: {resident.up}"
+                    )
                 ours = resident.launch(self.words)
             record = resident.record
             if record is not None and record.state == "ready":
@@ -211,29 +213,29 @@ class Waiting:
             await asyncio.sleep(_LOOK_EVERY)
 
     async def _bury(self, died: str) -> None:
-        """Ends the server of an engine that is dead, so that another one can take its place."""
+        """Stop the server of a dead engine, so that a replacement can start."""
         if self.words is None:
-            raise EngineError(f"{died}; {self.resident.up} starts another one in its place")
-        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the second one ends it at once
+            raise EngineError(f"{died}; replace it with: {self.resident.up}")
+        for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):  # the second signal skips the drain
             self.resident.tell(number)
             for _ in range(_LOOKS):
                 if not self.resident.running():
                     return
                 await asyncio.sleep(_LOOK_EVERY)
-        raise EngineError(f"{died}, and its server cannot be ended")
+        raise EngineError(f"{died}, and its server cannot be stopped")
 
     def gone(self) -> str:
-        return "" if self.resident.running() else f"the engine has ended; its log is {self.resident.log}"
+        return "" if self.resident.running() else f"the engine has stopped; see {self.resident.log}"
 
 
 def residents(folder: Path) -> list[Resident]:
-    """All that have ever been started here and have left a trace."""
+    """All engines that have files here."""
     names = [file.stem for file in files_in(folder, "*.lock")]
     return [Resident(folder, name) for name in names if _NAME.fullmatch(name)]
 
 
 def home_of(paths: Paths) -> Path:
-    """A folder a machine: the state may lie on a disk that several machines share."""
+    """The engines' folder of this machine: the state may be on a disk shared by several machines."""
     return paths.engines / (re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname()) or "here")
 
 
@@ -243,21 +245,21 @@ def _locked(lock: int, kind: int) -> bool:
     except BlockingIOError:
         return False
     except OSError as error:
-        raise EngineError(f"no file can be locked: {error}; XDG_STATE_HOME names another folder") from None
+        raise EngineError(f"cannot lock files: {error}; set XDG_STATE_HOME to another folder") from None
     return True
 
 
 def _own(folder: Path) -> None:
     if folder.stat().st_uid != os.getuid():
-        raise EngineError(f"{folder} belongs to somebody else; XDG_STATE_HOME names another place")
+        raise EngineError(f"{folder} belongs to another user; set XDG_STATE_HOME to another folder")
 
 
 def _unusable(folder: Path, error: OSError) -> EngineError:
-    return EngineError(f"{folder} cannot be used: {error}; XDG_STATE_HOME names another place")
+    return EngineError(f"cannot use {folder}: {error}; set XDG_STATE_HOME to another folder")
 
 
 def _why_ended(resident: Resident) -> EngineError:
     record = resident.record
     if record is None or not record.error:
-        return EngineError(f"the engine ended as it started; its log is {resident.log}")
+        return EngineError(f"the engine failed to start; see {resident.log}")
     return BadInput(record.error) if record.misused else EngineError(record.error)

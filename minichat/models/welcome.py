@@ -1,11 +1,11 @@
-"""What a newcomer reads: what was found here, and three things to try with the model at hand."""
+"""The greeting: what was found on this machine, and three messages to try with the current model."""
 
 from engine.api.snapshot import Snapshot
 from engine.models.find import BUILT_IN
 from minichat.models.progress import size
 from minichat.shell.terminal import Terminal
 
-# Answered well, and each shows something else: a story, the engine, an order.
+# The model answers these well, and each shows another ability: a story, the engine, an instruction.
 _BUILT_IN = (
     "Tell me a story about a brave mouse.",
     "What is paged attention?",
@@ -16,12 +16,12 @@ _LARGER = (
     "Write a Python function that merges two sorted lists, and a test for it.",
     "Compare a heap and a binary search tree in a table.",
 )
-_WITHOUT_TEMPLATE = (  # it goes on with a text
+_WITHOUT_TEMPLATE = (  # to be continued
     "Once upon a time there was a brave mouse who",
     "The largest planets of the solar system are",
     "def merge(one: list[int], other: list[int]) -> list[int]:",
 )
-_COLOURS = {"truecolor": "16 million colours", "256": "256 colours", "standard": "16 colours"}
+_COLOURS = {"truecolor": "16 million colors", "256": "256 colors", "standard": "16 colors"}
 
 
 def things_to_try(model: str, *, template: bool) -> tuple[str, ...]:
@@ -32,15 +32,17 @@ def things_to_try(model: str, *, template: bool) -> tuple[str, ...]:
 
 
 def found_here(snapshot: Snapshot, terminal: Terminal, colours: str | None) -> str:
-    """The device and its memory, what the terminal can do, and what the engine made of it."""
+    """A sentence on the device and its memory, the terminal, and the size of the cache."""
     free = snapshot.memory.get("device_free", 0)
     parts = [
-        {"cpu": "a CPU and no GPU", "none": "an engine that makes its replies up"}.get(
+        {"cpu": "a CPU and no GPU", "none": "a dry-run engine"}.get(
             snapshot.device, f"GPU {snapshot.device}"
         ),
         f"{size(free)} of memory free" if free else "",
-        _COLOURS.get(colours or "", "no colours"),
+        _COLOURS.get(colours or "", "no colors"),
         f"clipboard through {'tmux' if terminal.tmux else 'screen' if terminal.screen else 'the terminal'}",
     ]
     room = len(snapshot.blocks.refs) * snapshot.block_size
-    return f"Found {', '.join(filter(None, parts))}. {snapshot.model} runs, with room for {room:,} tokens."
+    return (
+        f"Found {', '.join(filter(None, parts))}. {snapshot.model} is running, with room for {room:,} tokens."
+    )

@@ -1,1 +1,1 @@
-"""The chats that are open, and their replies as they come."""
+"""The open chats and their streaming replies."""

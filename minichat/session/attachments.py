@@ -1,4 +1,4 @@
-"""`@file` in a prompt: which files are meant, what may go along, and which names a person may be typing."""
+"""`@file` in a prompt: attaching files, and completing their names."""
 
 import os
 import re
@@ -10,28 +10,28 @@ from pathlib import Path, PurePath
 from minichat.chats.model import Attachment
 from minichat.models.progress import size
 
-MOST = 1_000_000  # bytes in all that go with one message
-PIPED = "stdin"  # what was piped into the program, as if it were a file of that name
-_OFFERED = 200  # names at most, of which a person sees the first
-_LOOKED_AT = 5000  # entries of a folder
+MOST = 1_000_000  # total bytes per message
+PIPED = "stdin"  # the attachment name of piped input
+_OFFERED = 200  # maximum names to offer; only the first are visible
+_LOOKED_AT = 5000  # entries of a folder to examine
 
-_AT = r"(?<![^\s(\[{<,;:'`])@"  # an address like me@home is none
+_AT = r"(?<![^\s(\[{<,;:'`])@"  # not in an address like me@home
 _MENTION = re.compile(_AT + r'(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"@]+))')
 _TYPING = re.compile(_AT + r'(?:"(?P<quoted>[^"\n]*)|(?P<bare>[^\s"@]*))$')
 _PUNCTUATION = ".,;:!?)]}>'`"
 _LIKE_A_FILE = re.compile(r"[\w./~-]*\w\.[A-Za-z0-9]{1,4}")
-_ALIKE = 0.8  # how much of two names has to be the same
-_SURE = ("/", "./", "../", "~")  # beginnings of what can only be meant as a path
+_ALIKE = 0.8  # minimum similarity of two names
+_SURE = ("/", "./", "../", "~")  # prefixes that always mean a path
 
 
 class CannotAttach(Exception):
-    """A sentence for the person, with the name in it."""
+    """A file cannot be attached. The message contains its name."""
 
 
 def attach(text: str, kept: Sequence[Attachment] = ()) -> tuple[Attachment, ...]:
-    """The files that the text names, each once. What could be a name but leads nowhere stays mere text.
+    """Return the files that the text mentions, once each. A mention that cannot be a file stays plain text.
 
-    `kept` are texts that may have no file any more: those of the message that this one replaces.
+    `kept` holds attachments whose files may no longer exist: those of the message being edited.
     """
     old = {each.name: each for each in kept}
     found: dict[str, Attachment] = {}
@@ -43,19 +43,19 @@ def attach(text: str, kept: Sequence[Attachment] = ()) -> tuple[Attachment, ...]
             found.setdefault(name, Attachment(name, _read(name, path)))
         elif mention["quoted"] or name.startswith(_SURE):
             wrong = _missing(mention, name)
-            raise CannotAttach(f"there is no file {wrong.name}, so nothing was sent{wrong.hint}")
+            raise CannotAttach(f"nothing was sent: no such file: {wrong.name}{wrong.hint}")
     total = sum(len(each.text.encode()) for each in found.values())
     if total > MOST:
-        raise CannotAttach(f"{', '.join(found)} are {size(total)} together; {size(MOST)} can be attached")
+        raise CannotAttach(f"{', '.join(found)} are {size(total)} in total; the limit is {size(MOST)}")
     return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A name behind an @ that looks like a file's, and leads nowhere."""
+    """A mention that looks like a file name but matches no file."""
 
     name: str
-    near: str = ""  # a file that is there and has almost that name
+    near: str = ""  # an existing file with a similar name
 
     @property
     def hint(self) -> str:
@@ -63,7 +63,7 @@ class Missing:
 
 
 def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:
-    """Names that a person may have mistyped. `@dataclass` is none, unless a file is called almost that."""
+    """The mentions that may be mistyped. `@dataclass` counts only if a file has almost this name."""
     old = {each.name for each in kept}
     wrong: dict[str, Missing] = {}
     for mention in _MENTION.finditer(text):
@@ -77,7 +77,7 @@ def missing(text: str, kept: Sequence[Attachment] = ()) -> tuple[Missing, ...]:
 
 
 def _missing(mention: re.Match[str], name: str) -> Missing:
-    """With the nearest name in the folder, by its whole or without its ending."""
+    """Find the most similar name in the folder, with or without its extension."""
     name = name if mention["quoted"] else name.rstrip(_PUNCTUATION)
     above = folder_of(name)
     known = {form: each for each, _ in entries(above) for form in (PurePath(each).stem, each)}
@@ -86,19 +86,19 @@ def _missing(mention: re.Match[str], name: str) -> Missing:
 
 
 def text_of(name: str, data: bytes) -> str:
-    """What can be read; anything else is refused by name."""
+    """Decode the text, or refuse the file by name."""
     if len(data) > MOST:
-        raise CannotAttach(f"{name} is larger than the {size(MOST)} that can be attached")
+        raise CannotAttach(f"{name} is larger than {size(MOST)}, the limit for attachments")
     if b"\0" not in data:
         try:
             return data.decode("utf-8-sig")
         except UnicodeDecodeError:
             pass
-    raise CannotAttach(f"{name} is not text (UTF-8), so it cannot be attached")
+    raise CannotAttach(f"cannot attach {name}: it is not UTF-8 text")
 
 
 def _meant(mention: re.Match[str]) -> tuple[str, Path]:
-    """The name and where it leads; the end of a sentence is no part of a name that is there without it."""
+    """The name and its path. Trailing punctuation is dropped if the file exists without it."""
     name = mention["quoted"] or mention["bare"]
     if mention["bare"]:
         shorter = name
@@ -111,35 +111,35 @@ def _meant(mention: re.Match[str]) -> tuple[str, Path]:
 def _path(name: str) -> Path:
     try:
         return Path(os.path.expanduser(name))
-    except ValueError:  # no user is called so
+    except ValueError:  # unknown user name
         return Path(name)
 
 
 def _there(path: Path) -> bool:
-    """False for any text that cannot be a path, where pathlib would raise."""
+    """Whether the path exists; False for text that is not a valid path, where pathlib raises."""
     return os.path.exists(path) and path.name != "" and path.parts != ("..",)
 
 
 def _read(name: str, path: Path) -> str:
     if path.is_dir():
-        raise CannotAttach(f"{name} is a folder: name the files in it")
+        raise CannotAttach(f"{name} is a folder; name the files in it")
     if not path.is_file():
-        raise CannotAttach(f"{name} is no plain file, so it cannot be attached")
+        raise CannotAttach(f"cannot attach {name}: it is not a regular file")
     try:
         with path.open("rb") as file:
             return text_of(name, file.read(MOST + 1))
     except OSError as error:
-        raise CannotAttach(f"{name} cannot be read: {error.strerror}") from error
+        raise CannotAttach(f"cannot read {name}: {error.strerror}") from error
 
 
 # Completion
 
-Entry = tuple[str, bool]  # of a folder: its name, and whether it is a folder itself
+Entry = tuple[str, bool]  # an entry of a folder: its name, and whether it is a folder
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A name that fits what is being typed, and the text that takes its place."""
+    """A completion of the typed name."""
 
     name: str
     insert: str  # from the @ to the end of the name
@@ -148,26 +148,26 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class TypedName:
-    """A name on its way: where its @ stands in the line, and what is there behind it."""
+    """The name being typed, and the position of its @ in the line."""
 
     start: int
     name: str
 
 
 def typing(before: str) -> TypedName | None:
-    """What is being typed, if the line up to the cursor ends in a name."""
+    """The name being typed, if the line up to the cursor ends in one."""
     found = _TYPING.search(before)
     return TypedName(found.start(), found["quoted"] or found["bare"] or "") if found else None
 
 
 def folder_of(name: str) -> str:
-    """The part of a name whose entries may complete it."""
+    """The folder whose entries can complete a name."""
     above, slash, _ = name.rpartition("/")
     return above + slash
 
 
 def entries(folder: str) -> list[Entry]:
-    """What is in a folder, and which of that are folders. Takes as long as the file system does."""
+    """The entries of a folder. May be slow on a network file system."""
     try:
         with os.scandir(_path(folder)) as found:
             return [(each.name, each.is_dir()) for each, _ in zip(found, range(_LOOKED_AT), strict=False)]
@@ -176,7 +176,7 @@ def entries(folder: str) -> list[Entry]:
 
 
 def offers(name: str, entries: Sequence[Entry]) -> list[Offer]:
-    """Entries of its folder that begin so, then those that have it within; none where it is complete."""
+    """Entries that start with the name, then those that contain it; empty if the name is complete."""
     above = folder_of(name)
     last = name.removeprefix(above)
     wanted = last.lower()

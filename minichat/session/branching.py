@@ -1,4 +1,4 @@
-"""A reply that goes on from another one's tokens, on the same blocks."""
+"""Replies that continue from the tokens of another one and share its blocks."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,32 +19,32 @@ _LOOK_EVERY = 0.01  # seconds
 
 
 def join(child: "Conversation", other: "Conversation") -> None:
-    """The copy of a chat goes on by itself from where the other's running reply is."""
+    """Fork a running reply: the chat's copy continues from the current position of the other's reply."""
     source, theirs = other.run, tuple(other.chat.messages)
     if source is None or source.reply is None:
         return
 
     async def begin(run: "RunningReply", params: SamplingParams) -> Reply:
-        run.stays = bool(child.desk.backend.elsewhere)
-        reply, count, before = await branch(child.desk.backend, source, params, tag_of(run.message))
+        run.stays = bool(child.services.backend.elsewhere)
+        reply, count, before = await branch(child.services.backend, source, params, tag_of(run.message))
         if source.trace is not None:
             child.trace(run, retraced(source.trace, reply.id, count, theirs, child.chat.messages))
-        child.said(run, count, before)
+        child.set_prefix(run, count, before)
         return reply
 
     child.go_on(begin)
 
 
 def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
-    """The copy of a chat goes on with another token at the place of its last reply where the walk is."""
+    """The chat's copy continues with another token at the walk's position in its last reply."""
     trace, at, theirs = walk.trace, walk.at, walk.messages
-    said = (*trace.tokens[:at], token)
+    prefix = (*trace.tokens[:at], token)
 
     async def begin(run: "RunningReply", params: SamplingParams) -> Reply:
-        backend = child.desk.backend
-        child.said(run, len(said), await walk.text(said))
+        backend = child.services.backend
+        child.set_prefix(run, len(prefix), await walk.text(prefix))
         run.stays = bool(backend.elsewhere)
-        reply = await backend.submit(trace.prompt, params, tag=tag_of(run.message), said=said)
+        reply = await backend.submit(trace.prompt, params, tag=tag_of(run.message), reply_prefix=prefix)
         copy = retraced(trace, reply.id, at, theirs, child.chat.messages)
         copy.tokens.append(token)
         copy.rivals = {place: each for place, each in trace.rivals.items() if place < at}
@@ -57,9 +57,9 @@ def go_on_with(child: "Conversation", walk: "Walk", token: int) -> None:
 async def branch(
     backend: Backend, source: "RunningReply", params: SamplingParams, tag: str
 ) -> tuple[Reply, int, str]:
-    """The new reply, and what of the other one comes before it: how many tokens, and their text.
+    """Fork the reply. Return it with the number and text of the tokens before it.
 
-    The engine is ahead of what has been drawn: the rest of it is waited for.
+    The engine is ahead of the displayed text, so wait for the missing tokens.
     """
     assert source.reply is not None and source.trace is not None
     reply = await backend.fork(source.reply.id, params, tag=tag)
@@ -77,7 +77,7 @@ async def _text_before(backend: Backend, source: "RunningReply", count: int) -> 
         text, tokens = text + piece, tokens + size
     if tokens == count or source.trace is None:
         return text
-    # Several tokens came as one piece: the tokenizer knows where the last one of ours ended.
+    # Several tokens arrived as one text piece; the tokenizer finds the end of the last one.
     prompt = source.trace.prompt
     after = (await backend.layout(prompt)).ids if isinstance(prompt, str) else ()
     texts = await backend.texts(source.trace.tokens[:count], after)
@@ -87,7 +87,7 @@ async def _text_before(backend: Backend, source: "RunningReply", count: int) -> 
 def retraced(
     trace: Trace, request: int, count: int, theirs: Sequence[Message], own: Sequence[Message]
 ) -> Trace:
-    """What the other request has read and written up to the fork, as this chat's: its messages are copies."""
+    """The other request's trace up to the fork, mapped to this chat's copied messages."""
     copies = {old.id: new.id for old, new in zip(reversed(theirs), reversed(own), strict=False)}
     parts = tuple((copies.get(id, -1), length) for id, length in trace.parts)
     return Trace(request, trace.prompt, parts, trace.prompt_tokens, own[-1].id, trace.tokens[:count])

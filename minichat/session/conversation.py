@@ -1,4 +1,4 @@
-"""One chat as it lives: what is sent, the reply that is on its way, and what becomes of it."""
+"""A chat and its running reply: sending, streaming, stopping and saving."""
 
 import asyncio
 import logging
@@ -16,42 +16,42 @@ from minichat.chats.errors import StoreError
 from minichat.chats.letters import colour_index
 from minichat.chats.model import Attachment, Chat, Message, State, title_from
 from minichat.clients.protocol import Past, Reply
+from minichat.session.background_calls import BackgroundCalls
 from minichat.session.decoding import changed_from_default
-from minichat.session.desk import Desk
-from minichat.session.errands import Errands
 from minichat.session.parting import MOST, Comparison
 from minichat.session.resuming import tag_of, unfinished
 from minichat.session.run import ConversationView, RunningReply
+from minichat.session.services import ChatServices
 from minichat.session.strategies import Strategies
 from minichat.session.traces import Trace
 from minichat.session.turns import Reading
 
 log = logging.getLogger("minichat.app")
 
-_FAREWELL = 1.0  # seconds that a reply may take to end
-_SAVE_EVERY = 1.0  # seconds of streaming that a crash may cost
-_TRACES = 16  # requests of a chat whose text can be found in blocks
-_THOUGHT_SHOWN = 160  # characters of reasoning that are seen as they come
+_END_WITHIN = 1.0  # seconds a reply may take to end
+_SAVE_EVERY = 1.0  # seconds of streaming that a crash may lose
+_TRACES = 16  # requests of a chat whose text can be mapped to blocks
+_THOUGHT_SHOWN = 160  # characters of reasoning shown while streaming
 
 
-Begin = Callable[[RunningReply, SamplingParams], Awaitable[Reply]]  # has the engine begin it
+Begin = Callable[[RunningReply, SamplingParams], Awaitable[Reply]]  # starts the request on the engine
 
 
 class Conversation:
-    """Everything a person does to one chat goes through here; the view only draws."""
+    """The model of one chat. All user actions on it are methods; views only display it."""
 
-    def __init__(self, chat: Chat, desk: "Desk[Conversation]") -> None:
-        self.chat, self.desk, self.reading = chat, desk, Reading(chat, desk)
+    def __init__(self, chat: Chat, services: "ChatServices[Conversation]") -> None:
+        self.chat, self.services, self.reading = chat, services, Reading(chat, services)
         self.view: ConversationView | None = None
         self.run: RunningReply | None = None
         self.editing: int | None = None  # the message that the next send replaces
-        self.likely: TokenLogprob | None = None  # the newest token's rivals
+        self.likely: TokenLogprob | None = None  # alternatives to the newest token
         self.unread = False
-        self.watching = False  # somebody looks at the likeliest tokens
-        self.compared: Comparison[Conversation] | None = None  # with the replies of other chats
-        self.traces: dict[int, Trace] = {}  # of the newest requests, by their numbers
-        self.strategies = Strategies()  # how each was set here
-        self._errands = Errands()
+        self.watching = False  # whether the likeliest tokens are shown
+        self.compared: Comparison[Conversation] | None = None  # a comparison with other chats
+        self.traces: dict[int, Trace] = {}  # by id, of the newest requests
+        self.strategies = Strategies()  # the last settings of each strategy
+        self._background = BackgroundCalls()
 
     @property
     def streaming(self) -> bool:
@@ -59,7 +59,7 @@ class Conversation:
 
     @property
     def messages(self) -> list[Message]:
-        """Those that are here, with all that has come of a running reply."""
+        """The loaded messages, including the text of a running reply."""
         if self.run is None:
             return self.chat.messages
         return [*self.chat.messages[:-1], self._written(self.run)]
@@ -68,10 +68,10 @@ class Conversation:
     def colour(self) -> int:
         return colour_index(self.chat.letter)
 
-    # What a person does
+    # User actions
 
     def send(self, text: str, attachments: tuple[Attachment, ...] = ()) -> None:
-        """A message of the person's, and the reply to it. While one is edited, it takes that one's place."""
+        """Send a message and start a reply. If a message is being edited, replace it."""
         if self.streaming:
             return
         if self.editing is not None:
@@ -79,11 +79,11 @@ class Conversation:
             self.editing = None
         if not self.chat.messages and not self.chat.earlier:
             self.rename(title_from(text))
-        self._append(self.desk.store.append(self.chat.id, "user", text, attachments=attachments))
+        self._append(self.services.store.append(self.chat.id, "user", text, attachments=attachments))
         self._answer()
 
     def retry(self, message_id: int | None = None) -> bool:
-        """The newest reply, or the given one with all after it, is generated anew."""
+        """Regenerate the last reply, or the given one and remove what follows."""
         replies = [message for message in self.chat.messages if message.role == "assistant"]
         wanted = [message for message in replies if message_id in (None, message.id)]
         if self.streaming or not wanted:
@@ -93,7 +93,7 @@ class Conversation:
         return True
 
     def edit(self, message_id: int | None = None) -> str | None:
-        """The text of the message that the next send replaces: the person's newest, or the given one."""
+        """Start editing the given or newest user message, which the next send replaces. Return its text."""
         own = [message for message in self.chat.messages if message.role == "user"]
         wanted = [message for message in own if message_id in (None, message.id)]
         if self.streaming or not wanted:
@@ -102,50 +102,50 @@ class Conversation:
         return wanted[-1].text
 
     def files(self) -> tuple[Attachment, ...]:
-        """What goes with the message that is edited: it may be nowhere else any more."""
+        """The attachments of the edited message; their files may no longer exist."""
         edited = [message.attachments for message in self.chat.messages if message.id == self.editing]
         return edited[0] if edited else ()
 
     def stop(self) -> bool:
-        """Ends the reply that runs; what has come stays."""
+        """Stop the running reply and keep its text."""
         if self.run is None or self.run.stopping:
             return False
         self.run.stopping = True
         if self.run.reply is not None:
-            self._errands.send(self.desk.backend.send(Abort((self.run.reply.id,))))
-        elif self.run.task is not None and not self.desk.ready.is_set():
+            self._background.send(self.services.backend.send(Abort((self.run.reply.id,))))
+        elif self.run.task is not None and not self.services.ready.is_set():
             self.run.task.cancel()
         return True
 
     def tune(self, params: SamplingParams) -> None:
-        """Other decoding, from the next token on."""
+        """Change the sampling parameters from the next token on."""
         before = self.chat.params
         self._drawn_by(params)
         self._retell(before)
 
     def watch(self, on: bool) -> None:
-        """Whether the likeliest tokens are asked for."""
+        """Turn requests for the likeliest tokens on or off."""
         if on == self.watching:
             return
         self.watching, self.likely = on, None
         self._retell()
 
     def compare(self, comparison: "Comparison[Conversation]") -> None:
-        """The next reply is looked at beside others, with the rivals of its tokens."""
+        """Compare the next reply with those of other chats, including alternative tokens."""
         self.compared = comparison
 
     def _wanted(self) -> SamplingParams:
-        """As the engine is asked for it: with the likeliest tokens where somebody looks at them."""
+        """The parameters to request: with the likeliest tokens if they are shown."""
         params, looked_at = self.chat.params, self.watching or self.compared is not None
         return params.changed(logprobs=MOST) if looked_at and params.beams == 1 else params
 
     def _drawn_by(self, params: SamplingParams) -> None:
         self.chat.params = params
-        self.desk.store.change_chat(self.chat.id, params=params)
-        self.desk.changed(self)
+        self.services.store.change_chat(self.chat.id, params=params)
+        self.services.changed(self)
 
     def _retell(self, before: SamplingParams | None = None) -> None:
-        """Has the running reply go on as it is wanted now; back to `before` where the engine will not."""
+        """Update the running request to the current parameters; revert to `before` if the engine refuses."""
         if (run := self.run) is None or run.reply is None:
             return
         told, id = run.told, run.reply.id
@@ -156,62 +156,62 @@ class Conversation:
             run.told = told
             if before is not None:
                 self._drawn_by(before)
-            self.desk.complain(why)
+            self.services.complain(why)
 
-        self._errands.send_in_order(self.desk.backend.send(Update(id, changes)), back)
+        self._background.send_in_order(self.services.backend.send(Update(id, changes)), back)
 
     def rename(self, title: str) -> None:
         self.chat.title = title
-        self.desk.store.rename(self.chat.id, title)
-        self.desk.changed(self)
+        self.services.store.rename(self.chat.id, title)
+        self.services.changed(self)
 
     def instruct(self, system: str) -> None:
-        """Another system prompt, from the next reply on."""
+        """Change the system prompt from the next reply on."""
         self.chat.system = system
-        self.desk.store.change_chat(self.chat.id, system=system)
-        self.desk.changed(self)
+        self.services.store.change_chat(self.chat.id, system=system)
+        self.services.changed(self)
 
     def read_older(self, count: int) -> list[Message]:
-        """Messages before those that are here, from the store."""
+        """Load older messages from the store."""
         chat = self.chat
-        older = self.desk.store.older(chat.id, chat.messages[0].id, count) if chat.earlier else []
+        older = self.services.store.older(chat.id, chat.messages[0].id, count) if chat.earlier else []
         chat.messages[:0], chat.earlier = older, chat.earlier - len(older)
         return older
 
     def keep(self) -> None:
-        """What has come, into the store, from whatever thread: the program ends this moment."""
+        """Save the received text, from any thread, because the program is ending."""
         if (run := self.run) is not None:
             state: State = "streaming" if self._stays(run) else "stopped"
             with suppress(StoreError):
-                self.desk.store.update(replace(self._written(run), state=state))
+                self.services.store.update(replace(self._written(run), state=state))
 
     async def put_away(self) -> None:
-        """The end of this chat: what has come is saved, and the engine is told."""
+        """Close the chat: save its text and stop its request."""
         if self.run is None or self.run.task is None:
             return
         task = self.run.task
         self.stop()
-        await asyncio.wait({task}, timeout=_FAREWELL)
+        await asyncio.wait({task}, timeout=_END_WITHIN)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     async def leave(self) -> None:
-        """The end of the program. A reply that the engine goes on with is for the next screen to read."""
+        """Prepare for the end of the program. A reply that outlives it is left for the next screen."""
         run = self.run
         if run is None or run.task is None or not self._stays(run):
             await self.put_away()
             return
         run.left = True
-        await run.arrival(run.task, _FAREWELL)
+        await run.arrival(run.task, _END_WITHIN)
         run.task.cancel()
         await asyncio.gather(run.task, return_exceptions=True)
 
     def _stays(self, run: RunningReply) -> bool:
-        """Whether it is, or is just being, handed to an engine that outlives the screen."""
-        return run.stays and not run.stopping and (run.reply is not None or self.desk.ready.is_set())
+        """Whether an engine that outlives the screen has the reply or is just receiving it."""
+        return run.stays and not run.stopping and (run.reply is not None or self.services.ready.is_set())
 
     async def cut_short(self, reason: str) -> None:
-        """The engine goes: what has come is saved, with the reason."""
+        """The engine is going away: save the text with the reason."""
         if self.run is not None:
             self.run.reason = reason
             await self.put_away()
@@ -219,12 +219,12 @@ class Conversation:
     # The reply
 
     async def resume(self) -> None:
-        """Reads on what a screen that is gone has begun, where the engine still knows of it."""
+        """Continue reading a reply that an earlier screen started, if the engine still has it."""
         last = self.chat.messages[-1] if self.chat.messages else None
         if self.streaming or last is None or not unfinished(last):
             return
-        past = await self.desk.backend.resume(tag_of(last))
-        if past is None or self.chat.messages[-1] is not last:  # the chat has gone on
+        past = await self.services.backend.resume(tag_of(last))
+        if past is None or self.chat.messages[-1] is not last:  # the chat has changed
             return
         message = self.chat.messages[-1] = replace(last, state="streaming", error="")
         self._run(message, partial(self._read_on, past))
@@ -232,21 +232,21 @@ class Conversation:
             self.view.show_messages()
 
     async def _read_on(self, past: Past, run: RunningReply, params: SamplingParams) -> Reply:
-        run.go_on(past, self.desk.clock())
-        run.told = self.chat.params  # nobody looks at its likeliest tokens yet
+        run.go_on(past, self.services.clock())
+        run.told = self.chat.params  # the likeliest tokens are not requested yet
         prompt, parts = self.reading.prompt()
         self.trace(run, Trace(past.reply.id, prompt, parts, past.reply.prompt_tokens, run.message.id))
         return past.reply
 
     def _begin_anew(self, run: RunningReply) -> None:
-        """All that has been told of it comes again: what stands there makes way."""
+        """Clear the message, because its text will be streamed again from the start."""
         run.stale = False
         run.message = self.chat.messages[-1] = replace(run.message, text="", reasoning="")
         if self.view is not None:
             self.view.show_messages()
 
     def go_on(self, begin: Begin) -> None:
-        """Its last message is a copy of another chat's, and the engine goes on from somewhere in it."""
+        """Continue the last message, a copy from another chat, from a position inside it."""
         message = replace(
             self.chat.messages[-1], text="", reasoning="", state="streaming", error="", stats=None
         )
@@ -255,66 +255,66 @@ class Conversation:
             self.view.show_messages()
         self._run(message, begin)
 
-    def said(self, run: RunningReply, count: int, text: str) -> None:
-        """So many tokens of a reply are there before the engine goes on with it."""
+    def set_prefix(self, run: RunningReply, count: int, text: str) -> None:
+        """Record the tokens of a reply that precede the engine's continuation."""
         run.pieces = [(count, text)]
         added = run.parts.push(text)
         if self.view is not None:
             self.view.add_text(added, "")
 
     def _answer(self) -> None:
-        message = self.desk.store.append(
+        message = self.services.store.append(
             self.chat.id, "assistant", "", state="streaming", params=changed_from_default(self.chat.params)
         )
         self._append(message)
         self._run(message, self._submit)
 
     def _run(self, message: Message, begin: Begin) -> None:
-        now = self.desk.clock()
+        now = self.services.clock()
         self.run = RunningReply(message, now, saved=now)
         self.run.task = asyncio.create_task(self._follow(self.run, begin), name=f"reply-{self.chat.letter}")
-        self.desk.changed(self)
+        self.services.changed(self)
 
     async def _submit(self, run: RunningReply, params: SamplingParams) -> Reply:
-        run.stays = bool(self.desk.backend.elsewhere)
+        run.stays = bool(self.services.backend.elsewhere)
         reply, prompt, parts = await self.reading.submit(params, tag_of(run.message))
         run.left_out = self.reading.left_out
         self.trace(run, Trace(reply.id, prompt, parts, reply.prompt_tokens, run.message.id))
         return reply
 
     async def _follow(self, run: RunningReply, begin: Begin) -> None:
-        """From the first word to the last, and whatever goes wrong between."""
+        """Follow a request from submission to its end, including errors."""
         finish, error = Finish.ABORTED, ""
         try:
-            await self.desk.ready.wait()
+            await self.services.ready.wait()
             run.told, asked = self._wanted(), self.chat.params
             run.reply = reply = await begin(run, run.told)
             run.handed.set()
-            self.desk.took(self, reply.id)
+            self.services.took(self, reply.id)
             self._catch_up(run, reply, asked)
-            async for batch in reply.batches(self.desk.pacer.turn):
+            async for batch in reply.batches(self.services.pacer.turn):
                 if ours := run.ours(batch):
                     self._take(run, ours)
                     finish, error = ours[-1].finish or finish, ours[-1].error
         except EngineError as trouble:
             finish, error = Finish.FAILED, str(trouble)
             run.refused = isinstance(trouble, RequestTooLong)
-        except Exception as trouble:  # a fault of the program: the person reads it at the reply, and goes on
+        except Exception as trouble:  # a bug: show it at the reply and keep running
             log.exception("a reply failed")
             finish, error = Finish.FAILED, f"{type(trouble).__name__}: {trouble}"
         finally:
             self._settle(run, finish, error)
 
     def _catch_up(self, run: RunningReply, reply: Reply, asked: SamplingParams) -> None:
-        """What the person did while the request was on its way to the engine."""
+        """Apply changes the user made while the request was being submitted."""
         self._retell(asked)
         if run.stopping:
-            self._errands.send(self.desk.backend.send(Abort((reply.id,))))
+            self._background.send(self.services.backend.send(Abort((reply.id,))))
 
     def _take(self, run: RunningReply, batch: list[Delta]) -> None:
         if run.stale:
             self._begin_anew(run)
-        now = self.desk.clock()
+        now = self.services.clock()
         fresh = [delta for delta in batch if delta.tokens]
         if fresh and run.first is None:
             run.first = now
@@ -349,7 +349,7 @@ class Conversation:
             self.view.add_text(added, "")
         if run.trace is not None:
             run.trace.begins, run.trace.shown = run.parts.begins, len(run.parts.text)
-        stats = run.stats(self.desk.clock(), self.chat.params)
+        stats = run.stats(self.services.clock(), self.chat.params)
         message = run.settled(self._written(run), finish, error, stats)
         self.run = None
         self.reading.full = finish is Finish.LENGTH and run.told.max_tokens is None
@@ -359,9 +359,9 @@ class Conversation:
             self.view.settle_message(message)
         if compared is not None:
             compared.end(self)
-        self.desk.changed(self)
+        self.services.changed(self)
         if run.others and not run.stopping:
-            self.desk.spread(self, run.beside(message))
+            self.services.spread(self, run.beside(message))
 
     def _written(self, run: RunningReply) -> Message:
         if run.stale:
@@ -369,17 +369,17 @@ class Conversation:
         return replace(run.message, text=run.parts.text, reasoning=run.parts.reasoning)
 
     def _save(self, message: Message) -> None:
-        """The screen goes on with what it has, whatever becomes of the disk."""
+        """Save the message. If the disk fails, report it and continue."""
         self.chat.messages[-1] = message
         try:
-            self.desk.store.update(message)
+            self.services.store.update(message)
         except StoreError as error:
-            self.desk.complain(str(error))
+            self.services.complain(str(error))
 
     # The chat behind it
 
     def trace(self, run: RunningReply, trace: Trace) -> None:
-        """Which tokens it has read and written, for whoever asks."""
+        """Record a request's tokens for later lookups."""
         run.trace = self.traces[trace.request] = trace
         while len(self.traces) > _TRACES:
             del self.traces[next(iter(self.traces))]
@@ -390,8 +390,8 @@ class Conversation:
             self.view.add_message(message)
 
     def _cut(self, message_id: int) -> None:
-        """The message and all after it go."""
-        self.desk.store.cut(self.chat.id, message_id)
+        """Delete the message and all after it."""
+        self.services.store.cut(self.chat.id, message_id)
         self.chat.messages = [message for message in self.chat.messages if message.id < message_id]
         if self.view is not None:
             self.view.show_messages()

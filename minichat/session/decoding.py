@@ -1,4 +1,4 @@
-"""How replies are sampled, in a person's words."""
+"""The decoding settings as fields with labels and hints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.api.params import FIELDS, SPECULATION, Grammar, SamplingParams
 from minichat.session.strategies import BESIDE
 
 PLAIN = SamplingParams()
-OWN = "own"  # the preset that is none: what was set by hand
+OWN = "own"  # the preset name of unsaved settings
 
 
 def _always(_: SamplingParams) -> bool:
@@ -28,12 +28,12 @@ def _searches(params: SamplingParams) -> bool:
 
 
 def _several(params: SamplingParams) -> bool:
-    """Greedy replies to a prompt are all the same; but what was set can be taken back."""
+    """Greedy replies are all the same, so the field is hidden; a value that is set stays visible."""
     return params.n > 1 or params.beams > 1 or not params.greedy
 
 
 def _follows(params: SamplingParams) -> bool:
-    """One text at a time, of which something can be asked."""
+    """One hypothesis at a time."""
     return params.beams == 1
 
 
@@ -43,35 +43,37 @@ def _guesses(params: SamplingParams) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """One field as the drawer shows it."""
+    """One field of the drawer."""
 
     field: str
     label: str
     hint: str
-    step: float = 0.0  # what an arrow key adds; 0: it can only be typed
+    step: float = 0.0  # what an arrow key adds; 0: typing only
     whole: bool = False
     low: float = 0.0
     high: float = 1.0
     off: float | None = None  # the value that means "not used"
-    start: float = 0.0  # where an arrow key begins when the field is not used
-    used: Callable[[SamplingParams], bool] = _always  # whether it means anything now
-    choices: tuple[tuple[Any, str], ...] = ()  # the values there are, and what they are called
+    start: float = 0.0  # where an arrow key starts if the field is unused
+    used: Callable[[SamplingParams], bool] = _always  # whether it has an effect now
+    choices: tuple[tuple[Any, str], ...] = ()  # values with their labels
 
 
 KNOBS = (
-    Knob("beams", "width", "texts that are followed at once", 1, whole=True, low=2, high=64, used=_searches),
-    Knob("length_penalty", "len penalty", "above 0 long ones win", 0.1, low=-2, high=4, used=_searches),
+    Knob("beams", "width", "hypotheses kept at once", 1, whole=True, low=2, high=64, used=_searches),
+    Knob("length_penalty", "len penalty", "above 0 favors long replies", 0.1, low=-2, high=4, used=_searches),
     Knob(
         "early_stopping",
         "early stop",
-        "yes: when enough have ended",
+        "yes: stop once enough have ended",
         choices=((False, "by estimate"), (True, "yes"), ("never", "never")),
         used=_searches,
     ),
-    Knob("temperature", "temperature", "higher is wilder", 0.05, high=2.0, used=_draws),
-    Knob("top_k", "top-k", "the K likeliest", 1, whole=True, high=1000, off=0, start=40, used=_draws),
-    Knob("top_p", "top-p", "the likeliest that sum to P", 0.01, low=0.01, off=1.0, start=0.95, used=_draws),
-    Knob("min_p", "min-p", "at least P of the likeliest", 0.01, off=0.0, start=0.05, used=_draws),
+    Knob("temperature", "temperature", "higher is more random", 0.05, high=2.0, used=_draws),
+    Knob("top_k", "top-k", "only the K likeliest", 1, whole=True, high=1000, off=0, start=40, used=_draws),
+    Knob(
+        "top_p", "top-p", "likeliest tokens that sum to P", 0.01, low=0.01, off=1.0, start=0.95, used=_draws
+    ),
+    Knob("min_p", "min-p", "at least P of the likeliest token", 0.01, off=0.0, start=0.05, used=_draws),
     Knob(
         "repetition_penalty",
         "repetition",
@@ -82,24 +84,24 @@ KNOBS = (
         off=1.0,
         start=1.0,
     ),
-    Knob("presence_penalty", "presence", "once for what was said", 0.1, low=-2, high=2, off=0.0),
-    Knob("frequency_penalty", "frequency", "each time it was said", 0.1, low=-2, high=2, off=0.0),
+    Knob("presence_penalty", "presence", "once per token in the reply", 0.1, low=-2, high=2, off=0.0),
+    Knob("frequency_penalty", "frequency", "per occurrence in the reply", 0.1, low=-2, high=2, off=0.0),
     Knob("seed", "seed", "same seed, same reply", 1, whole=True, high=2**31, start=0, used=_draws),
     Knob("max_tokens", "max tokens", "none: as many as fit", 64, whole=True, low=1, high=10**6, start=512),
-    Knob("stop", "stop at", "texts, with | between"),
-    Knob("n", "replies", "the others in forks beside it", 1, whole=True, low=1, high=8, used=_several),
-    Knob("grammar", "grammar", "Enter: a schema, or an expression", used=_follows),
+    Knob("stop", "stop at", "texts, separated by |"),
+    Knob("n", "replies", "others become forks beside it", 1, whole=True, low=1, high=8, used=_several),
+    Knob("grammar", "grammar", "Enter: a JSON schema or a /regex/", used=_follows),
     Knob(
         "speculate",
         "speculation",
-        "guesses ahead: faster, and the same",
+        "speculative: faster, same reply",
         choices=(("", "off"), *((kind, kind) for kind in SPECULATION)),
         used=_follows,
     ),
     Knob(
         "draft_tokens",
         "guesses",
-        "at once; none: as many as pay",
+        "per step; none: adaptive",
         1,
         whole=True,
         high=16,
@@ -110,7 +112,7 @@ KNOBS = (
 
 
 def strategy(params: SamplingParams) -> str:
-    """The decoding in a few words, as headers show it."""
+    """The decoding settings in a few words, for headers."""
     words = _search(params) if params.beams > 1 else ["greedy"] if params.greedy else _filters(params)
     if params.n > 1:
         words.append(f"x{params.n}")
@@ -138,12 +140,12 @@ def _filters(params: SamplingParams) -> list[str]:
 
 
 def changed_from_default(params: SamplingParams) -> dict[str, Any]:
-    """The fields that are not as the engine has them by itself."""
+    """The fields that differ from the engine's defaults."""
     return {name: value for name in FIELDS if (value := getattr(params, name)) != getattr(PLAIN, name)}
 
 
 def shown(knob: Knob, params: SamplingParams) -> str:
-    """A field's value as a person reads it; nothing where it is not used."""
+    """A field's displayed value; empty if it is not used."""
     value = getattr(params, knob.field)
     if knob.choices:
         return next(name for each, name in knob.choices if each == value and type(each) is type(value))
@@ -157,7 +159,7 @@ def shown(knob: Knob, params: SamplingParams) -> str:
 
 
 def parsed(knob: Knob, text: str) -> Any:
-    """What a person typed, as the field takes it; nothing means "not used". Raises BadParams."""
+    """Parse a typed value; empty means "not used". Raises BadParams."""
     text = text.strip()
     if knob.field == "stop":
         return tuple(stop.replace("\\n", "\n") for stop in text.split("|") if stop)
@@ -167,11 +169,11 @@ def parsed(knob: Knob, text: str) -> Any:
         return int(text) if knob.whole else float(text)
     except ValueError:
         wanted = "a whole number" if knob.whole else "a number"
-        raise BadParams(knob.field, f"must be {wanted}, not {text!r}") from None
+        raise BadParams(knob.field, f"must be {wanted}, got {text!r}") from None
 
 
 def nudged(knob: Knob, params: SamplingParams, steps: int) -> Any:
-    """The value one or more steps further, within its range."""
+    """The value moved by some steps, within its range."""
     value = getattr(params, knob.field)
     if knob.choices:
         values = [each for each, _ in knob.choices]
@@ -184,7 +186,7 @@ def nudged(knob: Knob, params: SamplingParams, steps: int) -> Any:
 
 
 def grammar_of(answer: str) -> Grammar | None:
-    """What replies have to be: /an expression/, or a JSON schema in a file; nothing lets them be anything.
+    """Parse a grammar: a /regex/, or the file of a JSON schema; empty means none.
 
     Raises BadParams.
     """
@@ -196,18 +198,18 @@ def grammar_of(answer: str) -> Grammar | None:
     try:
         return Grammar("json", Path(answer).expanduser().read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise BadParams("grammar", f"{answer} cannot be read: {error}") from None
+        raise BadParams("grammar", f"cannot read {answer}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Decoding under a name. What it does not say is the engine's; seed, stops and length stay the chat's."""
+    """Named decoding settings. Unset fields get the engine's defaults; seed, stops and length are kept."""
 
     name: str
     values: tuple[tuple[str, Any], ...]
 
     def apply(self, params: SamplingParams) -> SamplingParams:
-        """Raises BadParams where it does not go together with what stays the chat's."""
+        """Apply the preset. Raises BadParams if it conflicts with the chat's own fields."""
         values = dict(self.values)
         unfit = BESIDE if values.get("beams", 1) > 1 else ()
         own = {name: getattr(params, name) for name in _CHATS_OWN if name not in unfit}
@@ -219,7 +221,7 @@ class Preset:
 
     @classmethod
     def own(cls, params: SamplingParams) -> Preset:
-        """What was set by hand, as the preset that the drawer calls so."""
+        """The unsaved settings as a preset."""
         kept = {name: value for name, value in changed_from_default(params).items() if name not in _CHATS_OWN}
         return cls(OWN, tuple(kept.items()))
 
@@ -238,7 +240,7 @@ _CHATS_OWN = (
 
 
 def preset_of(params: SamplingParams, presets: Sequence[Preset]) -> Preset | None:
-    """The preset that the parameters are, if they are one."""
+    """The preset that matches the parameters, if any."""
 
     def same(preset: Preset) -> bool:
         try:

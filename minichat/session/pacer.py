@@ -1,20 +1,20 @@
-"""Whose turn it is to draw: the screen shares the interpreter with the engine, so it draws little."""
+"""Limits how often the screen draws, because it shares the interpreter with the engine."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
-_BETWEEN = 0.02  # seconds between the turns of two panes: never two in one tick
-_SHARE = 0.05  # of one core that drawing may take; turns come later where they cost more
-_LATEST = 0.25  # seconds to the next turn, whatever they cost
+_BETWEEN = 0.02  # seconds between the updates of two panes: never two in one tick
+_SHARE = 0.05  # the share of one core for drawing; costlier updates are spaced out
+_LATEST = 0.25  # maximum seconds to the next update
 
 
 class Pacer:
-    """Each stream gets a turn at most `rate` times a second; many, or costly ones, slow each other down."""
+    """Each stream is drawn at most `rate` times per second; many or costly streams slow each other down."""
 
     def __init__(self, rate: float, cpu: Callable[[], float] = time.thread_time) -> None:
         self.rate = rate
-        self._cpu = cpu  # of the thread that draws
+        self._cpu = cpu  # of the drawing thread
         self._spent = cpu()
         self._free_at = 0.0
 

@@ -1,4 +1,4 @@
-"""Where replies to the same question first part, and what each of them might have said there."""
+"""Where replies to the same question first diverge, and the alternatives at that token."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,23 +8,23 @@ from typing import Generic, TypeVar
 from engine.api.events import TokenLogprob
 
 Who = TypeVar("Who")
-MOST = 10  # rivals of a token that are asked for
+MOST = 10  # alternative tokens to request
 
 
 @dataclass(frozen=True, slots=True)
 class OtherToken(Generic[Who]):
-    """What one of the others said instead; None: it had ended. The share is what it had in this reply."""
+    """The token of another reply; None: it had ended. The share is its probability in this reply."""
 
     who: Who
     token: int | None
-    share: float | None  # None: it was not among the likeliest here
+    share: float | None  # None: not among the likeliest here
 
 
 @dataclass(frozen=True, slots=True)
 class Parting(Generic[Who]):
-    """As one of the replies sees it."""
+    """The divergence from the perspective of one reply."""
 
-    at: int  # tokens that all have in common
+    at: int  # the number of common tokens
     token: int | None
     share: float
     others: tuple[OtherToken[Who], ...]
@@ -32,18 +32,18 @@ class Parting(Generic[Who]):
 
 @dataclass(eq=False)
 class Comparison(Generic[Who]):
-    """Fed as the replies grow. `told` is called for each that has reached the parting, and as others do."""
+    """Compares growing replies. Calls `told` for each that reaches the divergence, and again as others do."""
 
     all: Sequence[Who]
     told: Callable[["Comparison[Who]", Who], None]
     at: int | None = None
-    _said: dict[Who, list[TokenLogprob]] = field(default_factory=dict)
+    _tokens: dict[Who, list[TokenLogprob]] = field(default_factory=dict)
     _ended: set[Who] = field(default_factory=set)
     _same: int = 0
 
     def take(self, who: Who, rivals: Sequence[TokenLogprob]) -> None:
         if rivals and not self.reached(who):
-            self._said.setdefault(who, []).extend(rivals)
+            self._tokens.setdefault(who, []).extend(rivals)
             self._look(who)
 
     def end(self, who: Who) -> None:
@@ -54,12 +54,12 @@ class Comparison(Generic[Who]):
                 self._look(who)
 
     def reached(self, who: Who) -> bool:
-        """Whether its token at the parting is known."""
-        return self.at is not None and (len(self._said.get(who, ())) > self.at or who in self._ended)
+        """Whether its token at the divergence is known."""
+        return self.at is not None and (len(self._tokens.get(who, ())) > self.at or who in self._ended)
 
     @property
     def over(self) -> bool:
-        """Nothing more is to come of it."""
+        """Whether the comparison is complete."""
         return all(self.reached(who) or who in self._ended for who in self.all)
 
     def _look(self, who: Who) -> None:
@@ -77,21 +77,21 @@ class Comparison(Generic[Who]):
                 self.at = self._same
                 return
             if len(here) < len(self.all) or here[0] is None:
-                return  # not all of them are there yet, or all of them have ended
+                return  # some replies are too short, or all have ended
             self._same += 1
 
     def _knows(self, who: Who, at: int) -> bool:
-        return at < len(self._said.get(who, ())) or who in self._ended
+        return at < len(self._tokens.get(who, ())) or who in self._ended
 
     def _token(self, who: Who, at: int) -> int | None:
-        said = self._said.get(who, ())
-        return said[at].token if at < len(said) else None
+        received = self._tokens.get(who, ())
+        return received[at].token if at < len(received) else None
 
     def parting(self, who: Who) -> Parting[Who]:
-        """What is to be said of it in one of the replies, as far as the others have come."""
+        """The divergence for one reply, based on the tokens received from the others."""
         assert self.at is not None
-        said = self._said.get(who, ())
-        mine = said[self.at] if self.at < len(said) else None
+        received = self._tokens.get(who, ())
+        mine = received[self.at] if self.at < len(received) else None
         likely = dict(mine.top) if mine else {}
         others = []
         for other in self.all:

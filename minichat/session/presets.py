@@ -1,4 +1,4 @@
-"""The presets that the decoding drawer offers: the shipped ones, and those a person saved."""
+"""The presets of the decoding drawer: built-in ones and the user's."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,7 +10,7 @@ from minichat.settings.presets import PresetError, delete_preset, load_presets, 
 
 
 class SavedPresets:
-    """Reads and writes the file; what cannot be read or written is told."""
+    """Reads and writes the presets file, and reports errors."""
 
     def __init__(
         self,
@@ -25,7 +25,7 @@ class SavedPresets:
 
     @property
     def own(self) -> tuple[Preset, ...]:
-        """The person's."""
+        """The user's presets."""
         return tuple(Preset.of(*each) for each in load_presets(self._file).own.items())
 
     def read(self) -> None:
@@ -34,10 +34,10 @@ class SavedPresets:
         self._complain_of(presets.problems)
 
     def save(self, name: str, params: SamplingParams) -> None:
-        self._change(partial(save_preset, self._file, name, params), f"saved as the preset {name}")
+        self._change(partial(save_preset, self._file, name, params), f"Saved the preset {name}")
 
     def delete(self, name: str) -> None:
-        self._change(partial(delete_preset, self._file, name), f"deleted the preset {name}")
+        self._change(partial(delete_preset, self._file, name), f"Deleted the preset {name}")
 
     def _change(self, change: Callable[[], None], done: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A reply's reasoning and its answer, as both grow."""
+"""Splits a streaming reply into reasoning and answer."""
 
 from dataclasses import dataclass, field
 
@@ -7,11 +7,11 @@ from engine.text.reasoning import Thoughts
 
 @dataclass(slots=True)
 class ReplyText:
-    """All that came, told apart."""
+    """The received text, split."""
 
     reasoning: str = ""
     text: str = ""
-    begins: int = 0  # character of all that came where the answer begins
+    begins: int = 0  # the index in the raw text at which the answer begins
     _length: int = 0
     _thoughts: Thoughts = field(default_factory=Thoughts)
 
@@ -20,12 +20,12 @@ class ReplyText:
         return self._thoughts.thinking
 
     def push(self, piece: str) -> str:
-        """Takes what came; returns what it adds to the answer."""
+        """Add a piece; return what it adds to the answer."""
         self._length += len(piece)
         return self._add(*self._thoughts.push(piece))
 
     def flush(self) -> str:
-        """The end of the stream: what was held back is told. Returns what it adds to the answer."""
+        """End the stream and release held-back text. Return what it adds to the answer."""
         return self._add(*self._thoughts.flush())
 
     def _add(self, thought: str, piece: str) -> str:

@@ -1,4 +1,4 @@
-"""Replies that outlive the screen: by what name the next one finds them, and which it looks for."""
+"""How the next screen finds replies that outlived an earlier one."""
 
 from hashlib import sha256
 
@@ -7,10 +7,10 @@ from minichat.chats.queries import INTERRUPTED
 
 
 def tag_of(message: Message) -> str:
-    """A name for its reply. It follows from the row, so that nothing else need be kept."""
+    """The tag of a message's reply, derived from its row, so that nothing else must be stored."""
     return sha256(f"{message.id} {message.at!r}".encode()).hexdigest()[:24]
 
 
 def unfinished(message: Message) -> bool:
-    """Whether a screen that is gone, or another one, was writing it when it was last seen."""
+    """Whether the reply was still streaming when it was last saved."""
     return message.role == "assistant" and (message.state == "streaming" or message.error == INTERRUPTED)

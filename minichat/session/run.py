@@ -1,4 +1,4 @@
-"""A reply on its way, and who draws it."""
+"""A running reply, and the interface of its view."""
 
 import asyncio
 from dataclasses import dataclass, field, replace
@@ -19,11 +19,11 @@ STATES: dict[Finish, State] = {
     Finish.ABORTED: "stopped",
     Finish.FAILED: "failed",
 }
-_SETTLED = ("n", "best_of")  # when a request is submitted; the next reply is drawn by them
+_SETTLED = ("n", "best_of")  # fixed when a request is submitted; changes apply to the next reply
 
 
 class ConversationView(Protocol):
-    """Who draws a conversation."""
+    """Displays a conversation."""
 
     def show_messages(self) -> None: ...
 
@@ -36,7 +36,7 @@ class ConversationView(Protocol):
 
 @dataclass(slots=True)
 class Sample:
-    """Another reply to the same question, which comes unseen beside the first one."""
+    """Another reply to the same question, received in the background."""
 
     parts: ReplyText = field(default_factory=ReplyText)
     tokens: int = 0
@@ -52,45 +52,45 @@ class Sample:
 
 @dataclass(slots=True)
 class RunningReply:
-    """A reply on its way."""
+    """A streaming reply."""
 
     message: Message
     began: float
     parts: ReplyText = field(default_factory=ReplyText)
     reply: Reply | None = None
-    handed: asyncio.Event = field(default_factory=asyncio.Event)  # there is a reply
+    handed: asyncio.Event = field(default_factory=asyncio.Event)  # the engine has accepted the request
     first: float | None = None
     tokens: int = 0
-    blocks: int = 0  # that it holds, as far as has been seen
+    blocks: int = 0  # the last known number of its blocks
     saved: float = 0.0
     stopping: bool = False
-    reason: str = ""  # why it was stopped, if not by a person
-    refused: bool = False  # its prompt is too long for the engine
-    stays: bool = False  # the engine goes on with it when the screen is gone
-    left: bool = False  # the screen is going
-    stale: bool = False  # what stands there is an older screen's, and comes again whole
-    lasted: float | None = None  # seconds, of one that ended while no screen was there
+    reason: str = ""  # why it was stopped, unless the user did it
+    refused: bool = False  # the prompt is too long for the engine
+    stays: bool = False  # the engine continues it after the screen closes
+    left: bool = False  # the screen is closing
+    stale: bool = False  # the displayed text is an earlier screen's and will be streamed again
+    lasted: float | None = None  # seconds, if it ended while no screen was open
     task: asyncio.Task[None] | None = None
-    left_out: int = 0  # messages at the chat's beginning that the model has not read
+    left_out: int = 0  # messages at the chat's start that the model has not read
     trace: Trace | None = None
-    pieces: list[tuple[int, str]] = field(default_factory=list)  # tokens and text, as they came
+    pieces: list[tuple[int, str]] = field(default_factory=list)  # token counts and texts, as received
     others: dict[int, Sample] = field(default_factory=dict)  # by choice
-    told: SamplingParams = field(default_factory=SamplingParams)  # what the engine was asked for last
+    told: SamplingParams = field(default_factory=SamplingParams)  # the parameters last sent to the engine
 
     async def arrival(self, task: asyncio.Task[None], within: float) -> None:
-        """Waits for the engine to take it, since one that is cut off on its way never arrives."""
+        """Wait for the engine to accept the request, because cancelling earlier would lose it."""
         handed = asyncio.create_task(self.handed.wait())
         await asyncio.wait({task, handed}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         handed.cancel()
 
     def retold(self, params: SamplingParams) -> dict[str, Any]:
-        """What the engine has to be told so that the reply goes on by these."""
+        """The changes to send to the engine for these parameters."""
         before, self.told = self.told, params
         named = (name for name in FIELDS if name not in _SETTLED)
         return {name: value for name in named if (value := getattr(params, name)) != getattr(before, name)}
 
     def ours(self, batch: list[Delta]) -> list[Delta]:
-        """What is of the reply that is seen; the rest is kept."""
+        """The deltas of the displayed reply; others are stored."""
         for delta in batch:
             if delta.choice:
                 self.others.setdefault(delta.choice, Sample()).take(delta)
@@ -99,7 +99,7 @@ class RunningReply:
         return [delta for delta in batch if not delta.choice]
 
     def beside(self, message: Message) -> list[Message]:
-        """The others that have ended, each as the message that this one is."""
+        """The other samples that have ended, as copies of this message."""
         found = []
         for _, each in sorted(self.others.items()):
             if each.finish is not None:
@@ -111,19 +111,19 @@ class RunningReply:
         return found
 
     def settled(self, message: Message, finish: Finish, error: str, stats: ReplyStats) -> Message:
-        """The message at the end of its reply."""
+        """The final message of the reply."""
         error = error or self.why(finish)
         return replace(message, state=STATES[finish], error=error, stats=stats, refused=self.refused)
 
     def why(self, finish: Finish) -> str:
-        """What stopped it, if neither a person nor the model did."""
+        """What ended the reply, if neither the user nor the model did."""
         if finish is not Finish.LENGTH:
             return self.reason
         most = self.told.max_tokens
-        return "the context is full" if most is None else f"max tokens ({most}) are reached"
+        return "the context is full" if most is None else f"max tokens ({most}) reached"
 
     def go_on(self, past: Past, now: float) -> None:
-        """With what a screen that is gone has begun."""
+        """Continue a reply that an earlier screen started."""
         self.stays = self.stale = True
         self.began, self.lasted = now - past.age, past.lasted
         self.first = None if past.first is None else self.began + past.first

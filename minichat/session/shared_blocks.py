@@ -1,7 +1,7 @@
-"""Text and blocks are one thing: which characters lie in a block, and which blocks hold a text.
+"""Map text to KV blocks and back: which characters a block holds, and which blocks hold a text.
 
-A block stands for its tokens and all before them, so it belongs to whoever's tokens begin in the same way,
-whether it was that request that had it computed or another one.
+A block is identified by its tokens and all before them, so it belongs to every request with the same prefix,
+whichever request computed it.
 """
 
 from collections import defaultdict
@@ -13,18 +13,18 @@ from engine.api.layout import TokenSpan
 from engine.api.snapshot import BlockView
 from minichat.session.traces import Known
 
-Spans = dict[int, list[tuple[int, int]]]  # by message: characters, from and to
+Spans = dict[int, list[tuple[int, int]]]  # by message id: character ranges
 
 
 def same(one: np.ndarray, other: np.ndarray) -> int:
-    """How many tokens two requests begin with alike."""
+    """The length of the common prefix of two requests, in tokens."""
     length = min(len(one), len(other))
     differ = np.flatnonzero(one[:length] != other[:length])
     return int(differ[0]) if differ.size else length
 
 
 def texts_of(wanted: Iterable[int], view: BlockView, size: int, known: Mapping[int, Known]) -> Spans:
-    """The characters that lie in these blocks, in every message of every chat that they are good for."""
+    """The characters in these blocks, for all messages of all chats that share them."""
     spans: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for block in wanted:
         owner, low = int(view.owner[block]), int(view.place[block]) * size
@@ -41,7 +41,7 @@ def texts_of(wanted: Iterable[int], view: BlockView, size: int, known: Mapping[i
 
 
 def blocks_of(spans: Spans, view: BlockView, size: int, known: Mapping[int, Known]) -> set[int] | None:
-    """The blocks that hold any of these characters; None where no request is known that has read them."""
+    """The blocks that hold any of these characters; None if no known request has read them."""
     found: set[int] = set()
     read = False
     for each in known.values():
@@ -55,7 +55,7 @@ def blocks_of(spans: Spans, view: BlockView, size: int, known: Mapping[int, Know
 def _holding(
     wanted: np.ndarray, text: Known, view: BlockView, size: int, known: Mapping[int, Known]
 ) -> set[int]:
-    """The blocks of all owners that hold one of the wanted tokens of this text."""
+    """The blocks, of all owners, that hold one of the wanted tokens of this text."""
     found: set[int] = set()
     for owner, other in known.items():
         alike = same(text.ids, other.ids)
@@ -76,7 +76,7 @@ def _touches(place: TokenSpan, spans: Spans) -> bool:
 
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Neighbours as one."""
+    """Merge adjacent ranges."""
     joined: list[tuple[int, int]] = []
     for start, end in spans:
         if joined and start <= joined[-1][1]:

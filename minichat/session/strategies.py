@@ -1,4 +1,4 @@
-"""Ways to choose the next token, by name: which one it is now, and how to go over to another."""
+"""Named decoding strategies: which one is active, and how to switch."""
 
 from engine.api.errors import BadParams
 from engine.api.params import SamplingParams
@@ -6,7 +6,7 @@ from engine.api.params import SamplingParams
 NAMES = ("greedy", "sampling", "top-k", "top-p", "min-p", "beams")
 _FILTERS = {"top-k": "top_k", "top-p": "top_p", "min-p": "min_p"}
 _OWN = ("temperature", *_FILTERS.values(), "beams", "length_penalty", "early_stopping")
-BESIDE = ("speculate", "best_of", "logprobs")  # laid aside for a search; a grammar is not
+BESIDE = ("speculate", "best_of", "logprobs")  # reset for a beam search; a grammar is not
 _PLAIN = SamplingParams()
 _FIRST = {
     "greedy": SamplingParams(temperature=0.0),
@@ -19,7 +19,7 @@ _FIRST = {
 
 
 def name_of(params: SamplingParams) -> str:
-    """Sampling has no filter, or several."""
+    """The name of the strategy of these parameters."""
     if params.beams > 1:
         return "beams"
     if params.greedy:
@@ -29,12 +29,12 @@ def name_of(params: SamplingParams) -> str:
 
 
 class Strategies:
-    """Remembers how each was set in a chat: the way back to one finds it as it was."""
+    """Remembers the settings of each strategy in a chat, to restore them on return."""
 
     def __init__(self) -> None:
-        self.own: SamplingParams | None = None  # the newest that was set by hand, and is no preset
+        self.own: SamplingParams | None = None  # the newest unsaved settings
         self._last = dict(_FIRST)
-        self._followed = _PLAIN  # the newest that was no search
+        self._followed = _PLAIN  # the newest settings without beam search
 
     def saw(self, params: SamplingParams) -> None:
         self._last[name_of(params)] = params
@@ -42,13 +42,13 @@ class Strategies:
             self._followed = params
 
     def turned(self, params: SamplingParams, by: int) -> SamplingParams:
-        """So many names further; all that is no strategy stays. Raises BadParams."""
+        """Move by some strategies and keep all other parameters. Raises BadParams."""
         name = NAMES[(NAMES.index(name_of(params)) + by) % len(NAMES)]
         source = self._last[name]
         changes = {field: getattr(source, field) for field in _OWN}
         if name == "beams":
             if params.grammar is not None:
-                raise BadParams("beams", "cannot keep to a grammar: take the grammar away first")
+                raise BadParams("beams", "beam search does not support a grammar; remove the grammar first")
             changes |= {field: getattr(_PLAIN, field) for field in BESIDE}
         elif params.beams > 1:
             changes |= {field: getattr(self._followed, field) for field in BESIDE}

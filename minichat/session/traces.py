@@ -1,4 +1,4 @@
-"""Which tokens a request has read and written, and whose text they are."""
+"""The tokens of a request, and the messages their text belongs to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,10 +15,10 @@ NOWHERE = TokenSpan(-1)
 
 
 class Known(NamedTuple):
-    """The tokens of one request, prompt and reply, each with its characters of a message of the store."""
+    """The tokens of a request, prompt and reply, with their character ranges in stored messages."""
 
     ids: np.ndarray
-    places: tuple[TokenSpan, ...]  # message -1: the template's, or not known
+    places: tuple[TokenSpan, ...]  # message -1: template token or unknown
 
 
 NOTHING = Known(np.zeros(0, np.int64), ())
@@ -26,35 +26,35 @@ NOTHING = Known(np.zeros(0, np.int64), ())
 
 @dataclass(eq=False)
 class Trace:
-    """One request. It costs nothing until somebody wants to know."""
+    """One request. Its token positions are computed only on demand."""
 
     request: int
     prompt: Prompt
-    parts: tuple[tuple[int, int], ...]  # of the prompt: the id of each message, -1 for none, and its length
+    parts: tuple[tuple[int, int], ...]  # of the prompt: message id (-1: none) and length
     prompt_tokens: int
-    reply: int  # the id of the message that is written
-    tokens: list[int] = field(default_factory=list)  # of the reply, as they came
-    rivals: dict[int, TokenLogprob] = field(default_factory=dict)  # by place among these, where it was asked
-    begins: int = 0  # character of the reply's raw text where the answer begins: reasoning comes before
+    reply: int  # id of the message being written
+    tokens: list[int] = field(default_factory=list)  # of the reply, as received
+    rivals: dict[int, TokenLogprob] = field(default_factory=dict)  # by index of these tokens, if requested
+    begins: int = 0  # index in the raw text at which the answer begins, after the reasoning
     shown: int = 0  # characters of the answer
     _layout: PromptLayout | None = None
     _known: Known | None = None
     _known_for: tuple[int, int, int] = (0, 0, 0)
 
     def heard(self, deltas: Sequence[Delta]) -> None:
-        """More of the reply."""
+        """Add tokens of the reply."""
         for delta in deltas:
-            if len(delta.logprobs) == len(delta.tokens):  # else it was asked for while they were gathered
+            if len(delta.logprobs) == len(delta.tokens):  # otherwise logprobs were requested in mid-batch
                 self.rivals |= dict(enumerate(delta.logprobs, len(self.tokens)))
             self.tokens += delta.tokens
 
     async def learn(self, backend: Backend) -> Known:
-        """All that is known now; nothing where the engine cannot say it."""
+        """All that is known now; empty if the engine cannot supply it."""
         state = (len(self.tokens), self.begins, self.shown)
         if self._known is None or self._known_for != state:
             try:
                 self._known = await self._learn(backend, state[0])
-            except EngineError:  # a dead engine, or a tokenizer that has no offsets: then nobody knows
+            except EngineError:  # the engine is dead, or its tokenizer has no offsets
                 return NOTHING
             self._known_for = state
         return self._known
@@ -63,7 +63,7 @@ class Trace:
         if self._layout is None:
             self._layout = await backend.layout(self.prompt)
         layout, tokens = self._layout, self.tokens[:count]
-        if len(layout.ids) != self.prompt_tokens:  # its template tells the time, perhaps
+        if len(layout.ids) != self.prompt_tokens:  # the template may contain the current time
             return NOTHING
         texts = await backend.texts(tokens, layout.ids if isinstance(self.prompt, str) else ())
         read = self._of_text(layout) if isinstance(self.prompt, str) else self._of_messages(layout)
@@ -74,7 +74,7 @@ class Trace:
         return [NOWHERE if n < 0 or ids[n] < 0 else TokenSpan(ids[n], *span) for n, *span in layout.places]
 
     def _of_text(self, layout: PromptLayout) -> list[TokenSpan]:
-        """The prompt is the messages' texts, one after the other."""
+        """Positions in a prompt that is the messages' texts, concatenated."""
         places, part, begin = [], 0, 0
         for place in layout.places:
             while part < len(self.parts) and place.start >= begin + self.parts[part][1]:

@@ -1,4 +1,4 @@
-"""What a person may set, and how it is read from config.toml."""
+"""The user's settings and how config.toml is read."""
 
 from minichat.settings.load import Loaded, Problem, load
 from minichat.settings.schema import Settings

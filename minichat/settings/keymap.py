@@ -1,4 +1,4 @@
-"""Keys that a person gives to bindings. Textual lets the last of two have a key in silence; this tells."""
+"""Key bindings from the settings. Textual silently resolves conflicts; this module reports them."""
 
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ _NAMED = {key.value.rpartition("+")[2] for key in Keys} | {*KEY_NAME_REPLACEMENT
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A binding as the program has it. In different places the same key may do different things."""
+    """A default binding. Different places may use the same key."""
 
     id: str
     keys: tuple[str, ...]
@@ -30,7 +30,7 @@ class Bound:
 
 
 def keymap(loaded: Loaded, bindings: Iterable[Bound]) -> dict[str, str]:
-    """What to give to Textual's `set_keymap`. What cannot be is added to the problems; its old keys stay."""
+    """Return a keymap for `set_keymap` of Textual. Report invalid entries and keep their default keys."""
     known = {bound.id: bound for bound in bindings}
     wanted: dict[str, tuple[str, ...]] = {}
     for name, keys in loaded.settings.keys.items():
@@ -43,7 +43,7 @@ def keymap(loaded: Loaded, bindings: Iterable[Bound]) -> dict[str, str]:
             loaded.document.complain(f"keys.{name}", fault)
         if not faults:
             wanted[name] = normal
-    while clashes := _clashes(known, wanted):  # giving one up may bring its old key into another's way
+    while clashes := _clashes(known, wanted):  # restoring a default key may cause another conflict
         for name, says in clashes.items():
             loaded.document.complain(f"keys.{name}", says)
             del wanted[name]
@@ -51,7 +51,7 @@ def keymap(loaded: Loaded, bindings: Iterable[Bound]) -> dict[str, str]:
 
 
 def normalized(key: str) -> str:
-    """The key as Textual calls it: `Ctrl+N` is ctrl+n, `?` is question_mark, shift+a is A."""
+    """The key in Textual's notation: `Ctrl+N` is ctrl+n, `?` is question_mark, shift+a is A."""
     head, plus, last = key.strip().rpartition("+")
     if plus and not last:  # the key + itself
         head, last = head.rstrip("+"), "+"
@@ -66,7 +66,7 @@ def normalized(key: str) -> str:
         return last.upper()
     elif modifiers:
         last = last.lower()
-    return "+".join([*sorted(set(modifiers)), last])  # in the order in which Textual reports them
+    return "+".join([*sorted(set(modifiers)), last])  # in the order that Textual reports
 
 
 def _fault(key: str, given: str) -> str:
@@ -75,14 +75,14 @@ def _fault(key: str, given: str) -> str:
         if modifier not in MODIFIERS:
             return f'"{given}": {modifier} {unknown(modifier, MODIFIERS)}'
     if last not in _NAMED and key_to_character(last) is None:
-        return f'"{given}": {last or "nothing"} is no key; keys are written like ctrl+n, f5, alt+enter or ?'
+        return f'"{given}": {last or "nothing"} is not a key; write keys like ctrl+n, f5, alt+enter or ?'
     if other := SAME_TO_A_TERMINAL.get(key):
-        return f'"{given}" cannot be told from {other} by a terminal; take another key'
+        return f'"{given}" is the same as {other} in a terminal; use another key'
     return ""
 
 
 def _clashes(known: Mapping[str, Bound], wanted: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """The wishes that meet another binding, and what they meet. What the program binds twice is meant so."""
+    """The remapped bindings that conflict, and their errors. Default bindings may share a key on purpose."""
     found = {}
     for name, keys in wanted.items():
         for other in known.values():
@@ -91,8 +91,8 @@ def _clashes(known: Mapping[str, Bound], wanted: Mapping[str, tuple[str, ...]]) 
             taken = wanted.get(other.id) or tuple(map(normalized, other.keys))
             for key in set(keys).intersection(taken):
                 found[name] = (
-                    f'"{key}" would be the key of both {_named(known[name])} and {_named(other)}: '
-                    "give that one another, or take a free key here"
+                    f'"{key}" is bound to both {_named(known[name])} and {_named(other)}: '
+                    "use another key for one of them"
                 )
     return found
 

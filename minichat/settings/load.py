@@ -1,4 +1,4 @@
-"""Reading config.toml. What is wrong in it is named with its line, and the default stands in for it."""
+"""Read config.toml. Errors are reported with their line, and the default is used instead."""
 
 import re
 import tomllib
@@ -19,10 +19,10 @@ T = TypeVar("T", Screen, RateSettings, ChatSettings, EngineSettings)
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something in a file that a person wrote, and what to write instead."""
+    """An error in a user's file, with how to fix it."""
 
     file: Path
-    line: int  # 0: the file as a whole
+    line: int  # 0: the whole file
     key: str
     says: str
 
@@ -33,7 +33,7 @@ class Problem:
 
 @dataclass
 class TomlDocument:
-    """A TOML file as it was found: its tables, where its keys stand, and what is wrong with it."""
+    """A TOML file: its tables, the lines of its keys, and its problems."""
 
     file: Path
     tables: dict[str, Any] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class TomlDocument:
     problems: list[Problem] = field(default_factory=list)
 
     def complain(self, key: str, says: str) -> None:
-        """Notes what is wrong with a dotted key; one inside a value stands where the value does."""
+        """Record a problem with a dotted key; a key inside a value has the line of that value."""
         place = key
         while place and place not in self.lines:
             place, _, _ = place.rpartition(".")
@@ -50,7 +50,7 @@ class TomlDocument:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The settings to go by, and what was wrong in the file."""
+    """The valid settings, and the problems in the file."""
 
     settings: Settings
     document: TomlDocument
@@ -61,7 +61,7 @@ class Loaded:
 
 
 def load(file: Path) -> Loaded:
-    """The settings of the file; the defaults where there is none, or for what is wrong in it."""
+    """Load the settings; defaults replace missing and invalid values."""
     document = read(file)
     tables = {name: _table(document, name) for name in SECTIONS}
     for name in document.tables.keys() - set(SECTIONS):
@@ -79,7 +79,7 @@ def load(file: Path) -> Loaded:
 
 
 def read(file: Path) -> TomlDocument:
-    """The file's tables; none where it is missing or is no TOML."""
+    """The tables of the file; empty if it is missing or not valid TOML."""
     try:
         text = file.read_text(encoding="utf-8")
         lines = {".".join(path): line for path, line in lines_of(text).items()}
@@ -89,7 +89,7 @@ def read(file: Path) -> TomlDocument:
     except UnicodeDecodeError as error:
         says, line = "this is not UTF-8 text", error.object[: error.start].count(b"\n") + 1
     except OSError as error:
-        says, line = f"cannot be read: {error.strerror}", 0
+        says, line = f"cannot read the file: {error.strerror}", 0
     except tomllib.TOMLDecodeError as error:
         place = re.search(r" \(at (?:line (\d+), column \d+|end of document)\)$", str(error))
         says = str(error)[: place.start()] if place else str(error)
@@ -101,7 +101,7 @@ def _table(document: TomlDocument, name: str) -> dict[str, Any]:
     table = document.tables.get(name, {})
     if isinstance(table, dict):
         return table
-    document.complain(name, f"has to be a table: write [{name}] above its settings")
+    document.complain(name, f"must be a table: write [{name}] above its settings")
     return {}
 
 
@@ -112,7 +112,7 @@ def _section(document: TomlDocument, kind: type[T], section: str, table: Mapping
         if name not in rules:
             document.complain(f"{section}.{name}", unknown(name, rules))
         elif not rules[name].accepts(value):
-            document.complain(f"{section}.{name}", f"has to be {rules[name].wanted}, not {literal(value)}")
+            document.complain(f"{section}.{name}", f"must be {rules[name].wanted}, got {literal(value)}")
         else:
             good[name] = value
     return kind(**good)
@@ -126,12 +126,12 @@ def _keys(document: TomlDocument, table: Mapping[str, Any]) -> dict[str, tuple[s
             good[name] = tuple(keys)
         else:
             wanted = 'a key like "ctrl+n", or a list of keys'
-            document.complain(f"keys.{name}", f"has to be {wanted}, not {literal(value)}")
+            document.complain(f"keys.{name}", f"must be {wanted}, got {literal(value)}")
     return good
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Ids of bindings have dots in them, which make tables of their own where they are not quoted."""
+    """Flatten nested tables: the dots in unquoted binding ids create them."""
     for name, value in table.items():
         if isinstance(value, dict):
             yield from _flat(value, f"{above}{name}.")

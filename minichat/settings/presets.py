@@ -1,4 +1,4 @@
-"""Sets of sampling parameters under a name: a few shipped ones, and those a person saved in presets.toml."""
+"""Named sets of sampling parameters: built-in ones, and the user's in presets.toml."""
 
 import os
 import tempfile
@@ -18,19 +18,17 @@ SHIPPED = {
     "balanced": SamplingParams(temperature=0.7, top_p=0.95),
     "creative": SamplingParams(temperature=1.0, min_p=0.05),
 }
-HEAD = (
-    "# Presets of decoding, written by minichat. You may edit them; comments are lost when it saves one.\n\n"
-)
+HEAD = "# Decoding presets, written by minichat. You may edit them. Saving a preset removes comments.\n\n"
 LONGEST_NAME = 40
 
 
 class PresetError(Exception):
-    """A preset cannot be saved or deleted, and why."""
+    """A preset cannot be saved or deleted. Holds the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Presets:
-    """Those a person saved come first; one under a shipped name takes its place."""
+    """The presets, the user's first. A user preset replaces a built-in one of the same name."""
 
     own: dict[str, SamplingParams]
     problems: list[Problem]
@@ -47,25 +45,25 @@ def load_presets(file: Path) -> Presets:
 
 
 def save_preset(file: Path, name: str, params: SamplingParams) -> None:
-    """Writes the preset and keeps the others; nothing is written over a file that cannot be read whole."""
+    """Save the preset and keep the others. Refuse if the file has errors, because data would be lost."""
     name = name.strip()
     if not name or len(name) > LONGEST_NAME or not name.isprintable():
-        raise PresetError(f"a preset's name has 1 to {LONGEST_NAME} printable characters, not {name!r}")
+        raise PresetError(f"a preset name must have 1 to {LONGEST_NAME} printable characters, got {name!r}")
     _write(file, {**_whole(file), name: params})
 
 
 def delete_preset(file: Path, name: str) -> None:
-    """Deletes a saved one; a shipped one of the same name is back then."""
+    """Delete a user preset. A built-in one of the same name becomes visible again."""
     own = _whole(file)
     if name not in own:
-        raise PresetError(f"there is no saved preset {name!r} in {file}")
+        raise PresetError(f"no saved preset {name!r} in {file}")
     _write(file, {other: params for other, params in own.items() if other != name})
 
 
 def _preset(document: TomlDocument, name: str) -> SamplingParams | None:
     values = document.tables[name]
     if not isinstance(values, dict):
-        document.complain(name, f"has to be a table: write [{name}] above its parameters")
+        document.complain(name, f"must be a table: write [{name}] above its parameters")
         return None
     return read_params(values, SamplingParams(), lambda key, says: document.complain(f"{name}.{key}", says))
 
@@ -73,12 +71,12 @@ def _preset(document: TomlDocument, name: str) -> SamplingParams | None:
 def _whole(file: Path) -> dict[str, SamplingParams]:
     presets = load_presets(file)
     if presets.problems:
-        raise PresetError(f"mend this first, or saving would lose it: {presets.problems[0]}")
+        raise PresetError(f"fix this first, because saving would lose it: {presets.problems[0]}")
     return presets.own
 
 
 def _write(file: Path, presets: dict[str, SamplingParams]) -> None:
-    """All at once: whoever reads meanwhile finds the old file or the new one."""
+    """Replace the file atomically: readers see the old file or the new one."""
     default = SamplingParams()
     tables = []
     for name, params in presets.items():
@@ -88,7 +86,7 @@ def _write(file: Path, presets: dict[str, SamplingParams]) -> None:
         )
     try:
         private_folder(file.parent)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # of mode 0600
+        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")  # mode 0600
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as draft:
                 draft.write(HEAD + "\n".join(tables))

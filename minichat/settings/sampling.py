@@ -1,4 +1,4 @@
-"""Sampling parameters in a settings file. The engine checks them; here is what they mean to a person."""
+"""Sampling parameters in a settings file. The engine validates them; here are their descriptions."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,36 +8,36 @@ from engine.api.params import FIELDS, SamplingParams
 from minichat.settings.nearest import unknown
 
 MEANINGS = {
-    "temperature": "How daring the choice of a token is; 0 always takes the likeliest.",
-    "top_k": "Choose among this many likeliest tokens only; 0 takes all.",
-    "top_p": "Choose among the likeliest tokens that together reach this probability.",
-    "min_p": "Leave out tokens less likely than this share of the likeliest one.",
-    "repetition_penalty": "Above 1: tokens of the prompt and the reply become less likely.",
-    "presence_penalty": "Above 0: tokens that the reply holds become less likely.",
-    "frequency_penalty": "Above 0: the more often the reply holds a token, the less likely it becomes.",
-    "logit_bias": "Pairs of a token's id and what is added to its logit, from -100 to 100.",
-    "seed": "The same seed gives the same reply; without it the engine draws one.",
-    "stop": "Texts that end the reply where they appear.",
-    "stop_ids": "Ids of tokens that end the reply.",
-    "min_tokens": "The reply does not end before this many tokens.",
-    "max_tokens": "The most tokens of a reply; without it, as many as fit.",
-    "logprobs": "How many of the likeliest tokens come with each token; without it, none.",
-    "ignore_eos": "Go on after the model's own end of the reply.",
-    "speculate": "Guess tokens ahead, which makes a reply faster and changes none of it.",
-    "draft_tokens": "How many tokens are guessed at once; 0 guesses as many as pay.",
-    "beams": "Hypotheses of a beam search, which draws nothing; 1 searches none.",
-    "length_penalty": "Of beams: above 0 long replies win, below 0 short ones.",
-    "early_stopping": 'Of beams: end when enough have ended (true), or only when none can win ("never").',
-    "n": "Replies to one prompt.",
-    "best_of": "Draw so many replies, and give the n likeliest of them.",
-    "grammar": 'What a reply has to be: `{kind = "regex", text = "..."}`; or kind json, or choice.',
+    "temperature": "Randomness of sampling; 0 always takes the likeliest token.",
+    "top_k": "Sample from this many likeliest tokens only; 0 allows all.",
+    "top_p": "Sample from the likeliest tokens that together reach this probability.",
+    "min_p": "Exclude tokens less likely than this fraction of the likeliest one.",
+    "repetition_penalty": "Above 1, tokens in the prompt or the reply become less likely.",
+    "presence_penalty": "Above 0, tokens already in the reply become less likely.",
+    "frequency_penalty": "Above 0, a token becomes less likely each time it occurs in the reply.",
+    "logit_bias": "Pairs of a token id and a bias for its logit, from -100 to 100.",
+    "seed": "The same seed gives the same reply; if unset, the engine chooses one.",
+    "stop": "Texts that end the reply.",
+    "stop_ids": "Token ids that end the reply.",
+    "min_tokens": "Minimum length of the reply in tokens.",
+    "max_tokens": "Maximum length of the reply in tokens; if unset, as many as fit.",
+    "logprobs": "How many likeliest tokens to return with each token; if unset, none.",
+    "ignore_eos": "Continue after the model's end-of-sequence token.",
+    "speculate": "Speculative decoding: makes a reply faster without changing it.",
+    "draft_tokens": "Tokens to draft per step; 0 adapts to what pays off.",
+    "beams": "Hypotheses of a beam search, which does not sample; 1 turns it off.",
+    "length_penalty": "Beam search: above 0 favors long replies, below 0 short ones.",
+    "early_stopping": 'Beam search: end when enough have ended (true), or only when none can win ("never").',
+    "n": "Number of replies to one prompt.",
+    "best_of": "Sample this many replies and return the n likeliest.",
+    "grammar": 'Form of the reply: `{kind = "regex", text = "..."}`; or kind json or choice.',
 }
 
 
 def read_params(
     values: Mapping[str, Any], start: SamplingParams, complain: Callable[[str, str], None]
 ) -> SamplingParams:
-    """The parameters with these values; one that is wrong is complained about, and left as it was."""
+    """Apply the values to the parameters. Report an invalid value and keep the previous one."""
     params = start
     for name, value in values.items():
         if name not in FIELDS:

@@ -1,4 +1,4 @@
-"""Every setting: what it may be, what it is by itself, and what it means. docs/settings.md says the same."""
+"""Every setting: allowed values, default and meaning. docs/settings.md repeats them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from engine.api.params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a value has to be, in words and as a test."""
+    """The allowed values of a setting, in words and as a test."""
 
     wanted: str
     accepts: Callable[[Any], bool]
@@ -40,9 +40,9 @@ def one_of(*choices: str) -> Rule:
 
 
 TEXT = Rule("a text", lambda value: isinstance(value, str))
-NAME = Rule("a text that is not empty", lambda value: isinstance(value, str) and value != "")
+NAME = Rule("a nonempty text", lambda value: isinstance(value, str) and value != "")
 TEXTS = Rule(
-    "a list of texts that are not empty",
+    "a list of nonempty texts",
     lambda value: isinstance(value, list | tuple) and all(isinstance(each, str) and each for each in value),
 )
 FLAG = Rule("true or false", lambda value: isinstance(value, bool))
@@ -50,28 +50,24 @@ FLAG = Rule("true or false", lambda value: isinstance(value, bool))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    theme: str = setting(
-        "minichat-dark", NAME, "The theme: a shipped one, or one of yours in the themes folder."
-    )
-    ascii: bool = setting(False, FLAG, "Draw with ASCII characters only.")
-    mouse: bool = setting(True, FLAG, "Take the mouse; Ctrl+G frees it for a moment.")
-    monitor: bool = setting(True, FLAG, "Open the monitor at the start where the terminal is wide enough.")
+    theme: str = setting("minichat-dark", NAME, "The theme: a built-in one, or one in your themes folder.")
+    ascii: bool = setting(False, FLAG, "Use ASCII characters only.")
+    mouse: bool = setting(True, FLAG, "Capture the mouse; Ctrl+G toggles it.")
+    monitor: bool = setting(True, FLAG, "Open the monitor at startup if the terminal is wide enough.")
     map_colour: str = setting(
         "owner",
         one_of("owner", "age", "references", "fill"),
-        "What the colours of the block map say at first.",
+        "What the colors of the block map show at startup.",
     )
-    map_order: str = setting(
-        "physical", one_of("physical", "session"), "How the block map is laid out at first."
-    )
+    map_order: str = setting("physical", one_of("physical", "session"), "Order of the block map at startup.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSettings:
-    transcript: float = setting(10, number(1, 30), "Updates a second of a streaming reply.")
-    monitor: float = setting(4, number(0.5, 10), "Updates a second of the monitor.")
-    ssh_transcript: float = setting(5, number(1, 30), "The same for replies when you come over SSH.")
-    ssh_monitor: float = setting(4, number(0.5, 10), "The same for the monitor when you come over SSH.")
+    transcript: float = setting(10, number(1, 30), "Updates per second of a streaming reply.")
+    monitor: float = setting(4, number(0.5, 10), "Updates per second of the monitor.")
+    ssh_transcript: float = setting(5, number(1, 30), "Updates per second of a streaming reply over SSH.")
+    ssh_monitor: float = setting(4, number(0.5, 10), "Updates per second of the monitor over SSH.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,32 +78,34 @@ class ChatSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     model: str = setting("pocket", NAME, "A folder, a hub name, or pocket, the built-in model.")
-    folders: Sequence[str] = setting((), TEXTS, "Where the model picker looks for models of yours.")
+    folders: Sequence[str] = setting((), TEXTS, "Folders in which the model picker looks for models.")
     device: str = setting("auto", NAME, "auto, cpu, cuda, cuda:1 ...")
     dtype: str = setting(
-        "auto", one_of("auto", "float32", "bfloat16", "float16"), "The weights' type; auto: the checkpoint's."
+        "auto",
+        one_of("auto", "float32", "bfloat16", "float16"),
+        "Data type of the weights; auto: that of the checkpoint.",
     )
     attention: str = setting("auto", NAME, "The attention back end; `minichat doctor` lists them.")
-    policy: str = setting("fcfs", NAME, "Who goes first in the engine's line; `minichat doctor` lists them.")
+    policy: str = setting("fcfs", NAME, "The scheduling policy; `minichat doctor` lists them.")
     runs_in: str = setting(
         "thread",
         one_of("thread", "process"),
-        "Where the engine runs: a thread of this program, or a process of its own.",
+        "Where the engine runs: in a thread of this program or in its own process.",
     )
     blocks: int | None = setting(
-        None, whole(1, 2**31 - 1), "Blocks of the KV cache; without it, as many as fit into free memory."
+        None, whole(1, 2**31 - 1), "Blocks of the KV cache; if unset, as many as fit in free memory."
     )
     max_context: int | None = setting(
-        None, whole(1, 2**31 - 1), "The most tokens of one request; without it, the model's limit."
+        None, whole(1, 2**31 - 1), "Maximum tokens of one request; if unset, the model's limit."
     )
     quantization: str = setting(
-        "none", NAME, "How weights are kept: int8, int4 ...; `minichat doctor` lists them."
+        "none", NAME, "Scheme of the weights: int8, int4 ...; `minichat doctor` lists them."
     )
-    kv: str = setting("none", one_of(*KV_SCHEMES), "How the cache keeps keys and values.")
+    kv: str = setting("none", one_of(*KV_SCHEMES), "Scheme of the KV cache.")
     kv_window: int | None = setting(
-        None, whole(16, 2**31 - 1), "See so many tokens back and the first few only; without it, all of them."
+        None, whole(16, 2**31 - 1), "Attend only to this many recent tokens and the first few; if unset, all."
     )
-    kv_sinks: int = setting(4, whole(0, 2**31 - 1), "With a window, how many of the first tokens.")
+    kv_sinks: int = setting(4, whole(0, 2**31 - 1), "Number of first tokens to keep with a window.")
 
 
 SAMPLING = SamplingParams(temperature=0.7)
@@ -115,11 +113,11 @@ SAMPLING = SamplingParams(temperature=0.7)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings, checked. Without a file they are these."""
+    """All settings, validated. The defaults apply without a file."""
 
     screen: Screen = Screen()
     rates: RateSettings = RateSettings()
     chat: ChatSettings = ChatSettings()
     engine: EngineSettings = EngineSettings()
     sampling: SamplingParams = SAMPLING
-    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ids of bindings and the keys they get
+    keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # keys by binding id

@@ -1,4 +1,4 @@
-"""What the standard library's TOML reader leaves to do: where a key stands, and writing one."""
+"""What the standard TOML reader lacks: line numbers of keys, and writing."""
 
 import json
 import re
@@ -16,7 +16,7 @@ Path = tuple[str, ...]
 
 
 def lines_of(text: str) -> dict[Path, int]:
-    """The line on which each key and each table of a well-formed TOML text stands."""
+    """The line of each key and table in a valid TOML text."""
     found: dict[Path, int] = {}
     table: Path = ()
     for number, line in _outside_long_strings(text):
@@ -29,7 +29,7 @@ def lines_of(text: str) -> dict[Path, int]:
 
 
 def literal(value: Any) -> str:
-    """The value as TOML writes it."""
+    """The value in TOML syntax."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -47,16 +47,18 @@ def literal(value: Any) -> str:
 
 
 def table(name: str, values: Mapping[str, Any]) -> str:
-    """A table of that name; its keys are plain words."""
+    """A TOML table with this name; its keys must be bare words."""
     return "\n".join(
         [f"[{literal(name)}]", *(f"{key} = {literal(value)}" for key, value in values.items()), ""]
     )
 
 
 def _outside_long_strings(text: str) -> Iterator[tuple[int, str]]:
-    """The lines that do not begin inside a string of several lines."""
+    """The lines that do not begin inside a multiline string."""
     fence = ""
-    for number, line in enumerate(text.split("\n"), start=1):  # splitlines() knows more ends than TOML
+    for number, line in enumerate(
+        text.split("\n"), start=1
+    ):  # splitlines() splits at more characters than TOML does
         if not fence:
             yield number, line
         rest = line

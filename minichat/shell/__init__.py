@@ -1,1 +1,1 @@
-"""The person's terminal and machine: keys, paths, streams, themes, what is remembered."""
+"""The user's terminal and machine: keys, paths, streams, themes and remembered choices."""

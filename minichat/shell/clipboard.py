@@ -1,4 +1,4 @@
-"""Text on its way out of the terminal: through tmux or OSC 52, and always into a file as well."""
+"""Copy text to the clipboard through tmux or OSC 52, and always to a file."""
 
 import asyncio
 import base64
@@ -9,36 +9,36 @@ from pathlib import Path
 from minichat.shell.paths import private_folder
 from minichat.shell.terminal import Terminal
 
-MOST = 74_994  # encoded bytes that terminals take
-SHORT = 600  # that GNU screen drops where it is not addressed; of a longer string it prints the end
-_PIECE = 256  # characters that GNU screen hands on at a time; older ones drop a string of more than 767
-_OUTSIDE = {  # what decides on the other side of an SSH connection
+MOST = 74_994  # maximum encoded bytes that terminals accept
+SHORT = 600  # the limit of GNU screen without its wrapper; it prints the end of a longer string
+_PIECE = 256  # characters that GNU screen forwards at a time; older versions drop strings of more than 767
+_OUTSIDE = {  # notes for a multiplexer on the other side of SSH
     "": "",
-    "tmux": "; the tmux around this takes it if it has: set -g set-clipboard on",
-    "screen": "; tmux around this takes it if it has: set -g set-clipboard on. GNU screen does not",
+    "tmux": "; the outer tmux needs: set -g set-clipboard on",
+    "screen": "; an outer tmux needs: set -g set-clipboard on. GNU screen is not supported",
 }
 
 
 async def send(text: str, file: Path, write: Callable[[str], None], terminal: Terminal) -> str:
-    """Sends the text to the clipboard; returns what a person should know."""
+    """Copy the text to the clipboard; return a message for the user."""
     private_folder(file.parent)
     with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as kept:
         kept.write(text)
     encoded = base64.b64encode(text.encode()).decode()
     most = SHORT if terminal.outside == "screen" else MOST
-    told = f"too long for the clipboard ({len(text):,} characters; it takes {most * 3 // 4:,} bytes)"
+    told = f"Too long for the clipboard ({len(text):,} characters; the limit is {most * 3 // 4:,} bytes)"
     if terminal.tmux and await _through_tmux(text):
         if len(encoded) > most:
-            return f"{told}: it is in tmux's paste buffer, and in {file}"
-        return f"sent to the clipboard, and to {file}"
+            return f"{told}. Copied to the tmux paste buffer and to {file}"
+        return f"Copied to the clipboard and to {file}"
     if len(encoded) > most:
-        return f"{told}: it is in {file}"
+        return f"{told}. Copied to {file}"
     write(_wrapped(f"\x1b]52;c;{encoded}\a", terminal))
-    return f"sent to the clipboard, and to {file}{_OUTSIDE[terminal.outside]}"
+    return f"Copied to the clipboard and to {file}{_OUTSIDE[terminal.outside]}"
 
 
 def _wrapped(sequence: str, terminal: Terminal) -> str:
-    """As what stands between this program and the terminal hands it on."""
+    """Wrap the sequence so that tmux or GNU screen forwards it to the terminal."""
     if terminal.tmux:
         return f"\x1bPtmux;\x1b{sequence}\x1b\\"
     if terminal.screen:
@@ -48,7 +48,7 @@ def _wrapped(sequence: str, terminal: Terminal) -> str:
 
 
 async def _through_tmux(text: str) -> bool:
-    """Whether tmux took it; -w has it passed on to the terminal outside."""
+    """Copy through tmux and return whether it worked; -w forwards it to the outer terminal."""
     try:
         tmux = await asyncio.create_subprocess_exec(
             "tmux",

@@ -1,4 +1,4 @@
-"""What the command line and a pipe bring for the first message."""
+"""The first message, from the command line and a pipe."""
 
 import os
 import stat
@@ -12,40 +12,40 @@ from minichat.session.attachments import MOST, PIPED, text_of
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The text that stands in the prompt at the start, and whether it is sent at once."""
+    """The initial text of the prompt, and whether it is sent immediately."""
 
     text: str = ""
     piped: tuple[Attachment, ...] = ()
     send: bool = False
-    notice: str = ""  # why it is not
+    notice: str = ""  # why it is not sent
 
 
 def first_message(words: Sequence[str], piped: str | None) -> First:
-    """A question goes at once, with what was piped in. What was piped in alone waits for a question."""
+    """Send a question immediately, with piped input attached. Piped input alone waits for a question."""
     question = " ".join(words).strip()
     if piped is None:
         return First(question, send=bool(question))
     if not piped.strip():
-        return First(question, notice="nothing came through the pipe, so nothing was sent")
+        return First(question, notice="The pipe was empty, so nothing was sent")
     attached = (Attachment(PIPED, piped),)
     if question:
         return First(f"{question} @{PIPED}", attached, send=True)
-    return First(f"@{PIPED} ", attached, notice=f"@{PIPED} is what was piped in: say what to do with it")
+    return First(f"@{PIPED} ", attached, notice=f"@{PIPED} is the piped input. Type what to do with it")
 
 
 def read_pipe() -> str | None:
-    """What comes through standard input; None where that is a terminal, a device, or closed."""
+    """Read standard input; None if it is a terminal, a device or closed."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError):  # it is none of the system's
+    except (OSError, ValueError):  # it has no file descriptor
         return None
     if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)):
         return None
-    return text_of("what was piped in", sys.stdin.buffer.read(MOST + 1))
+    return text_of("the piped input", sys.stdin.buffer.read(MOST + 1))
 
 
 def keys_from_terminal() -> bool:
-    """Puts the terminal in the place of standard input. False where there is none to be had."""
+    """Replace standard input by the terminal. Return False if there is none."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR)
     except OSError:

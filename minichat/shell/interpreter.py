@@ -1,6 +1,6 @@
-"""The one interpreter that the screen and an engine on a thread share: who has it for how long.
+"""Settings of the interpreter that the screen and an engine thread share.
 
-Measured with four panes streaming: docs/screen.md.
+Measured with four streaming panes: docs/screen.md.
 """
 
 import gc
@@ -8,25 +8,25 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Seconds that a thread may keep the interpreter while another waits for it. A step of a small model asks
-# for it dozens of times, once after each operation, and waited up to 5 ms each time while
+# Seconds that a thread may hold the interpreter lock while another waits for it. A step of a small model
+# needs the lock dozens of times, once after each operation, and each time waited up to 5 ms while
 # the screen was drawing.
 _HANDOFF = 1e-4
-# So many objects are walked in a few milliseconds. The oldest are the whole program: a walk over them takes
-# 20 to 100 ms, so it is left to `tidy`, and to a program that leaks.
+# A collection of this many objects takes a few milliseconds. The oldest generation holds the whole program
+# and takes 20 to 100 ms, so it is left to `tidy`, and to programs that leak.
 _GENERATIONS = (4_000, 5, 1_000)
 
 
 def share() -> None:
-    """Before the screen begins."""
+    """Call before the screen starts."""
     sys.setswitchinterval(_HANDOFF)
     gc.set_threshold(*_GENERATIONS)
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """While torch and an engine come: hundreds of thousands of objects, which stay. Nothing walks over them
-    meanwhile, which took a tenth of the time, nor later, when keys and tokens would wait for it.
+    """Turn off garbage collection while torch and an engine load: they create hundreds of thousands of
+    permanent objects. Scanning them took a tenth of the time, and would delay keys and tokens later.
     """
     gc.disable()
     try:
@@ -37,5 +37,5 @@ def loading() -> Iterator[None]:
 
 
 def tidy() -> None:
-    """While nothing runs, so that nobody waits for it."""
+    """Collect garbage while nothing runs, so that no step is delayed."""
     gc.collect()

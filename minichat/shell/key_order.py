@@ -1,4 +1,4 @@
-"""Keys one after another: what is typed right after a key waits for what that key does."""
+"""Process keys in order: a key waits until the previous one has taken effect."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from minichat.shell import pasting
 if TYPE_CHECKING:
     from textual.app import App
 
-_PATIENCE = 1.0  # seconds: a widget that goes away may take the word with it
+_PATIENCE = 1.0  # seconds: a removed widget may drop the callback
 
 
 class KeyOrder:
-    """Textual hands a key to the widget with the focus, and looks for its binding when it has come back up.
+    """Textual sends a key to the focused widget, and looks for a binding only when the event has bubbled up.
 
-    What is typed meanwhile would overtake it: into the chat that Ctrl+N leaves, past a dialog that opens, or
-    into nothing before the first focus. Letters that a field takes hold nobody up.
+    A key typed in the meantime could overtake it: into the chat that Ctrl+N leaves, past an opening dialog,
+    or into nothing before the first focus. Letters typed into a field do not delay others.
 
-    Until the program takes the terminal over, that is one of lines, and makes Ctrl+J of Enter. So before the
-    first frame Ctrl+J is Enter, which people press blind, and not a new line, which they do not. Nor do they
-    type several lines blind: those are of something pasted, and stay together.
+    Until the program takes over, the terminal is in line mode and turns Enter into Ctrl+J. So before the
+    first frame, Ctrl+J means Enter, which users press early, and not a new line, which they do not. Several
+    lines before the first frame come from a paste and stay together.
     """
 
     def __init__(self, app: App[object]) -> None:
         self._app = app
         self._waiting: deque[Key | Paste] = deque()
-        self._held = self._blind = True  # until there is a screen to type on
+        self._held = self._blind = True  # until the screen accepts keys
         self._patience: asyncio.TimerHandle | None = None
         pasting.install()
 
     def waits(self, event: Key | Paste) -> bool:
-        """Whether it comes later, by itself."""
+        """Whether the event is held and replayed later."""
         if self._held:
             self._waiting.append(event)
         return self._held
 
     def path(self, event: Key | Paste) -> Sequence[MessagePump]:
-        """Whose queues it goes through before all is done that it does; empty where a field just takes it."""
+        """The queues an event passes before it has fully taken effect; empty if a field consumes it."""
         focused = self._app.focused
         if focused is None:
             return [self._app.screen, self._app]
@@ -53,14 +53,14 @@ class KeyOrder:
         return focused.ancestors_with_self
 
     def hold(self, path: Sequence[MessagePump]) -> None:
-        """Those behind it wait until word has come after it through these queues."""
+        """Hold later events until a callback has passed through these queues."""
         if path:
             self._held = True
             self._patience = asyncio.get_running_loop().call_later(_PATIENCE, self._release_soon)
             self._pass(list(path), self.settle)
 
     def settle(self) -> None:
-        """It may have opened a screen, which takes the focus by way of the program's queue."""
+        """Also wait for the app's queue: the key may have opened a screen, which then takes the focus."""
         self._pass([self._app.screen, self._app], self._release_soon)
 
     def _pass(self, path: list[MessagePump], then: Callable[[], None]) -> None:
@@ -83,7 +83,7 @@ class KeyOrder:
 
 
 def _seen(blind: Iterable[Key | Paste]) -> Iterator[Key | Paste]:
-    """What came before the first frame, as it was meant."""
+    """Convert events from before the first frame to what the user meant."""
     for _, group in groupby(blind, lambda event: bool(_written(event))):
         events = list(group)
         text = "".join(map(_written, events)).strip("\n")
@@ -94,7 +94,7 @@ def _seen(blind: Iterable[Key | Paste]) -> Iterator[Key | Paste]:
 
 
 def _written(event: Key | Paste) -> str:
-    """What a key adds to a text, in a terminal of lines."""
+    """The text a key enters in a terminal in line mode."""
     if isinstance(event, Paste):
         return ""
     if event.key == "ctrl+j":

@@ -1,4 +1,4 @@
-"""Which keys do what, as the person has them, and how they are written."""
+"""Key bindings with the user's changes, and how keys are displayed."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -9,7 +9,7 @@ from minichat.settings.keymap import Bound
 
 _SIGNS = {"slash": "/", "plus": "+", "minus": "-", "left_curly_bracket": "{", "right_curly_bracket": "}"}
 _NAMES = {"escape": "Esc", "enter": "Enter", "pagedown": "PgDn", "pageup": "PgUp", "ctrl": "^"}
-_RUNS = (  # of names, as people call them
+_RUNS = (  # of key names, abbreviated
     ("Shift+Left Shift+Right Shift+Up Shift+Down", "Shift+arrows"),
     ("Left Right Up Down", "Arrows"),
     ("Alt+1 Alt+2 Alt+3 Alt+4 Alt+5 Alt+6 Alt+7 Alt+8 Alt+9", "Alt+1 ... Alt+9"),
@@ -18,11 +18,11 @@ _RUNS = (  # of names, as people call them
 
 
 class Keys:
-    """The keys of commands and of widgets' own bindings, by their ids."""
+    """The keys of commands and widget bindings, by id."""
 
     def __init__(self, bound: Iterable[Bound], keymap: Mapping[str, str]) -> None:
         self._usual = {each.id: ",".join(each.keys) for each in bound}
-        self.keymap = keymap  # those that the person has given
+        self.keymap = keymap  # the user's changes
 
     def __contains__(self, id: str) -> bool:
         return id in self._usual
@@ -31,11 +31,11 @@ class Keys:
         return [key for key in self.keymap.get(id, self._usual[id]).split(",") if key]
 
     def name(self, id: str) -> str:
-        """The first of them, as people write it."""
+        """The display name of the first key."""
         return key_name(",".join(self.of(id)))
 
     def names(self, ids: Iterable[str]) -> str:
-        """The first keys of some."""
+        """The display names of the first key of each id, with runs abbreviated."""
         names = " ".join(map(self.name, ids))
         for long, short in _RUNS:
             names = names.replace(long, short)
@@ -43,7 +43,7 @@ class Keys:
 
 
 def key_name(keys: str) -> str:
-    """The first of the keys, as people write it: ^P, Alt+W, F1, /."""
+    """The display name of the first of the keys: ^P, Alt+W, F1, /."""
     key = keys.split(",")[0]
     if sign := _SIGNS.get(key, key if len(key) == 1 else ""):
         return sign

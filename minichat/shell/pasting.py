@@ -1,7 +1,7 @@
-"""Pasted text as the terminal sends it: an escape in it is a character, not the beginning of a key.
+"""Treat an escape character in pasted text as text, not as the start of a key.
 
-Textual would swallow what comes behind it, and play that as keys, Enter among them. Most terminals take
-escapes out of what they paste; some, and tmux, do not.
+Textual would drop what follows it and interpret that as keys, including Enter. Most terminals strip escapes
+from pasted text; some, and tmux, do not.
 """
 
 from collections.abc import Iterable
@@ -14,15 +14,15 @@ _BEGIN, _END, _ESCAPE, _SHOWN = "\x1b[200~", "\x1b[201~", "\x1b", "␛"
 
 
 class Pasting:
-    """Goes along with what is read, in whatever pieces it comes."""
+    """Filters the terminal input, which arrives in arbitrary pieces."""
 
     def __init__(self) -> None:
         self._inside = False
-        self._before = ""  # the last of what was typed: the beginning of a paste may be cut
-        self._held = ""  # what may become the end of one
+        self._before = ""  # the end of the typed input: the start of a paste may be split
+        self._held = ""  # a possible start of the end marker
 
     def clean(self, data: str) -> str:
-        """The same, with the escapes inside a paste as their symbol."""
+        """Replace escapes inside a paste by their visible symbol."""
         cleaned, data, self._held = [], self._held + data, ""
         while data:
             if self._inside:
@@ -42,13 +42,13 @@ class Pasting:
 
 
 def _cut(text: str) -> str:
-    """The beginning of a paste's end, where the text stops in the middle of one."""
+    """The start of an end marker at the end of the text, if it is split."""
     lengths = range(len(_END) - 1, 0, -1)
     return next((_END[:length] for length in lengths if text.endswith(_END[:length])), "")
 
 
 class PasteParser(XTermParser):
-    """Textual's, which reads a paste to its end."""
+    """Textual's parser with the filter."""
 
     def __init__(self, debug: bool = False) -> None:
         super().__init__(debug)
@@ -56,9 +56,9 @@ class PasteParser(XTermParser):
 
     def feed(self, data: str) -> Iterable[Message]:
         cleaned = self._pasting.clean(data)
-        return () if data and not cleaned else super().feed(cleaned)  # nothing at all is the end
+        return () if data and not cleaned else super().feed(cleaned)  # empty data means end of input
 
 
 def install() -> None:
-    """The driver makes its parser itself, and asks nobody which."""
+    """Replace the parser class, because the driver does not allow to configure it."""
     setattr(linux_driver, "XTermParser", PasteParser)  # noqa: B010 (a name that it only imports)

@@ -1,4 +1,4 @@
-"""Where minichat keeps things, by the XDG rules. `locate()` knows every path; nothing is made by asking."""
+"""Where minichat stores files, by the XDG rules. `locate()` creates nothing."""
 
 import os
 import tempfile
@@ -11,7 +11,7 @@ NAME = "minichat"
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """The three folders, and what lies in them."""
+    """The three folders and the files in them."""
 
     config: Path
     state: Path
@@ -62,14 +62,14 @@ class Paths:
         return self.state / "exports"
 
     def named(self) -> dict[str, Path]:
-        """Every path by its name, in the order in which a person wants to read them."""
+        """All paths by name, in display order."""
         files = "settings presets themes chats remembered exports clipboard log engine_log engines server_key"
         names = [*files.split(), "config", "state", "cache"]
         return {name: getattr(self, name) for name in names}
 
 
 def locate(environment: Mapping[str, str] = os.environ) -> Paths:
-    """The paths of this person. XDG says that a folder which is not absolute counts as none."""
+    """The paths of this user. By the XDG rules, a relative folder is ignored."""
     home = _home(environment)
 
     def folder(variable: str, usual: str) -> Path:
@@ -84,12 +84,12 @@ def locate(environment: Mapping[str, str] = os.environ) -> Paths:
 
 
 def files_in(folder: Path, pattern: str) -> list[Path]:
-    """In order. A folder that is not there has none, nor one of another user, where pathlib would raise."""
+    """The matching files, sorted; empty if the folder is missing or unreadable, where pathlib raises."""
     return sorted(folder.glob(pattern)) if os.access(folder, os.R_OK | os.X_OK) else []
 
 
 def private_folder(folder: Path) -> Path:
-    """Makes the folder, and lets its owner alone into it."""
+    """Create the folder with access for its owner only."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_mode & 0o077:
         folder.chmod(0o700)
@@ -101,5 +101,5 @@ def _home(environment: Mapping[str, str]) -> Path:
         return Path(named)
     try:
         return Path.home()
-    except RuntimeError:  # a user whom the system does not know, as in some containers
+    except RuntimeError:  # a user unknown to the system, as in some containers
         return Path(tempfile.gettempdir()) / f"{NAME}-{os.getuid()}"

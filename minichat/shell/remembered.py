@@ -1,6 +1,6 @@
-"""What the program keeps of a person's choices: models last used, a theme, and how the chats stood.
+"""Choices the program remembers: recent models, the theme, and the arrangement of chats.
 
-The settings are the person's to write; this file is the program's, and losing it costs nothing.
+The user edits the settings; this file belongs to the program, and losing it does no harm.
 """
 
 import json
@@ -18,12 +18,12 @@ _MODELS = 8
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """Reading forgives everything: what is not as it should be counts as not there."""
+    """Invalid values are ignored when reading."""
 
-    models: tuple[str, ...] = ()  # the newest first
+    models: tuple[str, ...] = ()  # newest first
     theme: str = ""
-    instead_of: str = ""  # the theme of the settings then: another one there goes before the choice
-    chats: tuple[int, ...] = ()  # in the order of their tabs
+    instead_of: str = ""  # the theme setting at that time: if it changes, it overrides the choice
+    chats: tuple[int, ...] = ()  # in tab order
     active: int = 0  # one of them
     pinned: tuple[int, ...] = ()  # some of them
 
@@ -48,7 +48,7 @@ class Remembered:
         )
 
     def write(self, file: Path) -> None:
-        """All of it or nothing; a disk that refuses is no reason to bother anybody."""
+        """Write the file atomically; ignore a failing disk."""
         with suppress(OSError):
             private_folder(file.parent)
             fresh = file.with_suffix(f".{os.getpid()}")
@@ -66,7 +66,7 @@ class Remembered:
         return replace(self, chats=tuple(chats), active=active, pinned=tuple(pinned))
 
     def theme_for(self, settings: str) -> str:
-        """The theme to begin with, where the settings say this one."""
+        """The initial theme, given the theme setting."""
         return self.theme if self.theme and self.instead_of == settings else settings
 
 

@@ -1,4 +1,4 @@
-"""Standard streams as a shell may leave them: closed, or in an encoding that cannot say everything."""
+"""Make standard streams usable if they are closed or have a limited encoding."""
 
 import io
 import os
@@ -6,25 +6,25 @@ import sys
 
 
 def settle() -> None:
-    """Each is there, if only to lead nowhere, and none fails at a character."""
-    # Standard input first: files take the lowest number that is free.
+    """Open missing streams on the null device, and replace characters that cannot be encoded."""
+    # Standard input first, because files get the lowest free descriptor.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # it was closed
-            nowhere = open(os.devnull, mode)  # noqa: SIM115 (for as long as the program runs)
+        if getattr(sys, name) is None:  # closed
+            nowhere = open(os.devnull, mode)  # noqa: SIM115 (open for the lifetime of the program)
             setattr(sys, name, nowhere)
-            setattr(sys, f"__{name}__", nowhere)  # by which the screen asks for it
+            setattr(sys, f"__{name}__", nowhere)  # used by the screen
     _forgive(sys.stdin, "surrogateescape")
     _forgive(sys.stdout, "backslashreplace")
 
 
 def draw_on_terminal() -> None:
-    """The screen is drawn on standard error, which may lead elsewhere: `minichat 2>log`."""
+    """Draw the screen on the terminal even if standard error is redirected: `minichat 2>log`."""
     drawn_on, out = sys.__stderr__, sys.__stdout__
     if out is not None and out.isatty() and not (drawn_on is not None and drawn_on.isatty()):
         vars(sys)["__stderr__"] = out
 
 
 def _forgive(stream: object, errors: str) -> None:
-    """Python does so by itself in the C locale, and on standard error everywhere."""
+    """Replace unencodable characters. Python does so in the C locale, and always on standard error."""
     if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
         stream.reconfigure(errors=errors)

@@ -1,4 +1,4 @@
-"""What this terminal is, and what must be settled before textual is imported."""
+"""Detect the terminal, and configure Textual before it is imported."""
 
 import os
 import select
@@ -12,13 +12,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """The little that the program adapts to."""
+    """The properties of the terminal that the program adapts to."""
 
     ssh: bool
     tmux: bool
     unicode: bool
-    screen: bool = False  # GNU's
-    outside: str = ""  # "tmux" or "screen" that TERM names, and that runs where the SSH connection begins
+    screen: bool = False  # GNU screen
+    outside: str = ""  # "tmux" or "screen" from TERM, running on the client side of an SSH connection
 
     @classmethod
     def found(cls) -> "Terminal":
@@ -35,9 +35,9 @@ class Terminal:
 
 
 def calm(terminal: Terminal) -> None:
-    """No animations, and fewer frames where each one crosses a network. What the person has set stays.
+    """Turn off animations, and lower the frame rate over a network. The user's own settings take precedence.
 
-    But not a size: where COLUMNS and LINES were exported, textual would never see the terminal change.
+    COLUMNS and LINES are removed: if they were exported, Textual would never notice a resize.
     """
     for name in ("COLUMNS", "LINES"):
         os.environ.pop(name, None)
@@ -47,15 +47,15 @@ def calm(terminal: Terminal) -> None:
 
 
 def when_gone(told: Callable[[], object]) -> None:
-    """Calls it once the terminal has hung up, from a thread.
+    """Call `told` from a thread once the terminal has hung up.
 
-    Its signal goes to the first process of the session alone. Where that is another one and stays, such as
-    `make`, nobody tells this one, and it would go on for nobody.
+    Only the first process of the session gets the signal. If that is another process that survives, such as
+    `make`, this one would keep running without a terminal.
     """
     if sys.__stdin__ is None or not sys.__stdin__.isatty():
         return
     hung_up = select.poll()
-    hung_up.register(sys.__stdin__, 0)  # of nothing else; a system that cannot say it gives another answer
+    hung_up.register(sys.__stdin__, 0)  # only hang-ups; a system without support returns another event
 
     def wait() -> None:
         if any(events & select.POLLHUP for _, events in hung_up.poll()):
@@ -65,9 +65,9 @@ def when_gone(told: Callable[[], object]) -> None:
 
 
 def teach_alt_keys() -> None:
-    """Textual reads Alt+1 as the "¡" of a Mac's keyboard, Alt+Enter as Enter, and other Alt keys late.
+    """Fix Alt keys: Textual reads Alt+1 as the "¡" of a Mac keyboard, Alt+Enter as Enter, and others late.
 
-    Alt+B and Alt+F stay what they are there: a word to the left and to the right.
+    Alt+B and Alt+F keep their meaning in Textual: a word left and right.
     """
     from textual._ansi_sequences import ANSI_SEQUENCES_KEYS
 

@@ -1,4 +1,4 @@
-"""Themes as data: a TOML file each, the shipped ones and those in the folder beside the settings."""
+"""Themes as TOML files: the built-in ones, and the user's in a folder beside the settings."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from minichat.shell.paths import files_in
 
 COLOURS = tuple("primary secondary accent foreground background surface panel success warning error".split())
 MAP = ("free", "cached")
-# What a kind of code looks like if the theme says nothing of it.
+# Styles of code tokens if the theme sets none.
 SYNTAX = {
     "comment": "muted",
     "keyword": "accent",
@@ -29,7 +29,7 @@ SYNTAX = {
     "inserted": "success",
     "deleted": "error",
 }
-# Of Okabe and Ito: people with any kind of colour vision can tell them apart. Their black is grey here.
+# The Okabe-Ito palette, distinguishable with any color vision. Its black is gray here.
 OKABE_ITO = (
     "#56B4E9",
     "#E69F00",
@@ -40,54 +40,54 @@ OKABE_ITO = (
     "#D55E00",
     "#BBBBBB",
 )
-_EVEN = 0.179  # the luminance on which black and white stand out alike
-MUTED = 0.72  # of the way from the background to the text
-THUMB = 0.6  # so is what is dragged on a scroll bar
-_SHADES = (0.3, 0.6)  # of the way to white or to black
-_SEEN = 3.0  # the contrast that a mark needs
+_EVEN = 0.179  # the luminance at which black and white have equal contrast
+MUTED = 0.72  # position between background and text color
+THUMB = 0.6  # likewise, for a dragged scroll bar
+_SHADES = (0.3, 0.6)  # positions toward white or black
+_SEEN = 3.0  # the minimum contrast of a mark
 _KEYS = ("name", "about", "dark", "owners", "colours", "map", "syntax", "variables")
 _NAME = re.compile(r"^name\s*=.*$", re.MULTILINE)
-_UNFIT = re.compile(r"[^\w.-]+")  # for the name of a file
-_SHARE = re.compile(r"\s+[0-9.]+%$")  # a colour's opacity, as in `#ffffff 40%`
+_UNFIT = re.compile(r"[^\w.-]+")  # for file names
+_SHARE = re.compile(r"\s+[0-9.]+%$")  # the opacity of a color, as in `#ffffff 40%`
 _STYLES = frozenset("none not bold dim italic underline reverse strike b d i u r s".split())
 
 
 @dataclass(frozen=True, slots=True)
 class ThemeColors:
-    """One theme, checked."""
+    """One validated theme."""
 
     name: str
     about: str
     dark: bool
     colours: Mapping[str, str]
     owners: tuple[str, ...]
-    shades: tuple[str, ...]  # the same once more, lighter or darker: a ninth chat is none of the first eight
+    shades: tuple[str, ...]  # lighter or darker variants, so that a ninth chat differs from the first eight
     map: Mapping[str, str]
     syntax: Mapping[str, str] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ansi(self) -> bool:
-        """Whether the colours are the terminal's own."""
+        """Whether it uses the terminal's own colors."""
         return Color.parse(self.colours["background"]).ansi is not None
 
     @property
     def muted(self) -> str:
-        """Text of less weight; nobody knows what lies between two of the terminal's own colours."""
+        """The color of secondary text; for terminal colors no mixture can be computed."""
         return self.colours["foreground"] if self.ansi else self._between(MUTED)
 
     def _between(self, share: float) -> str:
-        """A colour so far of the way from the background to the text."""
+        """Mix background and text color."""
         text, ground = (Color.parse(self.colours[name]) for name in ("foreground", "background"))
         return ground.blend(text, share).hex
 
     def owner(self, index: int) -> str:
-        """The colour of a chat, by `letters.colour_index`."""
+        """The color of a chat, by `letters.colour_index`."""
         known = self.owners + self.shades
         return known[index % len(known)]
 
     def letter(self, index: int) -> str:
-        """The style of a chat's letter: its colour as the ground, and black or white on it."""
+        """The style of a chat's letter: black or white on the chat's color."""
         owner = self.owner(index)
         ground = Color.parse(owner)
         if ground.ansi is not None:
@@ -95,7 +95,7 @@ class ThemeColors:
         return f"{'#000000' if _luminance(ground) > _EVEN else '#FFFFFF'} on {owner}"
 
     def own_variables(self) -> dict[str, str]:
-        """What our style sheets have beside Textual's: $map-free, $syntax-keyword, $owner-1 and the like."""
+        """Variables of our style sheets beyond Textual's: $map-free, $syntax-keyword, $owner-1 and others."""
         named, known = {**self.colours, "muted": self.muted}, self.owners + self.shades
         return {
             **{f"map-{name}": colour for name, colour in self.map.items()},
@@ -104,8 +104,8 @@ class ThemeColors:
         }
 
     def theme(self) -> Theme:
-        """What Textual's `register_theme` takes."""
-        if self.ansi:  # Textual's own style sheets ask for these two, and it has none for such a theme
+        """The theme for Textual's `register_theme`."""
+        if self.ansi:  # Textual's style sheets need these two, and it sets none for such a theme
             black, white = "ansi_black", "ansi_white"
             ground, text = (black, white) if self.dark else (white, black)
             usual = {"ansi-background": ground, "ansi-foreground": text}
@@ -126,7 +126,7 @@ class ThemeColors:
 
 @dataclass(frozen=True, slots=True)
 class Themes:
-    """All that could be read, by name, and what was wrong with the others."""
+    """The valid themes by name, and the problems in others."""
 
     palettes: dict[str, ThemeColors]
     problems: list[Problem]
@@ -134,13 +134,13 @@ class Themes:
 
 
 def shipped_themes() -> Path:
-    """The folder of the shipped ones: inside the package where it is installed, above it in a checkout."""
+    """The folder of built-in themes: inside the installed package, or above it in a checkout."""
     inside = Path(__file__).parents[1] / "themes"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "themes"
 
 
 def load_themes(*folders: Path) -> Themes:
-    """The themes of the folders; one of a later folder takes the place of an earlier one of its name."""
+    """Load the themes of the folders; a later folder overrides an earlier one."""
     found = Themes({}, [])
     for folder in folders:
         for file in files_in(folder, "*.toml"):
@@ -154,7 +154,7 @@ def load_themes(*folders: Path) -> Themes:
 
 
 def copied(file: Path, name: str, folder: Path) -> Path:
-    """The theme of that file as another one in the folder, to be edited."""
+    """Copy a theme file to the folder under another name, to be edited."""
     copy = folder / f"{_UNFIT.sub('-', name)}.toml"
     text = _NAME.sub(lambda _: f"name = {literal(name)}", file.read_text(encoding="utf-8"), count=1)
     folder.mkdir(parents=True, exist_ok=True)
@@ -164,14 +164,14 @@ def copied(file: Path, name: str, folder: Path) -> Path:
 
 
 class Watch:
-    """Tells when a theme in a folder was changed, added or removed; asking costs one look at each file."""
+    """Detects changed, added or removed themes in a folder; each check reads the file times."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen = self._stamps()
 
     def changed(self) -> bool:
-        """Whether anything is other than when this was asked before."""
+        """Whether a file has changed since the last call."""
         before, self._seen = self._seen, self._stamps()
         return self._seen != before
 
@@ -180,14 +180,14 @@ class Watch:
         for file in files_in(self._folder, "*.toml"):
             try:
                 stat = file.stat()
-            except OSError:  # gone since the folder was listed
+            except OSError:  # deleted since the folder was listed
                 continue
             stamps[file] = (stat.st_mtime_ns, stat.st_size)
         return stamps
 
 
 def _palette(document: TomlDocument) -> ThemeColors | None:
-    """The theme in the file, if there is no fault in it."""
+    """The theme of the file, if it is valid."""
     found = document.tables
     for name in found.keys() - set(_KEYS):
         document.complain(name, unknown(name, _KEYS))
@@ -195,11 +195,11 @@ def _palette(document: TomlDocument) -> ThemeColors | None:
     about: Any = found.get("about", "")
     dark: Any = found.get("dark")
     if not isinstance(called, str) or not called.strip():
-        document.complain("name", "has to be there: a text that is not empty")
+        document.complain("name", "is required: a nonempty text")
     if not isinstance(about, str):
-        document.complain("about", f"has to be a text, not {literal(about)}")
+        document.complain("about", f"must be a text, got {literal(about)}")
     if not isinstance(dark, bool):
-        document.complain("dark", "has to be there: true, or false for a light background")
+        document.complain("dark", "is required: true, or false for a light background")
     colours = _colours(document, "colours", COLOURS, required=True)
     on_map = _colours(document, "map", MAP, required=True)
     syntax = _colours(document, "syntax", SYNTAX)
@@ -211,7 +211,7 @@ def _palette(document: TomlDocument) -> ThemeColors | None:
 
 
 def _shades_of(owners: Sequence[str], grounds: Iterable[str]) -> tuple[str, ...]:
-    """Each lighter or darker, whichever is easier to tell apart; of the terminal's own colours none."""
+    """Lighter or darker variants, whichever are easier to distinguish; none for terminal colors."""
     known = [Color.parse(owner) for owner in owners]
     behind = [Color.parse(ground) for ground in grounds]
     if any(colour.ansi is not None for colour in (*known, *behind)):
@@ -227,7 +227,7 @@ def _shades_of(owners: Sequence[str], grounds: Iterable[str]) -> tuple[str, ...]
 
 
 def _least_difference(colours: Sequence[Color]) -> float:
-    """Between any two of them, in CIE Lab."""
+    """The smallest difference of any two colors, in CIE Lab."""
     return min(starmap(dist, combinations(map(rgb_to_lab, colours), 2)))
 
 
@@ -246,18 +246,18 @@ def _colours(
         elif fault := _colour_fault(value):
             document.complain(f"{section}.{name}", fault)
     if missing := [name for name in names if name not in table] if required else []:
-        document.complain(section, f"has to name {', '.join(missing)} too")
+        document.complain(section, f"must also set {', '.join(missing)}")
     return table
 
 
 def _owners(document: TomlDocument) -> tuple[str, ...]:
     owners = document.tables.get("owners", OKABE_ITO)
     if not isinstance(owners, list | tuple) or len(owners) < len(OKABE_ITO):
-        document.complain("owners", f"has to be a list of at least {len(OKABE_ITO)} colours")
+        document.complain("owners", f"must be a list of at least {len(OKABE_ITO)} colors")
         return ()
     for number, value in enumerate(owners, start=1):
         if fault := _colour_fault(value):
-            document.complain("owners", f"colour {number} {fault}")
+            document.complain("owners", f"color {number} {fault}")
     return tuple(owners)
 
 
@@ -274,7 +274,7 @@ def _variables(document: TomlDocument) -> dict[str, str]:
 def _variable_fault(name: str, value: Any) -> str:
     if name.endswith("-style"):
         good = isinstance(value, str) and _STYLES.issuperset(value.split())
-        return "" if good else f"has to be words like bold or none, not {literal(value)}"
+        return "" if good else f"must be words like bold or none, got {literal(value)}"
     colour = _SHARE.sub("", value) if isinstance(value, str) else value
     return "" if colour == "auto" else _colour_fault(colour)
 
@@ -283,24 +283,24 @@ def _table(document: TomlDocument, section: str) -> dict[str, Any]:
     table = document.tables.get(section, {})
     if isinstance(table, dict):
         return table
-    document.complain(section, f"has to be a table: write [{section}] above its keys")
+    document.complain(section, f"must be a table: write [{section}] above its keys")
     return {}
 
 
 def _colour_fault(value: Any) -> str:
-    """What is wrong with a colour; empty if nothing is."""
+    """What is wrong with a color; empty if it is valid."""
     if not isinstance(value, str):
-        return f'has to be a colour like "#88aaff" or "ansi_blue", not {literal(value)}'
+        return f'must be a color like "#88aaff" or "ansi_blue", got {literal(value)}'
     try:
         Color.parse(value)
     except ColorParseError as error:
         near = f"; did you mean {error.suggested_color}?" if error.suggested_color else ""
-        return f'has to be a colour like "#88aaff" or "ansi_blue", not {literal(value)}{near}'
+        return f'must be a color like "#88aaff" or "ansi_blue", got {literal(value)}{near}'
     return ""
 
 
 def _luminance(colour: Color) -> float:
-    """From 0, black, to 1, white, as WCAG 2 has it."""
+    """The relative luminance of WCAG 2, from 0 (black) to 1 (white)."""
     parts = (part / 255 for part in colour.rgb)
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

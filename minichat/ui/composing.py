@@ -112,7 +112,7 @@ class Composing:
         with suppress(CannotAttach):  # which is told when it is sent
             files = await in_thread(lambda: attach(text, kept))
         shot, fits = self._context.engine.latest, list[PromptFit]()
-        if shot is not None and self._context.keeper.alive:
+        if shot is not None and self._context.lifecycle.alive:
             with suppress(EngineError):  # no engine: whatever is wrong is told at the reply
                 fits = [await fit_of(each, text, files, shot) for each in to]
         return Checked(min(fits, key=lambda fit: fit.left, default=None), wrong)

@@ -32,4 +32,4 @@ class SavedDrafts:
             if self._kept.get(chat.id, "") != chat.draft:
                 self._kept[chat.id] = chat.draft
                 with context.program.complaining():
-                    context.chats.desk.store.change_chat(chat.id, draft=chat.draft)
+                    context.chats.services.store.change_chat(chat.id, draft=chat.draft)

@@ -158,7 +158,7 @@ def bench(tmp_path: Path) -> Callable[..., Any]:
         }
         features = keywords.pop("features", None)
         app = MinichatApp(backend, store, Start(model="tiny", paths=paths, **keywords), features)
-        app.chats.desk.pacer.rate = 200
+        app.chats.services.pacer.rate = 200
         async with app.run_test(size=size) as pilot:
             await pilot.pause()
             yield Bench(app, pilot, backend)

@@ -92,17 +92,17 @@ def test_no_text_breaks_it(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("@./nowhere.py.", r"^there is no file \./nowhere\.py, so nothing was sent"),
-        ('@"no such"', "there is no file no such"),
-        ("@src", "src is a folder: name the files in it"),
-        ("@picture.png", r"picture\.png is not text"),
-        ("@latin.txt", r"latin\.txt is not text"),
-        ("@large.log", r"large\.log is larger than the 1\.00 MB"),
-        ("@one.log @two.log", r"one\.log, two\.log are 1\.20 MB together; 1\.00 MB can be attached"),
-        ('@"a[/b]"', r"no file a\[/b\]"),
-        ("@~\0", "there is no file ~"),
-        ("@/dev/null", "/dev/null is no plain file"),
-        ("@locked.txt", r"locked\.txt cannot be read: Permission denied"),
+        ("@./nowhere.py.", r"^nothing was sent: no such file: \./nowhere\.py"),
+        ('@"no such"', "no such file: no such"),
+        ("@src", "src is a folder; name the files in it"),
+        ("@picture.png", r"picture\.png: it is not UTF-8 text"),
+        ("@latin.txt", r"latin\.txt: it is not UTF-8 text"),
+        ("@large.log", r"large\.log is larger than 1\.00 MB"),
+        ("@one.log @two.log", r"one\.log, two\.log are 1\.20 MB in total; the limit is 1\.00 MB"),
+        ('@"a[/b]"', r"no such file: a\[/b\]"),
+        ("@~\0", "no such file: ~"),
+        ("@/dev/null", "/dev/null: it is not a regular file"),
+        ("@locked.txt", r"cannot read locked\.txt: Permission denied"),
     ],
 )
 def test_what_cannot_go_along_is_said(
@@ -244,7 +244,7 @@ async def test_what_cannot_go_along_stays_in_the_prompt(bench: Callable[..., Any
     async with bench() as it:
         it.main.prompt.put("see @./no[/where\x1b.py")
         await it.pilot.press("enter")
-        await it.until(lambda: any("there is no file ./no[/where" in said for said in it.notices()))
+        await it.until(lambda: any("no such file: ./no[/where" in said for said in it.notices()))
         await it.until(lambda: "no[/where" in it.screen_text())
         assert not any("\x1b" in said for said in it.notices())
         assert it.main.prompt.text == "see @./no[/where␛.py"
@@ -284,7 +284,7 @@ def test_the_first_message_of_words_and_a_pipe() -> None:
     alone, empty = first_message([], "+ a line\n"), first_message(["review"], " \n")
     assert (alone.text, alone.piped, alone.send) == ("@stdin ", piped, False)
     assert (empty.text, empty.send) == ("review", False)
-    assert "nothing came through the pipe" in empty.notice
+    assert "The pipe was empty" in empty.notice
 
 
 @run
@@ -319,7 +319,7 @@ async def test_a_question_leaves_what_was_being_typed_alone(bench: Callable[...,
 async def test_a_pipe_alone_waits_for_a_question(bench: Callable[..., Any]) -> None:
     async with bench(first=first_message([], "+ a line\n")) as it:
         assert it.main.prompt.text == "@stdin "
-        assert any("say what to do with it" in said for said in it.notices())
+        assert any("Type what to do with it" in said for said in it.notices())
         await it.pilot.press(*"sum it up", "enter")
         await it.until(lambda: it.replies)
         assert "+ a line" in it.replies[0].prompt[-1]["content"]

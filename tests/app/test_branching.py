@@ -38,7 +38,7 @@ async def test_what_the_engine_has_said_but_nobody_drew_yet_is_waited_for(bench:
         first = await it.say("hello")
         first.say("One")
         await it.until(lambda: "One" in it.screen_text())
-        it.app.chats.desk.pacer.rate = 3  # the screen is slow
+        it.app.chats.services.pacer.rate = 3  # the screen is slow
         first.say(" two")
         first.say(" three")
         await it.pilot.press("alt+k")

@@ -30,7 +30,7 @@ async def test_a_reply_streams_to_the_screen(bench: Callable[..., Any]) -> None:
 
 @run
 @pytest.mark.parametrize(
-    ("most", "why"), [(9, "stopped: max tokens (9) are reached"), (None, "stopped: the context is full")]
+    ("most", "why"), [(9, "stopped: max tokens (9) reached"), (None, "stopped: the context is full")]
 )
 async def test_a_reply_that_was_cut_says_by_what(
     bench: Callable[..., Any], most: int | None, why: str
@@ -248,6 +248,6 @@ async def test_the_last_line_says_whether_replies_run(bench: Callable[..., Any])
 @run
 async def test_an_engine_that_is_lost_is_not_ready(bench: Callable[..., Any]) -> None:
     async with bench() as it:
-        it.app.keeper.lose("it fell over")
+        it.app.lifecycle.lose("it fell over")
         await it.until(lambda: "no engine" in it.screen_text().splitlines()[-1])
         assert "ready" not in it.screen_text().splitlines()[-1]

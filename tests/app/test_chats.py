@@ -87,18 +87,18 @@ async def test_of_many_the_active_one_is_called_what_it_is(
 async def test_why_a_broadcast_reaches_one_is_said(bench: Callable[..., Any]) -> None:
     async with bench((80, 24)) as it:
         await it.pilot.press("alt+a")
-        await it.until(lambda: "180 columns show several, and this terminal has 80" in it.notices()[-1])
+        await it.until(lambda: "several chats need 180 columns, this terminal has 80" in it.notices()[-1])
         await it.pilot.press("alt+a")
-        await it.until(lambda: "to this chat alone" in it.notices()[-1])
+        await it.until(lambda: "to this chat only" in it.notices()[-1])
     async with bench((200, 60)) as it:
         await it.pilot.press("alt+a")
-        await it.until(lambda: "the only chat; ^N opens another" in it.notices()[-1])
+        await it.until(lambda: "one pane is open: ^N opens another chat" in it.notices()[-1])
         await it.pilot.press("alt+a")
         await two_chats(it)
         await it.pilot.press("f3", "alt+a")
-        await it.until(lambda: "a drawer or the monitor" in it.notices()[-1])
+        await it.until(lambda: "the drawer or the monitor" in it.notices()[-1])
         await it.pilot.press("f3", "alt+a", "alt+p", "alt+a")
-        await it.until(lambda: "Alt+P shows several" in it.notices()[-1])
+        await it.until(lambda: "Alt+P shows several chats" in it.notices()[-1])
 
 
 @run
@@ -159,7 +159,7 @@ async def test_the_list_counts_and_says_when_nothing_was_found(bench: Callable[.
         await it.pilot.press("ctrl+o")
         await it.until(lambda: "lone  1 message " in it.screen_text())
         await it.pilot.press(*"zzz")
-        await it.until(lambda: "no chat is called so, and nowhere was it said" in it.screen_text())
+        await it.until(lambda: "No title or message matches" in it.screen_text())
         await it.pilot.press("backspace", "backspace", "backspace")
         await it.until(lambda: "lone  1 message " in it.screen_text())
         assert "nowhere" not in it.screen_text()
@@ -194,7 +194,7 @@ async def test_an_export_takes_the_place_of_nothing(bench: Callable[..., Any], t
         await it.until(lambda: it.app.screen.query("Input"))
         it.app.screen.query_one("Input").value = str(mine)
         await it.pilot.press("enter")
-        await it.until(lambda: any("is there already" in said for said in it.notices()))
+        await it.until(lambda: any("already exists" in said for said in it.notices()))
         assert mine.read_text() == "mine"
 
 
@@ -255,7 +255,7 @@ async def test_a_rate_is_told_once_it_can_be_known(bench: Callable[..., Any]) ->
         reply.say("two tokens")
         await it.until(lambda: it.app.chats.active.run.first is not None)
         run = it.app.chats.active.run
-        run.tokens, run.first = 3, it.app.chats.active.desk.clock()
+        run.tokens, run.first = 3, it.app.chats.active.services.clock()
         assert it.main.pane._figures() == "3 tok"
         run.first -= 60
         run.began = run.first

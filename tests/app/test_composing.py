@@ -27,7 +27,7 @@ def below(it: Bench) -> str:
 @run
 async def test_the_tokens_are_shown_where_they_matter(bench: Callable[..., Any]) -> None:
     async with bench(backend=narrow()) as it:
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         await it.pilot.press(*"hello")
         assert "tokens" not in below(it)
         it.main.prompt.put("x" * 20)
@@ -40,7 +40,7 @@ async def test_the_tokens_are_shown_where_they_matter(bench: Callable[..., Any])
 @run
 async def test_what_cannot_fit_is_told_as_it_is_typed_and_never_sent(bench: Callable[..., Any]) -> None:
     async with bench(backend=narrow()) as it:
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         it.main.prompt.put("x" * 63)
         await it.until(lambda: below(it) == "64 tokens; tiny takes 63")
         assert it.main.prompt.has_class("-fault")
@@ -77,7 +77,7 @@ async def test_room_is_kept_for_the_reply_and_an_engine_elsewhere_keeps_its_mode
 ) -> None:
     params = SamplingParams(max_tokens=40)
     async with bench(backend=narrow(elsewhere="a box"), params=params) as it:
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         it.main.prompt.put("x" * 24)
         await it.pilot.press("enter")
         room = "25 tokens; tiny takes 24 beside the 40 of max_tokens"
@@ -94,7 +94,7 @@ def test_the_sentence_says_what_can_be_done() -> None:
 @run
 async def test_what_goes_to_all_panes_is_measured_for_each(bench: Callable[..., Any]) -> None:
     async with bench((200, 60), backend=narrow()) as it:
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         await it.pilot.press("ctrl+n")
         it.app.chats.active.instruct("y" * 40)
         await it.pilot.press("alt+1")
@@ -113,7 +113,7 @@ async def test_a_count_that_fails_holds_up_nothing(bench: Callable[..., Any]) ->
             raise EngineError("no")
 
     async with bench(backend=Mute([snapshot(max_context=64)])) as it:
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         await it.say("x" * 100)
 
 
@@ -175,7 +175,7 @@ def test_names_that_are_no_mistake(text: str) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_a_path_that_leads_nowhere_is_refused_with_the_nearest_name() -> None:
-    sentence = r"^there is no file \./note\.txt, so nothing was sent; did you mean \./notes\.txt\?$"
+    sentence = r"^nothing was sent: no such file: \./note\.txt; did you mean \./notes\.txt\?$"
     with pytest.raises(CannotAttach, match=sentence):
         attach("@./note.txt")
 

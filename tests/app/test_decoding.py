@@ -143,7 +143,7 @@ def test_what_is_typed_is_read(field: str, text: str, value: object) -> None:
 
 
 def test_what_is_no_number_is_refused() -> None:
-    with pytest.raises(BadParams, match="top_k: must be a whole number, not 'many'"):
+    with pytest.raises(BadParams, match="top_k: must be a whole number, got 'many'"):
         parsed(KNOB["top_k"], "many")
 
 

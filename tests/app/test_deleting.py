@@ -27,7 +27,7 @@ async def test_one_is_deleted_when_the_question_is_answered(bench: Callable[...,
     async with bench() as it:
         await two_chats(it)
         await it.pilot.press("alt+d")
-        await it.until(lambda: "delete second and its 2 messages?" in it.screen_text())
+        await it.until(lambda: "Delete second and its 2 messages?" in it.screen_text())
         await it.pilot.press("enter")  # which keeps it
         await it.until(lambda: it.app.focused is it.main.prompt)
         assert titles(it) == ["first", "second"]
@@ -35,7 +35,7 @@ async def test_one_is_deleted_when_the_question_is_answered(bench: Callable[...,
         await it.until(lambda: titles(it) == ["first"])
         assert [each.title for each in it.app.store.listing()] == ["first"]
         await it.pilot.press("alt+z")
-        await it.until(lambda: "no chat is closed" in it.notices())
+        await it.until(lambda: "There is no closed chat" in it.notices())
     async with bench() as it:
         assert titles(it) == ["first"]
 
@@ -61,10 +61,10 @@ async def test_closed_and_open_ones_are_deleted_from_the_list(bench: Callable[..
         await it.pilot.press("ctrl+o", *"fir")
         await it.until(lambda: "Alt+D delete" in it.screen_text() and "first" in it.screen_text())
         await it.pilot.press("alt+d")
-        await it.until(lambda: "delete first and its 2 messages?" in it.screen_text())
+        await it.until(lambda: "Delete first and its 2 messages?" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: [each.title for each in it.app.store.listing()] == ["second"])
-        await it.until(lambda: "delete first" not in it.screen_text())
+        await it.until(lambda: "Delete first" not in it.screen_text())
         assert "first" not in "".join(it.screen_text().splitlines()[1:-1]).replace("fir", "", 1)
         await it.pilot.press("escape")
         await it.until(lambda: it.app.focused is it.main.prompt)
@@ -112,7 +112,7 @@ async def test_the_key_that_deletes_is_the_persons(bench: Callable[..., Any], tm
         await it.answered(await it.say("first"))
         await it.pilot.press("alt+d")
         await it.pilot.press("alt+q")
-        await it.until(lambda: "delete first and its 2 messages?" in it.screen_text())
+        await it.until(lambda: "Delete first and its 2 messages?" in it.screen_text())
         await it.pilot.press("escape", "ctrl+o")
         await it.until(lambda: "Alt+Q delete" in it.screen_text())
         await it.pilot.press("alt+q", "down", "enter")

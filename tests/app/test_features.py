@@ -113,11 +113,14 @@ STYLED = f"{OURS}feature('misfit', css={{!r}})"
 @pytest.mark.parametrize(
     ("code", "why"),
     [
-        ("raise OSError('no such device')", "could not be loaded: no such device"),
-        ("FEATURE = 7", "was left out: it is 'int', not a Feature"),
-        (f"{OURS}feature('monitor')", "there is one called 'monitor' already"),
-        (f"{OURS}feature(id='chat.new')", "there is a command 'chat.new' already"),
-        (f"{OURS}feature(keys='f3')", "its key 'f3' is that of view.decoding"),
+        (
+            "raise OSError('no such device')",
+            "cannot load the feature misfit (misfit:FEATURE): no such device",
+        ),
+        ("FEATURE = 7", "was skipped: it is 'int', not a Feature"),
+        (f"{OURS}feature('monitor')", "another feature is named 'monitor'"),
+        (f"{OURS}feature(id='chat.new')", "the command 'chat.new' already exists"),
+        (f"{OURS}feature(keys='f3')", "its key 'f3' is already bound to view.decoding"),
         (STYLED.format("Mine { colour: red }"), "the css of the feature misfit is wrong at 'colour:'"),
         (STYLED.format("Mine { color red"), "the css of the feature misfit cannot be read: Expected"),
     ],

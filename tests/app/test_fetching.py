@@ -29,7 +29,7 @@ async def test_a_fetch_that_fails_says_why() -> None:
     line = "sys.exit('a warning\\nminichat: a/b is not on this machine, and the hub cannot be reached')"
     with pytest.raises(ModelNotFound, match=r"^a/b is not on this machine"):
         await fetch("a/b", lambda *_: None, script(line))
-    with pytest.raises(ModelNotFound, match="a/b was not fetched"):
+    with pytest.raises(ModelNotFound, match="cannot download a/b"):
         await fetch("a/b", lambda *_: None, script("sys.exit(1)"))
 
 

@@ -36,7 +36,7 @@ async def test_they_are_those_of_the_model(bench: Callable[..., Any], model: str
 async def test_another_model_brings_others(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.until(lambda: LARGER[0] in it.screen_text())
-        await it.app.keeper.switch("pocket")
+        await it.app.lifecycle.switch("pocket")
         await it.until(lambda: BUILT_IN[0] in it.screen_text())
         assert LARGER[0] not in it.screen_text()
 

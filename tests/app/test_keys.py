@@ -71,7 +71,7 @@ async def test_the_second_of_two_clicks_does_not_take_away_what_the_first_has_br
     async with bench() as it:
         await it.answered(await it.say("hello"))
         await it.pilot.click(offset=(2, 1))
-        await it.until(lambda: "Fork the chat here" in it.screen_text())
+        await it.until(lambda: "Fork the chat from here" in it.screen_text())
         it.app.screen.post_message(Click(it.app.screen, 2, 1, 0, 0, 1, False, False, False, chain=2))
         await it.pilot.pause()
         assert it.app.screen is not it.main
@@ -83,7 +83,7 @@ async def test_the_second_of_two_clicks_does_not_take_away_what_the_first_has_br
 async def test_a_key_for_a_chat_that_is_not_there_says_so(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("ctrl+n", "alt+1", "alt+5")
-        assert it.notices() == ["there is no chat 5"]
+        assert it.notices() == ["There is no chat 5"]
         assert it.app.chats.index == 0
 
 
@@ -139,11 +139,11 @@ async def test_the_menu_of_a_message(bench: Callable[..., Any], choice: str, out
         await it.answered(await it.say("hello"), "good day")
         it.main.transcript.focus()
         await it.pilot.press("m")
-        await it.until(lambda: "Fork the chat here" in it.screen_text())
+        await it.until(lambda: "Fork the chat from here" in it.screen_text())
         await it.pilot.press("m")
         await it.until(lambda: it.app.screen is it.main)
         await it.pilot.press("m")
-        await it.until(lambda: "Fork the chat here" in it.screen_text())
+        await it.until(lambda: "Fork the chat from here" in it.screen_text())
         await it.pilot.press(*(["down"] if choice == "fork" else []), "enter")
         await it.until(lambda: len(it.app.chats) == outcome)
         await it.until(lambda: choice == "fork" or it.app.paths.clipboard.exists())
@@ -156,7 +156,7 @@ async def test_a_command_without_a_key_can_be_given_one(bench: Callable[..., Any
     settings.write_text('[keys]\n"reply.stop_all" = "f11"\n"chat.export" = "f9"\n"view.theme" = "f10"\n')
     async with bench() as it:
         await it.pilot.press("f9")
-        await it.until(lambda: "export to a file" in it.screen_text())
+        await it.until(lambda: "Export to a file" in it.screen_text())
         await it.pilot.press("escape", "f10")
         await it.until(lambda: "minichat-light" in it.screen_text())
         await it.pilot.press("escape", "f1")
@@ -172,7 +172,7 @@ async def test_of_many_mistakes_in_the_settings_it_is_said_how_many(
     settings.write_text("[screen]\n" + "".join(f"wrong{n} = 1\n" for n in range(7)))
     async with bench((120, 40)) as it:
         await it.until(lambda: any("and 3 more like these" in each for each in it.notices()))
-        assert sum("is not known here" in each for each in it.notices()) == 4
+        assert sum("is unknown" in each for each in it.notices()) == 4
 
 
 @run
@@ -182,9 +182,9 @@ async def test_an_export_that_the_disk_refuses_names_its_file(
     async with bench() as it:
         await it.answered(await it.say("hello"))
         export(it.app.context)
-        await it.until(lambda: "export to a file" in it.screen_text())
+        await it.until(lambda: "Export to a file" in it.screen_text())
         await it.pilot.press("ctrl+u", "ctrl+k", *"/dev/full", "enter")
-        await it.until(lambda: "cannot write /dev/full: No space left on device" in it.notices())
+        await it.until(lambda: "Cannot write /dev/full: No space left on device" in it.notices())
 
 
 @run
@@ -230,14 +230,14 @@ async def test_help_has_the_keys_that_are_in_force(bench: Callable[..., Any], tm
         await it.until(lambda: "In a chat" in it.screen_text())
         lines = [" ".join(line[1:].strip(" │").split()) for line in it.screen_text().splitlines()]
         for line in (
-            "F7 what can be done with it",
-            "^Up ^Down the message before, the one after",
-            "^T c l the map: order, what colour means,",
-            "Along the tokens of a reply (F6, or its menu)",
+            "F7 menu of the message",
+            "^Up ^Down previous or next message",
+            "^T c l map: order, color by, letters",
+            "Stepping through tokens (F6, or the message menu)",
             "Alt+1 F11 Alt+3 Alt+4 Alt+5 Alt+6 Alt+7 Alt+8 Alt+9",
-            "v 2 3 4 5 one pane alone, or all",
+            "v 2 3 4 5 maximize a pane, or show all",
             "Shift+Left Shift+Right K Shift+Down",
-            "Terminals and tmux keep some keys to themselves: F12 has every",
+            "Terminals and tmux intercept some keys. F12 lists every command.",
         ):
             assert line in lines, line
 
@@ -277,13 +277,13 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
         await it.until(lambda: "In the decoding drawer" in it.screen_text())
         lines = [" ".join(line.strip(" │").split()) for line in it.screen_text().splitlines()]
         for line in (
-            "k j another field",
+            "k j previous or next field",
             "Left l change it",
             "Shift+Left Shift+Right change it by ten",
-            "Up j another scheme",
-            "Up j the lists: another line",
-            "Left F7 another token",
-            "Shift+Left Shift+Right ten further",
+            "Up j previous or next scheme",
+            "Up j lists: another line",
+            "Left F7 previous or next token",
+            "Shift+Left Shift+Right ten tokens back, forward",
         ):
             assert any(line in each for each in lines), line
 

@@ -69,7 +69,7 @@ async def test_a_resize_while_it_streams(bench: Callable[..., Any]) -> None:
 async def test_several_chats_or_one(bench: Callable[..., Any]) -> None:
     async with bench((200, 50)) as it:
         await it.pilot.press("alt+p", "alt+p")
-        assert "one chat is seen at a time" in it.notices()[0]
+        assert "One chat is shown at a time" in it.notices()[0]
         assert "side by side" in it.notices()[1]
         await it.pilot.press("ctrl+n")
         await it.until(lambda: len(it.main.shown) == 2)
@@ -79,7 +79,7 @@ async def test_several_chats_or_one(bench: Callable[..., Any]) -> None:
         assert len(it.main.shown) == 2
         await it.pilot.resize_terminal(120, 40)
         await it.pilot.press("alt+p")
-        said = "180 columns show several chats side by side, and this terminal has 120"
+        said = "Showing chats side by side needs 180 columns; this terminal has 120"
         assert it.notices()[2:] == [said]
         await it.pilot.resize_terminal(200, 50)  # where nothing could be seen, nothing was changed
         await it.until(lambda: len(it.main.shown) == 2)

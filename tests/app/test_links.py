@@ -110,4 +110,4 @@ async def test_what_is_not_known_is_said(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "no longer in the cache" in it.screen_text())
         it.app.chats.active.traces.clear()  # as after a start of the program
         it.app.context.part(Links)._wake()
-        await it.until(lambda: "not read since the start" in it.screen_text())
+        await it.until(lambda: "not computed since the" in it.screen_text())

@@ -109,7 +109,7 @@ def test_what_is_typed_can_be_a_model(tmp_path: Path) -> None:
 
 
 async def picker(it: Any, query: str = "", wanted: str = "built in") -> ModelScreen:
-    await it.until(lambda: it.app.keeper.ready.is_set())
+    await it.until(lambda: it.app.lifecycle.ready.is_set())
     await it.pilot.press("alt+o")
     await it.until(lambda: isinstance(it.app.screen, ModelScreen) and wanted in it.screen_text())
     await it.pilot.press(*query)
@@ -125,7 +125,7 @@ async def test_another_model_is_picked_and_the_chats_stay(bench: Callable[..., A
         await it.until(lambda: "pocket" not in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: it.backend.switched == [str(tmp_path / "here" / "other")])
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         assert it.texts() == [("user", "hello", "done"), ("assistant", "fine", "done")]
         await it.until(lambda: "loading" not in it.screen_text())
         assert len((await it.say("again")).prompt) == 3
@@ -153,7 +153,7 @@ async def test_replies_that_run_end_with_what_came_and_a_reason(bench: Callable[
         await it.until(lambda: it.texts()[-1] == ("assistant", "", "streaming"))
         assert len(backend.replies) == 1
         await it.pilot.press("alt+o", "enter")
-        await it.until(lambda: "pocket is being loaded" in it.screen_text())
+        await it.until(lambda: "pocket is loading" in it.screen_text())
         await it.pilot.press("escape")
         assert it.main.engine.owners == {}
         backend.loaded.set()
@@ -170,8 +170,8 @@ async def test_a_model_that_cannot_be_loaded_gives_way_to_the_old_one(bench: Cal
         await picker(it)
         await it.pilot.press("enter")
         await it.until(lambda: backend.switched == ["pocket", "tiny"])
-        await it.until(lambda: any("it is made of wood; tiny is back" in said for said in it.notices()))
-        assert it.app.keeper.model == "tiny" and it.app.keeper.alive
+        await it.until(lambda: any("it is made of wood; tiny was reloaded" in said for said in it.notices()))
+        assert it.app.lifecycle.model == "tiny" and it.app.lifecycle.alive
         await it.answered(await it.say("hello"))
 
 
@@ -182,12 +182,12 @@ async def test_where_neither_can_be_loaded_the_ways_out_are_said(bench: Callable
     async with bench((160, 30), backend=backend) as it:
         await picker(it)
         await it.pilot.press("enter")
-        await it.until(lambda: "no pocket; and tiny did not come back: no tiny" in it.screen_text())
+        await it.until(lambda: "no pocket; cannot reload tiny: no tiny" in it.screen_text())
         assert "Alt+O takes another model" in it.screen_text()
         backend.unloadable.clear()
         await picker(it)
         await it.pilot.press("enter")
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         await it.answered(await it.say("hello"))
 
 
@@ -195,7 +195,7 @@ async def test_where_neither_can_be_loaded_the_ways_out_are_said(bench: Callable
 async def test_a_name_that_leads_nowhere_is_said(bench: Callable[..., Any]) -> None:
     async with bench((120, 30)) as it:
         await picker(it, "nothing")
-        await it.until(lambda: "nothing here is called so" in it.screen_text())
+        await it.until(lambda: "No model matches" in it.screen_text())
         await it.pilot.press("enter", "escape")
         assert it.app.screen is it.main
 
@@ -249,17 +249,17 @@ async def test_a_name_of_the_hub_is_fetched_and_taken(bench: Callable[..., Any])
         await go_on.wait()
 
     async with bench((120, 30)) as it:
-        it.app.keeper._fetch = fake_fetch
+        it.app.lifecycle._fetch = fake_fetch
         await picker(it, "org/large")
-        await it.until(lambda: "Enter fetches it" in it.screen_text())
+        await it.until(lambda: "Enter downloads" in it.screen_text())
         await it.pilot.press("enter")
-        await it.until(lambda: "fetching large  0.40 of 1.60 GB  Ctrl+X calls" in it.screen_text())
+        await it.until(lambda: "downloading large  0.40 of 1.60 GB  Ctrl+X cancels" in it.screen_text())
         await it.pilot.press("escape")
         await it.pilot.press("alt+o")
-        await it.until(lambda: "fetching org/large  Ctrl+X calls" in it.screen_text())
+        await it.until(lambda: "downloading org/large  Ctrl+X cancels" in it.screen_text())
         await it.pilot.press("escape")
         await it.until(
-            lambda: it.app.screen is it.main and "fetching large  0.40 of 1.60 GB" in it.screen_text()
+            lambda: it.app.screen is it.main and "downloading large  0.40 of 1.60 GB" in it.screen_text()
         )
         await it.answered(await it.say("meanwhile"))
         go_on.set()
@@ -273,13 +273,13 @@ async def test_a_download_is_called_off(bench: Callable[..., Any]) -> None:
         await asyncio.Event().wait()
 
     async with bench((120, 30)) as it:
-        it.app.keeper._fetch = fake_fetch
+        it.app.lifecycle._fetch = fake_fetch
         await picker(it, "org/large")
         await it.pilot.press("enter")
-        await it.until(lambda: "calls the download off" in it.screen_text())
+        await it.until(lambda: "Ctrl+X cancels" in it.screen_text())
         await it.pilot.press("ctrl+x")
-        await it.until(lambda: "large was called off" in it.screen_text())
-        assert not it.app.keeper.fetching
+        await it.until(lambda: "Download of large cancelled" in it.screen_text())
+        assert not it.app.lifecycle.fetching
         assert it.backend.switched == []
 
 
@@ -289,7 +289,7 @@ async def test_no_network_is_one_sentence_where_the_person_looks(bench: Callable
         raise ModelNotFound(f"{name} is not on this machine, and the hub cannot be reached")
 
     async with bench((120, 30)) as it:
-        it.app.keeper._fetch = fake_fetch
+        it.app.lifecycle._fetch = fake_fetch
         await picker(it, "org/large")
         await it.pilot.press("enter")
         await it.until(lambda: "org/large is not on this machine, and the hub cannot be" in it.screen_text())
@@ -316,12 +316,12 @@ async def test_a_late_answer_of_the_file_system_leaves_what_is_said(
 
     monkeypatch.setattr("minichat.features.models.local", late)
     async with bench((120, 30)) as it:
-        it.app.keeper._fetch = fake_fetch
+        it.app.lifecycle._fetch = fake_fetch
         await picker(it, "org/large")
         await it.pilot.press("enter")
         await it.until(lambda: "the hub cannot be" in it.screen_text())
         answer.set()
-        await it.until(lambda: "Enter fetches it" not in it.screen_text())
+        await it.until(lambda: "Enter downloads" not in it.screen_text())
         assert "the hub cannot be" in it.screen_text()
         await it.pilot.press("r")
         await it.until(lambda: "the hub cannot be" not in it.screen_text())

@@ -44,7 +44,7 @@ async def test_it_says_how_each_chat_is(bench: Callable[..., Any], size: tuple[i
         assert "waiting" not in listed(it)[2]
         reply.say("word", tokens=10)
         await it.until(lambda: listed(it)[3].endswith("writing"))
-        now, clock = it.app.chats.active.run.first, it.app.chats.desk.clock
+        now, clock = it.app.chats.active.run.first, it.app.chats.services.clock
         assert now is not None and clock() >= now
         it.app.chats.active.run.began, it.app.chats.active.run.first = now - 3.5, now - 3.0
         it.main.show_snapshot(snapshot(running=(1,)))

@@ -133,7 +133,7 @@ async def test_costly_turns_come_later() -> None:
 async def test_the_clipboard_gets_an_escape_sequence_and_a_file(tmp_path: Path) -> None:
     written: list[str] = []
     said = await clipboard.send("grüße", tmp_path / "kept.txt", written.append, HERE)
-    assert "sent to the clipboard" in said
+    assert "Copied to the clipboard" in said
     assert written == [f"\x1b]52;c;{base64.b64encode('grüße'.encode()).decode()}\a"]
     assert (tmp_path / "kept.txt").stat().st_mode & 0o777 == 0o600
     said = await clipboard.send("x" * 80_000, tmp_path / "kept.txt", written.append, HERE)

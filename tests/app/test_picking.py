@@ -27,13 +27,13 @@ class Letters(FakeBackend):
         return [*map(chr, tokens)]
 
     async def submit(
-        self, prompt: Any, params: SamplingParams, *, tag: str = "", said: Sequence[int] = ()
+        self, prompt: Any, params: SamplingParams, *, tag: str = "", reply_prefix: Sequence[int] = ()
     ) -> FakeReply:
         if self.full:
             raise EngineError("the engine is full")
-        reply = await super().submit(prompt, params, tag=tag, said=said)
+        reply = await super().submit(prompt, params, tag=tag, reply_prefix=reply_prefix)
         reply.prompt_tokens = len((await self.layout(prompt)).ids)
-        if params.max_tokens == len(said) + 1:  # somebody looks at a place
+        if params.max_tokens == len(reply_prefix) + 1:  # somebody looks at a place
             drawn = TokenLogprob(97, TOP[0][1], 1, TOP)
             reply._deltas.put_nowait(Delta(reply.id, (97,), "a", (drawn,), Finish.LENGTH))
         return reply
@@ -87,7 +87,7 @@ async def test_another_token_makes_a_fork_that_goes_on_from_it(bench: Callable[.
         await it.pilot.press("down", "enter")  # a c instead
         await it.until(lambda: len(it.replies) > asked and it.app.chats.active.run.reply)
         again = it.replies[-1]
-        assert (again.prompt, again.said) == (first.prompt, (*map(ord, "xac"),))
+        assert (again.prompt, again.reply_prefix) == (first.prompt, (*map(ord, "xac"),))
         assert it.app.chats.active is not source and source.chat.messages[-1].text == "xabc"
         await it.until(lambda: "xac" in it.screen_text())
         say(again, "de")
@@ -137,7 +137,7 @@ async def test_a_reply_of_an_earlier_start_is_read_again(bench: Callable[..., An
         await it.until(lambda: "token 1 of 3" in it.screen_text())
         await it.pilot.press("right", "up", "up", "enter")
         await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
-        assert it.replies[-1].said == (ord("a"), ord("a"))
+        assert it.replies[-1].reply_prefix == (ord("a"), ord("a"))
 
 
 @run
@@ -154,7 +154,7 @@ async def test_an_older_reply_is_gone_to(bench: Callable[..., Any]) -> None:
         await it.pilot.press("down", "enter")
         await it.until(lambda: it.app.chats.active.run and it.app.chats.active.run.reply)
         assert it.texts() == [("user", "go", "done"), ("assistant", "", "streaming")], "what came after stays"
-        assert it.replies[-1].said == (ord("b"),)
+        assert it.replies[-1].reply_prefix == (ord("b"),)
 
 
 @run
@@ -180,14 +180,14 @@ async def test_what_cannot_be_walked_along_is_said(bench: Callable[..., Any]) ->
         reply = await it.say("go")
         say(reply, "ab")
         await it.pilot.press("alt+c")
-        await it.until(lambda: any("still runs" in notice for notice in it.notices()))
+        await it.until(lambda: any("still running" in notice for notice in it.notices()))
         reply.end()
         await it.until(lambda: not it.app.chats.active.streaming)
         chat = it.app.chats.active
         chat.traces.clear()
         chat.chat.messages[-1] = replace(chat.chat.messages[-1], reasoning="hm")
         await it.pilot.press("alt+c")
-        await it.until(lambda: any("regenerate it" in notice for notice in it.notices()))
+        await it.until(lambda: any("Regenerate it" in notice for notice in it.notices()))
 
 
 @run
@@ -222,7 +222,7 @@ async def test_a_reply_that_never_had_tokens_is_not_said_to_have_lost_them(bench
         reply.end(Finish.FAILED, "no memory")
         await it.until(lambda: it.texts()[-1][2] == "failed")
         await it.pilot.press("alt+c")
-        await it.until(lambda: "this reply ended before its first token: regenerate it" in it.notices())
+        await it.until(lambda: "This reply has no tokens. Regenerate it" in it.notices())
 
 
 @run

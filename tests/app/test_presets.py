@@ -24,13 +24,13 @@ async def test_a_saved_preset_is_deleted(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         own = load_presets(it.app.paths.presets).own
         await it.pilot.press("f3", "delete")
-        await it.until(lambda: any("no preset of yours" in each for each in it.notices()))
+        await it.until(lambda: any("You have no presets" in each for each in it.notices()))
         for name in ("mine", "other"):
             await it.pilot.press("ctrl+s", *name, "enter")
             await it.until(lambda name=name: name in load_presets(it.app.paths.presets).own)
         await it.pilot.press("delete")
-        await it.until(lambda: "delete a preset for good" in it.screen_text())
-        assert "greedy" not in it.screen_text().split("delete a preset for good")[1].split("Enter take")[0]
+        await it.until(lambda: "Delete a preset permanently" in it.screen_text())
+        assert "greedy" not in it.screen_text().split("Delete a preset permanently")[1].split("Enter take")[0]
         await it.pilot.press("escape")
         await it.until(lambda: it.app.focused is it.drawer.knobs)
         assert list(load_presets(it.app.paths.presets).own) == ["mine", "other"]
@@ -38,6 +38,6 @@ async def test_a_saved_preset_is_deleted(bench: Callable[..., Any]) -> None:
         await it.until(lambda: list(load_presets(it.app.paths.presets).own) == ["mine"])
         assert [each.name for each in it.app.presets.all][:2] == ["mine", "greedy"] and not own
         await it.pilot.press("escape", "ctrl+p", *"delete a saved", "down", "enter")
-        await it.until(lambda: "delete a preset for good" in it.screen_text())
+        await it.until(lambda: "Delete a preset permanently" in it.screen_text())
         await it.pilot.press("enter")
         await it.until(lambda: load_presets(it.app.paths.presets).own == {})

@@ -41,7 +41,7 @@ async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) ->
         await it.until(lambda: "Found" in it.screen_text())
         said = " ".join(it.screen_text().split())
         assert "Found GPU NVIDIA H200, 3.50 GB of memory free, " in said
-        assert "clipboard through tmux. tiny runs, with room for 1,024 tokens. Try one" in said
+        assert "clipboard through tmux. tiny is running, with room for 1,024 tokens. Try one" in said
         assert "F1 has the keys" in said
         await it.answered(await it.say("hello"))
         assert "Found" not in it.screen_text()
@@ -52,14 +52,14 @@ async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("colours", "said"), [("truecolor", "16 million colours"), ("256", "256 colours"), (None, "no colours")]
+    ("colours", "said"), [("truecolor", "16 million colors"), ("256", "256 colors"), (None, "no colors")]
 )
 def test_what_is_found_is_said_as_people_say_it(colours: str | None, said: str) -> None:
     here = Terminal(ssh=False, tmux=False, unicode=True)
     found = found_here(snapshot(), here, colours)
     assert found.startswith(f"Found a CPU and no GPU, {said}, clipboard through the terminal.")
     dry = found_here(snapshot(device="none"), here, colours)
-    assert dry.startswith(f"Found an engine that makes its replies up, {said}, ")
+    assert dry.startswith(f"Found a dry-run engine, {said}, ")
 
 
 @run
@@ -83,11 +83,11 @@ async def test_a_model_that_cannot_be_loaded_is_told(bench: Callable[..., Any]) 
 @run
 async def test_a_dead_engine_shows_a_banner_and_f5_starts_it_again(bench: Callable[..., Any]) -> None:
     async with bench((100, 24)) as it:
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         it.backend.emit(Died(3, 1.0, "a CUDA error"))
         await it.until(lambda: "the engine has stopped: a CUDA error" in it.screen_text())
         await it.pilot.press("f5")
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         await it.answered(await it.say("hello"))
 
 
@@ -132,7 +132,7 @@ async def test_the_last_reply_goes_to_the_clipboard(bench: Callable[..., Any]) -
     async with bench() as it:
         await it.answered(await it.say("hello"), "take this")
         await it.pilot.press("alt+y")
-        await it.until(lambda: any("sent to the clipboard" in said for said in it.notices()))
+        await it.until(lambda: any("Copied to the clipboard" in said for said in it.notices()))
         assert it.app.paths.clipboard.read_text() == "take this"
 
 
@@ -156,11 +156,13 @@ async def test_help_narrows_as_one_types(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "Alt+Y" not in it.screen_text())
         inside = (line.split("│")[1] for line in it.screen_text().splitlines() if line.count("│") == 2)
         lines = [" ".join(line.split()) for line in inside]
-        assert "Chats" in lines and "Alt+K Fork this chat here" in lines and "View" not in lines
+        assert "Chats" in lines and "Alt+K Fork this chat" in lines and "View" not in lines
         await it.pilot.press(*["backspace"] * 9, *"IN the dec")  # a title brings all of its section
-        await it.until(lambda: "another field" in it.screen_text() and "Alt+K" not in it.screen_text())
+        await it.until(
+            lambda: "previous or next field" in it.screen_text() and "Alt+K" not in it.screen_text()
+        )
         await it.pilot.press("x", "y")
-        await it.until(lambda: "nothing here has 'IN the decxy' in it: ^P has every" in it.screen_text())
+        await it.until(lambda: "Nothing matches 'IN the decxy'. ^P lists every" in it.screen_text())
         await it.pilot.press("f1")
         await it.until(lambda: it.app.screen is it.main)
 
@@ -189,8 +191,8 @@ async def test_help_that_does_not_fit_goes_on_below_where_it_began(bench: Callab
         await it.pilot.press("f1")
         await it.until(lambda: "Alt+K" in it.screen_text())
         lines = it.screen_text().splitlines()
-        begin = next(number for number, line in enumerate(lines) if "Alt+P" in line)
-        assert lines[begin + 1].index("side, or one") == lines[begin].index("Several chats side by")
+        begin = next(number for number, line in enumerate(lines) if "Alt+C" in line)
+        assert lines[begin + 1].index("last reply") == lines[begin].index("Step through the")
     async with bench((40, 60)) as it:
         await it.pilot.press("f1")
         await it.until(lambda: "Alt+K" in it.screen_text())
@@ -207,7 +209,7 @@ async def test_help_that_does_not_fit_goes_on_below_where_it_began(bench: Callab
 async def test_the_palette_has_everything(bench: Callable[..., Any]) -> None:
     async with bench((180, 40)) as it:
         await it.pilot.press("ctrl+p", *"several")
-        await it.until(lambda: "Several chats side by side" in it.screen_text())
+        await it.until(lambda: "Toggle chats side by side" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: not it.main.side_by_side)
 
@@ -232,9 +234,9 @@ async def test_keys_can_be_given_and_clashes_are_told(bench: Callable[..., Any],
 async def test_the_mouse_can_be_left_to_the_terminal(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.pilot.press("ctrl+g")
-        assert any("the mouse is the terminal's" in said for said in it.notices())
+        assert any("Mouse capture is off" in said for said in it.notices())
         await it.pilot.press("ctrl+g")
-        assert any("minichat's again" in said for said in it.notices())
+        assert any("Mouse capture is on" in said for said in it.notices())
 
 
 @run
@@ -257,8 +259,8 @@ async def test_ascii_draws_nothing_else(bench: Callable[..., Any], size: tuple[i
         await it.until(lambda: "Regenerate the last reply" in it.screen_text())
         assert it.screen_text().isascii()
         await it.pilot.press("escape")
-        it.app.keeper.lose("the engine has stopped: " + "why " * 99)
-        await it.until(lambda: "F5 starts it" in it.screen_text())
+        it.app.lifecycle.lose("the engine has stopped: " + "why " * 99)
+        await it.until(lambda: "F5 restarts" in it.screen_text())
         assert it.screen_text().isascii()
 
 
@@ -280,7 +282,7 @@ async def test_a_start_that_would_end_replies_has_to_be_meant(bench: Callable[..
         reply = await it.say("hello")
         reply.say("half")
         await it.pilot.press("f5")
-        assert it.notices() == ["a reply runs: F5 once more ends that, and starts the program again"]
+        assert it.notices() == ["A reply is running; press F5 again to stop and restart"]
         assert it.app.is_running and it.app.chats.streaming
         await it.pilot.press("f5")
         await it.until(lambda: it.app.return_code == RESTART)

@@ -36,10 +36,10 @@ async def test_it_shows_schemes_memory_and_room_as_they_change(bench: Callable[.
             "64 of 16",
         ):
             assert words in shown
-        assert "on the host" not in shown
+        assert "host cache" not in shown
         it.main.prompt.focus()
         await it.say("hello")
-        await it.until(lambda: "992 for new ones" in it.screen_text())
+        await it.until(lambda: "992 available" in it.screen_text())
         assert it.quantization.display
         await it.pilot.press("f4", "escape")
         await it.until(lambda: not it.quantization.display and it.app.focused is it.main.prompt)
@@ -167,7 +167,7 @@ async def test_what_is_in_force_already_is_not_asked_for_again(bench: Callable[.
         await it.until(lambda: "2.20 GB" in it.screen_text())
         await it.pilot.press("enter", "tab", "enter")
         await it.until(lambda: len(it.notices()) == 2)
-        assert it.notices() == ["the weights are kept as int8 already", "the cache is kept as none already"]
+        assert it.notices() == ["The weights are already int8", "The KV cache is already none"]
         assert (backend.quantized, backend.recached) == ([], [])
         it.main.show_snapshot(replace(shot, change=Change("none", 3, 8)))
         await it.pilot.press("shift+tab", "enter")
@@ -189,7 +189,7 @@ def test_what_is_not_known_is_not_shown() -> None:
     quantized = replace(shot, quantization="int4, groups of 64")
     assert scheme(quantized)[1][1] == "int4, groups of 64, computed in float32"
     assert [row[0] for row in room(replace(shot, host_size=8, host_in_use=2))][-1] == "swapped"
-    assert memory(MEMORY | {"host_cache": 5})[2] == ("on the host", "5 B", None)
+    assert memory(MEMORY | {"host_cache": 5})[2] == ("host cache", "5 B", None)
 
 
 @run
@@ -211,7 +211,7 @@ async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any
         await it.pilot.press("f4")
         await it.until(shown)
         assert [" ".join(line.split()) for line in shown()] == [
-            "weights as none, as they are",
+            "weights as none, current",
             "weights 4.00 GB",
             "KV cache 134 MB",
             "tokens 1,024",
@@ -219,16 +219,16 @@ async def test_the_scheme_under_the_cursor_is_previewed(bench: Callable[..., Any
         await it.pilot.press("down")
         await it.until(lambda: "int8" in shown()[0])
         assert [" ".join(line.split()) for line in shown()] == [
-            "weights as int8, a preview",
+            "weights as int8, preview",
             "weights 4.00 GB → 2.20 GB",
             "KV cache 134 MB → 268 MB",
             "tokens 1,024 → 2,048",
         ]
         assert "4.00 GB → 2.20 GB" in it.screen_text(), "without scrolling"
         await it.pilot.press("down")
-        await it.until(lambda: shown() == ["weights as fp8, a preview", "needs a GPU"])
+        await it.until(lambda: shown() == ["weights as fp8, preview", "needs a GPU"])
         await it.pilot.press("tab", "down")
-        await it.until(lambda: "cache as int8, a preview" in shown())
+        await it.until(lambda: "cache as int8, preview" in shown())
         assert [" ".join(line.split()) for line in shown()[1:]] == [
             "weights 4.00 GB",
             "KV cache 134 MB",

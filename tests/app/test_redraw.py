@@ -64,6 +64,6 @@ async def test_it_is_in_the_palette(bench: Callable[..., Any], cells: Cells) -> 
     async with bench(SIZE) as it:
         cells.lines[3] = [("x", "")] * SIZE[0]
         await it.pilot.press("ctrl+p", *"draw all of")
-        await it.until(lambda: "Draw all of the screen again" in it.screen_text())
+        await it.until(lambda: "Redraw the screen" in it.screen_text())
         await it.pilot.press("down", "enter")
         await it.until(lambda: it.app.screen is it.main and cells.lines[3][50] != ("x", ""))

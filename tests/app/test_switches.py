@@ -52,9 +52,9 @@ async def test_before_there_is_an_engine(bench: Callable[..., Any]) -> None:
     waiting.loaded.clear()
     async with bench(backend=waiting) as it:
         await it.pilot.press("alt+x")
-        await it.until(lambda: any("not been loaded" in said for said in it.notices()))
+        await it.until(lambda: any("not loaded" in said for said in it.notices()))
         switches.turn(it.app.context, "overlap")
-        await it.until(lambda: any("no overlap to turn" in said for said in it.notices()))
+        await it.until(lambda: any("no switch for overlap" in said for said in it.notices()))
         waiting.loaded.set()
 
 

@@ -309,7 +309,7 @@ def test_it_fits_wherever_it_runs(terminal: Callable[..., Tmux], words: tuple[st
         tmux("resize-window", "-x", str(columns), "-y", str(lines))
         screen = tmux.until(
             lambda screen, wide=columns > 40: (
-                "F5 starts it again" in screen
+                "F5 restarts the engine" in screen
                 and ("KV map" in screen) == wide
                 and (not wide or screen.isascii() == ("--ascii" in words))  # frames come after their text
             )
@@ -318,7 +318,7 @@ def test_it_fits_wherever_it_runs(terminal: Callable[..., Tmux], words: tuple[st
         assert max(map(len, screen.splitlines())) <= columns
         assert "--ascii" not in words or screen.isascii()
         tmux.type("F1")
-        tmux.until(lambda screen: "Esc leave" in screen)
+        tmux.until(lambda screen: "Esc close" in screen)
         tmux.type("Escape")
     tmux.type("C-q")
     tmux.until(lambda screen: "noflsh" in screen)  # on a small one that is all that is left in view

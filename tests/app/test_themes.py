@@ -38,7 +38,7 @@ async def test_a_theme_is_copied_and_each_save_of_it_is_seen(bench: Callable[...
         await it.pilot.press("enter")
         await it.until(lambda: it.app.theme == "mine")
         file = it.app.paths.themes / "mine.toml"
-        assert any(f"{file} shows here at once" in said for said in it.notices())
+        assert any(f"Edit {file}. Each save applies immediately" in said for said in it.notices())
         text = file.read_text()
 
         def ground() -> str:
@@ -48,7 +48,7 @@ async def test_a_theme_is_copied_and_each_save_of_it_is_seen(bench: Callable[...
         file.write_text(text.replace("#101418", "#123456"))
         await it.until(lambda: ground() == "#123456" != before)
         file.write_text(text.replace("#101418", "no colour"))
-        fault = f"{file}:10: colours.background: has to be"
+        fault = f"{file}:10: colours.background: must be"
         await it.until(lambda: any(fault in said for said in it.notices()))
         assert (it.app.theme, ground()) == ("mine", "#123456"), "as it was, until the fault is mended"
         file.unlink()  # some editors write another file in its place
@@ -77,8 +77,8 @@ async def test_keys_that_clash_are_named(bench: Callable[..., Any], tmp_path: Pa
     async with bench() as it:
         (said,) = (each for each in it.notices() if "f2" in each)
         assert said == (
-            f'{settings}:2: keys.chat.new: "f2" would be the key of both chat.new (New chat) '
-            "and view.monitor (Monitor: the engine at work): give that one another, or take a free key here"
+            f'{settings}:2: keys.chat.new: "f2" is bound to both chat.new (New chat) '
+            "and view.monitor (Toggle the engine monitor): use another key for one of them"
         )
         await it.pilot.press("f2")
         assert it.monitor.display, "it keeps its key"
@@ -92,7 +92,7 @@ async def test_a_theme_that_does_not_exist_is_named(bench: Callable[..., Any], t
     settings.parent.mkdir(parents=True)
     settings.write_text('[screen]\ntheme = "mos"\n')
     async with bench((100, 30)) as it:
-        await it.until(lambda: any("'mos' is not known here; did you mean moss?" in s for s in it.notices()))
+        await it.until(lambda: any("'mos' is unknown; did you mean moss?" in s for s in it.notices()))
         assert it.app.theme == "minichat-dark"
 
 

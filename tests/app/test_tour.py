@@ -68,11 +68,11 @@ async def test_the_whole_of_it_with_the_real_engine(bench: Callable[..., Any], t
         assert cached[1] >= 64
         copied = next(event for event in heard if isinstance(event, Copied))
         assert f"block {copied.block} was copied to {copied.to}" in seen[2]
-        assert "came back by itself" in seen[3]
+        assert "resumed automatically" in seen[3]
         assert "greedy" in seen[4]
         switched = next(event for event in heard if isinstance(event, Quantized))
         assert (switched.scheme, switched.error) == (SCHEME, "")
-        assert "the same request went on" in seen[5]
+        assert "while the request continued" in seen[5]
         await it.pilot.press("enter", "k")
         await it.until(lambda: it.app.return_code == KEEP)
         assert len(it.app.chats) == 3
@@ -164,7 +164,7 @@ async def test_it_does_not_wait_for_whoever_goes_on(bench: Callable[..., Any]) -
         await it.until(lambda: it.main.query(TourPanel))
         for _ in range(2 * len(PAGES)):
             await it.pilot.press("enter")
-        await it.until(lambda: "That was the tour" in it.screen_text())
+        await it.until(lambda: "End of the tour" in it.screen_text())
         assert "keep chats" in it.screen_text()
 
 
@@ -172,4 +172,4 @@ async def test_it_does_not_wait_for_whoever_goes_on(bench: Callable[..., Any]) -
 async def test_from_the_palette_it_needs_the_terminal(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         await it.command("program.tour")
-        await it.until(lambda: any("say minichat tour" in said for said in it.notices()))
+        await it.until(lambda: any("run: minichat tour" in said for said in it.notices()))

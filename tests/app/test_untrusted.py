@@ -23,7 +23,7 @@ def harmless(it: Bench) -> bool:
 @pytest.mark.parametrize("where", ["", "alt+t", "alt+s", "ctrl+o", "ctrl+f", "alt+o"])
 async def test_what_is_pasted_is_shown_not_obeyed(bench: Callable[..., Any], where: str) -> None:
     async with bench((100, 24)) as it:
-        await it.until(lambda: it.app.keeper.ready.is_set())
+        await it.until(lambda: it.app.lifecycle.ready.is_set())
         await it.pilot.press(*filter(None, [where]))
         await it.pilot.pause()
         it.app.post_message(Paste(EVIL))
@@ -73,8 +73,8 @@ async def test_what_the_command_line_brings_is_harmless(bench: Callable[..., Any
 @run
 async def test_a_fault_is_told_harmlessly(bench: Callable[..., Any]) -> None:
     async with bench((160, 24)) as it:
-        await it.until(lambda: it.app.keeper.ready.is_set())
-        it.app.keeper.lose(f"lost\n{EVIL}")
+        await it.until(lambda: it.app.lifecycle.ready.is_set())
+        it.app.lifecycle.lose(f"lost\n{EVIL}")
         it.app.complain(f"refused\n{EVIL}")
         await it.until(lambda: "lost" in it.screen_text())
         assert harmless(it)

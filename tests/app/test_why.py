@@ -33,18 +33,19 @@ def test_one_row_reads_all_weights_for_itself() -> None:
     assert speed.memory.share == pytest.approx((100_000_000 + 1007 * 1000) / 0.0125 / 10e9)
     assert speed.arithmetic.amount == 2 * 25_000_000
     assert speed.sentence == (
-        "Held by reading weights: 1 row uses 81% of the memory's speed; "
-        "up to about 20 at once cost nearly nothing more."
+        "Limited by reading weights: 1 row uses 81% of the memory bandwidth; "
+        "up to about 20 concurrent chats cost almost nothing."
     )
 
 
 def test_many_rows_share_the_reading_until_they_have_to_multiply() -> None:
     speed = explain(shot(StepTimes(launch=0.0125), rows=15.0), SPEEDS)
-    assert speed.sentence.endswith("15 rows use 92% of the memory's speed; more chats at once begin to cost.")
+    assert speed.sentence.endswith(
+        "15 rows use 92% of the memory bandwidth; more concurrent chats begin to cost."
+    )
     speed = explain(shot(StepTimes(launch=0.035), rows=30.0, tokens=60), SPEEDS)
     assert speed.sentence == (
-        "Held by arithmetic: 86% of what the device can multiply; "
-        "30 rows share it, and more would slow each other."
+        "Limited by arithmetic: 86% of the device's peak; 30 rows share it, and more would slow each other."
     )
 
 
@@ -53,8 +54,8 @@ def test_long_contexts_are_read_too() -> None:
     speed = explain(long, SPEEDS)
     assert (speed.weights, speed.cache) == (100_000_000, 1007 * 500_000)
     assert speed.sentence == (
-        "Held by reading the KV cache: 1 row uses 75% of the memory's speed; "
-        "fewer or shorter chats are quicker."
+        "Limited by reading the KV cache: 1 row uses 75% of the memory bandwidth; "
+        "fewer or shorter chats are faster."
     )
     near = explain(replace(long, reads=Reads(100_000_000, ((16, 500_000),))), SPEEDS)
     assert near.cache == 16 * 500_000, "a window is all that is read"
@@ -62,16 +63,14 @@ def test_long_contexts_are_read_too() -> None:
 
 def test_prompts_are_arithmetic() -> None:
     speed = explain(shot(StepTimes(launch=0.5), tokens=512.0, prefill=20_000.0), SPEEDS)
-    assert (
-        speed.sentence == "Held by arithmetic: 51% of what the device can multiply; prompts are being read."
-    )
+    assert speed.sentence == "Limited by arithmetic: 51% of the device's peak; prompts are being prefilled."
 
 
 def test_the_host() -> None:
     busy = shot(StepTimes(plan=0.004, launch=0.004, wait=0.002, commit=0.004), rows=40.0)
     assert explain(replace(busy, device="NVIDIA H100"), SPEEDS).sentence == (
-        "Held by the host: 86% of a step goes into planning, launching and committing 40 rows; "
-        "more chats at once cost little."
+        "Limited by the host: 86% of a step is planning, launching and committing 40 rows; "
+        "more concurrent chats cost little."
     )
     assert "host" in explain(busy, SPEEDS).sentence, "even on a CPU, where launching is the model itself"
     assert "host" not in explain(shot(StepTimes(plan=0.001, launch=0.03, commit=0.001)), SPEEDS).sentence
@@ -79,7 +78,7 @@ def test_the_host() -> None:
 
 def test_neither() -> None:
     assert explain(shot(StepTimes(launch=0.1)), SPEEDS).sentence == (
-        "Held by small operations: neither memory (10%) nor arithmetic (0%) is near its limit; "
+        "Limited by small operations: neither memory (10%) nor arithmetic (0%) is near its limit; "
         "a batch of 1 row does not fill the device."
     )
 
@@ -87,14 +86,14 @@ def test_neither() -> None:
 def test_what_is_not_known_is_not_said() -> None:
     quiet = explain(snapshot(step_times=StepTimes(launch=0.01), reads=Reads(100)), SPEEDS)
     assert quiet.idle
-    assert quiet.sentence == "Nothing runs: say something, and look again."
+    assert quiet.sentence == "The engine is idle. Send a message, then open this again."
     assert quiet.memory.amount == 0
     unmeasured = explain(shot(StepTimes(launch=0.0125)), None)
     assert unmeasured.sentence == "The device is being measured."
     assert unmeasured.memory.share == 0
     packed = explain(shot(StepTimes(launch=0.0125), quantization="int4"), SPEEDS)
     assert packed.arithmetic.amount == 0
-    assert packed.sentence.endswith("more chats at once cost nearly nothing.")
+    assert packed.sentence.endswith("more concurrent chats cost almost nothing.")
 
 
 @run
@@ -104,7 +103,7 @@ async def test_the_panel(bench: Callable[..., Any], size: tuple[int, int]) -> No
     async with bench(size, backend=backend) as it:
         await it.until(lambda: it.main.engine.latest)
         await it.pilot.press("f8")
-        await it.until(lambda: "Held by reading weights" in it.screen_text())
+        await it.until(lambda: "Limited by reading weights" in it.screen_text())
         if size[0] >= 80:
             for words in (
                 "81%",
@@ -124,10 +123,10 @@ async def test_it_waits_for_an_engine(bench: Callable[..., Any]) -> None:
     backend.loaded.clear()
     async with bench(backend=backend) as it:
         await it.pilot.press("f8")
-        await it.until(lambda: "has not been loaded" in it.screen_text())
+        await it.until(lambda: "engine is not loaded" in it.screen_text())
         assert "Why this speed" in it.screen_text()
         backend.loaded.set()
-        await it.until(lambda: "Held by reading weights" in it.screen_text())
+        await it.until(lambda: "Limited by reading weights" in it.screen_text())
 
 
 def test_a_share_of_what_is_not_known_is_not_shown() -> None:
@@ -144,21 +143,21 @@ async def test_when_it_is_quiet_the_last_steps_are_explained(bench: Callable[...
         it.app.pulse.rest()
         it.main.show_snapshot(snapshot(2000))
         await it.pilot.press("f8")
-        await it.until(lambda: "when it ran last" in it.screen_text())
-        assert "Held by reading weights" in it.screen_text()
+        await it.until(lambda: "(last run)" in it.screen_text())
+        assert "Limited by reading weights" in it.screen_text()
 
 
 def test_on_a_cpu_the_launch_is_taken_apart() -> None:
     split = StepSplit(attention=0.002, products=0.006, sampling=0.001)
     speed = explain(shot(StepTimes(launch=0.012), split=split), SPEEDS)
     lines = described(speed, 72, ASCII).plain.splitlines()
-    work = next(at for at, line in enumerate(lines) if line.startswith("its launch"))
+    work = next(at for at, line in enumerate(lines) if line.startswith("launch time"))
     assert lines[work].split()[2:] == ["P" * 8 + "L" * 25 + "W" * 5 + "C" * 12, "12", "ms"]
     assert lines[work + 1].split() == (
         "P attention 2.0 ms L products 6.0 ms W sampling 1.0 ms C rest 3.0 ms".split()
     )
     plain = described(explain(shot(StepTimes(launch=0.012)), SPEEDS), 72, ASCII).plain
-    assert "its launch" not in plain, "a GPU, or nobody asked"
+    assert "launch time" not in plain, "a GPU, or nobody asked"
 
 
 @run
@@ -199,6 +198,6 @@ async def test_what_went_wrong_is_forgotten_once_it_is_measured(bench: Callable[
 
         it.backend.send = send
         await it.pilot.press("f8")
-        await it.until(lambda: "could not be measured: not now" in it.screen_text())
+        await it.until(lambda: "Cannot measure the device: not now" in it.screen_text())
         it.app.screen._ask()
-        await it.until(lambda: "Held by reading weights" in it.screen_text())
+        await it.until(lambda: "Limited by reading weights" in it.screen_text())

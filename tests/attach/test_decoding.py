@@ -52,7 +52,7 @@ async def test_a_token_is_picked_and_a_search_comes_and_goes(
 ) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=24)
     async with bench((110, 40), backend=backend(kind, pocket), params=params) as it:
-        await it.until(lambda: it.app.keeper.ready.is_set())
+        await it.until(lambda: it.app.lifecycle.ready.is_set())
         await replied(it, "Tell me a story about a fox and a lantern.")
         whole = await ended(it)
         await it.pilot.press("alt+c")
@@ -99,7 +99,7 @@ async def test_the_next_screen_reads_a_picked_reply_from_its_first_word(pocket: 
         await first.load(nothing)
         deltas = await whole(await first.submit(ask, greedy))
         tokens = [token for delta in deltas for token in delta.tokens]
-        picked = await first.submit(ask, greedy, said=tokens[:5], tag="picked")
+        picked = await first.submit(ask, greedy, reply_prefix=tokens[:5], tag="picked")
         rest = await whole(picked)
         assert [token for delta in rest for token in delta.tokens] == tokens[5:]
         await second.load(nothing)

@@ -45,7 +45,7 @@ def test_the_next_screen_reads_on_what_goes_on_from_another(
     @run
     async def test() -> None:
         async with bench((110, 36), backend=backend(slow), params=PARAMS) as it:
-            await it.until(lambda: it.app.keeper.ready.is_set())
+            await it.until(lambda: it.app.lifecycle.ready.is_set())
             it.app.chats.active.send("tell me")
             await it.until(lambda: it.app.chats.active.run and len(it.app.chats.active.run.parts.text) > 20)
             await how(it)
@@ -57,7 +57,7 @@ def test_the_next_screen_reads_on_what_goes_on_from_another(
             prompt_tokens = child.run.trace.prompt_tokens
             await it.app.action_quit()
         async with bench((110, 36), backend=backend(slow), params=PARAMS) as it:
-            await it.until(lambda: it.app.keeper.ready.is_set())
+            await it.until(lambda: it.app.lifecycle.ready.is_set())
             child = list(it.app.chats)[-1]
             await it.until(lambda: child.chat.messages[-1].state == "stopped")
             message = child.chat.messages[-1]

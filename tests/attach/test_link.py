@@ -115,7 +115,7 @@ async def test_a_place_that_sends_on_says_where_to(monkeypatch: pytest.MonkeyPat
     client = httpx.AsyncClient(base_url="http://box", transport=httpx.MockTransport(door))
     monkeypatch.setattr("minichat.clients.link._client", lambda address: client)
     link = Link(Address("http://box"))
-    with pytest.raises(BadInput, match=r"http://box/engine sends on to 'https://box/engine'"):
+    with pytest.raises(BadInput, match=r"http://box/engine redirects to 'https://box/engine'"):
         await link.open()
     await link.close()
 
@@ -227,7 +227,7 @@ async def test_another_engine_at_the_same_place_is_noticed(own: Served) -> None:
         with serving(dry(rate=50)) as other:
             it.proxy.restore(other.port)
             assert (await it.back()).anew
-            with pytest.raises(EngineDead, match="started anew"):
+            with pytest.raises(EngineDead, match="was restarted"):
                 await reading
             assert await read(it) != ""
 
@@ -237,7 +237,7 @@ async def test_a_line_that_goes_silent_is_a_cut_one(slow: Served, monkeypatch: p
     monkeypatch.setattr("minichat.clients.link._SILENCE", 0.1)
     async with attached(slow) as it:
         await it.lost()
-        assert it.said(LinkLost)[0].why == "it has gone silent"
+        assert it.said(LinkLost)[0].why == "it stopped responding"
         assert not (await it.back()).anew
 
 

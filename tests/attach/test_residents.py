@@ -128,7 +128,7 @@ def test_the_life_of_an_engine(user: User, root: Path) -> None:
     assert user.ps() == []
     assert not resident.socket.exists()
     code, _, err = user.say("down")
-    assert (code, err) == (1, "minichat: no engine called main runs here; minichat ps lists those that do\n")
+    assert (code, err) == (1, "minichat: no engine named main is running; list engines with: minichat ps\n")
 
 
 def test_one_whose_engine_is_dead_is_replaced(user: User) -> None:
@@ -142,10 +142,12 @@ def test_one_whose_engine_is_dead_is_replaced(user: User) -> None:
     with pytest.raises(EngineError, match="main has died: the device coughed; minichat up starts another"):
         asyncio.run(waiting.ensure(lambda done, total: None))
     other = Waiting(Resident(resident.folder, "other"), None)
-    with pytest.raises(EngineError, match="no engine called other runs; minichat up --name other starts it"):
+    with pytest.raises(
+        EngineError, match="no engine named other is running; start it with: minichat up --name other"
+    ):
         asyncio.run(other.ensure(lambda done, total: None))
     code, _, err = user.say("up", "--no-screen", "--dry-run", "--model=pocket")
-    assert (code, "has died: the device coughed; another one takes its place" in err) == (0, True)
+    assert (code, "has died: the device coughed; starting a replacement" in err) == (0, True)
     [line] = user.ps()
     assert (line["state"], line["pid"] != record.pid) == ("ready", True)
     assert becomes(lambda: not Path(f"/proc/{record.pid}").exists())
@@ -165,7 +167,7 @@ def test_a_server_tells_of_the_death_of_its_engine_and_not_of_its_end(
     monkeypatch.setattr(listen, "server", server)
     monkeypatch.setattr(serve, "engine", lambda options, told: EngineThread(engine))
     options = parser().parse_args(["serve", "--no-key", f"--uds={path}"])
-    told = serve.Told(lambda done, total: None, lambda: None, tmp_path / "log", died.append)
+    told = serve.ServerCallbacks(lambda done, total: None, lambda: None, tmp_path / "log", died.append)
     for breaks in (False, True):
         thread = threading.Thread(target=serve.serve, args=(options, (), told))
         thread.start()
@@ -211,7 +213,7 @@ def test_an_engine_that_cannot_start_ends_up_with_the_code_of_its_error(
 
 def test_what_makes_no_sense_is_said_before_anything_is_started(user: User) -> None:
     code, _, err = user.say("up", "--no-screen", "--rate=3")
-    assert (code, err) == (2, "minichat: --rate is for --dry-run: a real model is as fast as it is\n")
+    assert (code, err) == (2, "minichat: --rate requires --dry-run\n")
     assert not user.resident.folder.exists()
 
 
@@ -226,10 +228,10 @@ def test_what_cannot_start_says_why(user: User, tmp_path: Path) -> None:
     for command in (["up", "--no-screen", "--dry-run"], ["down"]):
         code, _, err = user.say(*command)
         assert code == 1
-        assert "cannot be used" in err
+        assert "cannot use" in err
     code, _, err = user.say("up", "--no-screen", "--name=../main")
     assert code == 2
-    assert "an engine's name may have" in err
+    assert "an engine name must have" in err
 
 
 def test_a_folder_of_long_names_has_its_socket_elsewhere(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ def elsewhere(**more: Any) -> FakeBackend:
     return FakeBackend([snapshot()], elsewhere="box:8000", **more)
 
 
-def lost(why: str = "the connection broke", *, ended: bool = False) -> LinkLost:
+def lost(why: str = "the connection was lost", *, ended: bool = False) -> LinkLost:
     return LinkLost(0, 1.0, why, ended)
 
 
@@ -36,7 +36,7 @@ async def test_it_says_where_it_is(bench: Callable[..., Any]) -> None:
         await it.until(lambda: "attaching to box:8000" in it.screen_text())
         backend.loaded.set()
         await it.until(lambda: "attached to box:8000" in it.screen_text())
-        assert "keeps its model" in it.app.keeper.busy
+        assert "keeps its model" in it.app.lifecycle.busy
         assert not it.app.paths.remembered.exists()
 
 
@@ -55,7 +55,7 @@ async def test_a_cut_is_told_and_what_is_sent_waits(bench: Callable[..., Any]) -
         running = await it.say("hello")
         running.say("half ")
         it.backend.emit(lost())
-        await it.until(lambda: "no link to box:8000 (the connection broke)" in it.screen_text())
+        await it.until(lambda: "no link to box:8000 (the connection was lost)" in it.screen_text())
         await it.pilot.press("f5")  # no reason to start the program again
         await it.pilot.press("ctrl+n")
         it.main.prompt.put("while it is cut")
@@ -77,13 +77,13 @@ async def test_a_cut_is_told_and_what_is_sent_waits(bench: Callable[..., Any]) -
 @run
 async def test_what_waits_for_the_line_can_be_stopped(bench: Callable[..., Any]) -> None:
     async with bench(backend=elsewhere()) as it:
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         it.backend.emit(lost())
         it.main.prompt.put("never")
         await it.pilot.press("enter", "escape")
         await it.until(lambda: it.texts() and it.texts()[-1][2] == "stopped")
         it.backend.emit(back())
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         assert it.replies == []
 
 
@@ -92,9 +92,9 @@ async def test_a_line_that_will_not_come_back_is_a_lost_engine(bench: Callable[.
     async with bench((120, 30), backend=elsewhere()) as it:
         await it.answered(await it.say("hello"))
         it.backend.emit(lost("update this program", ended=True))
-        await it.until(lambda: "F5 tries it again  |  update this program" in it.screen_text())
+        await it.until(lambda: "F5 reconnects  |  update this program" in it.screen_text())
         await it.pilot.press("f5")
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         assert it.backend.switched == ["tiny"]
         await it.answered(await it.say("and now"))
 
@@ -120,7 +120,7 @@ async def test_another_engine_there_knows_none_of_the_old_requests(bench: Callab
         await it.answered(await it.say("hello"))
         assert it.main.engine.owners
         it.backend.emit(lost(), back(anew=True))
-        await it.until(lambda: not it.main.engine.owners and it.app.keeper.alive)
+        await it.until(lambda: not it.main.engine.owners and it.app.lifecycle.alive)
         it.backend.emit(lost(), back())
         await it.answered(await it.say("and now"))
         assert it.main.engine.owners
@@ -195,7 +195,7 @@ async def test_one_on_its_way_there_is_handed_over_before_the_screen_goes(bench:
     asked, goes = asyncio.Event(), asyncio.Event()
     backend = Slow([snapshot()], elsewhere="box:8000")
     async with bench(backend=backend) as it:
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         it.main.prompt.put("hello")
         await it.pilot.press("enter")
         await it.until(asked.is_set)
@@ -227,7 +227,7 @@ async def test_one_that_ended_meanwhile_took_as_long_as_it_took(bench: Callable[
 async def test_one_that_nobody_knows_any_more_stays_as_it_was(bench: Callable[..., Any]) -> None:
     await leave(bench, quit)
     async with bench(backend=elsewhere()) as it:
-        await it.until(lambda: it.app.keeper.alive)
+        await it.until(lambda: it.app.lifecycle.alive)
         [message] = [each for each in it.app.chats.active.chat.messages if each.role == "assistant"]
         assert (message.text, message.state, message.error) == ("half ", "stopped", INTERRUPTED)
         await it.answered(await it.say("go on"))

@@ -121,11 +121,11 @@ def test_what_cannot_be_attached_to_is_one_sentence(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["http://u:p@host"], "an address holds no password"),
-        (["ftp://host"], "is no address"),
-        (["http://host:99999"], "is no address"),
-        (["host", "--uds=x"], "contradict each other"),
-        (["host", "--api-key-file=/nowhere"], "cannot be read"),
+        (["http://u:p@host"], "an address must not contain a password"),
+        (["ftp://host"], "invalid address"),
+        (["http://host:99999"], "invalid address"),
+        (["host", "--uds=x"], "cannot be combined"),
+        (["host", "--api-key-file=/nowhere"], "cannot read"),
         ([], "needs a terminal"),
     ],
 )

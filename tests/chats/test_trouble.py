@@ -39,7 +39,7 @@ def test_a_file_that_is_no_database_is_set_aside(path: Path, opened: Opener) -> 
     assert aside.read_text().startswith("these are not")
     assert str(path) in notice(store)
     assert aside.name in notice(store)
-    assert "nothing in it could be read" in notice(store)
+    assert "nothing could be read" in notice(store)
     store.create_chat("fresh")
     assert [chat.title for chat in opened().open_chats()] == ["fresh"]
 
@@ -118,7 +118,7 @@ def test_a_full_disk_moves_the_chats_into_memory(store: Store, path: Path) -> No
     connection(store).execute(f"PRAGMA max_page_count = {pages}")
     assert store.update(replace(reply, text="x" * 100_000))
     assert "database or disk is full" in notice(store)
-    assert "lost when minichat ends" in notice(store)
+    assert "lost when minichat quits" in notice(store)
     assert store.path is None
     store.append(chat.id, "user", "y" * 100_000)
     assert [len(message.text) for message in store.history(chat.id)] == [100_000, 100_000]
@@ -262,7 +262,7 @@ def test_a_killed_program_loses_nothing_that_it_saved(path: Path, opened: Opener
     stopped = opened().open_chats()[0].messages[0]
     assert (running.state, running.text) == ("streaming", "as far as it got")
     assert (stopped.state, stopped.text) == ("stopped", "as far as it got")
-    assert "ended while this reply was streaming" in stopped.error
+    assert "quit while this reply was streaming" in stopped.error
 
 
 def test_a_stream_of_another_machine_is_left_alone(opened: Opener) -> None:

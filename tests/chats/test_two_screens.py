@@ -149,7 +149,7 @@ class TwoScreens(RuleBasedStateMachine):
         for chat in self.known.values():
             for id, message in chat.messages.items():
                 if message.state == "streaming":
-                    error = "minichat ended while this reply was streaming"
+                    error = "minichat quit while this reply was streaming"
                     chat.messages[id] = replace(message, state="stopped", error=error)
 
     @invariant()

@@ -66,7 +66,7 @@ def test_new_forgets_and_the_system_prompt_stays(talk: Talk, prompts: list[list[
         ("/set top_k 1.5", "top_k: must be a whole number from 0"),
         ("/set", "/set NAME VALUE change how replies are sampled"),
         ("/set temperature", "/set NAME VALUE change how replies are sampled"),
-        ("/sing", "no such command: /sing; /help lists them"),
+        ("/sing", "unknown command /sing; type /help for the list"),
         ("/stats", "0 in use + 0 cached"),
     ],
 )
@@ -86,7 +86,7 @@ def test_a_conversation_that_grows_too_long_is_told_and_goes_on(talk: Talk) -> N
     ran = talk("x" * 200, "a")
     assert ran.code == 0
     assert " tokens; " in ran.out and "Shorten the prompt" in ran.out and "/new" not in ran.out
-    assert "; /new begins anew" in talk("x" * 60, "y" * 60).out
+    assert "; /new starts a new conversation" in talk("x" * 60, "y" * 60).out
     assert talk("a").out == ran.out.split("\n", 1)[1]
 
 
@@ -106,7 +106,7 @@ def test_a_line_that_is_no_text_is_told_and_the_chat_goes_on(
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
     told, stats = ended.stdout.splitlines()
-    assert told == b"minichat: that line is not UTF-8 text, so it was not sent"
+    assert told == b"minichat: the line is not UTF-8 text and was not sent"
     assert b"step 0" in stats
 
 
@@ -136,7 +136,7 @@ def typed(root: Path, model: Path, lines: bytes, *words: str, term: str) -> byte
 
 def test_a_terminal_that_cannot_draw_gets_lines(root: Path, chat_model: Path) -> None:
     said = typed(root, chat_model, b"/quit\n", term="dumb")
-    assert b"/help lists commands" in said and b"\x1b" not in said
+    assert b"/help for commands" in said and b"\x1b" not in said
 
 
 def test_a_line_comes_again_by_an_arrow(root: Path, chat_model: Path) -> None:

@@ -20,7 +20,7 @@ def test_it_tells_a_person(run: Run) -> None:
     assert "Built-in model: " in ran.out
     assert "  int8: available; byte table sums" in ran.out and "  fp8: FP8 products need" in ran.out
     assert "  int8               attention torch" in ran.out
-    assert "Who goes first (--policy)\n  fcfs, latency, priority" in ran.out
+    assert "Scheduling policies (--policy)\n  fcfs, latency, priority" in ran.out
 
 
 def test_it_tells_a_program(run: Run) -> None:
@@ -46,7 +46,7 @@ def test_faults_of_the_settings_can_be_read_at_leisure(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert f"Settings: {tmp_path / 'minichat' / 'config.toml'}\n  no fault\n" in run("doctor").out
+    assert f"Settings: {tmp_path / 'minichat' / 'config.toml'}\n  no problems\n" in run("doctor").out
     (tmp_path / "minichat" / "themes").mkdir(parents=True)
     (tmp_path / "minichat" / "config.toml").write_text(
         '[screen]\ntheme = "dask"\n[sampling]\ntop_pp = 1\n[keys]\nchat.new = "f1"\n'

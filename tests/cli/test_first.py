@@ -63,10 +63,10 @@ def test_what_was_piped_in_and_not_read_is_told_a_person(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("piped", "said"),
     [
-        (b"", "nothing came through the pipe, so nothing was sent"),
-        (b" \n", "nothing came through the pipe"),
-        (b"\x89PNG\0\xff", "what was piped in is not text (UTF-8), so it cannot be attached"),
-        (b"x" * 1_000_001, "what was piped in is larger than the 1.00 MB that can be attached"),
+        (b"", "The pipe was empty, so nothing was sent"),
+        (b" \n", "The pipe was empty"),
+        (b"\x89PNG\0\xff", "cannot attach the piped input: it is not UTF-8 text"),
+        (b"x" * 1_000_001, "the piped input is larger than 1.00 MB, the limit for attachments"),
     ],
     ids=["empty", "blank", "binary", "large"],
 )
@@ -78,7 +78,7 @@ def test_what_cannot_go_along_is_bad_usage(root: Path, piped: bytes, said: str) 
 
 def test_a_file_that_is_not_there_is_bad_usage(run: Run) -> None:
     ran = run("look at @./nowhere.py")
-    assert (ran.code, ran.err) == (2, "minichat: there is no file ./nowhere.py, so nothing was sent\n")
+    assert (ran.code, ran.err) == (2, "minichat: nothing was sent: no such file: ./nowhere.py\n")
 
 
 @pytest.mark.parametrize("word", ["hello", "docter", "helo-there"])
@@ -120,7 +120,7 @@ def test_locate_prints_every_path(run: Run, tmp_path: Path, monkeypatch: pytest.
     assert len(lines) == len(told)
     [chats] = [line for line in lines if line.startswith("chats ")]
     assert chats.split() == ["chats", told["chats"]]
-    assert sum("(not there yet)" in line for line in lines) >= 5
+    assert sum("(does not exist yet)" in line for line in lines) >= 5
 
 
 @pytest.mark.parametrize("command", ["locate", "ps", "doctor"])
@@ -132,7 +132,7 @@ def test_folders_that_cannot_even_be_asked_for_are_empty(
         monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / ("x" * 300)))
     ran = run(command)
     assert (ran.code, ran.err) == (0, "")
-    assert {"locate": "(not there yet)", "ps": "no engine runs here", "doctor": "cannot be read"}[
+    assert {"locate": "(does not exist yet)", "ps": "no engine is running", "doctor": "cannot read"}[
         command
     ] in ran.out
 

@@ -24,7 +24,7 @@ class TestForm:
     def test_one_that_is_cut_is_said_to_be(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--regex", "a{9}", "--max-tokens", 4, "the")
         assert (ran.code, ran.out) == (1, "aaaa\n")
-        assert "not whole" in ran.err and ran.err.count("\n") == 1
+        assert "is incomplete" in ran.err and ran.err.count("\n") == 1
 
     @pytest.mark.parametrize(
         ("words", "said"),
@@ -32,7 +32,7 @@ class TestForm:
             (("--regex", "("), "--regex: invalid regex: "),
             (("--regex", ""), "--regex: the regular expression is empty"),
             (("--choice", ""), "--choice: a choice is a text that is not empty"),
-            (("--json-schema", "nowhere/at/all"), "--json-schema nowhere/at/all cannot be read"),
+            (("--json-schema", "nowhere/at/all"), "cannot read --json-schema nowhere/at/all"),
         ],
     )
     def test_bad_ones_are_bad_usage(self, run: Run, model: Path, words: tuple[str, str], said: str) -> None:

@@ -111,7 +111,7 @@ class TestReply:
         stdin(monkeypatch, b"x" * 9)
         ran = run("generate", "--model", model, "--raw")
         assert ran.code == 2
-        assert "standard input is larger than the 8 B that go with one message" in one_sentence(ran)
+        assert "standard input is larger than 8 B, the limit for one message" in one_sentence(ran)
 
     def test_at_a_terminal_there_must_be_a_text(
         self, run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,7 +119,7 @@ class TestReply:
         stdin(monkeypatch, b"", terminal=True)
         ran = run("generate", "--model", model)
         assert ran.code == 2
-        assert "there is no text" in one_sentence(ran)
+        assert "no text; pass it as an argument" in one_sentence(ran)
         assert run("generate", "--model", model, "--raw", "--max-tokens", 2).code == 0
 
     def test_words_need_no_quotes(self, run: Run, model: Path) -> None:
@@ -131,24 +131,25 @@ class TestReply:
         plain, told = run(*words), run(*words, "--verbose")
         assert told.out == plain.out
         assert re.fullmatch(
-            r"minichat: prompt 1 token, reply 5 tokens in [\d.]+ s; the first after [\d.]+ s, "
-            r"then [\d.]+ a second\n",
+            r"minichat: prompt 1 token, reply 5 tokens in [\d.]+ s; first token after [\d.]+ s, "
+            r"then [\d.]+ tok/s\n",
             told.err,
         )
         several = run(*words, "--verbose", "--n", 2)
-        assert re.match(
-            r"minichat: prompt 1 token, reply 10 tokens in [\d.]+ s, [\d.]+ a second", several.err
-        )
+        assert re.match(r"minichat: prompt 1 token, reply 10 tokens in [\d.]+ s, [\d.]+ tok/s", several.err)
 
     def test_a_reply_that_the_context_cuts_is_said_to_be(self, run: Run, model: Path) -> None:
         ran = run("generate", "--model", model, "--raw", "--max-context", 8, "the")
-        assert (ran.code, ran.err) == (0, "minichat: the reply was cut after 7 tokens: the context is full\n")
+        assert (ran.code, ran.err) == (
+            0,
+            "minichat: the reply was cut off after 7 tokens: the context is full\n",
+        )
 
     @pytest.mark.parametrize("text", ["", " \n"])
     def test_an_empty_message_is_none_and_no_model_is_loaded_for_it(self, run: Run, text: str) -> None:
         ran = run("generate", "--model", "/nowhere", text)
         assert ran.code == 2
-        assert "there is no text" in one_sentence(ran)
+        assert "no text; pass it as an argument" in one_sentence(ran)
 
     def test_a_seed_repeats_and_zero_is_greedy(self, run: Run, model: Path) -> None:
         def reply(*words: object) -> str:
@@ -180,9 +181,9 @@ USAGE = {
     "top-p": (["--top-p", "1.5"], "top_p: must be a number above 0 to 1, not 1.5"),
     "top-k": (["--top-k", "-3"], "top_k"),
     "max-tokens": (["--max-tokens", "0"], "max_tokens: must be a whole number from 1"),
-    "word": (["--top-k", "many"], "argument --top-k: must be a whole number, not 'many'"),
-    "half": (["--max-tokens", "1.5"], "argument --max-tokens: must be a whole number, not '1.5'"),
-    "text": (["--min-p", "low"], "argument --min-p: must be a number, not 'low'"),
+    "word": (["--top-k", "many"], "argument --top-k: must be a whole number, got 'many'"),
+    "half": (["--max-tokens", "1.5"], "argument --max-tokens: must be a whole number, got '1.5'"),
+    "text": (["--min-p", "low"], "argument --min-p: must be a number, got 'low'"),
     "unknown": (["--warmth", "3"], "unrecognized arguments: --warmth 3; see minichat generate --help"),
     "slip": (["--temprature=0"], "--temprature=0; did you mean --temperature?; see minichat generate --help"),
     "seed": (["--seed", str(2**70)], "seed: must be a whole number"),
@@ -201,19 +202,19 @@ USAGE = {
     "no-draft": (["--speculate", "draft"], "has no draft model here, neither of its own nor"),
     "beams-and-chance": (
         ["--beams", "3", "--temperature", "0.5"],
-        "--temperature means nothing beside --beams 3",
+        "--temperature has no effect with --beams",
     ),
-    "beams-and-top-k": (["--beams", "3", "--top-k", "5"], "--top-k means nothing beside --beams 3"),
-    "beams-and-seed": (["--beams", "3", "--seed", "5"], "--seed means nothing beside --beams 3"),
-    "length-penalty-alone": (["--length-penalty", "2"], "--length-penalty is for --beams"),
-    "early-stopping-alone": (["--early-stopping"], "--early-stopping is for --beams"),
+    "beams-and-top-k": (["--beams", "3", "--top-k", "5"], "--top-k has no effect with --beams"),
+    "beams-and-seed": (["--beams", "3", "--seed", "5"], "--seed has no effect with --beams"),
+    "length-penalty-alone": (["--length-penalty", "2"], "--length-penalty requires --beams"),
+    "early-stopping-alone": (["--early-stopping"], "--early-stopping requires --beams"),
     "no-draft-in-a-window": (
         ["--speculate", "draft", "--kv-window", "64"],
         "a small model cannot catch up on tokens that have left the kv_window",
     ),
-    "draft-alone": (["--draft", "pocket"], "--draft is for --speculate draft"),
-    "draft-unasked": (["--draft", "pocket", "--speculate", "ngram"], "--draft is for --speculate draft"),
-    "sinks-alone": (["--kv-sinks", "8"], "--kv-sinks is for --kv-window"),
+    "draft-alone": (["--draft", "pocket"], "--draft requires --speculate draft"),
+    "draft-unasked": (["--draft", "pocket", "--speculate", "ngram"], "--draft requires --speculate draft"),
+    "sinks-alone": (["--kv-sinks", "8"], "--kv-sinks requires --kv-window"),
     "no-exit": (["--speculate", "exit"], "config.json names no early_exit_layers"),
     "too-many": (["--max-tokens", "500"], "1 tokens and 500 more for the reply; plain0 takes 128 in all"),
 }

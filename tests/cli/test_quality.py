@@ -46,11 +46,11 @@ def test_a_table_with_plots_and_a_picture(run: Run, model: Path, tmp_path: Path)
         (["--text", "no/such"], "--text no/such: No such file"),
         (["--schemes", "kv-int5"], "and no kv-int5"),
         (["--schemes", "int9"], "no scheme 'int9' for weights"),
-        (["--tokens", "1"], "--tokens 1: at least 2"),
-        (["--plot", "out.png"], "its name ends in .svg"),
-        (["--plot", "no/such/out.svg"], "there is no folder"),
-        (["--kv", "int8"], "among the schemes instead, as kv-int8"),
-        (["--quantization", "int4"], "among the schemes instead, as int4"),
+        (["--tokens", "1"], "--tokens must be at least 2, got 1"),
+        (["--plot", "out.png"], "must end in .svg"),
+        (["--plot", "no/such/out.svg"], "does not exist"),
+        (["--kv", "int8"], "must be given as the scheme kv-int8"),
+        (["--quantization", "int4"], "must be given as the scheme int4"),
     ],
 )
 def test_refused_with_a_sentence(run: Run, model: Path, words: list[str], problem: str) -> None:

@@ -42,7 +42,7 @@ def test_sinks_need_a_window(command: str) -> None:
     assert asked() == 4
     assert asked("--kv-window", "32", "--kv-sinks", "8") == 8
     assert asked("--kv-window", "32") == (9 if command in ("chat", "up") else 4)
-    with pytest.raises(BadInput, match="--kv-sinks is for --kv-window"):
+    with pytest.raises(BadInput, match="--kv-sinks requires --kv-window"):
         asked("--kv-sinks", "8")
 
 

@@ -143,7 +143,7 @@ def test_the_doctor_names_what_runs_as_plain_torch() -> None:
     from minichat.commands.doctor import examine, report
 
     found = examine()
-    assert found["families"]["qwen3"] == "all parts have launches of their own on a GPU"
+    assert found["families"]["qwen3"] == "all parts have their own GPU kernels"
     told = "on a GPU, 1 of 2 parts run as plain torch: SquaredMLP, operator transposed, operator centered"
     assert found["families"]["squared"] == told
     assert f"  squared: {told}" in report(found)

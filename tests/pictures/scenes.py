@@ -192,7 +192,7 @@ async def tour_page(it: World) -> AsyncIterator[None]:
     await it.stream(0, "Once upon a time there was a fox, ")
     it.app.heard([Admitted(3, 1.0, 0, 0), FirstToken(4, 1.1, 0, 0.04)])
     it.work(12)
-    await it.until(lambda: "was let in" in it.screen_text())
+    await it.until(lambda: "was admitted" in it.screen_text())
     yield
 
 
@@ -215,7 +215,7 @@ SITTINGS = {
             "models": keys("alt+o", wait="built in"),
             "jump": keys("ctrl+o", wait="Explain"),
             "techniques": keys("alt+x", wait="prefix cache"),
-            "rename": keys("alt+t", wait="rename this chat"),
+            "rename": keys("alt+t", wait="Rename this chat"),
             "quantization": quantization,
         },
     ),

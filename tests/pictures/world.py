@@ -255,9 +255,9 @@ async def opened(
     async with bench((80, 24), backend=backend, **more) as it:
         world = World(it.app, it.pilot, it.backend)
         world.clock = Clock()
-        object.__setattr__(it.app.chats.desk, "clock", world.clock)
+        object.__setattr__(it.app.chats.services, "clock", world.clock)
         it.monitor.event_log._clock = lambda: NOON
-        await it.until(lambda: it.app.keeper.ready.is_set() or not backend.loaded.is_set())
+        await it.until(lambda: it.app.lifecycle.ready.is_set() or not backend.loaded.is_set())
         yield world
 
 

@@ -68,28 +68,28 @@ def test_what_is_set_is_taken(file: Path) -> None:
         ('[screen]\ntheme = "a"\ntheme = "b"\n', "3: Cannot overwrite a value"),
         ('[screen]\ntheme = "a', "2: "),
         (b'[screen]\ntheme = "\xff"', "2: this is not UTF-8 text"),
-        ("[scren]\nascii = true", "1: scren: is not known here; did you mean screen?"),
-        ("zzz = 1", "1: zzz: is not known here; there are screen, rates, chat, engine, sampling, keys"),
-        ("screen = 3", "1: screen: has to be a table: write [screen] above its settings"),
-        ("[screen]\n\nthem = 'a'", "3: screen.them: is not known here; did you mean theme?"),
-        ("[screen]\nascii = 1", "2: screen.ascii: has to be true or false, not 1"),
+        ("[scren]\nascii = true", "1: scren: is unknown; did you mean screen?"),
+        ("zzz = 1", "1: zzz: is unknown; choose from screen, rates, chat, engine, sampling, keys"),
+        ("screen = 3", "1: screen: must be a table: write [screen] above its settings"),
+        ("[screen]\n\nthem = 'a'", "3: screen.them: is unknown; did you mean theme?"),
+        ("[screen]\nascii = 1", "2: screen.ascii: must be true or false, got 1"),
         (
             "[screen]\nmap_colour='red'",
-            '2: screen.map_colour: has to be one of owner, age, references, fill, not "red"',
+            '2: screen.map_colour: must be one of owner, age, references, fill, got "red"',
         ),
-        ("[screen]\ntheme = ''", '2: screen.theme: has to be a text that is not empty, not ""'),
-        ("[rates]\nmonitor = 99", "2: rates.monitor: has to be a number from 0.5 to 10, not 99"),
-        ("[rates]\nmonitor = nan", "2: rates.monitor: has to be a number from 0.5 to 10, not nan"),
-        ("[rates]\nmonitor = true", "2: rates.monitor: has to be a number from 0.5 to 10, not true"),
+        ("[screen]\ntheme = ''", '2: screen.theme: must be a nonempty text, got ""'),
+        ("[rates]\nmonitor = 99", "2: rates.monitor: must be a number from 0.5 to 10, got 99"),
+        ("[rates]\nmonitor = nan", "2: rates.monitor: must be a number from 0.5 to 10, got nan"),
+        ("[rates]\nmonitor = true", "2: rates.monitor: must be a number from 0.5 to 10, got true"),
         (
             "[engine]\nblocks = 1.5",
-            "2: engine.blocks: has to be a whole number from 1 to 2147483647, not 1.5",
+            "2: engine.blocks: must be a whole number from 1 to 2147483647, got 1.5",
         ),
-        ("[chat]\nsystem = 2026-11-20", "2: chat.system: has to be a text, not 2026-11-20"),
-        ("[chat]\nsystem = {a = [1, 'x']}", '2: chat.system: has to be a text, not {"a" = [1, "x"]}'),
+        ("[chat]\nsystem = 2026-11-20", "2: chat.system: must be a text, got 2026-11-20"),
+        ("[chat]\nsystem = {a = [1, 'x']}", '2: chat.system: must be a text, got {"a" = [1, "x"]}'),
         (
             "[sampling]\ntemprature = 1",
-            "2: sampling.temprature: is not known here; did you mean temperature?",
+            "2: sampling.temprature: is unknown; did you mean temperature?",
         ),
         ("sampling = { top_p = 0 }", "1: sampling.top_p: must be a number above 0 to 1, not 0"),
         (
@@ -98,11 +98,11 @@ def test_what_is_set_is_taken(file: Path) -> None:
         ),
         (
             "[keys]\n'chat.new' = 5",
-            '2: keys.chat.new: has to be a key like "ctrl+n", or a list of keys, not 5',
+            '2: keys.chat.new: must be a key like "ctrl+n", or a list of keys, got 5',
         ),
-        ("[keys]\nchat.x = true", "2: keys.chat.x: has to be a key"),
-        ("[keys]\nx = []", '2: keys.x: has to be a key like "ctrl+n", or a list of keys, not []'),
-        ("[screen]\nabout = '''\n[rates]\nascii = 1\n'''\nascii = 2", "2: screen.about: is not known here"),
+        ("[keys]\nchat.x = true", "2: keys.chat.x: must be a key"),
+        ("[keys]\nx = []", '2: keys.x: must be a key like "ctrl+n", or a list of keys, got []'),
+        ("[screen]\nabout = '''\n[rates]\nascii = 1\n'''\nascii = 2", "2: screen.about: is unknown"),
     ],
 )
 def test_a_fault_is_named_with_its_line(file: Path, text: str | bytes, sentence: str) -> None:
@@ -120,5 +120,5 @@ def test_all_faults_are_named_and_the_rest_is_taken(file: Path) -> None:
 def test_a_folder_in_the_place_of_the_file_is_told(file: Path) -> None:
     file.mkdir()
     loaded = load(file)
-    assert str(loaded.problems[0]) == f"{file}: cannot be read: Is a directory"
+    assert str(loaded.problems[0]) == f"{file}: cannot read the file: Is a directory"
     assert loaded.settings == Settings()

@@ -68,10 +68,10 @@ def test_nothing_is_written_over_a_file_with_a_fault(file: Path) -> None:
     file.write_text(text)
     presets = load_presets(file)
     assert [str(problem) for problem in presets.problems] == [
-        f"{file}:3: mine.temprature: is not known here; did you mean temperature?"
+        f"{file}:3: mine.temprature: is unknown; did you mean temperature?"
     ]
     assert presets.own == {"mine": SamplingParams(top_p=0.5)}
-    with pytest.raises(PresetError, match=r"mend this first.*:3: mine\.temprature"):
+    with pytest.raises(PresetError, match=r"fix this first.*:3: mine\.temprature"):
         save_preset(file, "more", SamplingParams())
     assert file.read_text() == text
 
@@ -79,7 +79,7 @@ def test_nothing_is_written_over_a_file_with_a_fault(file: Path) -> None:
 def test_a_value_in_the_place_of_a_table_is_told(file: Path) -> None:
     file.parent.mkdir()
     file.write_text("mine = 1")
-    assert "mine: has to be a table" in str(load_presets(file).problems[0])
+    assert "mine: must be a table" in str(load_presets(file).problems[0])
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

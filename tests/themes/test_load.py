@@ -58,41 +58,41 @@ def test_what_a_theme_says_is_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ('name = "mine"', "", "mine.toml: name: has to be there: a text that is not empty"),
-        ('name = "mine"', "name = 3", "mine.toml:1: name: has to be there"),
-        ("dark = true", 'dark = "yes"', "mine.toml:2: dark: has to be there: true, or false"),
-        ("dark = true", "dark = true\nabout = 1", "mine.toml:3: about: has to be a text, not 1"),
-        ("dark = true", "dark = true\nauthor = 1", "mine.toml:3: author: is not known here"),
+        ('name = "mine"', "", "mine.toml: name: is required: a nonempty text"),
+        ('name = "mine"', "name = 3", "mine.toml:1: name: is required"),
+        ("dark = true", 'dark = "yes"', "mine.toml:2: dark: is required: true, or false"),
+        ("dark = true", "dark = true\nabout = 1", "mine.toml:3: about: must be a text, got 1"),
+        ("dark = true", "dark = true\nauthor = 1", "mine.toml:3: author: is unknown"),
         (
             '"#6CB6FF"',
             '"#6CB6F"',
-            'mine.toml:5: colours.primary: has to be a colour like "#88aaff" or "ansi_blue"',
+            'mine.toml:5: colours.primary: must be a color like "#88aaff" or "ansi_blue"',
         ),
-        ('"orange"', '"ornage"', 'not "ornage"; did you mean orange?'),
-        ('"orange"', "7", "mine.toml:7: colours.accent: has to be a colour"),
-        ("primary =", "primry =", "mine.toml:5: colours.primry: is not known here; did you mean primary?"),
-        ('panel = "#202730"\n', "", "mine.toml:4: colours: has to name panel too"),
-        ('cached = "#44515E"', "", "mine.toml:16: map: has to name cached too"),
+        ('"orange"', '"ornage"', 'got "ornage"; did you mean orange?'),
+        ('"orange"', "7", "mine.toml:7: colours.accent: must be a color"),
+        ("primary =", "primry =", "mine.toml:5: colours.primry: is unknown; did you mean primary?"),
+        ('panel = "#202730"\n', "", "mine.toml:4: colours: must also set panel"),
+        ('cached = "#44515E"', "", "mine.toml:16: map: must also set cached"),
         (
             "dark = true",
             'dark = true\nowners = ["red"]',
-            "mine.toml:3: owners: has to be a list of at least 8",
+            "mine.toml:3: owners: must be a list of at least 8",
         ),
         (
             "dark = true",
             f"dark = true\nowners = {['red'] * 7 + ['rde']}",
-            "mine.toml:3: owners: colour 8 has to be",
+            "mine.toml:3: owners: color 8 must be",
         ),
         (
             "[map]",
             '[variables]\nbordr = "red"\n[map]',
-            "variables.bordr: is not known here; did you mean border?",
+            "variables.bordr: is unknown; did you mean border?",
         ),
-        ("[map]", '[variables]\nborder = "bad 4%"\n[map]', "variables.border: has to be a colour like"),
+        ("[map]", '[variables]\nborder = "bad 4%"\n[map]', "variables.border: must be a color like"),
         (
             "[map]",
             '[variables]\nlink-style = "loud"\n[map]',
-            "variables.link-style: has to be words like bold or none",
+            "variables.link-style: must be words like bold or none",
         ),
         ("[map]", "[map", "mine.toml:16: Expected"),
     ],
@@ -105,7 +105,7 @@ def test_a_fault_is_named_with_its_line(tmp_path: Path, old: str, new: str, sent
 
 
 def test_a_table_that_is_none_is_told(tmp_path: Path) -> None:
-    assert "mine.toml:1: map: has to be a table: write [map] above its keys" in said(
+    assert "mine.toml:1: map: must be a table: write [map] above its keys" in said(
         tmp_path, "map = 1\n" + GOOD.partition("[map]")[0]
     )
 

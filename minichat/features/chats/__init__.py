@@ -1,1 +1,1 @@
-"""Chats and their replies: what a person does to them."""
+"""The commands on chats and their replies."""

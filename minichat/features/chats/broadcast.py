@@ -1,4 +1,4 @@
-"""A message to all chats that are seen; where its replies first part is marked in each pane."""
+"""Send a message to all visible chats; each pane marks where its reply first diverges from the others."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from minichat.session.parting import MOST, Comparison, Parting
 from minichat.ui.layout import SEVERAL
 from minichat.ui.likely import visible
 
-_WORD = 16  # cells of a token
+_WORD = 16  # maximum width of a token, in cells
 
 
 def toggle(context: Context) -> None:
@@ -18,36 +18,36 @@ def toggle(context: Context) -> None:
     workspace.broadcast = not workspace.broadcast
     workspace.label()
     if not workspace.broadcast:
-        context.app.notify("what is sent goes to this chat alone")
+        context.app.notify("Messages go to this chat only")
     elif len(workspace.shown) < 2:
-        context.app.notify(f"one pane is open: {_why_one(context)}", severity="warning")
+        context.app.notify(f"Only one pane is open: {_why_one(context)}", severity="warning")
 
 
 def _why_one(context: Context) -> str:
-    """What it would take to see several."""
+    """Why only one chat is visible."""
     if (width := context.workspace.size.width) < SEVERAL:
-        return f"{SEVERAL} columns show several, and this terminal has {width}"
+        return f"several chats need {SEVERAL} columns, this terminal has {width}"
     if len(context.chats) == 1:
-        return f"this is the only chat; {context.keys.name('chat.new')} opens another"
+        return f"{context.keys.name('chat.new')} opens another chat"
     if not context.workspace.side_by_side:
-        return f"{context.keys.name('view.panes')} shows several"
-    return "a drawer or the monitor stands where others would"
+        return f"{context.keys.name('view.panes')} shows several chats"
+    return "close the drawer or the monitor to make room"
 
 
 class Partings:
-    """Compares the replies to a broadcast as they come."""
+    """Compares the replies to a broadcast as they arrive."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         context.signals.broadcast.connect(self.compare)
 
     def compare(self, conversations: Sequence[Conversation]) -> None:
-        """The next replies of these chats are looked at side by side."""
-        comparison = Comparison(tuple(conversations), self._tell)
+        """Compare the next replies of these chats."""
+        comparison = Comparison(tuple(conversations), self._show)
         for each in conversations:
             each.compare(comparison)
 
-    def _tell(self, comparison: Comparison[Conversation], chat: Conversation) -> None:
+    def _show(self, comparison: Comparison[Conversation], chat: Conversation) -> None:
         workspace, backend = self._context.workspace, self._context.program.backend
         pane = next((each for each in workspace.panes if each.conversation is chat), None)
         trace = next(reversed(chat.traces.values()), None)
@@ -70,25 +70,25 @@ class Partings:
         tokens = [each.token for each in parting.others]
         known = [token for token in (parting.token, *tokens) if token is not None]
         words = self._context.program.backend.words(known)
-        spoken = iter(visible(word, _WORD).rstrip() for word in words)
+        texts = iter(visible(word, _WORD).rstrip() for word in words)
         parts: list[tuple[str, str]] = [(f" Replies diverge at token {parting.at + 1}: ", "$text-muted")]
         if parting.token is None:
             parts.append(("ends", "bold"))
         else:
-            parts.append((f'"{next(spoken)}" {parting.share:.1%}', "bold $text-accent"))
+            parts.append((f'"{next(texts)}" {parting.share:.1%}', "bold $text-accent"))
         for each in parting.others:
-            said = "ends" if each.token is None else f'"{next(spoken)}"'
+            text = "ends" if each.token is None else f'"{next(texts)}"'
             rare = f"not in the top {MOST}" if each.token is not None else ""
             share = f"{each.share:.1%} here" if each.share is not None else rare
-            parts.append((f", {each.who.chat.letter.upper()} {said} {share}".rstrip(), "$text"))
+            parts.append((f", {each.who.chat.letter.upper()} {text} {share}".rstrip(), "$text"))
         return Content.assemble(*parts)
 
 
 BROADCAST = Feature(
     name="broadcast",
-    title="One message to several chats",
+    title="Broadcast",
     commands=(
-        ScreenCommand("reply.broadcast", "Reply", "Send to all open panes, on or off", toggle, "alt+a"),
+        ScreenCommand("reply.broadcast", "Reply", "Toggle sending to all open panes", toggle, "alt+a"),
     ),
     part=Partings,
 )

@@ -1,4 +1,4 @@
-"""Chats come and go: new ones, forks, names, system prompts, and those that are closed."""
+"""Chats: create, fork, rename, close, reopen and delete them, and set their system prompts."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,7 +13,7 @@ from minichat.ui.dialogs.ask import AskScreen
 from minichat.ui.dialogs.pick import Choice, PickScreen
 from minichat.ui.panes.tabs import titled
 
-DELETE_KEY = "alt+d"  # in the list of all chats, too
+DELETE_KEY = "alt+d"  # also in the list of all chats
 
 
 async def new(context: Context) -> None:
@@ -26,14 +26,14 @@ async def fork(context: Context, message: Message | None = None) -> None:
     source = context.chats.active
     messages = source.chat.messages
     if not messages:
-        context.app.notify("there is nothing to fork yet", severity="warning")
+        context.app.notify("There is no message to fork from yet", severity="warning")
         return
     _keep_draft(context)
     message_id = message.id if message else messages[-1].id
     running = source.streaming and message_id == messages[-1].id
     child = context.chats.fork(message_id)
     context.workspace.speak_to(child)
-    if running:  # else it has ended meanwhile
+    if running:  # otherwise the reply has ended
         join(child, source)
     context.workspace.prompt.focus()
 
@@ -45,14 +45,16 @@ async def close(context: Context) -> None:
     context.workspace.take_away(conversation)
     context.workspace.prompt.focus()
     undo = context.keys.name("chat.reopen")
-    context.app.notify(f"closed; {undo} brings it back" if kept else "closed; another window had deleted it")
+    context.app.notify(
+        f"Chat closed. {undo} reopens it" if kept else "Chat closed. Another window had deleted it"
+    )
 
 
 async def delete(context: Context, chat_id: int) -> None:
-    """For good, whether it is open or was closed."""
+    """Delete a chat permanently, whether it is open or closed."""
     _keep_draft(context)
     if (conversation := context.chats.of(chat_id)) is None:
-        context.chats.desk.store.delete_chat(chat_id)
+        context.chats.services.store.delete_chat(chat_id)
     else:
         await context.chats.delete(conversation)
         context.workspace.take_away(conversation)
@@ -60,7 +62,7 @@ async def delete(context: Context, chat_id: int) -> None:
 
 
 def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambda: None) -> None:
-    """What is deleted comes back by no key; so Enter alone keeps it."""
+    """Ask before deleting. Deletion cannot be undone, so Enter alone keeps the chat."""
     count = chat.earlier + len(chat.messages)
 
     async def take(sure: bool | None) -> None:
@@ -69,8 +71,8 @@ def ask_to_delete(context: Context, chat: Chat, then: Callable[[], None] = lambd
                 await delete(context, chat.id)
             then()
 
-    choices = [Choice(Content(" Keep it"), False), Choice(Content(" Delete it for good"), True)]
-    what = f"delete {titled(chat.title)} and its {plural(count, 'message')}?"
+    choices = [Choice(Content(" Keep it"), False), Choice(Content(" Delete permanently"), True)]
+    what = f"Delete {titled(chat.title)} and its {plural(count, 'message')}?"
     context.app.push_screen(PickScreen(what, lambda _: choices), take)
 
 
@@ -83,16 +85,16 @@ async def reopen(context: Context, chat_id: int | None = None) -> None:
     if conversation := context.chats.reopen(chat_id):
         context.workspace.speak_to(conversation)
     else:
-        context.app.notify("no chat is closed", severity="warning")
+        context.app.notify("There is no closed chat", severity="warning")
 
 
 def go(context: Context, index: int) -> None:
-    """To a chat by its place."""
+    """Go to a chat by its index."""
     if index < len(context.chats):
         context.workspace.go_to(list(context.chats)[index])
         context.workspace.prompt.focus()
     else:
-        context.app.notify(f"there is no chat {index + 1}", severity="warning")
+        context.app.notify(f"There is no chat {index + 1}", severity="warning")
 
 
 def go_by(context: Context, by: int) -> None:
@@ -115,7 +117,7 @@ def rename(context: Context) -> None:
             with context.program.complaining():
                 active.rename(title.strip())
 
-    context.app.push_screen(AskScreen("rename this chat", active.chat.title), take)
+    context.app.push_screen(AskScreen("Rename this chat", active.chat.title), take)
 
 
 def instruct(context: Context) -> None:
@@ -126,12 +128,12 @@ def instruct(context: Context) -> None:
             with context.program.complaining():
                 active.instruct(text.strip())
 
-    question = "system prompt, from the next reply on"
+    question = "System prompt (applies from the next reply)"
     context.app.push_screen(AskScreen(question, active.chat.system, lines=True), take)
 
 
 def _keep_draft(context: Context) -> None:
-    """What was typed is there again when the person comes back to the chat."""
+    """Store the unsent text with its chat, so that it is restored when the user returns."""
     context.chats.active.chat.draft = context.workspace.prompt.text
 
 
@@ -147,12 +149,12 @@ CHATS = Feature(
     title="Chats",
     commands=(
         ScreenCommand("chat.new", "Chats", "New chat", new, "ctrl+n", "new"),
-        ScreenCommand("chat.fork", "Chats", "Fork this chat here", fork, "alt+k"),
+        ScreenCommand("chat.fork", "Chats", "Fork this chat", fork, "alt+k"),
         ScreenCommand("chat.rename", "Chats", "Rename this chat", rename, "alt+t"),
-        ScreenCommand("chat.system", "Chats", "System prompt of this chat", instruct, "alt+s"),
+        ScreenCommand("chat.system", "Chats", "Edit the system prompt of this chat", instruct, "alt+s"),
         ScreenCommand("chat.close", "Chats", "Close this chat", close, "alt+w"),
-        ScreenCommand("chat.reopen", "Chats", "Bring back the chat closed last", reopen, "alt+z"),
-        ScreenCommand("chat.delete", "Chats", "Delete this chat for good", delete_active, DELETE_KEY),
+        ScreenCommand("chat.reopen", "Chats", "Reopen the last closed chat", reopen, "alt+z"),
+        ScreenCommand("chat.delete", "Chats", "Delete this chat permanently", delete_active, DELETE_KEY),
         ScreenCommand("chat.next", "Chats", "Next chat", _by(1), "ctrl+pagedown,alt+l"),
         ScreenCommand("chat.previous", "Chats", "Previous chat", _by(-1), "ctrl+pageup,alt+h"),
         *(

@@ -1,4 +1,4 @@
-"""A chat as a file: Markdown or JSON."""
+"""Export a chat to a file: Markdown or JSON."""
 
 from itertools import chain, count
 from pathlib import Path
@@ -9,7 +9,7 @@ from minichat.ui.dialogs.ask import AskScreen
 
 
 def export(context: Context) -> None:
-    """To a file; its ending says in which form."""
+    """Ask for a file and export to it; its extension selects the format."""
     program, chat, paths = context.program, context.chats.active.chat, context.program.paths
     name = "".join(letter if letter.isalnum() else "-" for letter in chat.title.lower()).strip("-") or "chat"
 
@@ -18,23 +18,23 @@ def export(context: Context) -> None:
             return
         file = Path(answer.strip()).expanduser()
         if file.is_file():
-            program.complain(f"{file} is there already: nothing was exported, take another name")
+            program.complain(f"{file} already exists. Choose another name")
             return
-        store = context.chats.desk.store
+        store = context.chats.services.store
         with program.complaining():
             text = store.export_json(chat.id) if file.suffix == ".json" else store.export_markdown(chat.id)
             try:
                 if file.parent == paths.exports:
                     private_folder(file.parent)
                 file.write_text(text, encoding="utf-8")
-            except OSError as error:  # of a full disk it does not know the file
-                program.complain(f"cannot write {file}: {error.strerror}")
+            except OSError as error:  # an error for a full disk does not name the file
+                program.complain(f"Cannot write {file}: {error.strerror}")
             else:
-                context.app.notify(f"exported to {file}")
+                context.app.notify(f"Exported to {file}")
 
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     free = next(file for each in names if not (file := paths.exports / f"{each}.md").exists())
-    context.app.push_screen(AskScreen("export to a file: .md or .json", str(free)), take)
+    context.app.push_screen(AskScreen("Export to a file (.md or .json)", str(free)), take)
 
 
 EXPORT = Feature(

@@ -1,4 +1,4 @@
-"""Ctrl+F: a line below the transcript, for a text that is looked for in it."""
+"""Ctrl+F: a search bar below the transcript."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ from minichat.ui.panes.pane import ChatPane
 
 
 class FindBar(Horizontal):
-    """What is looked for in the transcript above; Enter goes on, Escape ends it."""
+    """The search text. Enter goes to the next match, Esc closes the bar."""
 
     HINTS: ClassVar[Hints] = (("Enter", "next"), ("Up", "previous"), ("Esc", "done"))
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -64,7 +64,7 @@ class FindBar(Horizontal):
         self.context.workspace.prompt.focus()
 
     def _show_place(self) -> None:
-        """Which place this is, of how many; nothing while nothing is looked for."""
+        """Show the number of the current match and the total; nothing if the field is empty."""
         if not self.display:
             return
         place, total, whole = self._pane.transcript.find_count
@@ -73,7 +73,7 @@ class FindBar(Horizontal):
 
 
 class FindLeft:
-    """Esc closes the bar of the active chat, wherever the focus is."""
+    """Closes the bar of the active chat on Esc, wherever the focus is."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

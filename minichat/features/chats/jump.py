@@ -1,4 +1,4 @@
-"""Ctrl+O: every chat there is, to go to or to delete; what is typed is looked for in all that was said."""
+"""Ctrl+O: all chats, to go to or delete. The text typed is searched for in every message."""
 
 from typing import ClassVar
 
@@ -18,17 +18,17 @@ _DELETE = "chat.delete"
 
 
 class JumpScreen(PickScreen[int]):
-    """Open chats first. Gives the one to go to."""
+    """Lists open chats first. Returns the chat to go to."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding(DELETE_KEY, "delete", show=False, id=_DELETE)]
 
     def __init__(self, context: Context) -> None:
-        super().__init__("go to a chat", self._fitting, "a word said in any chat")
-        self.context, self._store = context, context.chats.desk.store
+        super().__init__("Go to a chat", self._fitting, "search titles and messages")
+        self.context, self._store = context, context.chats.services.store
 
     def on_mount(self) -> None:
         key = self.context.keys.name(_DELETE)
-        self.query_one(".sheet").border_subtitle = f"Enter take  {key} delete  Esc"
+        self.query_one(".sheet").border_subtitle = f"Enter go  {key} delete  Esc"
 
     def action_delete(self) -> None:
         chosen = self.choice(self.query_one(OptionList).highlighted_option)
@@ -41,7 +41,7 @@ class JumpScreen(PickScreen[int]):
         if query.strip():
             hits = self._store.search(query, _FOUND)
             if not hits:
-                self.say("no chat is called so, and nowhere was it said")
+                self.say("No title or message matches")
             return [_choice(hit.chat, "", hit.title, hit.snippet if hit.message else "") for hit in hits]
         lines = sorted(self._store.listing(), key=lambda each: each.closed_at is not None)
         return [
@@ -56,9 +56,9 @@ class JumpScreen(PickScreen[int]):
 
 
 def _choice(chat_id: int, letter: str, title: str, note: str) -> Choice[int]:
-    told = f" {titled(title)}  "
+    label = f" {titled(title)}  "
     return Choice(
-        Content.assemble((f" {letter.upper():2} ", "bold"), told, (one_line(note), "$text-muted")), chat_id
+        Content.assemble((f" {letter.upper():2} ", "bold"), label, (one_line(note), "$text-muted")), chat_id
     )
 
 

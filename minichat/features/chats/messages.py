@@ -1,4 +1,4 @@
-"""Messages of a chat: the keys while it has the focus, and what can be done with one of them."""
+"""Messages of a chat: the keys of a focused transcript, and the menu of a message."""
 
 from minichat.chats.model import Message
 from minichat.features.chats.chats import fork
@@ -15,7 +15,7 @@ def _retry(context: Context, message: Message) -> None:
     context.chats.active.retry(message.id)
 
 
-def _from_person(message: Message) -> bool:
+def _from_user(message: Message) -> bool:
     return message.role == "user"
 
 
@@ -27,33 +27,31 @@ MESSAGES = Feature(
     name="messages",
     title="Messages",
     message_commands=(
-        MessageCommand("Send it to the clipboard", _copy),
-        MessageCommand("Fork the chat here", fork),
-        MessageCommand(
-            "Edit it and send it again; what came after goes", edit, _from_person, at_rest=True, cuts=True
-        ),
-        MessageCommand("Regenerate it; what came after goes", _retry, _from_model, at_rest=True, cuts=True),
+        MessageCommand("Copy to the clipboard", _copy),
+        MessageCommand("Fork the chat from here", fork),
+        MessageCommand("Edit and resend (removes later messages)", edit, _from_user, at_rest=True, cuts=True),
+        MessageCommand("Regenerate (removes later messages)", _retry, _from_model, at_rest=True, cuts=True),
     ),
     help=(
         HelpSection(
-            "In a chat (Tab goes there)",
+            "In a chat (Tab)",
             (
-                ("{transcript.previous} {transcript.next}", "the message before, the one after"),
-                ("{transcript.menu}", "what can be done with it"),
-                ("{transcript.reasoning}", "show its reasoning, or hide it"),
+                ("{transcript.previous} {transcript.next}", "previous or next message"),
+                ("{transcript.menu}", "menu of the message"),
+                ("{transcript.reasoning}", "show or hide its reasoning"),
                 ("{transcript.retry}", "regenerate a failed reply"),
                 (
                     "{transcript.select_left transcript.select_right "
                     "transcript.select_up transcript.select_down}",
-                    "select: the blocks of the text glow on the map",
+                    "select text; its KV blocks light up on the map",
                 ),
-                ("{transcript.select_message} {transcript.select_all}", "select the message, or all"),
-                ("{transcript.copy}", "send what is selected to the clipboard, or the last reply"),
+                ("{transcript.select_message} {transcript.select_all}", "select the message, or everything"),
+                ("{transcript.copy}", "copy the selection, or the last reply"),
                 (
                     "{transcript.find_next} {transcript.find_previous}",
-                    "the next place that was found, the one before",
+                    "next or previous match",
                 ),
-                ("Home End", "first, last"),
+                ("Home End", "first or last message"),
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""Alt+G: the open chats at a glance, pinned ones first: title, state and rate of each."""
+"""Alt+G: an overview of the open chats, pinned ones first: title, state and rate of each."""
 
 from typing import ClassVar
 
@@ -16,11 +16,11 @@ from minichat.ui.panes.keybar import Hints
 from minichat.ui.panes.tabs import titled
 
 _HEAD = 1  # lines above the chats
-_TELLING = 0.2  # seconds after the first token: before, a rate says how tokens were bundled on their way
+_RATE_AFTER = 0.2  # seconds after the first token; before that, the rate reflects batching in transit
 
 
 class ChatOverview(Widget, can_focus=True):
-    """A line a chat, as the tabs have them. Drawn anew when a chat changes, and while replies run."""
+    """One line per chat, in tab order. Redrawn when a chat changes and while replies stream."""
 
     HINTS: ClassVar[Hints] = (
         ("Up Down", "choose"),
@@ -32,15 +32,15 @@ class ChatOverview(Widget, can_focus=True):
         Binding("up", "move(-1)", show=False),
         Binding("down", "move(1)", show=False),
         Binding("enter", "go", show=False),
-        Binding("p", "pin", "Pin the chat of the line, or no longer", id="overview.pin", show=False),
+        Binding("p", "pin", "Pin or unpin the selected chat", id="overview.pin", show=False),
         Binding("escape", "leave", show=False),
     ]
-    at: reactive[int] = reactive(0)  # the line that the keys act on
+    at: reactive[int] = reactive(0)  # the selected line
 
     def __init__(self, context: Context) -> None:
         super().__init__(classes="drawer")
         self.context = context
-        self._first = 0  # chat that is seen
+        self._first = 0  # the first visible chat
         self._marks = ASCII if context.program.start.ascii else UNICODE
         context.signals.changed.connect(self._changed)
         context.signals.turned.connect(self._turned)
@@ -79,11 +79,11 @@ class ChatOverview(Widget, can_focus=True):
             (f" {chat.letter.upper()} ", f"bold {self.context.program.owner_colours(conversation.colour)}"),
             " ",
         )
-        told, look = state_of(conversation)
-        room = max(width - left.cell_length - len(told) - 1, 0)
+        label, label_style = state_of(conversation)
+        room = max(width - left.cell_length - len(label) - 1, 0)
         title = Content.styled(titled(chat.title), "bold $text" if active else "$text")
         title = title.truncate(room, ellipsis=True, pad=True)
-        return Content.assemble(left, title, " ", (told, look)).truncate(width)
+        return Content.assemble(left, title, " ", (label, label_style)).truncate(width)
 
     def action_move(self, by: int) -> None:
         self.at = min(max(self.at + by, 0), len(self.context.chats) - 1)
@@ -110,14 +110,14 @@ class ChatOverview(Widget, can_focus=True):
 
 
 def state_of(conversation: Conversation) -> tuple[str, str]:
-    """What a chat does now, in a word or a rate, and how that looks."""
+    """The state of a chat as a word or a rate, and its style."""
     run, messages = conversation.run, conversation.chat.messages
     if run is not None and run.first is None:
         return "waiting", "$text-muted"
     if run is not None:
-        stats = run.stats(conversation.desk.clock(), conversation.chat.params)
-        telling = stats.seconds - stats.ttft >= _TELLING
-        return f"{stats.rate:.0f} tok/s" if telling else "writing", "$text-success"
+        stats = run.stats(conversation.services.clock(), conversation.chat.params)
+        settled = stats.seconds - stats.ttft >= _RATE_AFTER
+        return f"{stats.rate:.0f} tok/s" if settled else "writing", "$text-success"
     if messages and messages[-1].state == "failed":
         return "failed", "$text-error"
     return ("unread", "$text-accent") if conversation.unread else ("", "$text-muted")
@@ -140,16 +140,16 @@ def _turn_pin(context: Context, conversation: Conversation) -> None:
 
 OVERVIEW = Feature(
     name="overview",
-    title="Open chats at a glance",
+    title="Overview of open chats",
     commands=(
-        ScreenCommand("view.chats", "View", "Open chats at a glance", toggle, "alt+g"),
-        ScreenCommand("chat.pin", "Chats", "Pin this chat before the others, or no longer", pin, "alt+i"),
+        ScreenCommand("view.chats", "View", "Overview of open chats", toggle, "alt+g"),
+        ScreenCommand("chat.pin", "Chats", "Pin or unpin this chat", pin, "alt+i"),
     ),
     panel=PanelSpec(ChatOverview, sees=ChatOverview.see_snapshot),
     help=(
         HelpSection(
-            "In the list of chats ({view.chats})",
-            (("Up Down Enter", "choose a chat, and go to it"), ("{overview.pin}", "pin it, or no longer")),
+            "In the overview of chats ({view.chats})",
+            (("Up Down Enter", "select a chat and go to it"), ("{overview.pin}", "pin or unpin it")),
         ),
     ),
     keyed=(("overview", ChatOverview),),

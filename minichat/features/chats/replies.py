@@ -1,11 +1,11 @@
-"""Replies: what is sent, stopped, regenerated, edited and copied."""
+"""Send, stop, regenerate, edit and copy."""
 
 from minichat.chats.model import Message
 from minichat.features.feature import Context, Feature, HelpSection, ScreenCommand
 
 
 def stop(context: Context) -> None:
-    """Esc: the nearest thing that can be left is left."""
+    """Esc: cancel the innermost thing that is active: an edit, a search, a drawer or a reply."""
     active = context.chats.active
     if active.editing is not None:
         active.editing = None
@@ -21,21 +21,19 @@ def stop_all(context: Context) -> None:
 
 
 def retry(context: Context) -> None:
-    """What the engine has refused is refused again: its reason is told once more instead."""
+    """Regenerate the last reply. A refused request would be refused again, so show its error instead."""
     active = context.chats.active
     if active.chat.messages and (last := active.chat.messages[-1]).refused:
         context.program.complain(last.error)
     elif not active.retry():
-        context.app.notify("there is no finished reply to regenerate", severity="warning")
+        context.app.notify("There is no finished reply to regenerate", severity="warning")
 
 
 def edit(context: Context, message: Message | None = None) -> None:
     active, prompt = context.chats.active, context.workspace.prompt
     typed = prompt.text
     if (text := active.edit(message.id if message else None)) is None:
-        context.app.notify(
-            "there is no message of yours to edit while nothing is finished", severity="warning"
-        )
+        context.app.notify("There is no finished message to edit", severity="warning")
         return
     active.chat.draft = typed
     prompt.put(text)
@@ -47,7 +45,7 @@ async def copy(context: Context) -> None:
     if text := context.workspace.transcript.last_reply():
         await context.program.send_to_clipboard(text)
     else:
-        context.app.notify("there is no reply to send to the clipboard", severity="warning")
+        context.app.notify("There is no reply to copy", severity="warning")
 
 
 REPLIES = Feature(
@@ -62,16 +60,16 @@ REPLIES = Feature(
         ScreenCommand("reply.stop_all", "Reply", "Stop all replies", stop_all),
         ScreenCommand("reply.retry", "Reply", "Regenerate the last reply", retry, "alt+r", "retry"),
         ScreenCommand("reply.edit", "Reply", "Edit the last message and send it again", edit, "alt+e"),
-        ScreenCommand("reply.copy", "Reply", "Send the last reply to the clipboard", copy, "alt+y"),
+        ScreenCommand("reply.copy", "Reply", "Copy the last reply to the clipboard", copy, "alt+y"),
     ),
     help=(
         HelpSection(
             "In the prompt",
             (
-                ("Up Down", "recall, while nothing is typed"),
-                ("PgUp PgDn", "move the chat"),
-                ("End", "follow its end"),
-                ("@", "a file goes along; Tab takes its name"),
+                ("Up Down", "recall sent messages (empty prompt)"),
+                ("PgUp PgDn", "scroll the chat"),
+                ("End", "follow the end of the chat"),
+                ("@", "attach a file; Tab completes its path"),
             ),
         ),
     ),

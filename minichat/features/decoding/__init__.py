@@ -1,1 +1,1 @@
-"""F3: how a chat's replies are sampled, and what is likely to come next."""
+"""F3: how a chat's replies are sampled, and the likeliest next tokens."""

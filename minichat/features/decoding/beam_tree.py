@@ -1,4 +1,4 @@
-"""A beam search as a tree of text: what its hypotheses share stands once, and each end has a score."""
+"""A beam search as a tree of text: hypotheses share their common prefix, and each end has a score."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ from engine.api.snapshot import BeamsView, HypothesisView
 
 Kind = Literal["branch", "live", "ended", "dropped"]
 Words = Callable[[Sequence[int]], list[str]]
-MOST_DROPPED = 3  # that are listed
+MOST_DROPPED = 3  # dropped hypotheses to list
 
 
 class TreeLine(NamedTuple):
-    """One line: how it hangs in the tree (a letter a level), its text, and the score of what ends there."""
+    """One line: its place in the tree (one character per level), its text, and the score of an end."""
 
-    hangs: str  # "|": a branch above goes on below, " ": it does not, "+": one begins here, "`": the last one
+    hangs: str  # "|": a branch above continues, " ": none does, "+": one begins here, "`": the last one
     text: str
     kind: Kind
     score: float | None = None
@@ -26,11 +26,11 @@ class TreeLine(NamedTuple):
 class _Node:
     children: dict[int, "_Node"] = field(default_factory=dict)
     ends: list[tuple[Kind, float]] = field(default_factory=list)
-    best: float = -inf  # the highest score of all that end here or below
+    best: float = -inf  # the highest score of the hypotheses that end here or below
 
 
 def lines_of(view: BeamsView, words: Words) -> list[TreeLine]:
-    """Live and ended hypotheses as a tree, the best first; then those that were dropped last."""
+    """Return live and ended hypotheses as a tree, best first, then the dropped ones."""
     root = _Node()
     for kind, hypotheses in (("live", view.live), ("ended", view.done)):
         for each in hypotheses:
@@ -39,18 +39,18 @@ def lines_of(view: BeamsView, words: Words) -> list[TreeLine]:
                 node = node.children.setdefault(token, _Node())
                 node.best = max(node.best, each.score)
             node.ends.append((kind, each.score))  # type: ignore[arg-type]
-    spoken = _spoken((*view.live, *view.done, *view.dropped), words)
+    texts = _texts((*view.live, *view.done, *view.dropped), words)
     lines = [TreeLine("", "", *end) for end in root.ends]
-    _hang(root, "", spoken, lines)
+    _hang(root, "", texts, lines)
     best = max((line.score for line in lines if line.score is not None), default=None)
     led = next((at for at, line in enumerate(lines) if line.score == best), None)
     if led is not None:
         lines[led] = lines[led]._replace(leads=True)
     dropped = sorted(view.dropped, key=lambda each: -each.score)[:MOST_DROPPED]
-    return [*lines, *(TreeLine("", _text(each.tokens, spoken), "dropped", each.score) for each in dropped)]
+    return [*lines, *(TreeLine("", _text(each.tokens, texts), "dropped", each.score) for each in dropped)]
 
 
-def _hang(node: _Node, above: str, spoken: dict[int, str], lines: list[TreeLine]) -> None:
+def _hang(node: _Node, above: str, texts: dict[int, str], lines: list[TreeLine]) -> None:
     children = sorted(node.children.items(), key=lambda pair: -pair[1].best)
     for number, (token, child) in enumerate(children):
         last = number == len(children) - 1
@@ -58,19 +58,19 @@ def _hang(node: _Node, above: str, spoken: dict[int, str], lines: list[TreeLine]
         while not child.ends and len(child.children) == 1:
             ((token, child),) = child.children.items()
             tokens.append(token)
-        line = TreeLine(above + ("`" if last else "+"), _text(tokens, spoken), "branch")
+        line = TreeLine(above + ("`" if last else "+"), _text(tokens, texts), "branch")
         below = above + (" " if last else "|")
         ends = [TreeLine(below, "", kind, score) for kind, score in child.ends]
-        if ends:  # the first stands where its text does
+        if ends:  # the first end shares the line of its text
             ends[0] = ends[0]._replace(hangs=line.hangs, text=line.text)
         lines += ends or [line]
-        _hang(child, below, spoken, lines)
+        _hang(child, below, texts, lines)
 
 
-def _spoken(hypotheses: Iterable[HypothesisView], words: Words) -> dict[int, str]:
+def _texts(hypotheses: Iterable[HypothesisView], words: Words) -> dict[int, str]:
     tokens = sorted({token for each in hypotheses for token in each.tokens})
     return dict(zip(tokens, words(tokens), strict=True))
 
 
-def _text(tokens: Iterable[int], spoken: dict[int, str]) -> str:
-    return "".join(spoken[token] for token in tokens)
+def _text(tokens: Iterable[int], texts: dict[int, str]) -> str:
+    return "".join(texts[token] for token in tokens)

@@ -1,4 +1,4 @@
-"""A beam search while it runs: the hypotheses as a tree, with their scores, and what was dropped."""
+"""A running beam search: the hypotheses as a tree, with their scores, and the dropped ones."""
 
 from rich.cells import cell_len
 from textual.content import Content
@@ -16,10 +16,10 @@ _NOTES = {"live": "", "branch": "", "ended": "ended ", "dropped": "dropped "}
 
 
 class BeamTree(Widget):
-    """What does not fit is left out, the worst first, and counted."""
+    """The tree. If it does not fit, the worst hypotheses are hidden and counted."""
 
     view: reactive[BeamsView | None] = reactive(None, layout=False)
-    over: reactive[bool] = reactive(False, layout=False)  # the search has ended, and this is its last step
+    over: reactive[bool] = reactive(False, layout=False)  # the search has ended; this is its last step
     lines: reactive[tuple[TreeLine, ...]] = reactive((), layout=False)
     marks: Marks = UNICODE
 
@@ -61,7 +61,7 @@ class BeamTree(Widget):
 
 
 def _ending(text: str, room: int, cut: str) -> str:
-    """Where it goes on is at its end."""
+    """Cut the start of the text, because its end shows where the branch continues."""
     if cell_len(text) <= room:
         return text
     text = text[-room:]

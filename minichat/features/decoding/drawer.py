@@ -1,4 +1,4 @@
-"""The decoding drawer: how this chat's replies are sampled, and what is likely to come next."""
+"""The decoding drawer: how this chat's replies are sampled, and the likeliest next tokens."""
 
 from typing import ClassVar, Self
 
@@ -15,19 +15,19 @@ from minichat.features.decoding.knobs import Knobs
 from minichat.ui.likely import ROWS, LikelyTokens
 from minichat.ui.marks import Marks
 
-_LIVE = 5  # lines of what is seen of the running reply, at least
-_TREE = 24  # lines of a tree, at most
-_FIELDS = 14  # lines of the fields that go before more of those
-_HEADING = 3  # lines, with those that are left free
+_LIVE = 5  # minimum lines for the live part: likeliest tokens or beams
+_TREE = 24  # maximum lines of a beam tree
+_FIELDS = 14  # lines the fields get before the live part grows
+_HEADING = 3  # lines of the heading and its margins
 
 
 class DecodingDrawer(VerticalScroll, can_focus=False):
-    """Beside the chats; one for whichever is active."""
+    """A drawer beside the chats, for the active chat."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
 
     class Left(Message):
-        """Back to the prompt."""
+        """Focus should return to the prompt."""
 
     def __init__(self, id: str | None = None, classes: str | None = None) -> None:
         super().__init__(id=id, classes=classes)
@@ -43,7 +43,7 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
         yield self.beams
 
     def focus(self, scroll_visible: bool = True) -> Self:
-        """The fields have the keys."""
+        """Focus the fields."""
         self.knobs.focus(scroll_visible)
         return self
 
@@ -51,7 +51,7 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
         self.knobs.marks = self.likely.marks = self.beams.marks = marks
 
     def on_resize(self) -> None:
-        """The fields scroll where there is not room for all and for what is live."""
+        """Divide the height. The fields scroll if they do not fit above the live part."""
         room = self.size.height - _HEADING - self.gains.display
         live = max(room - _FIELDS, _LIVE)
         self.likely.styles.height, self.beams.styles.height = min(live, ROWS), min(live, _TREE)
@@ -60,16 +60,16 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
     def show_search(
         self, searching: bool, view: BeamsView | None, words: Words, *, over: bool = False
     ) -> None:
-        """The tree of a search stands where else the likeliest tokens do."""
+        """Show the beam tree of a search, or otherwise the likeliest next tokens."""
         if self.beams.display is not searching or not str(self.heading.content):
             self.beams.display, self.likely.display = searching, not searching
             self.heading.update("beam tree" if searching else "next token")
         self.beams.show(view, words, over=over)
 
     def show_gains(self, speculation: Speculation | None) -> None:
-        told = speculation is not None
-        if self.gains.display is not told:
-            self.gains.display = told
+        shown = speculation is not None
+        if self.gains.display is not shown:
+            self.gains.display = shown
             self.on_resize()
         if speculation is not None:
             self.gains.update(gains(speculation))
@@ -79,10 +79,10 @@ class DecodingDrawer(VerticalScroll, can_focus=False):
 
 
 def gains(speculation: Speculation) -> str:
-    """What guessing ahead has brought, in a line."""
+    """The result of speculation in one line."""
     if not speculation.verifications:
-        return "nothing guessed yet" if speculation.on else "rests: it has lost of late"
-    words = [f"{speculation.acceptance:.0%} stand", f"{speculation.tokens_a_step:.1f} tok a step"]
+        return "nothing drafted yet" if speculation.on else "paused: no gain lately"
+    words = [f"{speculation.acceptance:.0%} accepted", f"{speculation.tokens_a_step:.1f} tok/step"]
     if speculation.gain:
         words.append(f"{speculation.gain:.2f}x")
     if not speculation.on:

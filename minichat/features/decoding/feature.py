@@ -1,4 +1,4 @@
-"""F3: how the active chat's replies are sampled, in force at once, and what is likely to come next."""
+"""F3: how the active chat's replies are sampled. Changes apply immediately."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from minichat.ui.marks import ASCII
 
 @dataclass(slots=True)
 class _Seen:
-    """Of a chat's newest request; it stays when that has ended."""
+    """What was last seen of a chat's newest request; kept after the request ends."""
 
     request: int
     beams: BeamsView | None = None
@@ -27,12 +27,12 @@ class _Seen:
 
 
 class DecodingPanel(DecodingDrawer):
-    """Shows the active chat, whose likeliest tokens alone are asked for while the drawer is open."""
+    """Follows the active chat. Only its likeliest tokens are requested, and only while the drawer is open."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(id="decoding", classes="drawer")
         self.context = context
-        self._seen: dict[int, _Seen] = {}  # by chat
+        self._seen: dict[int, _Seen] = {}  # by chat id
         self.knobs.move_keys = context.keys.names(("decoding.up", "decoding.down"))
         if context.program.start.ascii:
             self.obey(ASCII)
@@ -48,7 +48,7 @@ class DecodingPanel(DecodingDrawer):
         self._show()
 
     def _turn(self) -> None:
-        """Another chat is the active one, or the drawer was opened or closed, or decoding is set anew."""
+        """Update after a change of the active chat, the layout or the presets."""
         active = self.context.chats.active
         for each in self.context.chats:
             each.watch(self.display and each is active)
@@ -58,7 +58,7 @@ class DecodingPanel(DecodingDrawer):
 
     def _changed(self, conversation: Conversation) -> None:
         if conversation is self.context.chats.active:
-            self.knobs.params = conversation.chat.params  # the engine may have refused what was set
+            self.knobs.params = conversation.chat.params  # the engine may have refused the change
 
     def _show(self) -> None:
         active = self.context.chats.active
@@ -80,7 +80,7 @@ class DecodingPanel(DecodingDrawer):
         views = (each.speculation for each in snapshot.requests if each.id == request)
         seen.speculation = next(views, None) or seen.speculation
 
-    # What the person does
+    # User actions
 
     @on(Knobs.Turned)
     def _tune(self, event: Knobs.Turned) -> None:
@@ -115,14 +115,14 @@ def save_preset(context: Context) -> None:
         if name and name.strip():
             context.presets.save(name.strip(), params)
 
-    context.app.push_screen(AskScreen("save this decoding as a preset called"), take)
+    context.app.push_screen(AskScreen("Save these settings as a preset named"), take)
 
 
 def delete_preset(context: Context) -> None:
-    """One of the person's own; the one that is in use stands first."""
+    """Ask which of the user's presets to delete. The one in use is listed first."""
     own = context.presets.own
     if not own:
-        context.app.notify("there is no preset of yours; those that are shipped stay", severity="warning")
+        context.app.notify("You have no presets. Built-in presets cannot be deleted", severity="warning")
         return
     used = preset_of(context.chats.active.chat.params, own)
     ordered = sorted(own, key=lambda each: each is not used)
@@ -132,11 +132,11 @@ def delete_preset(context: Context) -> None:
         if name is not None:
             context.presets.delete(name)
 
-    context.app.push_screen(PickScreen("delete a preset for good", lambda _: choices), take)
+    context.app.push_screen(PickScreen("Delete a preset permanently", lambda _: choices), take)
 
 
 def ask_for_grammar(context: Context) -> None:
-    """What replies have to be: a schema lies in a file; an expression is written between two slashes."""
+    """Ask for the grammar of replies: the file of a JSON schema, or a regex between two slashes."""
     active = context.chats.active
     held = active.chat.params.grammar
 
@@ -150,12 +150,12 @@ def ask_for_grammar(context: Context) -> None:
                 context.program.complain(str(error))
 
     given = f"/{held.text}/" if held and held.kind == "regex" else ""
-    question = "replies are: a file with a JSON schema, or /an expression/"
+    question = "Grammar: the file of a JSON schema, or a /regex/"
     context.app.push_screen(AskScreen(question, given), take)
 
 
-SAVE = ScreenCommand("decoding.save", "View", "Save this decoding as a preset", save_preset)
-DELETE = ScreenCommand("decoding.delete", "View", "Delete a saved preset", delete_preset)
+SAVE = ScreenCommand("decoding.save", "View", "Save the decoding settings as a preset", save_preset)
+DELETE = ScreenCommand("decoding.delete", "View", "Delete a decoding preset", delete_preset)
 DECODING = Feature(
     name="decoding",
     title="Decoding",
@@ -163,7 +163,7 @@ DECODING = Feature(
         ScreenCommand(
             "view.decoding",
             "View",
-            "Decoding of this chat",
+            "Decoding settings of this chat",
             toggle,
             "f3",
             "decoding",
@@ -177,13 +177,13 @@ DECODING = Feature(
         HelpSection(
             "In the decoding drawer",
             (
-                ("{decoding.up decoding.down}", "another field"),
+                ("{decoding.up decoding.down}", "previous or next field"),
                 ("{decoding.less decoding.more}", "change it"),
                 ("{decoding.much_less decoding.much_more}", "change it by ten"),
                 ("0-9", "type a value"),
-                ("Delete", "reset to default; on presets, delete one"),
-                ("Enter", "grammar: a JSON schema's file, or /an expression/"),
-                ("Ctrl+S", "save it all as a preset"),
+                ("Delete", "reset to default; on a preset, delete it"),
+                ("Enter", "on grammar: enter a JSON schema file or /regex/"),
+                ("Ctrl+S", "save as a preset"),
             ),
         ),
     ),

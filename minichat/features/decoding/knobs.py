@@ -1,4 +1,4 @@
-"""The decoding of one chat as a list of fields: arrows turn them, typing sets them, each in force at once."""
+"""The decoding settings of a chat as a list of fields. Arrows or typing change a value immediately."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,28 +20,28 @@ from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints
 
 _LABEL = 13  # cells
-_NOTE = 2  # lines at the end: a hint, or what is wrong
+_NOTE = 2  # lines at the end for a hint or an error
 _STRATEGY, _PRESET = "strategy", "preset"
-_HINTS = {_STRATEGY: "change it to choose another", _PRESET: "change it to choose; Delete deletes yours"}
+_HINTS = {_STRATEGY: "Left or Right chooses another", _PRESET: "Left or Right chooses; Delete deletes yours"}
 
 
 @dataclass(slots=True)
 class TypedValue:
-    """A value while it is typed."""
+    """The text of a value being typed."""
 
     text: str
 
 
 class Knobs(Widget, can_focus=True):
-    """Shows only the fields that the strategy uses."""
+    """Shows only the fields that the current strategy uses."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "move(-1)", "The field above", id="decoding.up", show=False),
-        Binding("down", "move(1)", "The field below", id="decoding.down", show=False),
-        Binding("left", "turn(-1)", "Lower a value", id="decoding.less", show=False),
-        Binding("right", "turn(1)", "Raise a value", id="decoding.more", show=False),
-        Binding("shift+left", "turn(-10)", "Lower it by ten steps", id="decoding.much_less", show=False),
-        Binding("shift+right", "turn(10)", "Raise it by ten steps", id="decoding.much_more", show=False),
+        Binding("up", "move(-1)", "Previous field", id="decoding.up", show=False),
+        Binding("down", "move(1)", "Next field", id="decoding.down", show=False),
+        Binding("left", "turn(-1)", "Decrease a value", id="decoding.less", show=False),
+        Binding("right", "turn(1)", "Increase a value", id="decoding.more", show=False),
+        Binding("shift+left", "turn(-10)", "Decrease by ten steps", id="decoding.much_less", show=False),
+        Binding("shift+right", "turn(10)", "Increase by ten steps", id="decoding.much_more", show=False),
         Binding("enter", "type", show=False),
         Binding("backspace", "rub", show=False),
         Binding("delete", "reset", show=False),
@@ -57,33 +57,33 @@ class Knobs(Widget, can_focus=True):
     )
 
     class Turned(Message):
-        """The person wants it drawn like this."""
+        """The user changed the parameters."""
 
         def __init__(self, params: SamplingParams) -> None:
             super().__init__()
             self.params = params
 
     class SaveWanted(Message):
-        """What is set should become a preset."""
+        """The user wants to save the settings as a preset."""
 
     class DeleteWanted(Message):
-        """One of the saved presets should go."""
+        """The user wants to delete a preset."""
 
     class GrammarWanted(Message):
-        """Replies should get a grammar."""
+        """The user wants to enter a grammar."""
 
     params: reactive[SamplingParams] = reactive(PLAIN, layout=True)
     presets: reactive[tuple[Preset, ...]] = reactive(())
-    kinds: reactive[tuple[str, ...]] = reactive(())  # of speculation that the engine has; none: not known
+    kinds: reactive[tuple[str, ...]] = reactive(())  # speculation kinds of the engine; empty: unknown
     row: reactive[int] = reactive(0)
     trouble: reactive[str] = reactive("")
     marks: Marks = UNICODE
-    move_keys = ""  # as the person has them
+    move_keys = ""  # the names of the keys that select a field
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
         self._typing: TypedValue | None = None
-        self.strategies = Strategies()  # of the chat whose decoding this is
+        self.strategies = Strategies()  # of the shown chat
 
     @property
     def rows(self) -> Sequence[Knob | str]:
@@ -102,15 +102,15 @@ class Knobs(Widget, can_focus=True):
         return Content("\n").join([*lines, *self._more(seen), *blank, Content.styled(note, style)])
 
     def _shown(self) -> range:
-        """The rows that there is room for, with the present one among them."""
+        """The rows that fit, including the selected one."""
         room = max(self.size.height - _NOTE, 1)
         if room < len(self.rows):
-            room = max(room - 1, 1)  # a line says how many more there are
+            room = max(room - 1, 1)  # one line counts the hidden fields
         first = max(0, min(self.row - room // 2, len(self.rows) - room))
         return range(first, min(first + room, len(self.rows)))
 
     def _more(self, seen: range) -> Sequence[Content]:
-        """How many fields are above and below those that are seen, and the keys that lead there."""
+        """A line that counts the fields hidden above and below and names the keys that reach them."""
         above, below = seen.start, len(self.rows) - seen.stop
         if not above + below or len(seen) + _NOTE >= self.size.height:
             return ()
@@ -153,7 +153,7 @@ class Knobs(Widget, can_focus=True):
 
     @property
     def preset(self) -> str:
-        """The name of what is set."""
+        """The name of the preset that matches the parameters."""
         found = preset_of(self.params, self.presets)
         return found.name if found else OWN
 
@@ -176,7 +176,7 @@ class Knobs(Widget, can_focus=True):
             self._turn_preset(by)
 
     def _turn_preset(self, by: int) -> None:
-        """Through the presets; the place behind the last one is what was set by hand."""
+        """Cycle through the presets; the last entry is the user's unsaved settings."""
         own = self.strategies.own
         ring = [*self.presets, *([Preset.own(own)] if own is not None else [])]
         found = preset_of(self.params, self.presets)
@@ -202,7 +202,7 @@ class Knobs(Widget, can_focus=True):
             self._type(self._typing.text[:-1])
 
     def action_reset(self) -> None:
-        """The field to its default; or deletes a preset that is not wanted any more."""
+        """Reset the field to its default, or ask to delete a preset."""
         self._typing, row = None, self.rows[self.row]
         if isinstance(row, Knob):
             self._set(row, getattr(PLAIN, row.field))
@@ -236,9 +236,9 @@ class Knobs(Widget, can_focus=True):
         self._commit()
 
     def turn_to(self, params: SamplingParams, strategies: Strategies) -> None:
-        """Another chat's decoding, with what is remembered of it."""
+        """Show another chat's settings and the strategies remembered for it."""
         self.strategies, self.params = strategies, params
-        self._remember(params)  # also where it is as the other chat's
+        self._remember(params)  # the watcher does not run if both chats have the same parameters
 
     def _remember(self, params: SamplingParams) -> None:
         self.strategies.saw(params)
@@ -250,7 +250,7 @@ class Knobs(Widget, can_focus=True):
         self.trouble = ""
         self.row = min(self.row, len(self.rows) - 1)
 
-    # What comes of them
+    # Applying changes
 
     def _type(self, text: str) -> None:
         self._typing = TypedValue(text)
@@ -274,7 +274,7 @@ class Knobs(Widget, can_focus=True):
             self.trouble = str(error)
 
     def _choose(self, knob: Knob, by: int) -> None:
-        """The next of its values; kinds of speculation that the engine lacks are passed over."""
+        """Select the next choice, skipping speculation kinds the engine lacks."""
         if knob.field == "speculate" and self.kinds:
             there = ("", *self.kinds, self.params.speculate)
             knob = replace(knob, choices=tuple(each for each in knob.choices if each[0] in there))
@@ -292,5 +292,5 @@ class Knobs(Widget, can_focus=True):
 
 
 def _typed(knob: Knob) -> bool:
-    """Whether a value is typed where it stands."""
+    """Whether the value is typed in place."""
     return not knob.choices and knob.field != "grammar"

@@ -1,1 +1,1 @@
-"""Alt+C: along the tokens of a reply."""
+"""Alt+C: step through the tokens of a reply."""

@@ -1,4 +1,4 @@
-"""Along the tokens of a reply: what else was likely at each, and a fork that goes on with that."""
+"""Step through the tokens of a reply: the alternatives at each, and a fork that continues with one."""
 
 import asyncio
 import math
@@ -18,37 +18,37 @@ from minichat.ui.likely import likely_of
 from minichat.ui.marks import ASCII, UNICODE, Marks
 from minichat.ui.panes.pane import ChatPane
 
-_AT_ONCE = 4  # places that the engine is asked for
+_AT_ONCE = 4  # positions to query at once
 
 
 class Picking:
-    """One walk at a time, in the pane of the active chat."""
+    """At most one walk, in the pane of the active chat."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._pane: ChatPane | None = None
         self._walk: Walk | None = None
         self._task: asyncio.Task[None] | None = None
-        self._told = -1  # the place whose candidates are shown
+        self._told = -1  # the position whose candidates are shown
         context.signals.changed.connect(self._changed)
         context.signals.turned.connect(self.end)
         context.signals.replaced.connect(self.end)
         context.leaving.append(self._left)
 
     def _changed(self, conversation: Conversation) -> None:
-        """The reply that comes has other tokens."""
+        """End the walk when a new reply streams, because its tokens differ."""
         if conversation is self._context.chats.active and conversation.streaming:
             self.end()
 
     def _left(self) -> bool:
-        """Esc, from elsewhere on the screen."""
+        """Esc, from any focus."""
         walking = self._walk is not None
         if walking:
             self.end()
         return walking
 
     def begin(self, message_id: int | None = None) -> None:
-        """Along the given reply, or the one that the reader has gone to, or the last one."""
+        """Start at the given reply, the selected one, or the last one."""
         chosen = self._context.workspace.transcript.chosen
         replies = [*filter(_reply, self._context.chats.active.chat.messages)]
         usual = chosen if chosen and _reply(chosen) else replies[-1] if replies else None
@@ -56,7 +56,7 @@ class Picking:
         self._run(self._open(message_id if message_id is not None else usual.id if usual else -1))
 
     def end(self) -> None:
-        """The line goes, and what it has marked."""
+        """Close the line of tokens and clear its highlight."""
         if self._task is not None:
             self._task.cancel()
         if self._pane is not None:
@@ -70,7 +70,7 @@ class Picking:
         self._context.workspace.prompt.focus()
 
     def obey(self, said: TokenPicker.Said) -> None:
-        """What the person does in the line of tokens."""
+        """Handle a user action in the line of tokens."""
         match said:
             case TokenPicker.Moved(at=at):
                 self.move(at)
@@ -85,7 +85,7 @@ class Picking:
             self._run(self._show(self._walk))
 
     def take(self, choice: int) -> None:
-        """The chat is forked at the reply, and goes on with the candidate."""
+        """Fork the chat at the reply and continue with the chosen candidate."""
         chats, workspace, walk = self._context.chats, self._context.workspace, self._walk
         if walk is None or (rivals := walk.trace.rivals.get(walk.at)) is None:
             return
@@ -118,30 +118,30 @@ class Picking:
         return _picker_of(self._pane)
 
     async def _show(self, walk: Walk) -> None:
-        """First what is known; then what the engine says of this place, and of those beside it."""
+        """Show what is cached, then query the engine for this position and its neighbors."""
         picker = self._picker
-        self._tell(walk)
+        self._update(walk)
         place = walk.place()
         assert self._pane is not None
         self._pane.transcript.light({walk.message.id: [place]} if place else {}, "picked", show=True)
         try:
             await walk.look(walk.at)
             await walk.spell(walk.at)
-            self._tell(walk)
+            self._update(walk)
             near = sorted(picker.seen(), key=lambda at: abs(at - walk.at))
             for begin in range(0, len(near), _AT_ONCE):
                 await asyncio.gather(*map(walk.look, near[begin : begin + _AT_ONCE]))
-                self._tell(walk)
+                self._update(walk)
         except EngineError as error:
             picker.trouble = str(error)
 
-    def _tell(self, walk: Walk) -> None:
+    def _update(self, walk: Walk) -> None:
         picker, words = self._picker, self._context.program.backend.words
         picker.shares = [walk.share(at) for at in range(len(walk.trace.tokens))]
         picker.at, picker.trouble = walk.at, ""
         if not picker.words or not all(
             picker.words[at] for at in picker.seen()
-        ):  # an engine elsewhere tells later
+        ):  # a remote engine supplies the text later
             picker.words = words(walk.trace.tokens)
         rivals = walk.trace.rivals.get(walk.at)
         picker.told = _told(rivals) if rivals else ""
@@ -162,7 +162,7 @@ def _picker_of(pane: ChatPane) -> TokenPicker:
 
 
 def _show_picker(picker: TokenPicker, marks: Marks | None) -> None:
-    """Opens the line of a reply's tokens, drawn with these; none closes it."""
+    """Open the token line with these marks, or close it if None."""
     picker.display = marks is not None
     picker.words = picker.rows = ()
     picker.marks = marks or picker.marks
@@ -178,13 +178,13 @@ def _reply(message: Message) -> bool:
 
 
 def _start(walk: Walk) -> int:
-    """The place that was least likely, of those that are known; else the first."""
+    """The least likely known position, or the first."""
     known = [(share, at) for at in range(len(walk.trace.tokens)) if (share := walk.share(at)) is not None]
     return min(known)[1] if known else 0
 
 
 class PanePicker(TokenPicker):
-    """The line in a pane: what the person does there is the walk's business."""
+    """The token line in a pane; forwards user actions to `Picking`."""
 
     def __init__(self, context: Context, pane: ChatPane) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class PanePicker(TokenPicker):
 
 
 def pick(context: Context) -> None:
-    """Goes to the line of tokens, and opens it first; from within, closes it."""
+    """Open and focus the token line; close it if it has the focus."""
     if _picker_of(context.workspace.pane).has_focus:
         context.part(Picking).leave()
     else:
@@ -211,25 +211,23 @@ def _pick_message(context: Context, message: Message) -> None:
 
 PICKING = Feature(
     name="picking",
-    title="Along the tokens of a reply",
+    title="Tokens of a reply",
     commands=(
-        ScreenCommand("reply.pick", "Reply", "Tokens of the last reply: pick another one", pick, "alt+c"),
+        ScreenCommand("reply.pick", "Reply", "Step through the tokens of the last reply", pick, "alt+c"),
     ),
     message_commands=(
-        MessageCommand(
-            "Walk along its tokens, and go on with another one", _pick_message, _reply, at_rest=True
-        ),
+        MessageCommand("Step through its tokens, continue with another", _pick_message, _reply, at_rest=True),
     ),
     part=Picking,
     in_pane=PanePicker,
     help=(
         HelpSection(
-            "Along the tokens of a reply ({reply.pick}, or its menu)",
+            "Stepping through tokens ({reply.pick}, or the message menu)",
             (
-                ("{tokens.left tokens.right}", "another token"),
-                ("{tokens.far_left tokens.far_right}", "ten further"),
-                ("Home End", "first, last"),
-                ("{tokens.up tokens.down}", "what else was likely there"),
+                ("{tokens.left tokens.right}", "previous or next token"),
+                ("{tokens.far_left tokens.far_right}", "ten tokens back, forward"),
+                ("Home End", "first or last token"),
+                ("{tokens.up tokens.down}", "other likely tokens"),
                 ("Enter", "continue from there in a fork"),
             ),
         ),

@@ -1,4 +1,4 @@
-"""The tokens of a reply in a line, each as warm as it was likely, and what else could stand at one."""
+"""The tokens of a reply in a line, colored by probability, and the alternatives at one of them."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -16,17 +16,17 @@ from minichat.ui.panes.keybar import Hints
 
 _HEAT = " ▁▂▃▄▅▆▇█"
 _PLAIN_HEAT = " 123456789"
-_LONGEST = 16  # cells of a token in the line
-_LINES = 3  # above the candidates
+_LONGEST = 16  # maximum width of a token, in cells
+_LINES = 3  # lines above the candidates
 _UNLIKELY, _LIKELY = 0.2, 0.6
-_KEYS = (  # what there is room for
+_KEYS = (  # the longest that fits is shown
     "Enter: continue from here in a fork  Esc done",
     "Enter: continue in a fork  Esc done",
 )
 
 
 class TokenPicker(Widget, can_focus=True):
-    """Knows texts and shares; whoever shows it knows what they are of."""
+    """Displays texts and probabilities; independent of where they come from."""
 
     HINTS: ClassVar[Hints] = (
         ("tokens.left tokens.right", "token"),
@@ -35,44 +35,44 @@ class TokenPicker(Widget, can_focus=True):
         ("Esc", "done"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(-1)", "The token before", id="tokens.left", show=False),
-        Binding("right", "move(1)", "The next token", id="tokens.right", show=False),
+        Binding("left", "move(-1)", "Previous token", id="tokens.left", show=False),
+        Binding("right", "move(1)", "Next token", id="tokens.right", show=False),
         Binding("shift+left,pageup", "move(-10)", "Ten tokens back", id="tokens.far_left", show=False),
-        Binding("shift+right,pagedown", "move(10)", "Ten tokens on", id="tokens.far_right", show=False),
+        Binding("shift+right,pagedown", "move(10)", "Ten tokens forward", id="tokens.far_right", show=False),
         Binding("home", "move(-1000000)", show=False),
         Binding("end", "move(1000000)", show=False),
-        Binding("up", "choose(-1)", "The likelier candidate", id="tokens.up", show=False),
-        Binding("down", "choose(1)", "The next candidate", id="tokens.down", show=False),
+        Binding("up", "choose(-1)", "Previous candidate", id="tokens.up", show=False),
+        Binding("down", "choose(1)", "Next candidate", id="tokens.down", show=False),
         Binding("enter", "take", show=False),
         Binding("escape", "leave", show=False),
     ]
 
     class Said(Message):
-        """The person has done something."""
+        """A user action."""
 
     class Moved(Said):
-        """The person is at another token, or sees others beside it."""
+        """The user moved to another token, or the visible tokens have changed."""
 
         def __init__(self, at: int) -> None:
             super().__init__()
             self.at = at
 
     class Taken(Said):
-        """This candidate is to stand there instead."""
+        """The user chose this candidate."""
 
         def __init__(self, choice: int) -> None:
             super().__init__()
             self.choice = choice
 
     class Left(Said):
-        """The person has seen enough."""
+        """The user closed the line."""
 
     words: reactive[Sequence[str]] = reactive((), layout=False)
     shares: reactive[Sequence[float | None]] = reactive((), layout=False)
     rows: reactive[tuple[Likely, ...]] = reactive((), layout=False)
     at: reactive[int] = reactive(0, layout=False)
     choice: reactive[int] = reactive(0, layout=False)
-    told: reactive[str] = reactive("", layout=False)  # how likely the present one was
+    told: reactive[str] = reactive("", layout=False)  # the probability of the current token
     trouble: reactive[str] = reactive("", layout=False)
     marks: Marks = UNICODE
 
@@ -83,7 +83,7 @@ class TokenPicker(Widget, can_focus=True):
         if self.trouble:
             lines.append(Content.styled(self.trouble, "$text-error"))
         elif not self.rows:
-            lines.append(Content.styled("asking what else was likely here ...", "$text-muted"))
+            lines.append(Content.styled("computing the alternatives ...", "$text-muted"))
         room = max(self.size.height - _LINES, 1)
         first = max(0, min(self.choice - room + 1, len(self.rows) - room))
         for place, row in list(enumerate(self.rows))[first : first + room]:
@@ -99,7 +99,7 @@ class TokenPicker(Widget, can_focus=True):
         return Content.assemble(left, " " * (room - len(keys)), (keys, "$text-muted")) if keys else left
 
     def seen(self) -> range:
-        """The tokens around the present one that the line has room for."""
+        """The tokens around the current one that fit."""
         room = self.size.width - self._cells(self.at)
         low, high = self.at, self.at + 1
         grown = True
@@ -112,7 +112,7 @@ class TokenPicker(Widget, can_focus=True):
         return range(low, high)
 
     def _line(self) -> tuple[Content, Content]:
-        """The text, and below it a bar a token."""
+        """The text, and a bar for each token below it."""
         heat = _HEAT if self.marks is UNICODE else _PLAIN_HEAT
         texts: list[tuple[str, str]] = []
         bars: list[tuple[str, str]] = []
@@ -125,7 +125,7 @@ class TokenPicker(Widget, can_focus=True):
         return Content.assemble(*texts), Content.assemble(*bars)
 
     def _word(self, place: int) -> str:
-        """Never empty: even what is not seen can be stood on."""
+        """The visible form of a token, never empty, so that the cursor has a cell."""
         word = seen_as(self.words[place], self.marks) or self.marks.blank
         return word if cell_len(word) <= _LONGEST else word[: _LONGEST // 2 - 1] + self.marks.ellipsis
 
@@ -133,11 +133,11 @@ class TokenPicker(Widget, can_focus=True):
         return cell_len(self._word(place))
 
     def on_resize(self) -> None:
-        """Other tokens are seen now."""
+        """Report that other tokens are visible."""
         if self.words:
             self.post_message(self.Moved(self.at))
 
-    # What the person does
+    # User actions
 
     def action_move(self, by: int) -> None:
         at = min(max(self.at + by, 0), len(self.words) - 1)

@@ -1,1 +1,1 @@
-"""F4: how weights and cache are kept, and what that leaves."""
+"""F4: how weights and KV cache are stored, and the memory left."""

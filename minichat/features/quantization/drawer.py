@@ -1,4 +1,4 @@
-"""The quantization drawer: how weights and cache are kept, and what room that leaves. Of the whole engine."""
+"""The quantization drawer: how the engine stores weights and KV cache, and the memory left."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Self
@@ -21,20 +21,20 @@ from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.panes.keybar import Hints
 
 _LABEL, _FIGURE = 13, 9  # cells
-_BAR = 20  # cells, of a change that goes on
+_BAR = 20  # cells of the progress bar
 _PURPOSES = {
     "weights": "weights",
     "cache": "KV cache",
-    "host_cache": "on the host",
-    "workspace": "for steps",
+    "host_cache": "host cache",
+    "workspace": "workspace",
     "device_free": "free",
 }
 
-Row = tuple[str, str, float | None]  # a label, its figure, and a share of the whole to draw
+Row = tuple[str, str, float | None]  # label, figure, and share for a bar
 
 
 class Figures(Widget):
-    """Labels with figures, and bars where there is a whole to compare with."""
+    """Labels with figures, and bars for shares."""
 
     rows: reactive[tuple[Row, ...]] = reactive((), layout=True)
     marks: Marks = UNICODE
@@ -53,11 +53,11 @@ class Figures(Widget):
 
 
 class Schemes(OptionList):
-    """What weights or cache can be kept as: the present one marked, and of what cannot be taken, why."""
+    """The available schemes: the current one marked, and why others are unavailable."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "cursor_up", "The scheme above", id="quantization.up", show=False),
-        Binding("down", "cursor_down", "The scheme below", id="quantization.down", show=False),
+        Binding("up", "cursor_up", "Previous scheme", id="quantization.up", show=False),
+        Binding("down", "cursor_down", "Next scheme", id="quantization.down", show=False),
     ]
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Schemes(OptionList):
 
 
 class QuantizationDrawer(VerticalScroll, can_focus=False):
-    """Beside the chats, in the place of the decoding drawer. It looks at snapshots while it is open."""
+    """Beside the chats, in the place of the decoding drawer. Receives snapshots while it is open."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
     HINTS: ClassVar[Hints] = (
@@ -94,17 +94,17 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
     )
 
     class Left(Message):
-        """Back to the prompt."""
+        """Focus should return to the prompt."""
 
     class Chosen(Message):
-        """The weights are wanted in this scheme; an empty one: as they were, while a change is under way."""
+        """Convert the weights to this scheme; empty: cancel the running conversion."""
 
         def __init__(self, scheme: str) -> None:
             super().__init__()
             self.scheme = scheme
 
     class Recache(Message):
-        """The cache is wanted in this form."""
+        """Store the KV cache in this scheme."""
 
         def __init__(self, scheme: str) -> None:
             super().__init__()
@@ -114,7 +114,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         super().__init__(id=id, classes=classes)
         self.scheme, self.memory, self.room = Figures(), Figures(), Figures()
         self.schemes, self.change = Schemes(), Static(classes="change")
-        self.forms, self._of_forms = Schemes(), Static("KV cache, a token", classes="section")
+        self.forms, self._of_forms = Schemes(), Static("KV cache per token", classes="section")
         self.preview = Static(classes="preview")
         self._marks, self._changing = UNICODE, False
         self._snapshot: Snapshot | None = None
@@ -151,14 +151,14 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
         self._preview()
 
     def focus(self, scroll_visible: bool = True) -> Self:
-        """The list has the keys."""
+        """Focus the list."""
         self.schemes.focus(scroll_visible)
         return self
 
     @on(OptionList.OptionHighlighted)
     @on(DescendantFocus)
     def _preview(self) -> None:
-        """What the scheme under the cursor would make of weights and cache."""
+        """Show the effect of the selected scheme on weights and cache."""
         if self._snapshot is not None:
             of_forms = self.forms.has_focus
             option = (self.forms if of_forms else self.schemes).highlighted_option
@@ -173,7 +173,7 @@ class QuantizationDrawer(VerticalScroll, can_focus=False):
             self.post_message(kind(event.option_id))
 
     def action_leave(self) -> None:
-        """A change that is under way is taken back first."""
+        """Cancel a running conversion; otherwise close the drawer."""
         self.post_message(self.Chosen("") if self._changing else self.Left())
 
 
@@ -189,28 +189,30 @@ def scheme(shot: Snapshot) -> tuple[Row, ...]:
 
 
 def change(shot: Snapshot, marks: Marks) -> str:
-    """Of a change that goes on, or has failed."""
+    """A running or failed conversion."""
     if (found := shot.change) is None:
         return ""
     if not found.error:
         full = _BAR * found.done // max(found.total, 1)
         bar = marks.bar * full + marks.rest * (_BAR - full)
-        return f"to {found.scheme}: {found.done} of {found.total} layers\n{bar}  Esc goes back"
-    stands = (
-        f"{shot.quantization} stands" if found.over else f"back to {shot.quantization}, {found.done} layers"
+        return f"to {found.scheme}: {found.done} of {found.total} layers\n{bar}  Esc cancels"
+    state = (
+        f"still {shot.quantization}"
+        if found.over
+        else f"reverting to {shot.quantization}, {found.done} layers"
     )
-    return f"not {found.scheme}: {found.error}; {stands}"
+    return f"cannot use {found.scheme}: {found.error}; {state}"
 
 
 def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple[Content, ...]:
-    """Weights and cache with a scheme, before it is chosen: figures that change have both values."""
+    """Sizes of weights and cache with a scheme; changed figures show both values."""
     schemes, present = (shot.kv_schemes, shot.kv_scheme) if of_cache else (shot.schemes, shot.quantization)
     views = {each.name: each for each in schemes}
     there, wanted = views.get(present), views.get(name)
     if there is None or wanted is None:
         return ()
     of = "cache" if of_cache else "weights"
-    title = Content.styled(f"{of} as {name}, {'as they are' if name == present else 'a preview'}", "bold")
+    title = Content.styled(f"{of} as {name}, {'current' if name == present else 'preview'}", "bold")
     if wanted.why_not:
         return (title, Content.styled(wanted.why_not, "$text-muted"))
     blocks = len(shot.blocks.refs)
@@ -237,18 +239,18 @@ def preview(shot: Snapshot, name: str, marks: Marks, *, of_cache: bool) -> tuple
 
 
 def memory(found: dict[str, int]) -> tuple[Row, ...]:
-    """By purpose; shares are of the device, where what is on the host is no part of it."""
+    """Memory by purpose. Shares are of device memory, so the host cache has none."""
     total = found.get("device_total", 0)
     rows = [
         (name, size(found[key]), found[key] / total if total and key != "host_cache" else None)
         for key, name in _PURPOSES.items()
         if found.get(key)
     ]
-    return (*rows, ("in all", size(total), None)) if total else tuple(rows)
+    return (*rows, ("total", size(total), None)) if total else tuple(rows)
 
 
 def room(shot: Snapshot) -> tuple[Row, ...]:
-    """Blocks, and the tokens that they are for."""
+    """Blocks, and the tokens they hold."""
     blocks, count = shot.blocks, len(shot.blocks.refs)
     free = count - blocks.in_use - blocks.cached
     rows: list[Row] = [
@@ -256,9 +258,9 @@ def room(shot: Snapshot) -> tuple[Row, ...]:
         ("in use", f"{blocks.in_use:,}", blocks.in_use / count),
         ("cached", f"{blocks.cached:,}", blocks.cached / count),
         ("free", f"{free:,}", free / count),
-        ("tokens", f"{count * shot.block_size:,} in all", None),
-        ("left", f"{(count - blocks.in_use) * shot.block_size:,} for new ones", None),
-        ("a request", f"{shot.max_context:,} at most", None),
+        ("tokens", f"{count * shot.block_size:,} total", None),
+        ("left", f"{(count - blocks.in_use) * shot.block_size:,} available", None),
+        ("context", f"{shot.max_context:,} tokens at most", None),
     ]
     if shot.host_size:
         rows.append(("swapped", f"{shot.host_in_use:,} of {shot.host_size:,} blocks", None))

@@ -1,4 +1,4 @@
-"""F4: what is chosen in the quantization drawer, as the engine is asked for it."""
+"""F4: send the choices of the quantization drawer to the engine."""
 
 from textual import on
 
@@ -9,7 +9,7 @@ from minichat.ui.marks import ASCII
 
 
 class QuantizationPanel(QuantizationDrawer):
-    """The drawer of the program's engine."""
+    """The drawer, connected to the program's engine."""
 
     def __init__(self, context: Context) -> None:
         super().__init__(id="quantization", classes="drawer")
@@ -19,12 +19,12 @@ class QuantizationPanel(QuantizationDrawer):
 
     @on(QuantizationDrawer.Chosen)
     def _quantize(self, chosen: QuantizationDrawer.Chosen) -> None:
-        """The weights; an empty scheme takes back the change that is under way."""
+        """Convert the weights; an empty scheme cancels the running conversion."""
         program, shot, scheme = self.context.program, self.context.engine.latest, chosen.scheme
         if not scheme:
             program.ask(program.backend.send(CancelQuantization()))
         elif shot and shot.quantization == scheme and (shot.change is None or shot.change.over):
-            self.notify(f"the weights are kept as {scheme} already", severity="warning")
+            self.notify(f"The weights are already {scheme}", severity="warning")
         else:
             program.ask(program.backend.send(SetQuantization(scheme)))
 
@@ -32,7 +32,7 @@ class QuantizationPanel(QuantizationDrawer):
     def _recache(self, chosen: QuantizationDrawer.Recache) -> None:
         program, shot, scheme = self.context.program, self.context.engine.latest, chosen.scheme
         if shot and shot.kv_scheme == scheme:
-            self.notify(f"the cache is kept as {scheme} already", severity="warning")
+            self.notify(f"The KV cache is already {scheme}", severity="warning")
         else:
             program.ask(program.backend.send(SetKvScheme(scheme)))
 
@@ -52,10 +52,10 @@ QUANTIZATION = Feature(
         ScreenCommand(
             "view.quantization",
             "View",
-            "Quantization and memory of the engine",
+            "Quantization and memory",
             toggle,
             "f4",
-            greeting="how the weights are kept",
+            greeting="how weights are stored",
         ),
     ),
     panel=PanelSpec(QuantizationPanel, sees=QuantizationPanel.see_snapshot),
@@ -63,9 +63,9 @@ QUANTIZATION = Feature(
         HelpSection(
             "In the quantization drawer",
             (
-                ("{quantization.up quantization.down}", "another scheme"),
-                ("Tab", "of the weights, or of the cache"),
-                ("Enter", "convert to it"),
+                ("{quantization.up quantization.down}", "previous or next scheme"),
+                ("Tab", "switch between weights and cache"),
+                ("Enter", "convert to the scheme"),
             ),
         ),
     ),

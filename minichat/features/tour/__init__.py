@@ -1,1 +1,1 @@
-"""The tour: the real engine led through what it can do, step by step on the real screen."""
+"""The tour: shows the features of the real engine step by step on the real screen."""

@@ -1,4 +1,4 @@
-"""The tour on the screen: a panel above the prompt turns pages, and the engine does what they say."""
+"""The tour: a panel above the prompt shows pages, and the engine performs each of them."""
 
 import asyncio
 import subprocess
@@ -15,38 +15,38 @@ from minichat.features.tour.pages import PAGES, SYSTEM, Page
 from minichat.features.tour.panel import TourPanel
 from minichat.ui.marks import ASCII
 
-KEEP = 65  # the exit code that says that the chats are wanted
+KEEP = 65  # the exit code that requests to keep the chats
 
 
 class Tour:
-    """A page says what to look at, and waits. Then it is played, and again as often as wanted."""
+    """The pages. Each explains what to look at and waits; then it plays, as often as the user wants."""
 
     def __init__(self, context: Context) -> None:
         self._context, self._panel = context, TourPanel(self.turn, self.play, self.leave)
         self._guide = Guide(context, self._say, self._panel.focus)
         self._place = 0
-        self._told = [""] * len(PAGES)  # what was seen, by page
-        self._begun: set[int] = set()  # pages that were played, or are
+        self._results = [""] * len(PAGES)  # the result of each page
+        self._begun: set[int] = set()  # pages that were started
         self._playing = 0
         self._task: asyncio.Task[None] | None = None
-        context.chats.first_ever = False  # the panel says what there is
+        context.chats.first_ever = False  # the panel is the introduction
         context.workspace.greets = False
         context.app.run_worker(self._begin())
 
     async def _begin(self) -> None:
-        """As soon as there is an engine."""
+        """Show the panel once the engine is ready."""
         context = self._context
-        await context.keeper.ready.wait()
+        await context.lifecycle.ready.wait()
         if context.program.start.ascii:
             self._panel.marks = ASCII
         await context.workspace.mount(self._panel, before=context.workspace.prompt)
-        context.chats.system = SYSTEM  # of those that the pages open
+        context.chats.system = SYSTEM  # of the chats that pages open
         context.chats.active.instruct(SYSTEM)
         self._show()
         self._panel.focus()
 
     def turn(self, by: int) -> None:
-        """Forward plays a page that was not played yet, else it turns to the next one, done or not."""
+        """Go to the next or previous page. Forward plays a page first if it has not been played."""
         if by > 0 and self._waits:
             self.play()
             return
@@ -54,17 +54,17 @@ class Tour:
         self._show()
 
     def play(self) -> None:
-        """From its beginning, whatever is being played now."""
+        """Play this page from its start, and stop any that is playing."""
         if PAGES[self._place].do is not None:
             self._stop()
             self._begun.add(self._place)
-            self._playing, self._told[self._place] = self._place, ""
+            self._playing, self._results[self._place] = self._place, ""
             self._task = asyncio.create_task(self._do(self._place), name="tour")
             self._show()
 
     @property
     def _waits(self) -> bool:
-        """Whether the reader says when this page begins."""
+        """Whether this page waits for the user to start it."""
         return PAGES[self._place].do is not None and self._place not in self._begun
 
     def leave(self, keep: bool) -> None:
@@ -80,22 +80,22 @@ class Tour:
         self._guide.turn()
         if page.do is not None:
             try:
-                self._tell(place, await page.do(self._guide))
+                self._report(place, await page.do(self._guide))
             except EngineError as error:
-                self._tell(place, f"That did not work: {error}")
+                self._report(place, f"This page failed: {error}")
 
     def _say(self, sentence: str) -> None:
-        """In the middle of a page."""
-        self._tell(self._playing, sentence)
+        """Show a sentence in the middle of a page."""
+        self._report(self._playing, sentence)
 
-    def _tell(self, place: int, sentence: str) -> None:
-        self._told[place] = sentence
+    def _report(self, place: int, sentence: str) -> None:
+        self._results[place] = sentence
         self._show()
 
-    # What is seen
+    # Display
 
     def _show(self) -> None:
-        page, told = PAGES[self._place], self._told[self._place]
+        page, sentence = PAGES[self._place], self._results[self._place]
         lines = [
             Content.assemble(
                 (page.title, "bold $text-accent"), (f"  {self._place + 1}/{len(PAGES)}", "$text-muted")
@@ -104,17 +104,21 @@ class Tour:
         ]
         if self._waits:
             lines.append(Content.styled(page.watch.format(where=self._where), "bold"))
-        elif told:
-            lines.append(Content.styled(told, "bold"))
+        elif sentence:
+            lines.append(Content.styled(sentence, "bold"))
         elif page.do is not None:
-            alive = self._context.keeper.alive
-            words = "waiting for the engine ..." if alive else "There is no engine; why is said at the top."
+            alive = self._context.lifecycle.alive
+            words = (
+                "waiting for the engine ..."
+                if alive
+                else "The engine is not running; see the error at the top."
+            )
             lines.append(Content.styled(words, "italic $text-muted"))
-        self._panel.say(Content("\n").join(lines), self._keys(page), end=bool(told))
+        self._panel.say(Content("\n").join(lines), self._keys(page), end=bool(sentence))
 
     @property
     def _where(self) -> str:
-        """In which place of this screen the engine is seen."""
+        """Where on this screen the engine is shown."""
         return "the monitor" if self._context.part(MonitorSide).display else "the line above"
 
     def _keys(self, page: Page) -> Content:
@@ -136,27 +140,27 @@ class Tour:
 
 
 def start(context: Context) -> None:
-    """A program of its own, with an engine of its own, while this one stands aside."""
+    """Run the tour as a separate program with its own engine, while this one is suspended."""
     if context.program.start.tour:
-        context.app.notify("this is the tour")
+        context.app.notify("This is the tour")
         return
     words = ["--ascii"] if context.program.start.ascii else []
     try:
         with context.app.suspend():
             subprocess.run([sys.executable, "-m", "minichat", "tour", *words], check=False)
     except SuspendNotSupported:
-        context.app.notify("the tour needs the terminal: leave, and say minichat tour", severity="warning")
+        context.app.notify("The tour needs the terminal. Quit and run: minichat tour", severity="warning")
 
 
-def _lead(context: Context) -> Tour | None:
+def _make(context: Context) -> Tour | None:
     return Tour(context) if context.program.start.tour else None
 
 
 TOUR = Feature(
     name="tour",
-    title="A tour of the engine",
-    commands=(ScreenCommand("program.tour", "Program", "A tour of the engine", start),),
-    part=_lead,
+    title="Tour of the engine",
+    commands=(ScreenCommand("program.tour", "Program", "Tour the engine", start),),
+    part=_make,
     css="""
     #tour {
         height: auto;

@@ -1,4 +1,4 @@
-"""What the pages of the tour can do: have chats ask, change the engine, and wait for what it says."""
+"""What a page of the tour can do: send messages, change the engine, and wait for events."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +14,17 @@ from minichat.features.monitor import MonitorSide
 from minichat.session.conversation import Conversation
 
 _LOOK_EVERY = 0.02  # seconds
-_ITSELF = -2  # no request's number
+_ITSELF = -2  # for events that belong to no request
 Kind = TypeVar("Kind", bound=Event)
 
 
 class Guide:
-    """`say` tells the person something in the middle of a page; `back` gives the tour the keys again."""
+    """`say` shows a sentence in the middle of a page; `back` returns the focus to the tour."""
 
     def __init__(self, context: Context, say: Callable[[str], None], back: Callable[[], object]) -> None:
         self.say = say
         self._context, self._back = context, back
-        self.stories = count()  # that were asked for
+        self.stories = count()  # the number of stories requested
         self._events: list[Event] = []  # since the page began
         self._came = asyncio.Event()
         self._glowing: Conversation | None = None
@@ -32,11 +32,11 @@ class Guide:
         context.signals.events.connect(self._see_events)
 
     def turn(self) -> None:
-        """Another page begins."""
+        """Start another page."""
         self._events.clear()
 
     def glow(self, chat: Conversation) -> None:
-        """Its blocks stand out on the map from here on."""
+        """Highlight the blocks of this chat on the map from here on."""
         self._glowing = chat
         if self._context.engine.latest is not None:
             self._see_snapshot(self._context.engine.latest)
@@ -52,7 +52,7 @@ class Guide:
         self._came.set()
 
     async def ask(self, text: str, params: Mapping[str, Any], *, new: bool = False) -> Conversation:
-        """The active chat asks, or a new one; returns once the engine has taken it."""
+        """Send a message in the active chat or a new one; return once the engine has accepted it."""
         if new:
             await chats.new(self._context)
             self._back()
@@ -61,7 +61,7 @@ class Guide:
         return chat
 
     async def ask_all(self, texts: Sequence[str], params: Mapping[str, Any]) -> list[Conversation]:
-        """As many chats as there are texts, all at once."""
+        """Send each text in its own chat, all at once."""
         while len(self._context.chats) < len(texts):
             await chats.new(self._context)
         self._back()
@@ -75,7 +75,7 @@ class Guide:
         chat.tune(chat.chat.params.changed(**params))
         own = [message for message in chat.chat.messages if message.role == "user"]
         if own:
-            chat.edit(own[0].id)  # the chat begins anew: what was said before would take room
+            chat.edit(own[0].id)  # restart the chat, because earlier messages would take up context
         chat.send(text)
         while chat.run is not None and chat.run.reply is None:
             await asyncio.sleep(_LOOK_EVERY)
@@ -93,23 +93,23 @@ class Guide:
         chat.tune(chat.chat.params.changed(**changes))
 
     def weights(self, scheme: str) -> int:
-        """What they take in that scheme, in bytes."""
+        """The size of the weights in that scheme, in bytes."""
         shot = self._context.engine.latest
         return next((each.nbytes for each in shot.schemes if each.name == scheme), 0) if shot else 0
 
     @property
     def scheme(self) -> str:
-        """Of the weights now."""
+        """The current scheme of the weights."""
         shot = self._context.engine.latest
         return shot.quantization if shot else ""
 
     async def quantize(self, scheme: str) -> Quantized:
-        """The weights of the whole engine; returns when the way is over."""
+        """Convert the weights; return when the conversion has ended."""
         await self._context.program.backend.send(SetQuantization(scheme))
         return await self.heard(Quantized)
 
     async def quiet(self) -> None:
-        """All replies of the page before end here."""
+        """Stop all replies of earlier pages."""
         self._glowing = None
         self._context.part(MonitorSide).kvmap.glow(())
         replies.stop_all(self._context)
@@ -118,9 +118,9 @@ class Guide:
         self._events.clear()
 
     async def heard(self, kind: type[Kind] | tuple[type[Kind], ...], *of: Conversation) -> Kind:
-        """What the engine says of one of these chats' newest requests: now, or before on this page.
+        """Wait for an event of one of these chats' newest requests; an earlier one of this page counts.
 
-        Without a chat: what it says of itself.
+        Without a chat: an event that belongs to no request.
         """
         while True:
             requests = {next(reversed(chat.traces), -1) for chat in of} or {_ITSELF}

@@ -1,4 +1,4 @@
-"""The panel that leads through the tour: a few sentences, what is waited for, and the keys."""
+"""The panel of the tour: a few sentences, the result, and the keys."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -14,7 +14,7 @@ from minichat.ui.marks import UNICODE, Marks
 
 
 class TourPanel(Widget, can_focus=True):
-    """Above the prompt. It draws what it is told, and passes its keys on. What does not fit scrolls."""
+    """Displays a page above the prompt and forwards its keys. Text that does not fit scrolls."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter,space,right,n", "turn(1)", show=False),
@@ -34,7 +34,7 @@ class TourPanel(Widget, can_focus=True):
     ) -> None:
         super().__init__(id="tour")
         self._turn, self._play, self._leave = turn, play, leave
-        self._first = 0  # of the lines of the text that are seen
+        self._first = 0  # the first visible line of the text
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         return len(self.text.wrap(width)) + 1
@@ -50,7 +50,7 @@ class TourPanel(Widget, can_focus=True):
         return Content("\n").join([*lines[self._first : self._first + room], keys.truncate(width)])
 
     def say(self, text: Content, keys: Content, *, end: bool) -> None:
-        """A page; `end`: what is new stands at its end."""
+        """Show a page. `end`: scroll to its end, where the new text is."""
         self._first = len(text) if end else 0
         self.text, self.keys = text, keys
 

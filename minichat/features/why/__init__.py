@@ -1,1 +1,1 @@
-"""F8: what a step spends its time on, and what holds it."""
+"""F8: where a step spends its time, and its bottleneck."""

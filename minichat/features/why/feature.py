@@ -1,4 +1,4 @@
-"""F8: what a step spends its time on, and what holds it."""
+"""F8: where a step spends its time, and its bottleneck."""
 
 import time
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ from minichat.ui.monitor.pane import ASCII, UNICODE, Signs
 _PARTS = ("plan", "launch", "wait", "commit")
 _WORK = ("attention", "products", "sampling", "rest")
 _STYLES = ("$primary", "$accent", "$text-success", "$text-warning")
-_ASKS_EVERY = 5.0  # seconds: an engine splits its steps only while it is asked
+_ASKS_EVERY = 5.0  # seconds: an engine profiles its steps only while requested
 _LABEL = 12  # cells
 
 
 class WhyScreen(Dialog[None]):
-    """Follows the engine while it is open. The device is measured when somebody looks for the first time."""
+    """Follows the engine while it is open. The device is measured when the dialog opens first."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "leave", show=False)]
 
@@ -44,7 +44,7 @@ class WhyScreen(Dialog[None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet -figures") as sheet:
-            sheet.border_subtitle = "Esc leave"
+            sheet.border_subtitle = "Esc close"
             yield Static(id="why")
 
     def on_mount(self) -> None:
@@ -71,7 +71,7 @@ class WhyScreen(Dialog[None]):
         try:
             self._speeds, self._trouble = await self._backend.send(MeasureSpeeds()), ""
         except EngineError as error:
-            self._trouble = f"the device could not be measured: {error}"
+            self._trouble = f"Cannot measure the device: {error}"
         self._show()
 
     def _show(self) -> None:
@@ -79,44 +79,42 @@ class WhyScreen(Dialog[None]):
         shot, before = self._engine.latest, self._engine.at_work
         self.query_one(Vertical).border_title = title = "Why this speed"
         if shot is None:
-            text.update("The engine has not been loaded.")
+            text.update("The engine is not loaded.")
             return
         if before is not None and before is not shot and not shot.running:
-            shot, title = before, "Why this speed, when it ran last"
+            shot, title = before, "Why this speed (last run)"
         self.query_one(Vertical).border_title = title
         width = max(20, self.query_one(Vertical).size.width - 2)
         text.update(described(explain(shot, self._speeds), width, self._signs, self._trouble))
 
 
 def described(speed: Speed, width: int, signs: Signs, trouble: str = "") -> Content:
-    """What is seen: the sentence, then the figures behind it."""
+    """The explanation, then the figures behind it."""
     lines = [Content.styled(trouble or speed.sentence, "bold"), Content("")]
     lines += _step(speed, width, signs)
     lines += _use("memory", speed.memory, "/s", width, signs)
-    parts = f"{size(speed.weights)} of weights, {size(speed.cache)} of KV cache a step"
+    parts = f"{size(speed.weights)} of weights, {size(speed.cache)} of KV cache per step"
     lines.append(Content.assemble(" " * _LABEL, (parts, "$text-muted")))
     if speed.arithmetic.amount:
         lines += _use("arithmetic", speed.arithmetic, " FLOP/s", width, signs)
-    rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens a step, {speed.steps:.0f} steps a second"
-    lines.append(
-        Content.assemble(("batch".ljust(_LABEL), "$text-muted"), "nothing runs" if speed.idle else rows)
-    )
+    rows = f"{speed.rows:.1f} rows, {speed.tokens:.1f} tokens per step, {speed.steps:.0f} steps/s"
+    lines.append(Content.assemble(("batch".ljust(_LABEL), "$text-muted"), "idle" if speed.idle else rows))
     return Content("\n").join(lines)
 
 
 def _step(speed: Speed, width: int, signs: Signs) -> list[Content]:
-    """A bar of the four parts, and their milliseconds; on a CPU what the launch consists of, too."""
-    lines = _shared("a step", _PARTS, astuple(speed.times), width, signs)
+    """A bar of the four parts with their milliseconds; on a CPU also the parts of the launch."""
+    lines = _shared("step time", _PARTS, astuple(speed.times), width, signs)
     if speed.split is not None:
         rest = max(speed.times.launch - sum(speed.split), 0.0)
-        lines += _shared("its launch", _WORK, (*speed.split, rest), width, signs)
+        lines += _shared("launch time", _WORK, (*speed.split, rest), width, signs)
     return lines
 
 
 def _shared(
     label: str, names: Sequence[str], seconds: Sequence[float], width: int, signs: Signs
 ) -> list[Content]:
-    """A bar, and below it what its parts are and take."""
+    """A bar, and a legend of its parts below."""
     cells = shares(seconds, width - _LABEL - 10)
     parts = list(zip(signs.parts, _STYLES, names, cells, seconds, strict=True))
     drawn = [(sign * count, style) for sign, style, _, count, _ in parts]
@@ -143,7 +141,7 @@ def _use(name: str, use: Use, unit: str, width: int, signs: Signs) -> list[Conte
 
 
 def _amount(value: float, unit: str) -> str:
-    """3.4 GB/s, 210 GFLOP/s."""
+    """A formatted rate such as 3.4 GB/s or 210 GFLOP/s."""
     return f"{size(value).removesuffix('B')}{unit.strip()}" if "FLOP" in unit else f"{size(value)}{unit}"
 
 

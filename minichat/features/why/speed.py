@@ -1,22 +1,22 @@
-"""Why the engine is as fast as it is: what a step takes, against what its device could do."""
+"""Why the engine runs at its current speed: the cost of a step against the limits of its device."""
 
 from dataclasses import dataclass
 
 from engine.api.snapshot import Snapshot, Speeds, StepSplit, StepTimes
 
 _WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}  # bytes of a weight
-_HOST = 0.5  # of a step: from here on the host is what everything waits for
-_HELD = 0.35  # of what a device could do: from here on that is what holds a step
+_HOST = 0.5  # the share of a step above which the host is the bottleneck
+_HELD = 0.35  # the share of the device's peak above which that resource is the bottleneck
 _RUNNING = ("prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """How much of something a second is used, of how much there could be."""
+    """How much of a resource is used, against its measured peak."""
 
-    amount: float  # a step
-    rate: float  # a second
-    most: float  # a second; 0: not measured yet
+    amount: float  # per step
+    rate: float  # per second
+    most: float  # per second; 0: not measured yet
 
     @property
     def share(self) -> float:
@@ -25,17 +25,17 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Running means of the newest steps, and what they mean."""
+    """Running means of recent steps, and their explanation."""
 
     sentence: str
     times: StepTimes
     rows: float
     tokens: float
     steps: float
-    weights: int  # bytes a step reads
+    weights: int  # bytes read per step
     cache: int
     memory: Use
-    arithmetic: Use  # nothing where the weights are in a form whose number is not known
+    arithmetic: Use  # zero if the scheme's operations are not known
     split: StepSplit | None = None  # of the launch, on a CPU
 
     @property
@@ -44,7 +44,7 @@ class Speed:
 
 
 def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
-    """`speeds`: None until the device has been measured."""
+    """Explain the speed. `speeds` is None until the device has been measured."""
     times, rates = shot.step_times, shot.rates
     cache = sum(shot.reads.of_context(each.launched) for each in shot.requests if each.phase in _RUNNING)
     weights = shot.reads.weights if rates.steps else 0
@@ -68,9 +68,9 @@ def explain(shot: Snapshot, speeds: Speeds | None) -> Speed:
 
 
 def host_share(shot: Snapshot) -> float:
-    """Of a step, what passes while the host works alone, or the device waits to be told what to do."""
+    """The share of a step in which the host works alone while the device waits."""
     times = shot.step_times
-    # A CPU runs the model within the launch; a GPU is only told of it there.
+    # A CPU runs the model within the launch; a GPU only receives the launch there.
     own = times.plan + times.commit + (times.launch if shot.device != "cpu" else 0.0)
     return own / times.total if times.total else 0.0
 
@@ -79,27 +79,29 @@ def _sentence(
     shot: Snapshot, speeds: Speeds | None, memory: Use, arithmetic: Use, weights_first: bool
 ) -> str:
     if not shot.rates.steps:
-        return "Nothing runs: say something, and look again."
+        return "The engine is idle. Send a message, then open this again."
     if speeds is None:
         return "The device is being measured."
     host, rows = host_share(shot), max(1, round(shot.rates.batch))
     chats = f"{rows} row{'s' * (rows != 1)}"
     if host >= _HOST:
         return (
-            f"Held by the host: {host:.0%} of a step goes into planning, launching and committing {chats}; "
-            "more chats at once cost little."
+            f"Limited by the host: {host:.0%} of a step is planning, launching and committing {chats}; "
+            "more concurrent chats cost little."
         )
     if memory.share >= max(_HELD, arithmetic.share):
-        use = f"{_uses(chats, rows)} {memory.share:.0%} of the memory's speed"
+        use = f"{_uses(chats, rows)} {memory.share:.0%} of the memory bandwidth"
         if not weights_first:
-            return f"Held by reading the KV cache: {use}; fewer or shorter chats are quicker."
-        return f"Held by reading weights: {use}; {_room(rows, memory, arithmetic)}."
+            return f"Limited by reading the KV cache: {use}; fewer or shorter chats are faster."
+        return f"Limited by reading weights: {use}; {_room(rows, memory, arithmetic)}."
     if arithmetic.share >= _HELD:
         reading = shot.rates.prefill > shot.rates.decode
-        why = "prompts are being read" if reading else f"{chats} share it, and more would slow each other"
-        return f"Held by arithmetic: {arithmetic.share:.0%} of what the device can multiply; {why}."
+        why = (
+            "prompts are being prefilled" if reading else f"{chats} share it, and more would slow each other"
+        )
+        return f"Limited by arithmetic: {arithmetic.share:.0%} of the device's peak; {why}."
     return (
-        f"Held by small operations: neither memory ({memory.share:.0%}) nor arithmetic "
+        f"Limited by small operations: neither memory ({memory.share:.0%}) nor arithmetic "
         f"({arithmetic.share:.0%}) is near its limit; a batch of {chats} does not fill the device."
     )
 
@@ -109,10 +111,10 @@ def _uses(chats: str, rows: int) -> str:
 
 
 def _room(rows: int, memory: Use, arithmetic: Use) -> str:
-    """Until the arithmetic takes as long as the reading, more rows share one reading of the weights."""
+    """How many rows can share one read of the weights before the arithmetic takes longer than the read."""
     if not arithmetic.share:
-        return "more chats at once cost nearly nothing"
+        return "more concurrent chats cost almost nothing"
     most = int(rows * memory.share / arithmetic.share)
     if most <= 2 * rows:
-        return "more chats at once begin to cost"
-    return f"up to about {most:,} at once cost nearly nothing more"
+        return "more concurrent chats begin to cost"
+    return f"up to about {most:,} concurrent chats cost almost nothing"

@@ -1,4 +1,4 @@
-"""What an engine is told while nobody waits for the answer."""
+"""Calls to the engine that no caller waits for."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -10,8 +10,8 @@ from engine.api.errors import EngineDead, EngineError, UnknownRequest
 Request = Coroutine[Any, Any, None]
 
 
-class Errands:
-    """A request that is over, or an engine that is gone, needs no more of it."""
+class BackgroundCalls:
+    """Sends calls in the background. Errors about an ended request or engine are ignored."""
 
     def __init__(self) -> None:
         self._sent: set[asyncio.Task[None]] = set()
@@ -25,7 +25,7 @@ class Errands:
         self._keep(ask())
 
     def send_in_order(self, request: Request, refused: Callable[[str], None]) -> None:
-        """After all that went before it; what is turned twice ends where it was turned last."""
+        """Send after all earlier calls, so that the last change wins."""
 
         async def ask() -> None:
             async with self._order:

@@ -1,4 +1,4 @@
-"""The engine behind the screen: how it is loaded, changed for another model, and lost."""
+"""Loading the engine behind the screen, changing its model, and handling its loss."""
 
 import asyncio
 import time
@@ -15,19 +15,19 @@ from minichat.models.welcome import found_here
 from minichat.program import Program
 from minichat.shell.remembered import Remembered
 
-_SURE_WITHIN = 4.0  # seconds, as long as the question is seen
+_SURE_WITHIN = 4.0  # seconds; the notice is shown as long
 
 
-class Keeper:
-    """One model runs, at most one is on its way. What happens is told in the banner."""
+class EngineLifecycle:
+    """Runs one model and downloads at most one. Reports in the banner."""
 
     def __init__(self, program: Program, model: str) -> None:
         self.program, self.model = program, model
-        self.ready = asyncio.Event()  # the engine is there, or never will be
+        self.ready = asyncio.Event()  # set once the engine is ready or has failed
         self.trouble = ""  # why there is no engine
-        self.fetching = ""  # a name of the hub
+        self.fetching = ""  # the hub name of the running download
         self.course = Course()
-        self.tell: Callable[[str], None] | None = None  # an open picker wants to know, too
+        self.tell: Callable[[str], None] | None = None  # set by an open model dialog
         self._fetch = fetch
         self._tried_again = False
         self._asked_at = -_SURE_WITHIN
@@ -38,31 +38,31 @@ class Keeper:
 
     @property
     def busy(self) -> str:
-        """Why no other model can be taken this moment."""
+        """Why no other model can be chosen now."""
         if place := self.program.backend.elsewhere:
-            return f"the engine at {place} keeps its model: another one is taken where it was started"
+            return f"the engine at {place} keeps its model; change the model where the engine was started"
         if not self.ready.is_set():
-            return f"{short(self.model)} is being loaded: another one can be taken after that"
-        return f"{short(self.fetching)} is being fetched: one at a time" if self.fetching else ""
+            return f"{short(self.model)} is loading; choose another model after that"
+        return f"{short(self.fetching)} is downloading; only one download at a time" if self.fetching else ""
 
     # Loading
 
     async def load(self) -> None:
-        """Runs after the first frame, so that nobody waits for torch to see the screen."""
+        """Load the engine after the first frame, because importing torch is slow."""
         self.program.backend.subscribe(self.program.heard)
         try:
             snapshot = await self._begin(self.model, self.program.backend.load)
-        except Exception as error:  # whatever it is, the person has to read it
+        except Exception as error:  # show any failure to the user
             self.lose(f"{self._what(self.model)}: {_reason(error)}")
         else:
             self._started(snapshot)
         self.ready.set()
 
     async def switch(self, model: str) -> None:
-        """Another model; if it cannot be, the one before comes back."""
+        """Load another model. If that fails, reload the previous one."""
         before, worked = self.model, not self.trouble
         running = self.program.chats.streaming
-        self.ready.clear()  # what is asked from here on waits for the new model
+        self.ready.clear()  # later requests wait for the new model
         self.program.pulse.rest()
         reason = f"the model was changed to {short(model)}"
         await asyncio.gather(*(each.cut_short(reason) for each in running))
@@ -86,10 +86,10 @@ class Keeper:
                 self.model, lambda told: self.program.backend.switch(self.model, told)
             )
         except Exception as error:
-            self.lose(f"{problem}; and {self.model} did not come back: {_reason(error)}")
+            self.lose(f"{problem}; cannot reload {self.model}: {_reason(error)}")
         else:
             self._started(snapshot)
-            self.program.complain(f"{problem}; {short(self.model)} is back")
+            self.program.complain(f"{problem}; {short(self.model)} was reloaded")
 
     async def _begin(self, model: str, load: Callable[[Progress], Awaitable[Snapshot]]) -> Snapshot:
         course, banner, keybar = Course(), self.program.main.banner, self.program.main.keybar
@@ -106,7 +106,7 @@ class Keeper:
     def _started(self, snapshot: Snapshot) -> None:
         program, backend, terminal = self.program, self.program.backend, self.program.start.terminal
         self._tried_again = False
-        if snapshot.state == "dead":  # one elsewhere, which nobody has ended yet
+        if snapshot.state == "dead":  # a remote engine that died but was not stopped
             self.lose(f"the engine has stopped: {snapshot.error}")
             return
         program.main.banner.say("")
@@ -127,9 +127,9 @@ class Keeper:
             program.chats.first_ever = False
 
     def again(self) -> bool:
-        """Starts a lost engine once more, in place. False where that did not help, or none is lost."""
+        """Restart a lost engine in place. Return False if that did not help or no engine is lost."""
         if self.program.backend.elsewhere and not self.ready.is_set():
-            self.program.app.notify("it is tried again all the time")
+            self.program.app.notify("Already reconnecting")
             return True
         if not self.trouble or (self._tried_again and not self.program.backend.elsewhere):
             return self._asks_first()
@@ -138,43 +138,43 @@ class Keeper:
         return True
 
     def _asks_first(self) -> bool:
-        """Whether replies run that the end of the program ends too, which is told; once more means it."""
+        """Warn once if replies are running that a restart would end. Return whether a warning was shown."""
         running, now = len(self.program.chats.streaming), time.monotonic()
         if not running or self.program.backend.elsewhere or now - self._asked_at < _SURE_WITHIN:
             return False
         self._asked_at = now
-        key, what = self.program.keys.name("program.restart"), "a reply runs"
-        what = what if running == 1 else f"{running} replies run"
-        ways = f"{key} once more ends that, and starts the program again"
-        self.program.app.notify(f"{what}: {ways}", severity="warning")
+        key, what = self.program.keys.name("program.restart"), "A reply is running"
+        what = what if running == 1 else f"{running} replies are running"
+        ways = f"press {key} again to stop and restart"
+        self.program.app.notify(f"{what}; {ways}", severity="warning")
         return True
 
     def lose(self, reason: str) -> None:
-        """There is no engine: what is left to do is said."""
+        """Report the loss of the engine and the ways to recover."""
         self.trouble = reason
         again, other = map(self.program.keys.name, ("program.restart", "model.pick"))
-        what = "the program again, chats as they are" if self._tried_again else "it again"
-        ways = f"{again} starts {what}; {other} takes another model"
+        what = "the program" if self._tried_again else "the engine"
+        ways = f"{again} restarts {what}; {other} chooses another model"
         if self.program.backend.elsewhere:
-            ways = f"{again} tries it again"
-        # The reason may be too long for the line.
+            ways = f"{again} reconnects"
+        # The reason comes last, because it may be cut off.
         self.program.main.banner.say(f"{ways}  |  {reason}", fault=True)
         self.program.main.keybar.trouble, self.program.main.keybar.fault = "no engine", True
 
-    # The line to an engine elsewhere
+    # The link to a remote engine
 
     def cut(self, event: LinkLost) -> None:
-        """The screen stays as it is; what is asked from here on waits for the line."""
+        """The link is down. Keep the screen; requests wait for the link."""
         if event.ended:
             self.lose(event.why)
             if (last := self.program.main.engine.latest) is not None:
                 self.program.main.show_snapshot(last.ended(event.why))
-            self.ready.set()  # whoever waits learns that there is none
+            self.ready.set()  # release the waiting requests; they fail
             return
         self.ready.clear()
         self.program.pulse.rest()
         place, main = self.program.backend.elsewhere, self.program.main
-        why = f"no link to {place} ({event.why}): it is tried again; what you send waits"
+        why = f"no link to {place} ({event.why}); reconnecting, messages will be sent then"
         main.banner.say(why, fault=True)
         main.keybar.trouble, main.keybar.fault = "no link", True
 
@@ -194,12 +194,12 @@ class Keeper:
     # Choosing
 
     def choose(self, model: Model) -> None:
-        """What is here is loaded; what is not is fetched first, while the present one goes on."""
+        """Load a local model, or download one first while the current model keeps running."""
         work = self.switch(model.name) if model.support else self._fetch_then_switch(model.name)
         self.program.app.run_worker(work, group="model", exclusive=True)
 
     def call_off(self) -> None:
-        """The download ends; the next one goes on where it was."""
+        """Cancel the download. The next one resumes it."""
         self.program.app.workers.cancel_group(self.program.app, "model")
 
     async def _fetch_then_switch(self, name: str) -> None:
@@ -208,7 +208,7 @@ class Keeper:
         try:
             await self._fetch(name, self._fetched_so_far)
         except asyncio.CancelledError:
-            self._end_fetching(f"{short(name)} was called off; what has come is kept")
+            self._end_fetching(f"Download of {short(name)} cancelled; the partial download is kept")
             raise
         except ModelNotFound as error:
             self._end_fetching(str(error), fault=True)
@@ -221,7 +221,7 @@ class Keeper:
         self._say_fetching()
 
     def _say_fetching(self) -> None:
-        words = f"fetching {short(self.fetching)}  {self.course.words() if self.course.total else ''}"
+        words = f"downloading {short(self.fetching)}  {self.course.words() if self.course.total else ''}"
         self.program.main.banner.say(words.rstrip(), self.course.share)
         if self.tell is not None:
             self.tell(words)
@@ -238,13 +238,13 @@ class Keeper:
             self.program.complain(said)
 
     def _what(self, model: str) -> str:
-        """What could not be."""
+        """The start of an error message for a failed load."""
         place = self.program.backend.elsewhere
-        return f"cannot attach to {place}" if place else f"{model} could not be loaded"
+        return f"cannot attach to {place}" if place else f"cannot load {model}"
 
 
 def short(model: str) -> str:
-    """The last part of a name or a path."""
+    """The last component of a name or path."""
     return model.rstrip("/").rpartition("/")[2] or model
 
 
