@@ -1,4 +1,4 @@
-"""The program on the terminal: it owns the engine, the chats and the settings, and ends cleanly."""
+"""The terminal program: it owns the engine, the chats and the settings, and exits cleanly."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ from minichat.ui.transcript.glyphs import enterable, one_line
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _LEAVE_WITHIN = 2.0  # seconds after a signal
-_PROBLEMS = 4  # that are told at the start
-_AWAY = 2.0  # seconds without a look at what others may have written
+_PROBLEMS = 4  # notices shown at once
+_AWAY = 2.0  # seconds between checks for changes by other screens
 
 
 class MinichatApp(App[object], inherit_bindings=False):
-    """Draws at once; the engine comes when it has been loaded."""
+    """The screen appears at once; the engine is connected when it has been loaded."""
 
     CSS_PATH = "minichat.tcss"
     TITLE = "minichat"
@@ -78,7 +78,7 @@ class MinichatApp(App[object], inherit_bindings=False):
     def __init__(
         self, backend: Backend, store: Store, start: Start, features: Sequence[Feature] | None = None
     ) -> None:
-        """`features`: what the screen is made of; by default all that are installed."""
+        """`features`: the parts of the screen; by default all that are installed."""
         super().__init__()
         self.backend, self.store, self.start, self.paths = backend, store, start, start.paths
         self.settings = start.loaded.settings
@@ -118,7 +118,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         )
 
     def _context_of(self, features: tuple[Feature, ...]) -> Context:
-        """What the features of this screen work with."""
+        """Return what the features of this screen work with."""
         return Context(
             app=self,
             program=self,
@@ -137,7 +137,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         )
 
     def _dress(self, features: Sequence[Feature]) -> None:
-        """The CSS of the features. One whose CSS cannot be read goes without; the screen still comes up."""
+        """Load the CSS of the features. A feature with invalid CSS goes without; the screen still starts."""
         self.stylesheet = CachedStylesheet(variables=self.get_css_variables())
         for each in features:
             where = (f"the feature {each.name}", "")
@@ -146,10 +146,10 @@ class MinichatApp(App[object], inherit_bindings=False):
                 self.stylesheet.parse()
             except StylesheetParseError as error:
                 token, _ = next(fault for rule in error.errors.rules for fault in rule.errors)
-                self._misfits += (f"the css of the feature {each.name} is wrong at {token.value!r}",)
+                self._misfits += (f"invalid CSS in the feature {each.name} at {token.value!r}",)
                 del self.stylesheet.source[where]
             except (StylesheetError, TokenError) as error:
-                self._misfits += (f"the css of the feature {each.name} cannot be read: {error}",)
+                self._misfits += (f"invalid CSS in the feature {each.name}: {error}",)
                 del self.stylesheet.source[where]
 
     def get_default_screen(self) -> MainScreen:
@@ -168,7 +168,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self._tell_notices()
         self._loop_of_signals = asyncio.get_running_loop()
         self._loop_of_signals.set_exception_handler(self.containment.take_from_loop)
-        for number in _ENDING:  # the loop's own handlers wait for a loop that may be stuck
+        for number in _ENDING:  # asyncio's own handlers would need a loop that is not stuck
             signal.signal(number, self._told_to_end)
         if not self.is_headless:
             when_gone(lambda: self._told_to_end(signal.SIGHUP, None))
@@ -183,7 +183,7 @@ class MinichatApp(App[object], inherit_bindings=False):
 
     def heard(self, events: Sequence[Event]) -> None:
         if not self.main.is_attached:
-            return  # the screen has gone, and the engine goes
+            return  # the screen is closed and the engine is shutting down
         for event in events:
             if isinstance(event, Died):
                 self.keeper.lose(f"the engine has stopped: {event.error}")
@@ -195,7 +195,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.main.show_events(events)
 
     async def _look(self) -> None:
-        """Once more, though the pulse rests: nothing runs any longer."""
+        """Show one more snapshot: nothing runs, so the pulse is idle."""
         self._show(await self.backend.snapshot())
 
     def _show(self, snapshot: Snapshot) -> None:
@@ -214,7 +214,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.chats.remember(self.paths.remembered)
 
     def ask(self, request: Coroutine[object, object, None]) -> None:
-        """Something for the engine, for which nobody waits; what cannot be is told."""
+        """Send a request to the engine in the background. An error is shown as a notice."""
 
         async def ask() -> None:
             try:
@@ -229,14 +229,14 @@ class MinichatApp(App[object], inherit_bindings=False):
             await super().on_event(event)
         elif not self._key_order.waits(event):
             if isinstance(event, Paste):
-                event.text = enterable(event.text)  # for whichever field it goes to
+                event.text = enterable(event.text)  # for any field
             elif time.monotonic() - self._looked_around > _AWAY:
-                self.on_app_focus()  # tmux tells of no focus, unless it was told to
+                self.on_app_focus()  # tmux reports focus only if configured to
             path = self._key_order.path(event)
             await super().on_event(event)
             self._key_order.hold(path)
 
-    # What goes wrong
+    # Errors
 
     def _register_child(self, parent: DOMNode, child: Widget, before: int | None, after: int | None) -> None:
         self.containment.hold(child)
@@ -247,7 +247,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         super()._start_widget(parent, widget)
 
     def _handle_exception(self, error: Exception) -> None:
-        """Textual ends the program here. That is right only before there is a screen."""
+        """Contain the error; Textual would exit, which is right only before there is a screen."""
         if self.main.is_mounted:
             self.containment.take(error)
         else:
@@ -257,15 +257,15 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.notify(one_line(sentence), severity="error", timeout=8, markup=False)
 
     def _complain_of(self, problems: Sequence[object]) -> None:
-        """The first ones; each may take a quarter of a small screen."""
+        """Show the first few; each may take a quarter of a small screen."""
         for problem in problems[:_PROBLEMS]:
             self.complain(str(problem))
         if (rest := len(problems) - _PROBLEMS) > 0:
-            self.complain(f"and {rest} more like these, told when these are mended")
+            self.complain(f"{rest} more problems: fix these to see them")
 
     @contextmanager
     def complaining(self) -> Iterator[None]:
-        """What the disk refuses is said, and the screen goes on."""
+        """Show errors of the disk and the store as notices instead of raising them."""
         try:
             yield
         except (StoreError, OSError) as error:
@@ -273,23 +273,23 @@ class MinichatApp(App[object], inherit_bindings=False):
         self._tell_notices()
 
     def _tell_notices(self) -> None:
-        """What the store had to do to go on."""
+        """Show what the store had to repair."""
         for sentence in self.store.notices:
             self.complain(sentence)
         self.store.notices.clear()
 
-    # How it looks
+    # Appearance
 
     def _theme_chosen(self, theme: Theme) -> None:
-        """What a person chose in the palette is there again at the next start."""
-        self.main.label()  # the letters of chats have their colours from here
+        """Remember the theme that the user picked in the palette for the next start."""
+        self.main.label()  # the colors of chat letters come from the theme
         self._themes.watch()
         if theme.name != self._given_theme:
             self._given_theme, file = theme.name, self.paths.remembered
             Remembered.read(file).themed(theme.name, self.settings.screen.theme).write(file)
 
     def on_app_focus(self) -> None:
-        """The person comes back from somewhere, perhaps from another screen, or from editing a theme."""
+        """Catch up when the terminal regains focus: another screen may have written, or a theme changed."""
         self._looked_around = time.monotonic()
         with self.complaining():
             self.chats.catch_up()
@@ -310,11 +310,11 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.notify(said)
 
     async def action_command(self, id: str) -> None:
-        """What a key has been bound to."""
+        """Run the command that a key is bound to."""
         await self.run_command(next(each for each in self.context.commands if each.id == id))
 
     async def run_command(self, command: ScreenCommand) -> None:
-        """As its key would. A dialog that it opens is closed by the same key."""
+        """Run a command as its key would. The same key closes the dialog it opens."""
         before = self.screen
         if command.run is not None and command.enabled(self.context):
             await self._do(partial(command.run, self.context))
@@ -322,7 +322,7 @@ class MinichatApp(App[object], inherit_bindings=False):
             closed_by(self.screen, self.keys.of(command.id))
 
     async def _do(self, work: Callable[[], object]) -> None:
-        """Whatever a person does may touch the disk."""
+        """Run a user's action, which may fail on the disk."""
         with self.complaining():
             if isawaitable(going := work()):
                 await going
@@ -334,18 +334,18 @@ class MinichatApp(App[object], inherit_bindings=False):
         taken = not self._mouse_is_ours
         self._mouse_is_ours = taken
         switch = getattr(self._driver, "_enable_mouse_support" if taken else "_disable_mouse_support", None)
-        if switch is not None:  # a driver without a terminal has none
+        if switch is not None:  # a driver without a terminal has no mouse support
             switch()
         return taken
 
     def redraw(self) -> None:
-        """What something else has written to the terminal goes: only cells that change are sent else."""
+        """Redraw everything, over other programs' output; updates send only the cells that changed."""
         if self._driver is not None:
             self._driver.write("\x1b[0m\x1b[2J")
         self.screen.refresh()
 
     def _told_to_end(self, number: int, _frame: object) -> None:
-        """Leaves as if told by a key; soon without the terminal, which may be gone or stalled."""
+        """Quit as a key would; force an exit soon after, as the terminal may be gone or stalled."""
         code = 128 + number
         last_resort = threading.Timer(_LEAVE_WITHIN, self._leave_at_once, (code,))
         last_resort.daemon = True
@@ -359,7 +359,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         os._exit(code)
 
     async def end(self, code: int) -> None:
-        """Every reply is saved where it is, then the screen goes, then the engine."""
+        """Save every reply as far as it is, then close the screen, then the engine."""
         self.chats.active.chat.draft = self.main.prompt.text
         await self.chats.put_away()
         self.chats.remember(self.paths.remembered)

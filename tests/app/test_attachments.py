@@ -244,7 +244,7 @@ async def test_what_cannot_go_along_stays_in_the_prompt(bench: Callable[..., Any
     async with bench() as it:
         it.main.prompt.put("see @./no[/where\x1b.py")
         await it.pilot.press("enter")
-        await it.until(lambda: any("there is no file ./no[/where" in said for said in it.notices()))
+        await it.until(lambda: any("no such file: ./no[/where" in said for said in it.notices()))
         await it.until(lambda: "no[/where" in it.screen_text())
         assert not any("\x1b" in said for said in it.notices())
         assert it.main.prompt.text == "see @./no[/where␛.py"

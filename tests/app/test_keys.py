@@ -171,7 +171,7 @@ async def test_of_many_mistakes_in_the_settings_it_is_said_how_many(
     settings.parent.mkdir(parents=True)
     settings.write_text("[screen]\n" + "".join(f"wrong{n} = 1\n" for n in range(7)))
     async with bench((120, 40)) as it:
-        await it.until(lambda: any("and 3 more like these" in each for each in it.notices()))
+        await it.until(lambda: any("3 more problems" in each for each in it.notices()))
         assert sum("is not known here" in each for each in it.notices()) == 4
 
 
