@@ -1,7 +1,7 @@
 """An error in the program closes the part of the screen where it happened, never the program.
 
-Textual calls a widget in two ways: it dispatches messages (keys, timers, callbacks, other widgets' messages), and
-it renders lines. An exception in either would end the program. Here it is logged and shown as a notice.
+Textual calls a widget in two ways: it dispatches messages (keys, timers, callbacks, other widgets' messages),
+and it renders lines. An exception in either would end the program. Here it is logged and shown as a notice.
 """
 
 import asyncio
