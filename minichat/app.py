@@ -60,10 +60,10 @@ from minichat.ui.styles import CachedStylesheet
 from minichat.ui.transcript import glyphs
 from minichat.ui.transcript.glyphs import enterable, one_line
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
-_LEAVE_WITHIN = 2.0  # seconds after a signal
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_EXIT_WITHIN = 2.0  # seconds after a signal
 _PROBLEMS = 4  # notices shown at once
-_AWAY = 2.0  # seconds between checks for changes by other screens
+_CHECK_EVERY = 2.0  # seconds between checks for changes by other screens
 
 
 class MinichatApp(App[object], inherit_bindings=False):
@@ -89,17 +89,17 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.keeper = Keeper(self, start.model)
         self.containment = Containment(self)
         self._key_order = KeyOrder(self)
-        self._mouse_is_ours = self.settings.screen.mouse
+        self._mouse_captured = self.settings.screen.mouse
         remembered = Remembered.read(self.paths.remembered)
         self._themes = LiveThemes(self, self.paths.themes, self._complain_of)
         self._themes.read(remembered.theme_for(self.settings.screen.theme))
-        self._given_theme, self._looked_around = self.theme, time.monotonic()
+        self._saved_theme, self._checked_at = self.theme, time.monotonic()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
-        told = (self._took, self._changed, self._spread, self.complain)
-        desk = Desk(store, backend, pacer, self.keeper.ready, *told)
-        stood = (remembered.chats, remembered.active, remembered.pinned)
-        self.chats = OpenChats(desk, start.params, start.system, *stood)
+        callbacks = (self._took, self._changed, self._spread, self.complain)
+        desk = Desk(store, backend, pacer, self.keeper.ready, *callbacks)
+        restored = (remembered.chats, remembered.active, remembered.pinned)
+        self.chats = OpenChats(desk, start.params, start.system, *restored)
         signs = glyphs.ASCII if start.ascii else glyphs.UNICODE
         self.main = MainScreen(self.chats, signs, self.owner_colours, self.containment.each)
         self.presets = SavedPresets(
@@ -109,7 +109,7 @@ class MinichatApp(App[object], inherit_bindings=False):
             complain_of=self._complain_of,
         )
         self.main.context = self.context = self._context_of(found)
-        self._dress(found)
+        self._load_css(found)
         self.pulse = Pulse(
             backend,
             self._show,
@@ -136,7 +136,7 @@ class MinichatApp(App[object], inherit_bindings=False):
             do=self._do,
         )
 
-    def _dress(self, features: Sequence[Feature]) -> None:
+    def _load_css(self, features: Sequence[Feature]) -> None:
         """Load the CSS of the features. A feature with invalid CSS goes without; the screen still starts."""
         self.stylesheet = CachedStylesheet(variables=self.get_css_variables())
         for each in features:
@@ -165,18 +165,18 @@ class MinichatApp(App[object], inherit_bindings=False):
         self._complain_of([*self._misfits, *self.start.loaded.problems, *self._themes.known.problems])
         if (wanted := self.settings.screen.theme) not in (there := self._themes.known.palettes):
             self.complain(f"screen.theme: {wanted!r} {unknown(wanted, there)}")
-        self._tell_notices()
-        self._loop_of_signals = asyncio.get_running_loop()
-        self._loop_of_signals.set_exception_handler(self.containment.take_from_loop)
-        for number in _ENDING:  # asyncio's own handlers would need a loop that is not stuck
-            signal.signal(number, self._told_to_end)
+        self._show_notices()
+        self._signal_loop = asyncio.get_running_loop()
+        self._signal_loop.set_exception_handler(self.containment.take_from_loop)
+        for number in _SIGNALS:  # asyncio's own handlers would need a loop that is not stuck
+            signal.signal(number, self._end_on_signal)
         if not self.is_headless:
-            when_gone(lambda: self._told_to_end(signal.SIGHUP, None))
+            when_gone(lambda: self._end_on_signal(signal.SIGHUP, None))
         self._key_order.settle()
         self.call_after_refresh(lambda: self.run_worker(self.keeper.load()))
 
     def on_unmount(self) -> None:
-        for number in _ENDING:
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
     # The engine
@@ -230,7 +230,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         elif not self._key_order.waits(event):
             if isinstance(event, Paste):
                 event.text = enterable(event.text)  # for any field
-            elif time.monotonic() - self._looked_around > _AWAY:
+            elif time.monotonic() - self._checked_at > _CHECK_EVERY:
                 self.on_app_focus()  # tmux reports focus only if configured to
             path = self._key_order.path(event)
             await super().on_event(event)
@@ -270,9 +270,9 @@ class MinichatApp(App[object], inherit_bindings=False):
             yield
         except (StoreError, OSError) as error:
             self.complain(str(error))
-        self._tell_notices()
+        self._show_notices()
 
-    def _tell_notices(self) -> None:
+    def _show_notices(self) -> None:
         """Show what the store had to repair."""
         for sentence in self.store.notices:
             self.complain(sentence)
@@ -284,13 +284,13 @@ class MinichatApp(App[object], inherit_bindings=False):
         """Remember the theme that the user picked in the palette for the next start."""
         self.main.label()  # the colors of chat letters come from the theme
         self._themes.watch()
-        if theme.name != self._given_theme:
-            self._given_theme, file = theme.name, self.paths.remembered
+        if theme.name != self._saved_theme:
+            self._saved_theme, file = theme.name, self.paths.remembered
             Remembered.read(file).themed(theme.name, self.settings.screen.theme).write(file)
 
     def on_app_focus(self) -> None:
         """Catch up when the terminal regains focus: another screen may have written, or a theme changed."""
-        self._looked_around = time.monotonic()
+        self._checked_at = time.monotonic()
         with self.complaining():
             self.chats.catch_up()
         self._themes.look()
@@ -306,8 +306,8 @@ class MinichatApp(App[object], inherit_bindings=False):
     async def send_to_clipboard(self, text: str) -> None:
         driver = self._driver
         write = driver.write if driver else lambda _: None
-        said = await clipboard.send(text, self.paths.clipboard, write, self.start.terminal)
-        self.notify(said)
+        notice = await clipboard.send(text, self.paths.clipboard, write, self.start.terminal)
+        self.notify(notice)
 
     async def action_command(self, id: str) -> None:
         """Run the command that a key is bound to."""
@@ -324,15 +324,15 @@ class MinichatApp(App[object], inherit_bindings=False):
     async def _do(self, work: Callable[[], object]) -> None:
         """Run a user's action, which may fail on the disk."""
         with self.complaining():
-            if isawaitable(going := work()):
-                await going
+            if isawaitable(running := work()):
+                await running
 
     async def action_quit(self) -> None:
         await self.end(0)
 
     def toggle_mouse(self) -> bool:
-        taken = not self._mouse_is_ours
-        self._mouse_is_ours = taken
+        taken = not self._mouse_captured
+        self._mouse_captured = taken
         switch = getattr(self._driver, "_enable_mouse_support" if taken else "_disable_mouse_support", None)
         if switch is not None:  # a driver without a terminal has no mouse support
             switch()
@@ -344,16 +344,16 @@ class MinichatApp(App[object], inherit_bindings=False):
             self._driver.write("\x1b[0m\x1b[2J")
         self.screen.refresh()
 
-    def _told_to_end(self, number: int, _frame: object) -> None:
+    def _end_on_signal(self, number: int, _frame: object) -> None:
         """Quit as a key would; force an exit soon after, as the terminal may be gone or stalled."""
         code = 128 + number
-        last_resort = threading.Timer(_LEAVE_WITHIN, self._leave_at_once, (code,))
+        last_resort = threading.Timer(_EXIT_WITHIN, self._force_exit, (code,))
         last_resort.daemon = True
         last_resort.start()
-        if not self._loop_of_signals.is_closed():
-            asyncio.run_coroutine_threadsafe(self.end(code), self._loop_of_signals)
+        if not self._signal_loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self.end(code), self._signal_loop)
 
-    def _leave_at_once(self, code: int) -> None:
+    def _force_exit(self, code: int) -> None:
         for conversation in self.chats.streaming:
             conversation.keep()
         os._exit(code)

@@ -375,7 +375,7 @@ _ADD = {
 
 
 _HELP = ("-h", "--help", "--version")
-_NOWHERE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the output can take no more
+_OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _is_for_chat(word: str) -> bool:
@@ -411,7 +411,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        if error.errno not in _NOWHERE or error.filename is not None:
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
         if error.errno != errno.EPIPE:  # a closed pipe needs no message

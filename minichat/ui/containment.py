@@ -46,7 +46,7 @@ class Containment:
                 return render(crop)
             except Exception as error:
                 self.take(error, widget)
-                return _instead(widget, crop)
+                return _placeholder(widget, crop)
 
         widget.render_lines = render_lines  # type: ignore[method-assign]
 
@@ -85,7 +85,7 @@ class Containment:
         """Log the error, close the part of the screen if it can be closed, and show a notice."""
         if isinstance(error, WorkerFailed) and isinstance(error.error, Exception):
             error = error.error
-        self._tell_tests(error)
+        self._report_to_tests(error)
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1] if frames else None
         fault = (type(error), last.filename if last else "", last.lineno if last else 0)
@@ -116,7 +116,7 @@ class Containment:
             return dialog
         return main.panels.close(failed)
 
-    def _tell_tests(self, error: Exception) -> None:
+    def _report_to_tests(self, error: Exception) -> None:
         """Let `run_test` raise the error at the end, as it would without containment."""
         if self._app._exception is None:
             self._app._exception = error
@@ -149,7 +149,7 @@ def _raised_in(error: Exception) -> Widget | None:
     return next((each for each in reversed(list(selves)) if isinstance(each, Widget)), None)
 
 
-def _instead(widget: Widget, crop: Region) -> list[Strip]:
+def _placeholder(widget: Widget, crop: Region) -> list[Strip]:
     """The lines shown in place of a widget that cannot render."""
     blank = Strip.blank(crop.width, widget.rich_style)
     sentence = Strip([Segment(f" cannot draw {_name(widget)}", widget.rich_style)])

@@ -272,7 +272,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
         await it.pilot.press("j", "down", "j")
         assert schemes.highlighted == before + 2
         await it.pilot.press("escape", "alt+m", "2")
-        assert "Up j choose" in last_line(it)
+        assert "Up j select" in last_line(it)
         await it.pilot.press("f1")
         await it.until(lambda: "In the decoding drawer" in it.screen_text())
         lines = [" ".join(line.strip(" │").split()) for line in it.screen_text().splitlines()]

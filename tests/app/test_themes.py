@@ -25,7 +25,7 @@ async def test_a_theme_that_is_edited_is_read_again(
         await it.until(lambda: any("own.toml" in said for said in it.notices()))
         assert "own" not in it.app.available_themes
         (themes / "own.toml").write_text(text.replace('name = "minichat-dark"', 'name = "mine"'))
-        it.app._looked_around -= 60
+        it.app._checked_at -= 60
         await it.pilot.press("a")  # where the terminal does not tell that it has the focus again
         assert "mine" in it.app.available_themes
 

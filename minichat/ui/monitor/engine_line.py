@@ -16,7 +16,7 @@ from minichat.ui.monitor.pane import ASCII, UNICODE
 from minichat.ui.switches import turned
 
 _BAR, _GRAPH = 11, 8
-_WIDE, _AIRY = 76, 46  # columns from which everything fits, and blanks do
+_WIDE, _AIRY = 76, 46  # columns from which all parts fit, and from which counts are spaced
 
 
 @dataclass(frozen=True, slots=True)
