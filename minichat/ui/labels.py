@@ -71,13 +71,13 @@ def greeting(
     help, palette, model = map(keys.name, ("view.help", "program.palette", "model.pick"))
     shown = ", ".join(f"{keys.name(each.id)} {each.greeting}" for each in commands if each.greeting)
     other = "" if attached else f"; {model} changes the model"  # a remote engine cannot
-    try_one = "Try one: click it or press Up to put it into the prompt, Enter to send it." if tries else ""
+    try_one = "Try one: click it, or press Up, then Enter." if tries else ""
     return Greeting(
         above=tuple(filter(None, (found, try_one))),
         tries=tries,
         below=(
-            f"{help} lists the keys, {palette} every command. @ and a file name attaches the file.",
-            f"{shown}{other}. `minichat tour` is a guided tour.",
+            f"{help} lists the keys, {palette} all commands. Type @ and a name to attach a file.",
+            f"{shown}{other}. Take the tour: `minichat tour`.",
         ),
     )
 

@@ -42,7 +42,7 @@ async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) ->
         said = " ".join(it.screen_text().split())
         assert "Found GPU NVIDIA H200, 3.50 GB of memory free, " in said
         assert "clipboard through tmux. tiny runs, with room for 1,024 tokens. Try one" in said
-        assert "F1 has the keys" in said
+        assert "F1 lists the keys" in said
         await it.answered(await it.say("hello"))
         assert "Found" not in it.screen_text()
     async with bench() as it:
