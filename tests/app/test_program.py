@@ -47,7 +47,7 @@ async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) ->
         assert "Found" not in it.screen_text()
     async with bench() as it:
         await it.pilot.press("ctrl+n")
-        await it.until(lambda: "F1 has the keys" in it.screen_text())
+        await it.until(lambda: "F1 lists the keys" in it.screen_text())
         assert "Found" not in it.screen_text()
 
 
