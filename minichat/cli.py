@@ -52,9 +52,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         metavar="M",
         help="a folder, a hub name, or pocket, the built-in model (default)",
     )
-    group.add_argument(
-        "--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: the best available)"
-    )
+    group.add_argument("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: best)")
     group.add_argument(
         "--dtype",
         default="auto",
@@ -69,7 +67,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         help="scheduling policy: fcfs, priority, latency, or a plugin's (see doctor; default: fcfs)",
     )
     group.add_argument(
-        "--blocks", type=whole, metavar="N", help="KV cache size in blocks (default: from free memory)"
+        "--blocks", type=whole, metavar="N", help="KV cache blocks (default: from free memory)"
     )
     group.add_argument("--max-context", type=whole, metavar="N", help="maximum tokens in a request")
     group.add_argument(
@@ -83,7 +81,7 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--quantization",
         default="none",
         metavar="SCHEME",
-        help="quantize the weights: int8, int4, fp8, bnb-nf4 ... (default: none)",
+        help="weight scheme: int8, int4, fp8, bnb-nf4 ... (default: none)",
     )
     group.add_argument(
         "--kv",
@@ -101,33 +99,25 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         "--kv-sinks",
         type=whole,
         metavar="N",
-        help="number of first tokens kept by --kv-window (default: 4)",
+        help="first tokens that --kv-window keeps (default: 4)",
     )
-    group.add_argument(
-        "--dummy-weights", action="store_true", help="use random weights; only config.json is needed"
-    )
+    group.add_argument("--dummy-weights", action="store_true", help="random weights; only needs config.json")
 
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("decoding")
     group.add_argument("--temperature", type=number, metavar="T", help="0 is greedy (default: 0.7)")
-    group.add_argument(
-        "--top-p", type=number, metavar="P", help="sample from the most likely tokens that sum to P"
-    )
+    group.add_argument("--top-p", type=number, metavar="P", help="sample from the top tokens that sum to P")
     group.add_argument("--top-k", type=whole, metavar="K", help="sample from the K most likely tokens")
     group.add_argument(
         "--min-p", type=number, metavar="P", help="drop tokens below P times the top probability"
     )
-    group.add_argument(
-        "--repetition-penalty", type=number, metavar="R", help="above 1 makes repeated tokens less likely"
-    )
+    group.add_argument("--repetition-penalty", type=number, metavar="R", help="above 1 reduces repetition")
     group.add_argument("--seed", type=whole, metavar="N", help="same seed, same reply")
     group.add_argument(
-        "--max-tokens", type=whole, metavar="N", help="maximum tokens in a reply (default: what fits)"
+        "--max-tokens", type=whole, metavar="N", help="most tokens in a reply (default: what fits)"
     )
-    group.add_argument(
-        "--stop", action="append", metavar="TEXT", help="end the reply at this text; may be repeated"
-    )
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end at this text; may be repeated")
     group.add_argument(
         "--speculate",
         metavar="KIND",
@@ -166,15 +156,9 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="the prompt (default: standard input; - inserts standard input)",
     )
-    command.add_argument(
-        "--raw",
-        action="store_true",
-        help="complete the text without a chat template",
-    )
+    command.add_argument("--raw", action="store_true", help="complete the text without a chat template")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
-    command.add_argument(
-        "--verbose", action="store_true", help="print tokens, seconds and rates to standard error"
-    )
+    command.add_argument("--verbose", action="store_true", help="print statistics to standard error")
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json-schema", metavar="FILE", help="the reply is JSON that matches this schema")
@@ -183,7 +167,7 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
         "--choice",
         action="append",
         metavar="TEXT",
-        help="the reply is one of these texts; repeat for each text",
+        help="the reply is one of these; repeatable",
     )
     group = command.add_argument_group("multiple replies and beam search")
     group.add_argument("--n", type=whole, metavar="N", help="number of replies, printed with their numbers")
@@ -218,24 +202,22 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         "--api-key-file",
         type=given,
         metavar="FILE",
-        help="API keys, one per line (default: one is generated and saved)",
+        help="one key per line (default: a new key)",
     )
     group.add_argument("--no-key", action="store_true", help="require no key")
-    group.add_argument(
-        "--insecure", action="store_true", help="allow --no-key on addresses beyond this machine"
-    )
+    group.add_argument("--insecure", action="store_true", help="allow --no-key beyond this machine")
     group.add_argument(
         "--max-in-flight",
         type=whole,
         default=1024,
         metavar="N",
-        help="maximum replies running and waiting (default: 1024)",
+        help="most replies in flight (default: 1024)",
     )
     group.add_argument(
-        "--max-per-key", type=whole, default=512, metavar="N", help="the same for each key (default: 512)"
+        "--max-per-key", type=whole, default=512, metavar="N", help="most for each key (default: 512)"
     )
     group.add_argument(
-        "--max-body", type=whole, default=8, metavar="MIB", help="maximum size of a request (default: 8 MiB)"
+        "--max-body", type=whole, default=8, metavar="MIB", help="largest request (default: 8 MiB)"
     )
     group = command.add_argument_group("serving")
     group.add_argument(
@@ -246,7 +228,7 @@ def _add_serve(command: argparse.ArgumentParser) -> None:
         type=number,
         default=30.0,
         metavar="S",
-        help="seconds to finish replies at shutdown (default: 30)",
+        help="seconds for replies at the end",
     )
     group.add_argument("--access-log", action="store_true", help="log a line per request, without its text")
     group.add_argument("--log-prompts", action="store_true", help="also log prompts")
@@ -372,8 +354,6 @@ _ADD = {
     "doctor": _add_doctor,
     "completions": _add_completions,
 }
-
-
 _HELP = ("-h", "--help", "--version")
 _OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
