@@ -1,4 +1,4 @@
-"""The program on the terminal: it owns the engine, the chats and the settings, and ends cleanly."""
+"""The terminal program: it owns the engine, the chats and the settings, and exits cleanly."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ from minichat.ui.styles import CachedStylesheet
 from minichat.ui.transcript import glyphs
 from minichat.ui.transcript.glyphs import enterable, one_line
 
-_ENDING = (signal.SIGTERM, signal.SIGHUP)
-_LEAVE_WITHIN = 2.0  # seconds after a signal
-_PROBLEMS = 4  # that are told at the start
-_AWAY = 2.0  # seconds without a look at what others may have written
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_EXIT_WITHIN = 2.0  # seconds after a signal
+_PROBLEMS = 4  # notices shown at once
+_CHECK_EVERY = 2.0  # seconds between checks for changes by other screens
 
 
 class MinichatApp(App[object], inherit_bindings=False):
-    """Draws at once; the engine comes when it has been loaded."""
+    """The screen appears at once; the engine is connected when it has been loaded."""
 
     CSS_PATH = "minichat.tcss"
     TITLE = "minichat"
@@ -78,7 +78,7 @@ class MinichatApp(App[object], inherit_bindings=False):
     def __init__(
         self, backend: Backend, store: Store, start: Start, features: Sequence[Feature] | None = None
     ) -> None:
-        """`features`: what the screen is made of; by default all that are installed."""
+        """`features`: the parts of the screen; by default all that are installed."""
         super().__init__()
         self.backend, self.store, self.start, self.paths = backend, store, start, start.paths
         self.settings = start.loaded.settings
@@ -89,17 +89,17 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.lifecycle = EngineLifecycle(self, start.model)
         self.containment = Containment(self)
         self._key_order = KeyOrder(self)
-        self._mouse_is_ours = self.settings.screen.mouse
+        self._mouse_captured = self.settings.screen.mouse
         remembered = Remembered.read(self.paths.remembered)
         self._themes = LiveThemes(self, self.paths.themes, self._complain_of)
         self._themes.read(remembered.theme_for(self.settings.screen.theme))
-        self._given_theme, self._looked_around = self.theme, time.monotonic()
+        self._saved_theme, self._checked_at = self.theme, time.monotonic()
         rates, ssh = self.settings.rates, start.terminal.ssh
         pacer = Pacer(rates.ssh_transcript if ssh else rates.transcript)
-        told = (self._took, self._changed, self._spread, self.complain)
-        services = ChatServices(store, backend, pacer, self.lifecycle.ready, *told)
-        stood = (remembered.chats, remembered.active, remembered.pinned)
-        self.chats = OpenChats(services, start.params, start.system, *stood)
+        callbacks = (self._took, self._changed, self._spread, self.complain)
+        services = ChatServices(store, backend, pacer, self.lifecycle.ready, *callbacks)
+        restored = (remembered.chats, remembered.active, remembered.pinned)
+        self.chats = OpenChats(services, start.params, start.system, *restored)
         signs = glyphs.ASCII if start.ascii else glyphs.UNICODE
         self.main = MainScreen(self.chats, signs, self.owner_colours, self.containment.each)
         self.presets = SavedPresets(
@@ -109,7 +109,7 @@ class MinichatApp(App[object], inherit_bindings=False):
             complain_of=self._complain_of,
         )
         self.main.context = self.context = self._context_of(found)
-        self._dress(found)
+        self._load_css(found)
         self.pulse = Pulse(
             backend,
             self._show,
@@ -118,7 +118,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         )
 
     def _context_of(self, features: tuple[Feature, ...]) -> Context:
-        """What the features of this screen work with."""
+        """Return what the features of this screen work with."""
         return Context(
             app=self,
             program=self,
@@ -136,8 +136,8 @@ class MinichatApp(App[object], inherit_bindings=False):
             do=self._do,
         )
 
-    def _dress(self, features: Sequence[Feature]) -> None:
-        """The CSS of the features. One whose CSS cannot be read goes without; the screen still comes up."""
+    def _load_css(self, features: Sequence[Feature]) -> None:
+        """Load the CSS of the features. A feature with invalid CSS goes without; the screen still starts."""
         self.stylesheet = CachedStylesheet(variables=self.get_css_variables())
         for each in features:
             where = (f"the feature {each.name}", "")
@@ -146,10 +146,10 @@ class MinichatApp(App[object], inherit_bindings=False):
                 self.stylesheet.parse()
             except StylesheetParseError as error:
                 token, _ = next(fault for rule in error.errors.rules for fault in rule.errors)
-                self._misfits += (f"the css of the feature {each.name} is wrong at {token.value!r}",)
+                self._misfits += (f"invalid CSS in the feature {each.name} at {token.value!r}",)
                 del self.stylesheet.source[where]
             except (StylesheetError, TokenError) as error:
-                self._misfits += (f"the css of the feature {each.name} cannot be read: {error}",)
+                self._misfits += (f"invalid CSS in the feature {each.name}: {error}",)
                 del self.stylesheet.source[where]
 
     def get_default_screen(self) -> MainScreen:
@@ -165,25 +165,25 @@ class MinichatApp(App[object], inherit_bindings=False):
         self._complain_of([*self._misfits, *self.start.loaded.problems, *self._themes.known.problems])
         if (wanted := self.settings.screen.theme) not in (there := self._themes.known.palettes):
             self.complain(f"screen.theme: {wanted!r} {unknown(wanted, there)}")
-        self._tell_notices()
-        self._loop_of_signals = asyncio.get_running_loop()
-        self._loop_of_signals.set_exception_handler(self.containment.take_from_loop)
-        for number in _ENDING:  # the loop's own handlers wait for a loop that may be stuck
-            signal.signal(number, self._told_to_end)
+        self._show_notices()
+        self._signal_loop = asyncio.get_running_loop()
+        self._signal_loop.set_exception_handler(self.containment.take_from_loop)
+        for number in _SIGNALS:  # asyncio's own handlers would need a loop that is not stuck
+            signal.signal(number, self._end_on_signal)
         if not self.is_headless:
-            when_gone(lambda: self._told_to_end(signal.SIGHUP, None))
+            when_gone(lambda: self._end_on_signal(signal.SIGHUP, None))
         self._key_order.settle()
         self.call_after_refresh(lambda: self.run_worker(self.lifecycle.load()))
 
     def on_unmount(self) -> None:
-        for number in _ENDING:
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
 
     # The engine
 
     def heard(self, events: Sequence[Event]) -> None:
         if not self.main.is_attached:
-            return  # the screen has gone, and the engine goes
+            return  # the screen is closed and the engine is shutting down
         for event in events:
             if isinstance(event, Died):
                 self.lifecycle.lose(f"the engine has stopped: {event.error}")
@@ -195,7 +195,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.main.show_events(events)
 
     async def _look(self) -> None:
-        """Once more, though the pulse rests: nothing runs any longer."""
+        """Show one more snapshot: nothing runs, so the pulse is idle."""
         self._show(await self.backend.snapshot())
 
     def _show(self, snapshot: Snapshot) -> None:
@@ -214,7 +214,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.chats.remember(self.paths.remembered)
 
     def ask(self, request: Coroutine[object, object, None]) -> None:
-        """Something for the engine, for which nobody waits; what cannot be is told."""
+        """Send a request to the engine in the background. An error is shown as a notice."""
 
         async def ask() -> None:
             try:
@@ -229,14 +229,14 @@ class MinichatApp(App[object], inherit_bindings=False):
             await super().on_event(event)
         elif not self._key_order.waits(event):
             if isinstance(event, Paste):
-                event.text = enterable(event.text)  # for whichever field it goes to
-            elif time.monotonic() - self._looked_around > _AWAY:
-                self.on_app_focus()  # tmux tells of no focus, unless it was told to
+                event.text = enterable(event.text)  # for any field
+            elif time.monotonic() - self._checked_at > _CHECK_EVERY:
+                self.on_app_focus()  # tmux reports focus only if configured to
             path = self._key_order.path(event)
             await super().on_event(event)
             self._key_order.hold(path)
 
-    # What goes wrong
+    # Errors
 
     def _register_child(self, parent: DOMNode, child: Widget, before: int | None, after: int | None) -> None:
         self.containment.hold(child)
@@ -247,7 +247,7 @@ class MinichatApp(App[object], inherit_bindings=False):
         super()._start_widget(parent, widget)
 
     def _handle_exception(self, error: Exception) -> None:
-        """Textual ends the program here. That is right only before there is a screen."""
+        """Contain the error; Textual would exit, which is right only before there is a screen."""
         if self.main.is_mounted:
             self.containment.take(error)
         else:
@@ -257,40 +257,40 @@ class MinichatApp(App[object], inherit_bindings=False):
         self.notify(one_line(sentence), severity="error", timeout=8, markup=False)
 
     def _complain_of(self, problems: Sequence[object]) -> None:
-        """The first ones; each may take a quarter of a small screen."""
+        """Show the first few; each may take a quarter of a small screen."""
         for problem in problems[:_PROBLEMS]:
             self.complain(str(problem))
         if (rest := len(problems) - _PROBLEMS) > 0:
-            self.complain(f"and {rest} more like these, told when these are mended")
+            self.complain(f"{rest} more problems: fix these to see them")
 
     @contextmanager
     def complaining(self) -> Iterator[None]:
-        """What the disk refuses is said, and the screen goes on."""
+        """Show errors of the disk and the store as notices instead of raising them."""
         try:
             yield
         except (StoreError, OSError) as error:
             self.complain(str(error))
-        self._tell_notices()
+        self._show_notices()
 
-    def _tell_notices(self) -> None:
-        """What the store had to do to go on."""
+    def _show_notices(self) -> None:
+        """Show what the store had to repair."""
         for sentence in self.store.notices:
             self.complain(sentence)
         self.store.notices.clear()
 
-    # How it looks
+    # Appearance
 
     def _theme_chosen(self, theme: Theme) -> None:
-        """What a person chose in the palette is there again at the next start."""
-        self.main.label()  # the letters of chats have their colours from here
+        """Remember the theme that the user picked in the palette for the next start."""
+        self.main.label()  # the colors of chat letters come from the theme
         self._themes.watch()
-        if theme.name != self._given_theme:
-            self._given_theme, file = theme.name, self.paths.remembered
+        if theme.name != self._saved_theme:
+            self._saved_theme, file = theme.name, self.paths.remembered
             Remembered.read(file).themed(theme.name, self.settings.screen.theme).write(file)
 
     def on_app_focus(self) -> None:
-        """The person comes back from somewhere, perhaps from another screen, or from editing a theme."""
-        self._looked_around = time.monotonic()
+        """Catch up when the terminal regains focus: another screen may have written, or a theme changed."""
+        self._checked_at = time.monotonic()
         with self.complaining():
             self.chats.catch_up()
         self._themes.look()
@@ -306,15 +306,15 @@ class MinichatApp(App[object], inherit_bindings=False):
     async def send_to_clipboard(self, text: str) -> None:
         driver = self._driver
         write = driver.write if driver else lambda _: None
-        said = await clipboard.send(text, self.paths.clipboard, write, self.start.terminal)
-        self.notify(said)
+        notice = await clipboard.send(text, self.paths.clipboard, write, self.start.terminal)
+        self.notify(notice)
 
     async def action_command(self, id: str) -> None:
-        """What a key has been bound to."""
+        """Run the command that a key is bound to."""
         await self.run_command(next(each for each in self.context.commands if each.id == id))
 
     async def run_command(self, command: ScreenCommand) -> None:
-        """As its key would. A dialog that it opens is closed by the same key."""
+        """Run a command as its key would. The same key closes the dialog it opens."""
         before = self.screen
         if command.run is not None and command.enabled(self.context):
             await self._do(partial(command.run, self.context))
@@ -322,44 +322,44 @@ class MinichatApp(App[object], inherit_bindings=False):
             closed_by(self.screen, self.keys.of(command.id))
 
     async def _do(self, work: Callable[[], object]) -> None:
-        """Whatever a person does may touch the disk."""
+        """Run a user's action, which may fail on the disk."""
         with self.complaining():
-            if isawaitable(going := work()):
-                await going
+            if isawaitable(running := work()):
+                await running
 
     async def action_quit(self) -> None:
         await self.end(0)
 
     def toggle_mouse(self) -> bool:
-        taken = not self._mouse_is_ours
-        self._mouse_is_ours = taken
+        taken = not self._mouse_captured
+        self._mouse_captured = taken
         switch = getattr(self._driver, "_enable_mouse_support" if taken else "_disable_mouse_support", None)
-        if switch is not None:  # a driver without a terminal has none
+        if switch is not None:  # a driver without a terminal has no mouse support
             switch()
         return taken
 
     def redraw(self) -> None:
-        """What something else has written to the terminal goes: only cells that change are sent else."""
+        """Redraw everything, over other programs' output; updates send only the cells that changed."""
         if self._driver is not None:
             self._driver.write("\x1b[0m\x1b[2J")
         self.screen.refresh()
 
-    def _told_to_end(self, number: int, _frame: object) -> None:
-        """Leaves as if told by a key; soon without the terminal, which may be gone or stalled."""
+    def _end_on_signal(self, number: int, _frame: object) -> None:
+        """Quit as a key would; force an exit soon after, as the terminal may be gone or stalled."""
         code = 128 + number
-        last_resort = threading.Timer(_LEAVE_WITHIN, self._leave_at_once, (code,))
+        last_resort = threading.Timer(_EXIT_WITHIN, self._force_exit, (code,))
         last_resort.daemon = True
         last_resort.start()
-        if not self._loop_of_signals.is_closed():
-            asyncio.run_coroutine_threadsafe(self.end(code), self._loop_of_signals)
+        if not self._signal_loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self.end(code), self._signal_loop)
 
-    def _leave_at_once(self, code: int) -> None:
+    def _force_exit(self, code: int) -> None:
         for conversation in self.chats.streaming:
             conversation.keep()
         os._exit(code)
 
     async def end(self, code: int) -> None:
-        """Every reply is saved where it is, then the screen goes, then the engine."""
+        """Save every reply as far as it is, then close the screen, then the engine."""
         self.chats.active.chat.draft = self.main.prompt.text
         await self.chats.put_away()
         self.chats.remember(self.paths.remembered)

@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported here: `--help` must be there at once."""
+"""The command line. No heavy imports here, so that `--help` is instant."""
 
 import argparse
 import errno
@@ -13,28 +13,28 @@ from minichat.shell.streams import settle
 from minichat.shell.usage import Parser, given, near_to, number, whole
 
 COMMANDS = {
-    "chat": "chat in the terminal (what plain `minichat` does)",
+    "chat": "chat in the terminal (the default command)",
     "generate": "stream one reply to standard output",
-    "tour": "see the engine at work, step by step, with the built-in model",
-    "fetch": "download a model of the hub",
-    "locate": "print where everything lies: settings, themes, chats, logs",
-    "serve": "serve the engine over HTTP, for OpenAI's clients and screens elsewhere",
-    "attach": "open the screen on an engine elsewhere, or on one that runs here without a screen",
-    "up": "start an engine that outlives the screen, if none runs, and open the screen on it",
-    "down": "end the engine that up started",
+    "tour": "take a guided tour of the engine with the built-in model",
+    "fetch": "download a model from the hub",
+    "locate": "print the paths of the settings, themes, chats and logs",
+    "serve": "serve the engine over HTTP, for OpenAI clients and remote screens",
+    "attach": "open the screen on a remote engine, or on a background engine of this machine",
+    "up": "start a background engine, if none is running, and open the screen on it",
+    "down": "stop the engine that up started",
     "ps": "list the engines that up started",
     "quality": "compare quantization schemes on a text: quality, size, speed",
-    "doctor": "say what was found here: devices, memory, versions, back ends",
-    "completions": "print a script by which a shell completes this command line",
+    "doctor": "report devices, memory, versions and back ends",
+    "completions": "print a shell completion script",
 }
 
 
 def parser() -> argparse.ArgumentParser:
     top = Parser(
         prog="minichat",
-        usage='minichat ["QUESTION"] [OPTIONS of chat]\n       minichat COMMAND ...',
+        usage='minichat ["QUESTION"] [CHAT OPTIONS]\n       minichat COMMAND ...',
         description="Chat with a language model, and watch the engine that runs it.",
-        epilog="minichat COMMAND --help tells more, for chat as well.",
+        epilog="Run minichat COMMAND --help for the options of a command, including chat.",
     )
     top.add_argument("--version", action="version", version=f"minichat {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser, prog="minichat")
@@ -50,101 +50,101 @@ def _add_model(command: argparse.ArgumentParser) -> None:
         type=given,
         default="pocket",
         metavar="M",
-        help="a folder, a hub name, or pocket, the built-in one (default)",
+        help="a folder, a hub name, or pocket, the built-in model (default)",
     )
-    group.add_argument(
-        "--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: the best one)"
-    )
+    group.add_argument("--device", default="auto", metavar="D", help="cpu, cuda, cuda:1 ... (default: best)")
     group.add_argument(
         "--dtype",
         default="auto",
         choices=["auto", "float32", "bfloat16", "float16"],
-        help="of the weights (default: the checkpoint's)",
+        help="dtype of the weights (default: the checkpoint's)",
     )
     group.add_argument("--attention", default="auto", metavar="NAME", help="attention back end (see doctor)")
     group.add_argument(
         "--policy",
         default="fcfs",
         metavar="NAME",
-        help="who goes first: fcfs, priority, latency, or one of a package (see doctor; default: fcfs)",
+        help="scheduling policy: fcfs, priority, latency, or a plugin's (see doctor; default: fcfs)",
     )
     group.add_argument(
-        "--blocks", type=whole, metavar="N", help="blocks in the KV cache (default: from free memory)"
+        "--blocks", type=whole, metavar="N", help="KV cache blocks (default: from free memory)"
     )
-    group.add_argument("--max-context", type=whole, metavar="N", help="most tokens of one request")
+    group.add_argument("--max-context", type=whole, metavar="N", help="maximum tokens in a request")
     group.add_argument(
         "--draft",
         type=given,
         metavar="M",
-        help="a small model with the same tokenizer, for --speculate draft (default: the model's own, which "
-        "lies in its folder draft)",
+        help="a small model with the same tokenizer, for --speculate draft (default: the folder draft in the "
+        "model's folder)",
     )
     group.add_argument(
         "--quantization",
         default="none",
         metavar="SCHEME",
-        help="keep the weights in fewer bits: int8, int4, fp8, bnb-nf4 ... (default: none)",
+        help="weight scheme: int8, int4, fp8, bnb-nf4 ... (default: none)",
     )
     group.add_argument(
         "--kv",
         default="none",
         choices=["none", "int8", "fp8"],
-        help="keep keys and values in a byte each: nearly twice the room (default: none)",
+        help="quantize the KV cache to one byte per value: nearly twice the capacity (default: none)",
     )
     group.add_argument(
         "--kv-window",
         type=whole,
         metavar="N",
-        help="see the last N tokens and the first few only, so that a chat may outgrow the cache",
+        help="attend only to the last N tokens and the first few, so that a chat may outgrow the cache",
     )
     group.add_argument(
         "--kv-sinks",
         type=whole,
         metavar="N",
-        help="how many first ones, with --kv-window (default: 4)",
+        help="first tokens that --kv-window keeps (default: 4)",
     )
-    group.add_argument(
-        "--dummy-weights", action="store_true", help="random weights: needs only a config.json"
-    )
+    group.add_argument("--dummy-weights", action="store_true", help="random weights; only needs config.json")
 
 
 def _add_sampling(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("decoding")
     group.add_argument("--temperature", type=number, metavar="T", help="0 is greedy (default: 0.7)")
-    group.add_argument("--top-p", type=number, metavar="P", help="among the likeliest that sum to P")
-    group.add_argument("--top-k", type=whole, metavar="K", help="among the K likeliest")
-    group.add_argument("--min-p", type=number, metavar="P", help="none below this share of the likeliest")
+    group.add_argument("--top-p", type=number, metavar="P", help="sample from the top tokens that sum to P")
+    group.add_argument("--top-k", type=whole, metavar="K", help="sample from the K most likely tokens")
     group.add_argument(
-        "--repetition-penalty", type=number, metavar="R", help="above 1: what was said becomes less likely"
+        "--min-p", type=number, metavar="P", help="drop tokens below P times the top probability"
     )
+    group.add_argument("--repetition-penalty", type=number, metavar="R", help="above 1 reduces repetition")
     group.add_argument("--seed", type=whole, metavar="N", help="same seed, same reply")
-    group.add_argument("--max-tokens", type=whole, metavar="N", help="most of a reply (default: what fits)")
     group.add_argument(
-        "--stop", action="append", metavar="TEXT", help="ends the reply; may be given several times"
+        "--max-tokens", type=whole, metavar="N", help="most tokens in a reply (default: what fits)"
     )
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end at this text; may be repeated")
     group.add_argument(
         "--speculate",
         metavar="KIND",
-        help="guess tokens ahead: by the text so far (ngram), by earlier replies too (suffix), by a small "
-        "model (draft) or by the first layers (exit); the reply is the same, and often comes faster",
+        help="draft tokens from the text so far (ngram), earlier replies too (suffix), a small model (draft) "
+        "or the first layers (exit); the reply is the same, often faster",
     )
 
 
 def _add_chat(command: argparse.ArgumentParser) -> None:
-    command.add_argument("text", nargs="*", metavar="TEXT", help="a first message; a pipe goes along with it")
+    command.add_argument(
+        "text", nargs="*", metavar="TEXT", help="the first message; piped input is attached to it"
+    )
     _add_model(command)
     _add_sampling(command)
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
     group = command.add_argument_group("screen")
     group.add_argument(
-        "--plain", action="store_true", help="no screen: a line a turn (as without a terminal)"
+        "--plain",
+        action="store_true",
+        help="no full screen: one line per turn (the default without a terminal)",
     )
-    group.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+    group.add_argument("--ascii", action="store_true", help="use ASCII characters only")
     group.add_argument(
         "--engine",
         dest="runs_in",
         choices=["thread", "process"],
-        help="where the engine runs: a thread (default), or a process of its own, which may crash alone",
+        help="run the engine in a thread (default) or in a separate process, which may crash alone",
     )
     command.set_defaults(**dict.fromkeys(_IN_SETTINGS))
 
@@ -154,29 +154,30 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
         "text",
         nargs="*",
         metavar="TEXT",
-        help="the prompt (default: standard input; a - among the words sends that along)",
+        help="the prompt (default: standard input; - inserts standard input)",
     )
-    command.add_argument(
-        "--raw",
-        action="store_true",
-        help="complete the text, without a chat template",
-    )
+    command.add_argument("--raw", action="store_true", help="complete the text without a chat template")
     command.add_argument("--json", action="store_true", help="print one JSON object instead of the text")
-    command.add_argument("--verbose", action="store_true", help="tokens, seconds and rates on standard error")
+    command.add_argument("--verbose", action="store_true", help="print statistics to standard error")
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
     form = command.add_mutually_exclusive_group()
-    form.add_argument("--json-schema", metavar="FILE", help="the reply is JSON that keeps to this schema")
-    form.add_argument("--regex", metavar="PATTERN", help="the reply, all of it, matches this expression")
+    form.add_argument("--json-schema", metavar="FILE", help="the reply is JSON that matches this schema")
+    form.add_argument("--regex", metavar="PATTERN", help="the whole reply matches this regex")
     form.add_argument(
-        "--choice", action="append", metavar="TEXT", help="the reply is one of these; give it once for each"
+        "--choice",
+        action="append",
+        metavar="TEXT",
+        help="the reply is one of these; repeatable",
     )
-    group = command.add_argument_group("several replies, and a search for the likeliest")
-    group.add_argument("--n", type=whole, metavar="N", help="replies, which are printed with their numbers")
-    group.add_argument("--best-of", type=whole, metavar="M", help="draw M replies, print the N likeliest")
-    group.add_argument("--beams", type=whole, metavar="W", help="a beam search of this width, without chance")
-    group.add_argument("--length-penalty", type=number, metavar="L", help="of beams: above 0 long ones win")
+    group = command.add_argument_group("multiple replies and beam search")
+    group.add_argument("--n", type=whole, metavar="N", help="number of replies, printed with their numbers")
+    group.add_argument("--best-of", type=whole, metavar="M", help="sample M replies, print the N most likely")
+    group.add_argument("--beams", type=whole, metavar="W", help="beam search of this width; no sampling")
     group.add_argument(
-        "--early-stopping", action="store_true", default=None, help="of beams: stop once enough have ended"
+        "--length-penalty", type=number, metavar="L", help="for beams: above 0 favors long replies"
+    )
+    group.add_argument(
+        "--early-stopping", action="store_true", default=None, help="for beams: stop once W have finished"
     )
     _add_model(command)
     _add_sampling(command)
@@ -184,59 +185,66 @@ def _add_generate(command: argparse.ArgumentParser) -> None:
 
 def _add_serve(command: argparse.ArgumentParser) -> None:
     _add_model(command)
-    group = command.add_argument_group("where it listens")
+    group = command.add_argument_group("listening")
     group.add_argument(
         "--host", type=given, default="127.0.0.1", metavar="H", help="an address (default: this machine only)"
     )
     group.add_argument(
-        "--port", type=whole, default=8000, metavar="N", help="0 takes any that is free (default: 8000)"
+        "--port", type=whole, default=8000, metavar="N", help="0 picks a free port (default: 8000)"
     )
     group.add_argument(
-        "--uds", type=given, metavar="FILE", help="a Unix socket of this user alone, instead of an address"
+        "--uds", type=given, metavar="FILE", help="a Unix socket, for this user only, instead of an address"
     )
-    group.add_argument("--tls-cert", type=given, metavar="FILE", help="a certificate, in PEM")
-    group.add_argument("--tls-key", type=given, metavar="FILE", help="its key")
-    group = command.add_argument_group("who may use it")
+    group.add_argument("--tls-cert", type=given, metavar="FILE", help="a PEM certificate")
+    group.add_argument("--tls-key", type=given, metavar="FILE", help="the certificate's key")
+    group = command.add_argument_group("access and limits")
     group.add_argument(
-        "--api-key-file", type=given, metavar="FILE", help="keys, one a line (default: one is made and kept)"
+        "--api-key-file",
+        type=given,
+        metavar="FILE",
+        help="one key per line (default: a new key)",
     )
-    group.add_argument("--no-key", action="store_true", help="ask for no key")
-    group.add_argument("--insecure", action="store_true", help="with --no-key: even beyond this machine")
+    group.add_argument("--no-key", action="store_true", help="require no key")
+    group.add_argument("--insecure", action="store_true", help="allow --no-key beyond this machine")
     group.add_argument(
         "--max-in-flight",
         type=whole,
         default=1024,
         metavar="N",
-        help="replies that may run and wait (default: 1024)",
+        help="most replies in flight (default: 1024)",
     )
     group.add_argument(
-        "--max-per-key", type=whole, default=512, metavar="N", help="of them by a key (default: 512)"
+        "--max-per-key", type=whole, default=512, metavar="N", help="most for each key (default: 512)"
     )
     group.add_argument(
-        "--max-body", type=whole, default=8, metavar="MIB", help="how long a request may be (default: 8 MiB)"
+        "--max-body", type=whole, default=8, metavar="MIB", help="largest request (default: 8 MiB)"
     )
-    group = command.add_argument_group("how it serves")
+    group = command.add_argument_group("serving")
     group.add_argument(
-        "--served-name", type=given, metavar="NAME", help="what clients call the model (default: --model)"
+        "--served-name", type=given, metavar="NAME", help="the model's name for clients (default: --model)"
     )
     group.add_argument(
-        "--drain", type=number, default=30.0, metavar="S", help="seconds for replies at the end"
+        "--drain",
+        type=number,
+        default=30.0,
+        metavar="S",
+        help="seconds for replies at the end",
     )
-    group.add_argument("--access-log", action="store_true", help="a line a request, without its text")
-    group.add_argument("--log-prompts", action="store_true", help="prompts in the log as well")
+    group.add_argument("--access-log", action="store_true", help="log a line per request, without its text")
+    group.add_argument("--log-prompts", action="store_true", help="also log prompts")
     _add_dry(group)
 
 
 def _add_attach(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "url", nargs="?", metavar="URL", help="such as http://host:8000 (default: the engine of up)"
+        "url", nargs="?", metavar="URL", help="such as http://host:8000 (default: the engine that up started)"
     )
     command.add_argument("--uds", type=given, metavar="FILE", help="a Unix socket instead of an address")
     command.add_argument(
         "--api-key-file",
         type=given,
         metavar="FILE",
-        help="the server's key (default: MINICHAT_API_KEY, or on this machine your own server's)",
+        help="the server's key (default: MINICHAT_API_KEY, or the key of your server on this machine)",
     )
     _add_name(command)
     _add_sampling(command)
@@ -245,7 +253,9 @@ def _add_attach(command: argparse.ArgumentParser) -> None:
 
 def _add_up(command: argparse.ArgumentParser) -> None:
     _add_name(command)
-    command.add_argument("--no-screen", action="store_true", help="only start it, and wait until it is ready")
+    command.add_argument(
+        "--no-screen", action="store_true", help="start the engine, wait until it is ready, open no screen"
+    )
     _add_model(command)
     _add_dry(command)
     _add_sampling(command)
@@ -255,75 +265,79 @@ def _add_up(command: argparse.ArgumentParser) -> None:
 
 def _add_down(command: argparse.ArgumentParser) -> None:
     _add_name(command)
-    command.add_argument("--now", action="store_true", help="do not wait for the replies that run")
+    command.add_argument("--now", action="store_true", help="do not wait for running replies")
 
 
 def _add_ps(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="the same as JSON")
+    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_name(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--name", default="main", metavar="NAME", help="which of your engines, if there are several"
+        "--name", default="main", metavar="NAME", help="which engine, if you run several (default: main)"
     )
 
 
 def _add_looks(command: argparse.ArgumentParser) -> None:
     command.add_argument("--system", metavar="TEXT", help="the system prompt of a new chat")
-    command.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+    command.add_argument("--ascii", action="store_true", help="use ASCII characters only")
 
 
 def _add_dry(group: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--dry-run", action="store_true", help="no weights: made-up replies, to write clients with"
+        "--dry-run", action="store_true", help="no weights: synthetic replies, for testing clients"
     )
     group.add_argument(
-        "--rate", type=number, metavar="N", help="tokens a second of each made-up reply (default: 30)"
+        "--rate", type=number, metavar="N", help="tokens per second of each synthetic reply (default: 30)"
     )
 
 
 def _add_quality(command: argparse.ArgumentParser) -> None:
     _add_model(command)
-    group = command.add_argument_group("what is compared")
-    group.add_argument("--text", metavar="FILE", help="what is read (default: a text that minichat ships)")
+    group = command.add_argument_group("comparison")
+    group.add_argument(
+        "--text", metavar="FILE", help="the text to read (default: one that ships with minichat)"
+    )
     group.add_argument(
         "--schemes",
         default="none,int8,int4,kv-int8,kv-fp8",
         metavar="S,S",
-        help="for the weights, kv-... for the cache, or both as int4+kv-int8 (default: %(default)s)",
+        help="weight schemes, kv-... for the cache, or both as int4+kv-int8 (default: %(default)s)",
     )
     group.add_argument(
-        "--tokens", type=whole, default=2048, metavar="N", help="of the text, at most (default: 2048)"
+        "--tokens", type=whole, default=2048, metavar="N", help="maximum tokens of the text (default: 2048)"
     )
-    group.add_argument("--no-speed", action="store_true", help="leave out what takes time alone")
-    group.add_argument("--json", action="store_true", help="a list of rows as JSON")
-    group.add_argument("--plot", metavar="FILE.svg", help="the plots as a picture as well")
+    group.add_argument("--no-speed", action="store_true", help="skip the speed measurements")
+    group.add_argument("--json", action="store_true", help="print the rows as JSON")
+    group.add_argument("--plot", metavar="FILE.svg", help="also save the plots as an SVG")
 
 
 def _add_doctor(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="the same as JSON")
+    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_tour(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--ascii", action="store_true", help="draw with ASCII characters only")
+    command.add_argument("--ascii", action="store_true", help="use ASCII characters only")
 
 
 def _add_fetch(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", type=given, metavar="NAME", help="such as Qwen/Qwen3-0.6B")
-    command.add_argument("--json", action="store_true", help="tell how far it is in lines of JSON")
+    command.add_argument("--json", action="store_true", help="report progress as lines of JSON")
 
 
 def _add_locate(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--json", action="store_true", help="the same as JSON")
+    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_completions(command: argparse.ArgumentParser) -> None:
-    command.add_argument("shell", choices=["bash", "zsh", "fish"], help="the script says how it is taken")
+    command.add_argument(
+        "shell", choices=["bash", "zsh", "fish"], help="the script's first lines explain how to install it"
+    )
 
 
-# What the settings say where the command line says nothing.
+# Options that default to the settings.
 _IN_SETTINGS = ("model", "device", "dtype", "attention", "policy", "quantization", "kv")
-# Whose file is called otherwise: chat has a screen, and a plain form behind it.
+# Commands whose module has another name. `tui` opens the screen, or runs the plain chat.
 _FILES = {"chat": "tui"}
 _ADD = {
     "chat": _add_chat,
@@ -340,14 +354,12 @@ _ADD = {
     "doctor": _add_doctor,
     "completions": _add_completions,
 }
-
-
 _HELP = ("-h", "--help", "--version")
-_NOWHERE = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # where nothing more can be written
+_OUTPUT_ERRORS = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _is_for_chat(word: str) -> bool:
-    """An option, or a question. A single word may be a command with a slip in it, and asks nothing."""
+    """Whether the first word is an option or a question. A single word may be a mistyped command."""
     if word.startswith("-"):
         return word not in _HELP
     return any(letter.isspace() for letter in word.strip())
@@ -355,11 +367,11 @@ def _is_for_chat(word: str) -> bool:
 
 def _no_command(word: str) -> NoReturn:
     near = near_to(word, COMMANDS)
-    parser().error(f"there is no command {word!r}; to ask the model: minichat chat {word!r}{near}")
+    parser().error(f"unknown command {word!r}; to ask the model: minichat chat {word!r}{near}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns the exit code: 0 ok, 1 failed, 2 bad usage."""
+    """Run a command. Return the exit code: 0 success, 1 failure, 2 bad usage."""
     settle()
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or _is_for_chat(words[0]):
@@ -367,7 +379,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] not in (*COMMANDS, *_HELP):
         _no_command(words[0])
     options, unknown = parser().parse_known_args(words)
-    if unknown:  # argparse would send people to the help of the program instead of the command's
+    if unknown:  # argparse would point to the program's help, not the command's
         alone = Parser(prog=f"minichat {words[0]}")
         _ADD[words[0]](alone)
         alone.refuse(unknown, _HELP)
@@ -379,9 +391,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except OSError as error:
-        if error.errno not in _NOWHERE or error.filename is not None:
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left has nowhere to go
-        if error.errno != errno.EPIPE:  # who closes a pipe knows
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+        if error.errno != errno.EPIPE:  # a closed pipe needs no message
             print(f"minichat: cannot write: {error.strerror}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""What the parts of the screen may ask of the program and of the screen they are on."""
+"""The interfaces that the parts of the screen use: the program, and the screen they are on."""
 
 from collections.abc import Coroutine, Sequence
 from contextlib import AbstractContextManager
@@ -29,7 +29,7 @@ from minichat.ui.transcript import Transcript
 
 
 class Program(Protocol):
-    """What outlives the screen, and what goes to the person or to the engine."""
+    """What outlives the screen, and the way to the user and to the engine."""
 
     @property
     def app(self) -> App[object]: ...
@@ -59,40 +59,40 @@ class Program(Protocol):
     def start(self) -> Start: ...
 
     def ask(self, request: Coroutine[object, object, None]) -> None:
-        """Something for the engine, for which nobody waits; what cannot be is told."""
+        """Send a request to the engine in the background. An error is shown as a notice."""
 
     def heard(self, events: Sequence[Event]) -> None:
-        """What the engine says."""
+        """Handle events from the engine."""
 
     def owner_colours(self, index: int) -> str:
-        """The style of a chat's letter, by the chat's number among the colours."""
+        """Return the style of a chat's letter, by the chat's index in the palette."""
 
     def complain(self, sentence: str) -> None: ...
 
     def complaining(self) -> AbstractContextManager[None]:
-        """What the disk refuses is said, and the screen goes on."""
+        """Show errors of the disk and the store as notices instead of raising them."""
 
     async def end(self, code: int) -> None:
-        """Every reply is saved where it is, then the screen goes, then the engine."""
+        """Save every reply as far as it is, then close the screen, then the engine."""
 
     def redraw(self) -> None:
-        """What something else has written to the terminal goes."""
+        """Redraw the whole screen, over whatever another program has written to the terminal."""
 
     def toggle_mouse(self) -> bool:
-        """Gives the mouse to the terminal, or takes it back. Whether the program has it now."""
+        """Toggle mouse capture. Return whether the program has the mouse now."""
 
     def copy_theme(self, name: str) -> Path:
-        """The theme in use as one of the person's own, and in use then; its file."""
+        """Copy the current theme to the user's themes and select the copy. Return its file."""
 
     async def send_to_clipboard(self, text: str) -> None: ...
 
 
 class Workspace(Protocol):
-    """The chats that are seen, the prompt below them, and the lines around them."""
+    """The visible chats, the prompt below them, and the bars around them."""
 
-    broadcast: bool  # whether what is sent goes to all chats that are seen
-    found: str  # what the first start of all has found here
-    greets: bool  # whether a chat in which nothing was said tells where to look
+    broadcast: bool  # whether a message goes to all visible chats
+    found: str  # what the first start found on this machine
+    greets: bool  # whether an empty chat shows the greeting
     side_by_side: bool
 
     @property
@@ -115,47 +115,47 @@ class Workspace(Protocol):
 
     @property
     def recipients(self) -> list[Conversation]:
-        """To whom the next message goes: the active chat, or all that are seen."""
+        """The chats that get the next message: the active one, or all visible ones."""
 
     @property
     def pane(self) -> ChatPane:
-        """Of the active chat."""
+        """The one of the active chat."""
 
     @property
     def panes(self) -> list[ChatPane]: ...
 
     @property
     def transcript(self) -> Transcript:
-        """Of the active chat."""
+        """The one of the active chat."""
 
     @property
     def size(self) -> Size: ...
 
     @property
     def tries(self) -> tuple[str, ...]:
-        """Messages to try with the model at hand, in a chat where nothing was said."""
+        """Sample messages for this model, shown in an empty chat."""
 
     def lay_out(self) -> None:
-        """Who is seen, for this size, these chats and what is open."""
+        """Choose the visible chats and panels for the screen's size."""
 
     def label(self) -> None:
-        """Tabs, heads of panes, the prompt's border, the keys."""
+        """Update the tabs, the pane headers, the prompt's border and the key bar."""
 
     def go_to(self, conversation: Conversation) -> None:
-        """Another chat that is open."""
+        """Switch to another open chat."""
 
     def speak_to(self, conversation: Conversation) -> None:
-        """The prompt and the panels are this chat's now."""
+        """Make the prompt and the panels follow this chat."""
 
     def take_away(self, conversation: Conversation) -> None:
-        """A chat that has just been closed."""
+        """Remove a chat that has just been closed."""
 
     def keep_drafts(self) -> None:
-        """What is typed and not sent is written, of every chat."""
+        """Save the unsent draft of every chat."""
 
     def mount(self, *widgets: Widget, before: Widget | None = None) -> AwaitMount: ...
 
     def show_snapshot(self, snapshot: Snapshot) -> None: ...
 
     def forget_requests(self) -> None:
-        """Another engine comes, which counts its requests and its tokens anew."""
+        """Forget request ids and tokens: a new engine starts counting again."""

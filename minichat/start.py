@@ -1,4 +1,4 @@
-"""What the command line and the settings say of how the screen begins."""
+"""How the screen starts: what the command line and the settings ask for."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from minichat.shell.terminal import Terminal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """`named`: the command line says how a chat is drawn, and gets one that is."""
+    """`named`: the command line sets sampling or a system prompt, which the first chat must have."""
 
     model: str
     paths: Paths
@@ -22,4 +22,4 @@ class Start:
     ascii: bool = False
     loaded: Loaded
     first: First = field(default_factory=First)
-    tour: bool = False  # whether a panel leads through what the engine can do
+    tour: bool = False  # open the guided tour of the engine

@@ -1,1 +1,1 @@
-"""The screen: what it is made of, and how it is laid out."""
+"""The screen: its parts and its layout."""

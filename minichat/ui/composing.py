@@ -1,4 +1,4 @@
-"""What is typed, checked before it is sent: can the model read it, and are its files there?"""
+"""Checks the typed message before it is sent: does it fit the model, and do its files exist?"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,15 +15,15 @@ from minichat.session.conversation import Conversation
 from minichat.session.fitting import PromptFit, fit_of, small
 from minichat.ui.transcript.glyphs import one_line
 
-_LATE = 0.2  # seconds after a key
-_TOLD = 0.125  # of the room: a message that takes less is not worth a word
+_LATE = 0.2  # seconds from a key to the check
+_SHOWN_FROM = 0.125  # share of the context from which a message's length is shown
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What is wrong with a message, or how much of the room it takes. Empty: nothing worth a word."""
+    """What is wrong with a message, or how much of the context it takes. Empty: nothing to show."""
 
-    fit: PromptFit | None = None  # in the chat where it fits worst
+    fit: PromptFit | None = None  # in the chat where the least is left
     missing: tuple[Missing, ...] = ()
 
     @property
@@ -32,21 +32,21 @@ class Checked:
 
     def __str__(self) -> str:
         if self.missing:
-            return f"no file {self.missing[0].name}{self.missing[0].hint}"
+            return f"no such file: {self.missing[0].name}{self.missing[0].hint}"
         return str(self.fit) if self.fit is not None else ""
 
 
 class Composing:
-    """Looks at the prompt a moment after it was changed; while nothing is typed there is no timer."""
+    """Checks the prompt a moment after it changes. No timer runs while nothing is typed."""
 
     def __init__(self, context: Context) -> None:
         self.checked = Checked()
         self._context = context
         self._timer: Timer | None = None
-        self._warned = ""  # a text whose missing files the person knows of
+        self._warned = ""  # the text whose missing files the user was warned about
 
     def note(self) -> None:
-        """Something was typed."""
+        """Schedule a check: the text has changed."""
         workspace = self._context.workspace
         if self._worth_a_look(workspace.prompt.text, workspace.recipients):
             if self._timer is None:
@@ -55,16 +55,16 @@ class Composing:
             self._show(Checked())
 
     async def may_go(self, text: str, to: Sequence[Conversation]) -> bool:
-        """Whether it can be sent as it is. If not, a notice says why; missing files are told once."""
+        """Return whether the text can be sent. If not, a notice says why; missing files are reported once."""
         if not self._worth_a_look(text, to):
             return True
         checked = await self._check(text, to)
         if checked.missing and text != self._warned:
             self._warned = text
-            names = "; ".join(f"there is no file {each.name}{each.hint}" for each in checked.missing)
+            names = "; ".join(f"no such file: {each.name}{each.hint}" for each in checked.missing)
             send = self._context.keys.name("prompt.send")
             stop = "" if names.endswith("?") else "."
-            sentence = one_line(f"{names}{stop} {send} again sends the text without it")
+            sentence = one_line(f"{names}{stop} Press {send} again to send without it")
             self._context.app.notify(sentence, severity="warning", timeout=8, markup=False)
             return False
         if checked.fit is not None and not checked.fit.fits:
@@ -74,7 +74,7 @@ class Composing:
 
     @property
     def _larger(self) -> str:
-        """How to choose a larger model; an engine elsewhere keeps its own."""
+        """How to choose a larger model. A remote engine cannot change its model."""
         if self._context.program.backend.elsewhere:
             return ""
         return f"choose a larger model ({self._context.keys.name('model.pick')})"
@@ -96,7 +96,7 @@ class Composing:
         checked = await self._check(text, workspace.recipients)
         if workspace.prompt.text == text:
             fit = checked.fit
-            if fit is not None and fit.tokens < _TOLD * fit.room:
+            if fit is not None and fit.tokens < _SHOWN_FROM * fit.room:
                 checked = Checked(None, checked.missing)
             self._show(checked)
 
@@ -105,14 +105,14 @@ class Composing:
         self._context.workspace.label()
 
     async def _check(self, text: str, to: Sequence[Conversation]) -> Checked:
-        """Files are looked for in a thread: a folder of a network may take its time."""
+        """Look for the files in a thread: a network folder may be slow."""
         kept = [*self._context.program.start.first.piped, *to[0].files()]
         wrong = await in_thread(lambda: missing(text, kept))
         files: tuple[Attachment, ...] = ()
-        with suppress(CannotAttach):  # which is told when it is sent
+        with suppress(CannotAttach):  # reported when the message is sent
             files = await in_thread(lambda: attach(text, kept))
         shot, fits = self._context.engine.latest, list[PromptFit]()
         if shot is not None and self._context.lifecycle.alive:
-            with suppress(EngineError):  # no engine: whatever is wrong is told at the reply
+            with suppress(EngineError):  # no engine: the reply reports the error
                 fits = [await fit_of(each, text, files, shot) for each in to]
         return Checked(min(fits, key=lambda fit: fit.left, default=None), wrong)

@@ -1,8 +1,7 @@
-"""A fault of the program itself ends the part of the screen that has it, never the program.
+"""An error in the program closes the part of the screen where it happened, never the program.
 
-Textual calls a widget in two ways: it dispatches messages to it (keys, timers, callbacks, what other widgets
-post), and asks it for lines. An error in either one would end the program. Here it becomes a line in the log
-and a notice.
+Textual calls a widget in two ways: it dispatches messages (keys, timers, callbacks, other widgets' messages),
+and it renders lines. An exception in either would end the program. Here it is logged and shown as a notice.
 """
 
 import asyncio
@@ -30,15 +29,15 @@ _LONGEST = 120  # characters of an error in a notice
 
 
 class Containment:
-    """Takes what widgets raise. The same fault is logged once, however often it comes."""
+    """Handles exceptions of widgets. The same error is logged once, however often it occurs."""
 
     def __init__(self, program: Program) -> None:
         self._program, self._app = program, program.app
-        self._known: set[tuple[type, str, int | None]] = set()  # faults, and where they are raised
+        self._known: set[tuple[type, str, int | None]] = set()  # error type and where it was raised
         self.hold_messages(self._app)
 
     def hold(self, widget: Widget) -> None:
-        """Before Textual starts it."""
+        """Wrap a widget before Textual starts it."""
         self.hold_messages(widget)
         render = widget.render_lines
 
@@ -47,12 +46,12 @@ class Containment:
                 return render(crop)
             except Exception as error:
                 self.take(error, widget)
-                return _instead(widget, crop)
+                return _placeholder(widget, crop)
 
         widget.render_lines = render_lines  # type: ignore[method-assign]
 
     def hold_messages(self, pump: MessagePump) -> None:
-        """A message that cannot be handled is lost; Textual would stop the loop that handles all others."""
+        """Drop a message whose handler fails. Textual would stop the widget's message loop."""
         dispatch = pump._dispatch_message
 
         async def dispatch_message(message: Message) -> None:
@@ -65,16 +64,16 @@ class Containment:
 
     @contextmanager
     def each(self) -> Iterator[None]:
-        """Around one of several parts that learn the same thing, so that the others learn it, too."""
+        """Wrap a call to one of several subscribers, so that the others are still called."""
         try:
             yield
         except Exception as error:
             self.take(error)
 
     def take_from_loop(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """A task that nobody awaits has failed, or a callback.
+        """Handle the failure of a callback, or of a task that is not awaited.
 
-        A generator that cannot be closed belonged to a task that is gone: no part of the screen has failed.
+        A generator that cannot be closed belonged to a finished task: no part of the screen has failed.
         """
         error = context.get("exception")
         if isinstance(error, Exception) and not _of_a_generator(context):
@@ -83,10 +82,10 @@ class Containment:
             log.error("%s", context["message"], exc_info=error)
 
     def take(self, error: Exception, widget: Widget | None = None) -> None:
-        """Logs it, closes the part where the screen can do without it, and says so."""
+        """Log the error, close the part of the screen if it can be closed, and show a notice."""
         if isinstance(error, WorkerFailed) and isinstance(error.error, Exception):
             error = error.error
-        self._tell_tests(error)
+        self._report_to_tests(error)
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1] if frames else None
         fault = (type(error), last.filename if last else "", last.lineno if last else 0)
@@ -103,13 +102,13 @@ class Containment:
             return
         failed = part or widget
         name = _name(failed) if failed else "a part of the program"
-        ending = " and is closed" if part else ""
+        ending = " and was closed" if part else ""
         error = one_line(error)[:_LONGEST]
         program = self._program
-        program.complain(f"{name} failed{ending} ({error}): {program.paths.log} has the traceback")
+        program.complain(f"{name} failed{ending}: {error}. See the traceback in {program.paths.log}")
 
     def _close(self, failed: Widget) -> Widget | None:
-        """The dialog or the panel that the widget is part of."""
+        """Close and return the dialog or the panel that contains the widget."""
         dialog, main = self._app.screen, self._program.main
         if len(self._app.screen_stack) > 1 and dialog in failed.ancestors_with_self:
             self._app.pop_screen()
@@ -117,15 +116,15 @@ class Containment:
             return dialog
         return main.panels.close(failed)
 
-    def _tell_tests(self, error: Exception) -> None:
-        """`run_test` raises it in the end, as it would without us."""
+    def _report_to_tests(self, error: Exception) -> None:
+        """Let `run_test` raise the error at the end, as it would without containment."""
         if self._app._exception is None:
             self._app._exception = error
             self._app._exception_event.set()
 
 
 def _of_a_generator(context: dict[str, Any]) -> bool:
-    """Whether the loop could not close a generator: by itself, or in a task of its own."""
+    """Whether asyncio failed to close a generator, directly or in a task."""
     coroutine = getattr(context.get("future"), "get_coro", lambda: None)()
     return "asyncgen" in context or isinstance(coroutine, _CLOSING)
 
@@ -135,7 +134,7 @@ async def _generator() -> AsyncGenerator[None]:
 
 
 def _type_of_closing() -> type:
-    """It has no name in Python."""
+    """Return the type of `aclose()` coroutines, which has no name in Python."""
     closing = _generator().aclose()
     closing.close()
     return type(closing)
@@ -145,19 +144,19 @@ _CLOSING = _type_of_closing()
 
 
 def _raised_in(error: Exception) -> Widget | None:
-    """The widget whose code failed: the innermost one that the error came through."""
+    """The widget whose code failed: the innermost one in the traceback."""
     selves = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
     return next((each for each in reversed(list(selves)) if isinstance(each, Widget)), None)
 
 
-def _instead(widget: Widget, crop: Region) -> list[Strip]:
-    """A widget's lines where it cannot make them."""
+def _placeholder(widget: Widget, crop: Region) -> list[Strip]:
+    """The lines shown in place of a widget that cannot render."""
     blank = Strip.blank(crop.width, widget.rich_style)
-    sentence = Strip([Segment(f" {_name(widget)} cannot be drawn", widget.rich_style)])
+    sentence = Strip([Segment(f" cannot draw {_name(widget)}", widget.rich_style)])
     first = [sentence.adjust_cell_length(crop.width, widget.rich_style)] if crop.y == 0 else []
     return [*first, *[blank] * (crop.height - len(first))]
 
 
 def _name(widget: Widget) -> str:
-    """A class's name as words."""
+    """The name of the widget's class as words."""
     return "the " + re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(widget).__name__).lower()

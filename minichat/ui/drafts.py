@@ -1,4 +1,4 @@
-"""What is typed and not sent, kept as it is typed: a program that is killed loses a second of it."""
+"""Saves unsent text while it is typed: a killed program loses at most a second of it."""
 
 from textual.timer import Timer
 
@@ -8,7 +8,7 @@ LATE = 1.0  # seconds, at most
 
 
 class SavedDrafts:
-    """Writes those that have changed; while nothing is typed there is no timer."""
+    """Saves drafts that have changed. No timer runs while nothing is typed."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -16,12 +16,12 @@ class SavedDrafts:
         self._timer: Timer | None = None
 
     def note(self) -> None:
-        """Something was typed."""
+        """Schedule a save: the text has changed."""
         if self._timer is None:
             self._timer = self._context.app.set_timer(LATE, self.keep)
 
     def keep(self) -> None:
-        """Now, of all chats: another one may be the active one since."""
+        """Save the drafts of all chats now: the active chat may have changed."""
         if self._timer is not None:
             self._timer.stop()
             self._timer = None

@@ -1,4 +1,4 @@
-"""What the screen knows of the engine: its newest snapshots, and whose requests are in them."""
+"""The engine's latest snapshots and the owners of its requests, for all parts of the screen."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,19 +11,19 @@ from minichat.ui.signals import Signals
 
 
 class Onlooker(Protocol):
-    """Is shown snapshots while it is visible."""
+    """Receives snapshots while it is visible."""
 
     def see_snapshot(self, snapshot: Snapshot) -> None: ...
 
 
 class EngineWatch:
-    """Passes on what the engine says: to the parts that follow it, and to what is visible."""
+    """Passes snapshots and events to subscribers, and snapshots to visible panels."""
 
     def __init__(self, signals: Signals) -> None:
-        self.owners: dict[int, Owner] = {}  # of every request so far: cached blocks outlive theirs
+        self.owners: dict[int, Owner] = {}  # by request, finished ones too: their cached blocks remain
         self.latest: Snapshot | None = None
-        self.at_work: Snapshot | None = None  # the newest one in which anything ran
-        self.onlookers: list[Onlooker] = []  # what is visible now
+        self.at_work: Snapshot | None = None  # the latest one with running requests
+        self.onlookers: list[Onlooker] = []  # those visible now
         self._signals = signals
 
     def took(self, conversation: Conversation, request: int) -> None:
@@ -32,7 +32,7 @@ class EngineWatch:
             self._share(self.latest)
 
     def forget(self) -> None:
-        """Another engine comes, which counts its requests anew."""
+        """Forget all requests: a new engine starts counting again."""
         self.owners.clear()
         self.latest = self.at_work = None
         self._signals.replaced()
@@ -47,7 +47,7 @@ class EngineWatch:
             self._show_to(each, snapshot)
 
     def _share(self, snapshot: Snapshot) -> None:
-        """Several requests that answer one are whose that is."""
+        """Requests of a group (several replies, beams) belong to the owner of its first request."""
         for view in snapshot.requests:
             if view.group in self.owners:
                 self.owners.setdefault(view.id, self.owners[view.group])
@@ -56,7 +56,7 @@ class EngineWatch:
         self._signals.events(events)
 
     def look(self, onlooker: Onlooker) -> None:
-        """It has become visible: it is shown the newest snapshot, and those that follow."""
+        """Start showing snapshots to an onlooker that became visible, from the latest one on."""
         if onlooker not in self.onlookers:
             self.onlookers.append(onlooker)
             if self.latest is not None:

@@ -1,7 +1,7 @@
-"""What goes to the terminal: only lines that changed are made, and only cells that differ are sent.
+"""Screen updates: render only the lines that changed, send only the cells that differ.
 
-Textual's own compositor asks every widget under the box around all changes for all of its lines, and sends
-each changed region whole. With several chats beside the monitor that box is the screen, ten times a second.
+Textual's compositor renders every widget inside the bounding box of all changes, and sends each changed
+region whole. With several chats beside the monitor that box is the whole screen, ten times a second.
 """
 
 from collections import defaultdict
@@ -23,26 +23,26 @@ Result = TypeVar("Result")
 
 
 class Piece(NamedTuple):
-    """Neighbouring cells of a line in which one widget is seen."""
+    """Adjacent cells of a line that show one widget."""
 
     x: int
     end: int
     widget: Widget
-    region: Region  # all of the widget, of which some may be beyond the screen or its container
-    crop: Region  # what is not
+    region: Region  # the whole widget, parts of which may be clipped
+    crop: Region  # its visible part
 
 
 class Sent(NamedTuple):
-    """What a piece of a line looks like on the terminal: its segments by their columns."""
+    """What the terminal shows of a piece: its segments by column."""
 
     strip: Strip
     segments: dict[int, Segment]
-    pad: int  # the column from which it is blank
-    ground: Style | None  # in which it is
+    pad: int  # the column where trailing blanks begin
+    ground: Style | None  # the style of the blanks
 
 
 class Frame(CompositorUpdate):
-    """New lines of some pieces. What the terminal shows already is found when it is written, not before."""
+    """New lines of some pieces. They are compared with the terminal's content when written, not before."""
 
     def __init__(self, made: list[tuple[int, Piece, Strip]], sent: "dict[tuple[int, int], Sent]") -> None:
         self._made, self._sent = made, sent
@@ -61,9 +61,9 @@ class Frames(Compositor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._sent: dict[tuple[int, int], Sent] = {}  # by line, and the column where the piece begins
+        self._sent: dict[tuple[int, int], Sent] = {}  # by line and first column
         self._pieces: dict[int, list[Piece]] = {}
-        self._placed: object = None  # the layout that both of them are of
+        self._placed: object = None  # the layout that both belong to
 
     def render_full_update(self, simplify: bool = False) -> LayoutUpdate:
         self._sent.clear()
@@ -86,14 +86,14 @@ class Frames(Compositor):
         return Frame(sorted(made, key=lambda each: (each[0], each[1].x)), self._sent)
 
     def _dirty_spans(self) -> list[tuple[int, int, int]]:
-        """Line, first column, and the one after the last; of each line all together."""
+        """Return (line, first column, end column) of each dirty span, grouped by line."""
         screen = self.size.region
         regions = [region.intersection(screen) for region in self._dirty_regions]
         self._dirty_regions.clear()
         return list(self._regions_to_spans(filter(None, regions)))
 
     def _line(self, y: int) -> list[Piece]:
-        """Who is seen on a line, from left to right."""
+        """The pieces of a line, from left to right."""
         pieces = self._pieces.get(y)
         if pieces is None:
             pieces = self._pieces[y] = []
@@ -109,7 +109,7 @@ class Frames(Compositor):
 
 
 class FrameScreen(Screen[Result]):
-    """A screen that is drawn by `Frames`."""
+    """A screen that uses `Frames` as its compositor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ def _covers(region: Region, x: int) -> bool:
 
 
 def _made(widget: Widget, lines: Mapping[int, list[Piece]]) -> Iterator[tuple[int, Piece, Strip]]:
-    """The widget's own lines, neighbours in one go, cut where others lie over it."""
+    """Render the widget's lines, adjacent ones in one call, and crop them to the visible pieces."""
     for first, count in _runs(sorted(lines)):
         region, crop = lines[first][0].region, lines[first][0].crop
         asked = Region(crop.x - region.x, first - region.y, crop.width, count)
@@ -131,7 +131,7 @@ def _made(widget: Widget, lines: Mapping[int, list[Piece]]) -> Iterator[tuple[in
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring numbers as their first, and how many."""
+    """Runs of consecutive numbers as (first, count)."""
     begin = 0
     for index in range(1, len(numbers) + 1):
         if index == len(numbers) or numbers[index] != numbers[index - 1] + 1:
@@ -140,13 +140,13 @@ def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 
 class _Pen:
-    """Writes text into places, with as few control sequences as that takes."""
+    """Writes text at positions with as few control sequences as possible."""
 
     def __init__(self, colours: ColorSystem) -> None:
         self._colours = colours
         self._out: list[str] = []
         self._style: Style | None = None
-        self._dirty = False  # the terminal's own style is not plain
+        self._dirty = False  # the terminal's style is not the default
         self._at = (-1, -1)
 
     def write(self, y: int, x: int, text: str, style: Style | None, width: int) -> None:
@@ -161,7 +161,7 @@ class _Pen:
         self._at = (y, x + width)
 
     def lift(self) -> None:
-        """A terminal may count the cells of a text otherwise: the next one has its place said."""
+        """Forget the cursor position: a terminal may measure the text differently."""
         self._at = (-1, -1)
 
     def _dip(self, style: Style | None) -> None:
@@ -180,7 +180,7 @@ class _Pen:
 
 
 def _draw(pen: _Pen, y: int, x: int, strip: Strip, before: Sent | None) -> Sent:
-    """Write what differs from what is there."""
+    """Write the segments that differ from what the terminal shows."""
     segments = [segment for segment in strip if segment.text and not segment.control]
     now: dict[int, Segment] = {}
     at, pad = 0, 0
@@ -198,7 +198,7 @@ def _draw(pen: _Pen, y: int, x: int, strip: Strip, before: Sent | None) -> Sent:
                 and pad == at
                 and segment.style == before.ground
             ):
-                last = min(last, before.pad - at)  # it is blank from there on
+                last = min(last, before.pad - at)  # the terminal is blank from there on
             if first < last:
                 pen.write(y, x + at + first, segment.text[first:last], segment.style, width - first)
         at += width
@@ -206,7 +206,7 @@ def _draw(pen: _Pen, y: int, x: int, strip: Strip, before: Sent | None) -> Sent:
 
 
 def _same(old: Segment | None, new: Segment) -> int:
-    """How many characters at the beginning are there already."""
+    """The number of leading characters that the terminal already shows."""
     if old is None or old.style != new.style or not (old.text.isascii() and new.text.isascii()):
         return 0
     pairs = zip(old.text, new.text, strict=False)

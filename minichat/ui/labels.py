@@ -1,4 +1,4 @@
-"""What the lines around the chats say."""
+"""The text of the bars around the chats."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ from minichat.ui.panes.tabs import Tab, titled
 from minichat.ui.transcript.glyphs import one_line
 from minichat.ui.transcript.greeting import Greeting
 
-_FOOTER = ("View", "Program", "Chats")  # whose commands the last line has, in this order
+_FOOTER = ("View", "Program", "Chats")  # command groups in the key bar, in this order
 
 
 def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool, pinned: bool) -> Tab:
@@ -34,65 +34,63 @@ def tab(conversation: Conversation, colours: str, *, active: bool, shown: bool, 
 
 
 def _failed(conversation: Conversation) -> bool:
-    """Whether that is how its last reply ended."""
+    """Whether its last reply failed."""
     messages = conversation.chat.messages
     return bool(messages) and messages[-1].state == "failed"
 
 
 def _retriable(conversation: Conversation) -> bool:
-    """Whether its last reply failed, and another try may end better."""
+    """Whether its last reply failed in a way that a retry may fix."""
     messages = conversation.chat.messages
     return bool(messages) and messages[-1].retriable
 
 
 def recipient(active: Conversation, to: Sequence[Conversation]) -> str:
-    """Whom the prompt speaks to, and how the reply will be sampled."""
+    """Where the message goes, and how the reply will be sampled."""
     if active.editing is not None:
-        return "edit, and send again"
+        return "edit and resend"
     if len(to) > 1:
         return f"to all {len(to)} panes: {' '.join(each.chat.letter.upper() for each in to)}"
     return f"{active.chat.letter.upper()}  {strategy(active.chat.params)}"
 
 
 def hint(active: Conversation, keys: Keys, checked: Checked) -> str:
-    """What is wrong with the message, or how long it is; and what Enter does."""
+    """What is wrong with the message, or its length; and what Enter does."""
     if checked.faulty:
         return one_line(str(checked))
-    ways = f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
+    actions = f"{keys.name('prompt.send')} send  {keys.name('prompt.newline')} newline"
     if active.editing is not None:
-        ways = "Esc keeps it as it was"
-    return "  ".join(filter(None, (str(checked), ways)))
+        actions = "Esc cancel"
+    return "  ".join(filter(None, (str(checked), actions)))
 
 
 def greeting(
     commands: Sequence[ScreenCommand], keys: Keys, found: str, tries: tuple[str, ...], *, attached: bool
 ) -> Greeting:
-    """What stands in a chat where nothing has been said: what was found, what to try, where to look."""
+    """The greeting of an empty chat: what was found, messages to try, where to look."""
     help, palette, model = map(keys.name, ("view.help", "program.palette", "model.pick"))
     shown = ", ".join(f"{keys.name(each.id)} {each.greeting}" for each in commands if each.greeting)
-    other = "" if attached else f"; {model} takes another model"  # an engine elsewhere keeps its own
-    try_one = "Try one: a click or Up puts it into the prompt, Enter sends it." if tries else ""
+    other = "" if attached else f"; {model} changes the model"  # a remote engine cannot
+    try_one = "Try one: click it, or press Up, then Enter." if tries else ""
     return Greeting(
         above=tuple(filter(None, (found, try_one))),
         tries=tries,
         below=(
-            f"{help} has the keys, {palette} every command. @ and a file's name sends the file along.",
-            f"{shown}{other}. `minichat tour` leads through it.",
+            f"{help} lists the keys, {palette} all commands. Type @ and a name to attach a file.",
+            f"{shown}{other}. Take the tour: `minichat tour`.",
         ),
     )
 
 
 def facts(shot: Snapshot) -> str:
-    """What runs, in what form, and where."""
+    """The model, its dtype or quantization, and the device."""
     form = shot.dtype if shot.quantization == "none" else shot.quantization
     return f"{shot.model}  {form}  {shot.device}"
 
 
 def work(running: int) -> str:
-    """What the engine does for this screen."""
-    if running < 2:
-        return "a reply runs" if running else "ready"
-    return f"{running} replies run"
+    """What the engine does for this screen's chats."""
+    return f"{running} running" if running else "ready"
 
 
 def footer(
@@ -103,11 +101,11 @@ def footer(
     *,
     drawer: bool,
 ) -> tuple[Key, ...]:
-    """The keys that matter most: of the place with the focus, of the reply, and everywhere."""
+    """The keys for the bar: those of the focused widget, those of the reply, then global ones."""
     nodes = focused.ancestors_with_self if focused is not None else []
     here = next((node.HINTS for node in nodes if isinstance(node, Hinting)), ())
     closes = (Key(keys.name("reply.stop"), "close", command="reply.stop"),) if drawer and not here else ()
-    stop = ("reply.stop",) if not here and not drawer else ()  # else Esc leads back to the chat first
+    stop = ("reply.stop",) if not here and not drawer else ()  # else Esc goes back to the chat first
     urgent = stop if active.streaming else ("reply.retry",) if _retriable(active) else ()
     wanted = [each for each in commands if each.id in urgent]
     for group in _FOOTER:
@@ -117,7 +115,7 @@ def footer(
 
 
 def _hint(key: str, label: str, keys: Keys) -> Key:
-    """Bindings by their ids, as the person has them; or keys in words. One that is alone can be clicked."""
+    """Binding ids with the user's keys, or literal keys. A single one can be clicked."""
     ids = key.split()
     if not all(id in keys for id in ids):
         return Key(key, label)

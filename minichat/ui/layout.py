@@ -1,12 +1,12 @@
-"""Who gets which columns: the chats, the decoding drawer, the monitor."""
+"""How the columns are divided among the chats, the drawer and the monitor."""
 
 from dataclasses import dataclass
 
-BESIDE = 120  # columns from which the monitor stands beside the chats
-SEVERAL = 180  # columns from which chats stand side by side
+BESIDE = 120  # columns from which the monitor is beside the chats
+SEVERAL = 180  # columns from which chats are side by side
 MOST_PANES = 4
-_PANE = 57  # columns that each needs there: two fit from the first that may have several
-_CHAT = 60  # columns that a chat keeps between a drawer and the monitor
+_PANE = 57  # columns for each of them: two fit from SEVERAL on
+_CHAT = 60  # columns left for a chat between a drawer and the monitor
 _DRAWER = 40
 _MONITOR, _WIDE_MONITOR = 50, 66
 
@@ -15,17 +15,17 @@ _MONITOR, _WIDE_MONITOR = 50, 66
 class Layout:
     """The columns of a screen."""
 
-    chats: bool  # whether there is room for any
-    panes: int  # how many side by side
+    chats: bool  # whether any is visible
+    panes: int  # number of chats side by side
     monitor: bool
-    monitor_columns: int  # 0: all that is left
+    monitor_columns: int  # 0: all that are left
     drawer_columns: int
 
 
 def layout(
     width: int, *, monitor: bool | None, drawer: bool, side_by_side: bool, filled: bool = False
 ) -> Layout:
-    """`monitor` is what the person said; None leaves it to the room there is. `filled`: it takes all."""
+    """`monitor`: the user's choice; None shows it if it fits. `filled`: it takes the whole width."""
     if filled:
         return Layout(chats=False, panes=1, monitor=True, monitor_columns=0, drawer_columns=0)
     beside = width >= BESIDE

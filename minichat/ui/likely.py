@@ -1,4 +1,4 @@
-"""The ten tokens that were likeliest for the newest place, with their probabilities."""
+"""The ten most likely tokens at one position, with their probabilities."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ from engine.api.events import TokenLogprob
 from minichat.ui.marks import UNICODE, Marks
 
 ROWS = 10
-_WORD = 14  # cells of a token's text
+_WORD = 14  # cells for a token's text
 
 
 @dataclass(frozen=True, slots=True)
 class Likely:
-    """One candidate."""
+    """One candidate token."""
 
     text: str
     logprob: float
@@ -25,24 +25,24 @@ class Likely:
 
 
 class LikelyTokens(Widget):
-    """A bar a token; the chosen one is marked."""
+    """One bar per token; the sampled one is marked."""
 
     rows: reactive[tuple[Likely, ...]] = reactive((), layout=False)
     marks: Marks = UNICODE
 
     def show(self, rivals: TokenLogprob | None, words: Callable[[Sequence[int]], list[str]]) -> None:
-        """The candidates for one place; none clears it."""
+        """Show the candidates for one position; None clears them."""
         self.rows = likely_of(rivals, words)
 
     def render(self) -> Content:
         if not self.rows:
-            return Content.styled("shown while a reply runs", "$text-muted")
+            return Content.styled("shown while a reply is running", "$text-muted")
         width = self.size.width
         return Content("\n").join(row_of(row, self.marks, width, here=row.chosen) for row in self.rows)
 
 
 def likely_of(rivals: TokenLogprob | None, words: Callable[[Sequence[int]], list[str]]) -> tuple[Likely, ...]:
-    """The candidates for one place, the likeliest first."""
+    """The candidates for one position, most likely first."""
     top = rivals.top if rivals else ()
     texts = words([token for token, _ in top])
     return tuple(
@@ -52,7 +52,7 @@ def likely_of(rivals: TokenLogprob | None, words: Callable[[Sequence[int]], list
 
 
 def row_of(row: Likely, marks: Marks, width: int, *, here: bool) -> Content:
-    """A candidate with its bar; the one that was chosen stands out, and `here` is pointed at."""
+    """A candidate with its bar; the sampled one is highlighted, and `here` gets the pointer."""
     share, style = math.exp(row.logprob), "bold $accent" if row.chosen else "$text"
     bar = marks.bar * round(share * max(width - _WORD - 10, 1))
     return Content.assemble(
@@ -64,7 +64,7 @@ def row_of(row: Likely, marks: Marks, width: int, *, here: bool) -> Content:
 
 
 def seen_as(text: str, marks: Marks = UNICODE) -> str:
-    """Tokens' text on one line: blanks are seen, and nothing in it acts on the terminal."""
+    """A token's text on one line, with visible blanks and no control characters."""
     named = text.replace(" ", marks.blank).replace("\n", "\\n").replace("\t", "\\t")
     odd = "�" if marks is UNICODE else "?"
     return "".join(character if character.isprintable() else odd for character in named)

@@ -1,4 +1,4 @@
-"""Widgets that make their own lines, straight to the screen: no border, no padding, no cache of Textual's."""
+"""Widgets that render their own lines without Textual's borders, padding and caches."""
 
 from rich.segment import Segment
 from rich.style import Style
@@ -9,10 +9,10 @@ from textual.widget import Widget
 
 
 def lines_of(widget: Widget, crop: Region) -> list[Strip]:
-    """These lines of the widget in the colours that the terminal has; `crop` counts within the widget."""
+    """Return the lines of a widget in the terminal's colors. `crop` is relative to the widget."""
     width = widget.region.width
     strips = [widget.render_line(y) for y in crop.line_range]
-    if any(strip.cell_length != width for strip in strips):  # while a size is on its way
+    if any(strip.cell_length != width for strip in strips):  # during a resize
         ground = widget.rich_style
         strips = [strip.adjust_cell_length(width, ground) for strip in strips]
     if filters := widget.get_line_filters():
@@ -23,9 +23,9 @@ def lines_of(widget: Widget, crop: Region) -> list[Strip]:
 
 
 class Bar(ScrollBar):
-    """A vertical scroll bar that a streaming reply moves ten times a second: a handful of strips, kept."""
+    """A vertical scroll bar with cached strips: a streaming reply moves it ten times a second."""
 
-    _bar: tuple[object, ...] = ()  # what the strips are of
+    _bar: tuple[object, ...] = ()  # what the strips show
     _strips: tuple[Strip, ...] = ()
 
     def render_lines(self, crop: Region) -> list[Strip]:

@@ -1,4 +1,4 @@
-"""The themes of the program. One of a person's own is read again whenever its file is saved."""
+"""The program's themes. A user's theme is reloaded whenever its file is saved."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from textual.timer import Timer
 from minichat.shell.themes import Themes, Watch, copied, load_themes, shipped_themes
 
 _USUAL = "minichat-dark"
-_LOOKS_EVERY = 0.5  # seconds, only while a theme of the person's own is in use
+_LOOKS_EVERY = 0.5  # seconds, only while a user's theme is active
 
 
 class LiveThemes:
-    """Ours instead of Textual's: they say what owners and blocks look like, too."""
+    """Replaces Textual's themes: ours also color owners and blocks."""
 
     def __init__(
         self, app: App[object], folder: Path, complain_of: Callable[[Sequence[object]], None]
@@ -24,25 +24,25 @@ class LiveThemes:
         self._timer: Timer | None = None
 
     def begin(self) -> None:
-        """Once the program runs."""
+        """Start watching, once the program runs."""
         self._timer = self._app.set_interval(_LOOKS_EVERY, self.look, pause=True)
         self.watch()
 
     def watch(self) -> None:
-        """Look for saved files by a clock only where somebody may be editing what is seen."""
+        """Poll for saved files only while a user's theme is active, as it may be being edited."""
         if self._timer is not None:
             own = self.known.files[self._app.theme].parent == self._folder
             (self._timer.resume if own else self._timer.pause)()
 
     def look(self) -> None:
-        """Read them again if a file was saved, and say what is wrong in it."""
+        """Reload the themes if a file was saved, and report its errors."""
         if self._saved.changed():
             self.read(self._app.theme)
             self._app.refresh_css(animate=False)
             self._complain_of(self.known.problems)
 
     def read(self, wanted: str) -> None:
-        """All of them; the one in use stays as it was while its file is missing or has a fault."""
+        """Load all themes and select one. The active one stays while its file is missing or invalid."""
         before, self.known = self.known, load_themes(shipped_themes(), self._folder)
         palettes, files = self.known.palettes, self.known.files
         if wanted not in palettes and (file := before.files.get(wanted)) is not None:
@@ -59,9 +59,9 @@ class LiveThemes:
             self._app.unregister_theme(name)
 
     def copy(self, name: str) -> Path:
-        """The theme in use as one of the person's own, which is in use then; its file."""
+        """Copy the current theme to the user's themes and select the copy. Return its file."""
         if name in self.known.palettes:
-            raise FileExistsError(f"there is a theme called {name!r} already")
+            raise FileExistsError(f"a theme named {name!r} already exists")
         file = copied(self.known.files[self._app.theme], name, self._folder)
         self._saved.changed()
         self.read(name)

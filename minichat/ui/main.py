@@ -1,4 +1,4 @@
-"""The main screen: the chats, the prompt, and what the features put around them."""
+"""The main screen: the chats, the prompt, and the features' widgets around them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from minichat.ui.transcript.greeting import Greeting
 
 
 class MainScreen(FrameScreen[None]):
-    """Lays out and routes; what a chat does is the conversation's business, all else the features'."""
+    """Lays out the screen and routes messages. Conversations run the chats; features do everything else."""
 
     AUTO_FOCUS = "Prompt"
 
     def __init__(
         self, chats: OpenChats, glyphs: Glyphs, owner_colours: Callable[[int], str], contain: Contain
     ) -> None:
-        """Composed once `context` is set, which knows the screen."""
+        """`context` must be set before the screen is composed."""
         super().__init__()
         self.context: Context
         self.chats = chats
@@ -55,7 +55,7 @@ class MainScreen(FrameScreen[None]):
         self.panels = Panels(self.engine)
         self.side_by_side = self.greets = True
         self.broadcast = False
-        self.found = ""  # on the first start of all
+        self.found = ""  # what the first start found on this machine
         self.shown: list[Conversation] = []
         self._glyphs, self._owner_colours = glyphs, owner_colours
 
@@ -98,7 +98,7 @@ class MainScreen(FrameScreen[None]):
     # Layout
 
     def lay_out(self) -> None:
-        """Who is seen, for this size, these chats and what is open."""
+        """Choose the visible chats and panels for the screen's size."""
         plan = layout(
             self.size.width,
             monitor=self.panels.side_wanted,
@@ -115,12 +115,12 @@ class MainScreen(FrameScreen[None]):
         self.wake()
 
     def _arranged(self) -> None:
-        """Another panel is open, or none."""
+        """Lay out again: a panel was opened or closed."""
         self.signals.arranged()
         self.lay_out()
 
     def label(self) -> None:
-        """Tabs, heads of panes, the prompt's border, the keys."""
+        """Update the tabs, the pane headers, the prompt's border and the key bar."""
         context, active = self.context, self.chats.active
         elsewhere = bool(context.program.backend.elsewhere)
         greeting = labels.greeting(context.commands, context.keys, self.found, self.tries, attached=elsewhere)
@@ -140,7 +140,7 @@ class MainScreen(FrameScreen[None]):
             for each in self.chats
         )
         self.prompt.border_title = labels.recipient(active, self.recipients)
-        self.prompt.placeholder = "" if active.chat.messages else "say something"
+        self.prompt.placeholder = "" if active.chat.messages else "Type a message"
         checked = self.composing.checked
         self.prompt.border_subtitle = labels.hint(active, context.keys, checked)
         self.prompt.set_class(checked.faulty, "-fault")
@@ -161,10 +161,10 @@ class MainScreen(FrameScreen[None]):
     def on_resize(self, event: Resize) -> None:
         self.lay_out()
 
-    # What the rest of the program tells
+    # Calls from the program
 
     def changed(self, conversation: Conversation) -> None:
-        """A chat began or ended a reply, or is called something else."""
+        """Update the screen: a chat started or finished a reply, or was renamed."""
         if not conversation.streaming and conversation not in self.shown:
             conversation.unread = True
         self.signals.changed(conversation)
@@ -176,7 +176,7 @@ class MainScreen(FrameScreen[None]):
         self.wake()
 
     def forget_requests(self) -> None:
-        """Another engine comes, which counts its requests and its tokens anew."""
+        """Forget request ids and tokens: a new engine starts counting again."""
         self.engine.forget()
         for each in self.chats:
             each.likely = None
@@ -194,7 +194,7 @@ class MainScreen(FrameScreen[None]):
 
     def _show_facts(self, snapshot: Snapshot) -> None:
         facts = labels.facts(snapshot)
-        if facts != self.tabs.facts:  # what there is to try depends on the model
+        if facts != self.tabs.facts:  # the sample messages depend on the model
             self.tabs.facts = facts
             self.label()
 
@@ -202,15 +202,15 @@ class MainScreen(FrameScreen[None]):
         self.engine.show_events(events)
         self.wake()
 
-    # Chats come and go
+    # Switching chats
 
     def take_away(self, conversation: Conversation) -> None:
-        """A chat that has just been closed; there is always another one."""
+        """Remove a chat that has just been closed; another one is always open."""
         self._panes.drop(conversation)
         self.speak_to(self.chats.active)
 
     def go_to(self, conversation: Conversation) -> None:
-        """Another chat that is open."""
+        """Switch to another open chat."""
         if conversation is not self.chats.active:
             before = self.chats.active
             before.chat.draft = "" if before.editing is not None else self.prompt.text
@@ -219,7 +219,7 @@ class MainScreen(FrameScreen[None]):
             self.speak_to(conversation)
 
     def speak_to(self, conversation: Conversation) -> None:
-        """The prompt, the panels and the marks are this chat's now; the next screen begins there, too."""
+        """Make the prompt and the panels follow this chat, and remember it for the next start."""
         self.prompt.put(conversation.chat.draft)
         self.signals.turned()
         self.lay_out()
@@ -283,7 +283,7 @@ class MainScreen(FrameScreen[None]):
         for command in self.context.commands:
             if command.id == event.key.command:
                 await self.context.run(command)
-        if event.key.pressed:  # from the program, since a message stops at whoever sent it
+        if event.key.pressed:  # called by the app, since a message does not return to its sender
             self.app.call_later(self.app.simulate_key, event.key.pressed)
 
     @on(ChatPane.Touched)

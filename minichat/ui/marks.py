@@ -1,4 +1,4 @@
-"""The few signs that the program itself draws, for terminals with and without Unicode."""
+"""The symbols of the user interface, in Unicode and in ASCII."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from textual.scrollbar import ScrollBarRender
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What stands for what."""
+    """One symbol for each meaning."""
 
     running: str = "●"
     unread: str = "○"
@@ -49,7 +49,7 @@ ASCII = Marks(
 
 
 class PlainBars(ScrollBarRender):
-    """A scroll bar of whole cells: its ends are not drawn with parts of blocks."""
+    """A scroll bar of whole cells, without fractional blocks at its ends."""
 
     VERTICAL_BARS = [" "] * 8
     HORIZONTAL_BARS = VERTICAL_BARS

@@ -1,4 +1,4 @@
-"""What stands beside the chats: at most one drawer, and at most one panel at the side."""
+"""The panels beside the chats: at most one drawer and one side panel."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ from minichat.ui.layout import Layout
 
 
 class Dock(Enum):
-    """Where a panel stands, and what shows it."""
+    """Where a panel is placed, and what shows it."""
 
-    DRAWER = "drawer"  # beside the chats, one at a time; a key opens it and closes it
-    SIDE = "side"  # at the right, by itself where there is room
+    DRAWER = "drawer"  # beside the chats, one at a time; a key opens and closes it
+    SIDE = "side"  # at the right, shown automatically if it fits
 
 
 @dataclass(eq=False, slots=True)
 class Panel:
-    """A widget in its place. `see` is called with each snapshot, only while it is visible."""
+    """A docked widget. `see` is called with each snapshot while it is visible."""
 
     dock: Dock
     widget: Widget
     see: Callable[[Snapshot], None] | None = None
-    line: Widget | None = None  # above the prompt, while the widget is hidden
+    line: Widget | None = None  # shown above the prompt while the widget is hidden
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
         if self.see is not None:
@@ -33,20 +33,20 @@ class Panel:
 
 
 class Panels:
-    """Opens and closes them. The screen that composes them says how it is laid out anew."""
+    """Opens and closes the panels. The screen that composes them does the layout."""
 
     def __init__(self, engine: EngineWatch) -> None:
-        self.side_wanted: bool | None = None  # None: where there is room for it
-        self.side_fills = False  # it has the columns of the chats and of the drawer, too
+        self.side_wanted: bool | None = None  # None: if it fits
+        self.side_fills = False  # it also takes the columns of the chats and the drawer
         self.all: list[Panel] = []
         self._engine = engine
         self._open: Panel | None = None  # the drawer
-        self._side: Panel | None = None  # the one that is seen if any is
+        self._side: Panel | None = None  # the side panel to show, if any
 
     def bind(
         self, panels: Sequence[Panel], chats: Widget, prompt: Widget, changed: Callable[[], None]
     ) -> None:
-        """Those of a screen, which is told when another one is open."""
+        """Attach the panels of a screen. `changed` is called when one opens or closes."""
         self.all, self._chats, self._prompt, self._changed = list(panels), chats, prompt, changed
         self._side = next((each for each in self.all if each.dock is Dock.SIDE), None)
         for each in self.all:
@@ -57,7 +57,7 @@ class Panels:
         return self._open is not None and not self.side_fills
 
     def lay_out(self, plan: Layout) -> None:
-        """As there is room for them."""
+        """Apply a layout."""
         for each in self.all:
             if each.dock is Dock.DRAWER:
                 each.widget.styles.width = plan.drawer_columns or "1fr"
@@ -66,7 +66,7 @@ class Panels:
                 self._display(each, plan.monitor and each is self._side)
 
     def toggle(self, widget: Widget) -> None:
-        """What its key does."""
+        """Open or close the panel, as its key does."""
         panel = self._of(widget)
         if panel.dock is Dock.SIDE:
             self._toggle_side(panel)
@@ -74,12 +74,12 @@ class Panels:
             self._toggle_drawer(panel)
 
     def go_to(self, widget: Widget) -> None:
-        """Opens one at the side, and goes there."""
+        """Open a side panel and focus it."""
         self._open_side(self._of(widget))
         widget.focus()
 
     def leave(self) -> None:
-        """Back to the prompt and to the chat: the drawer closes, wherever the focus was."""
+        """Return to the prompt and the chat, and close the drawer."""
         self._prompt.focus()
         if self.side_fills:
             self.fill(False)
@@ -87,33 +87,33 @@ class Panels:
             self.uncover()
 
     def fill(self, fills: bool) -> None:
-        """The side takes all columns, or gives back those of the chats and of the drawer."""
+        """Make the side panel take the whole width, or restore the chats and the drawer."""
         if fills is not self.side_fills:
             self.side_fills = fills
             self._show(self._open)
 
     def close_drawer(self) -> bool:
-        """Whether one was open."""
+        """Close the drawer. Return whether one was open."""
         if self._open is None or self.side_fills:
             return False
         if self._open.widget.has_focus_within:
-            self._prompt.focus()  # first: what has the focus is about to go
+            self._prompt.focus()  # first: the focused widget is about to be hidden
         self._show(None)
         return True
 
     def uncover(self) -> None:
-        """The chat is seen: what stands in its place on a small screen goes."""
+        """Show the chat: hide what covers it on a small screen."""
         self.fill(False)
         if not self._chats.display and not self.close_drawer():
             self.side_wanted = False
             self._changed()
 
     def close(self, part: Widget) -> Widget | None:
-        """The open panel that the widget is part of; gives that, if there is one."""
+        """Close and return the open panel that contains the widget, if any."""
         panel = next((each for each in self.all if each.widget in part.ancestors_with_self), None)
         if panel is None or not panel.widget.display:
             return None
-        self._prompt.focus()  # first: what has the focus is about to go
+        self._prompt.focus()  # first: the focused widget is about to be hidden
         if panel.dock is Dock.DRAWER:
             self._show(None)
         else:
@@ -124,7 +124,7 @@ class Panels:
         return next(each for each in self.all if each.widget is widget)
 
     def _toggle_drawer(self, panel: Panel) -> None:
-        """Goes to the drawer, and opens it first; from within, closes it."""
+        """Open the drawer and focus it; if it already has the focus, close it."""
         self.fill(False)
         opening = panel is not self._open or not _left_by_its_key(panel.widget)
         self._show(panel if opening else None)
@@ -132,7 +132,7 @@ class Panels:
 
     def _toggle_side(self, panel: Panel) -> None:
         if panel is self._side and panel.widget.display:
-            self._prompt.focus()  # first: what has the focus is about to go
+            self._prompt.focus()  # first: the focused widget is about to be hidden
             self._close_side()
             return
         self._open_side(panel)
@@ -144,7 +144,7 @@ class Panels:
         self._show(self._open)
 
     def _open_side(self, panel: Panel) -> None:
-        """A drawer beside which there is no room for it gives way."""
+        """Open a side panel. A drawer is closed if both do not fit."""
         if panel is not self._side:
             self.fill(False)
         self._side, self.side_wanted = panel, True
@@ -153,7 +153,7 @@ class Panels:
             self.close_drawer()
 
     def _show(self, panel: Panel | None) -> None:
-        """This drawer and no other."""
+        """Show this drawer only."""
         self._open = panel
         for each in self.all:
             if each.dock is Dock.DRAWER:
@@ -173,6 +173,6 @@ class Panels:
 
 
 def _left_by_its_key(widget: Widget) -> bool:
-    """Whether the person is in it, or never can be."""
+    """Whether its key closes it: it has the focus, or cannot get it."""
     nodes = widget.walk_children(Widget, with_self=True)
     return widget.has_focus_within or not any(each.focusable for each in nodes)

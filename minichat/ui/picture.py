@@ -1,6 +1,6 @@
-"""The screen as an SVG: a line of the file for each line of the screen, so that two of them can be compared.
+"""The screen as an SVG: one line of the file per line of the screen, so that diffs are readable.
 
-Every text is pulled to the width of its cells and blocks are drawn as areas, so the font does not matter.
+Text is stretched to the width of its cells and blocks are drawn as rectangles, so the font does not matter.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,19 +16,19 @@ from textual.app import App
 from textual.strip import Strip
 
 _WIDE, _HIGH, _MARGIN = 8, 17, 8  # units: of a cell, and around the screen
-_BASE = 13  # from the top of a line to where its letters stand
+_BASE = 13  # from the top of a line to the baseline
 _FONT = "ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace"
 _LOWER = "▁▂▃▄▅▆▇█"
 _LEFT = "▏▎▍▌▋▊▉"
 _SHADES = {"░": 0.25, "▒": 0.5, "▓": 0.75}
-_DIM = 0.6  # how much of a dim text's colour is left
+_DIM = 0.6  # opacity of dim text
 _STYLES = (
     ".b{font-weight:bold}.i{font-style:italic}.u{text-decoration:underline}.s{text-decoration:line-through}"
 )
 
 
 class Look(NamedTuple):
-    """What a run of cells has in common."""
+    """The style of a run of cells."""
 
     colour: str
     ground: str
@@ -43,18 +43,18 @@ class Area(NamedTuple):
     y: float
     width: float
     height: float
-    share: float = 1.0  # how much of the colour there is
+    share: float = 1.0  # opacity
 
 
 def picture(app: App[object], title: str = "") -> str:
-    """What is on the screen now."""
+    """Return the current screen as an SVG."""
     strips = app.screen._compositor.render_strips()
     theme = app.ansi_theme
     return svg([_cells(strip, theme) for strip in strips], theme.background_color.hex, title or app.title)
 
 
 def svg(lines: list[list[tuple[str, Look]]], ground: str, title: str) -> str:
-    """Lines of cells, each a character (of a wide one the second cell is empty) and its look."""
+    """Return an SVG of lines of cells: a character and its look; the second cell of a wide one is empty."""
     width = max(map(len, lines)) * _WIDE + 2 * _MARGIN
     height = len(lines) * _HIGH + 2 * _MARGIN
     drawn = (_line(cells, _MARGIN + number * _HIGH, ground) for number, cells in enumerate(lines))
@@ -77,7 +77,7 @@ def _cells(strip: Strip, theme: TerminalTheme) -> list[tuple[str, Look]]:
             look = _look(style or Style.null(), theme)
             for sign in text:
                 wide = cell_len(sign)
-                if not wide and cells:  # belongs to the one before
+                if not wide and cells:  # combines with the previous character
                     cells[-1] = (cells[-1][0] + sign, cells[-1][1])
                 cells += [(sign, look), ("", look)][:wide]
     return cells
@@ -120,7 +120,7 @@ def _line(cells: list[tuple[str, Look]], top: int, ground: str) -> str:
 
 
 def _words(signs: list[str], at: int, look: Look, marks: list[Area]) -> Iterator[str]:
-    """The texts of a run; what is drawn as areas parts them."""
+    """The text elements of a run, split where characters are drawn as areas."""
     for drawn, run in groupby(
         enumerate(signs, at), key=lambda cell: _block(cell[0], cell[1], look.colour) is not None
     ):
@@ -140,7 +140,7 @@ def _text(text: str, x: int, cells: int, look: Look) -> str:
 
 
 def _block(x: int, sign: str, colour: str) -> list[Area] | None:
-    """A sign that fills a part of its cell; None for any other."""
+    """The areas of a block character; None for other characters."""
     if sign == "▀":
         return [Area(colour, x, 0, 1, _HIGH / 2)]
     if sign in _SHADES:
@@ -154,7 +154,7 @@ def _block(x: int, sign: str, colour: str) -> list[Area] | None:
 
 
 def _paths(areas: Iterable[Area], top: int) -> Iterator[str]:
-    """Neighbours of one kind as one; all that have a colour as one path."""
+    """Merge equal neighbors, and all areas of one color into one path."""
     joined: list[Area] = []
     for area in areas:
         last = joined[-1] if joined else None

@@ -1,4 +1,4 @@
-"""Looks at the engine while somebody watches and something happens there; else it rests, without a timer."""
+"""Polls the engine while it works and is watched. When idle it has no timer."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,11 +9,11 @@ from engine.api.snapshot import Snapshot
 from minichat.clients.protocol import Backend
 from minichat.shell.interpreter import tidy
 
-_SLOWEST, _FASTEST = 0.5, 16.0  # looks a second
+_SLOWEST, _FASTEST = 0.5, 16.0  # snapshots per second
 
 
 class Pulse:
-    """`show` gets a snapshot at each beat; the last one shows the engine at rest."""
+    """Calls `show` with a snapshot at each beat. The last one shows the idle engine."""
 
     def __init__(
         self, backend: Backend, show: Callable[[Snapshot], None], watched: Callable[[], bool], rate: float
@@ -24,13 +24,13 @@ class Pulse:
         self._woken = False
 
     def wake(self) -> None:
-        """Something has begun, or somebody looks now."""
+        """Start polling: something has started, or a panel became visible."""
         self._woken = True
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._beat(), name="pulse")
 
     def hurry(self, by: int) -> float:
-        """Twice as often for each step, or half as often; how often that is now."""
+        """Double the rate for each positive step, halve it for each negative one. Return the new rate."""
         self.rate = min(max(self.rate * 2**by, _SLOWEST), _FASTEST)
         return self.rate
 
@@ -55,5 +55,5 @@ class Pulse:
 
 
 def _quiet(snapshot: Snapshot) -> bool:
-    """Nothing runs, and the rates have come down."""
+    """Whether nothing runs and the rates have dropped to zero."""
     return not snapshot.requests and not snapshot.rates.decode and not snapshot.rates.prefill

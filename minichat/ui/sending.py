@@ -1,4 +1,4 @@
-"""From the prompt into the chats, with the files that are named."""
+"""Sends messages from the prompt to the chats, with their attachments."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from minichat.ui.transcript.glyphs import one_line
 
 
 async def submit(context: Context, composing: Composing, text: str) -> None:
-    """What the person wants to go; what cannot go is told, and stays in the prompt."""
+    """Send a message. If it cannot be sent, show why and leave it in the prompt."""
     active, to = context.chats.active, context.workspace.recipients
     if await composing.may_go(text, to):
         _send(context, text, active, to)
@@ -27,7 +27,7 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
         letters = ", ".join(each.chat.letter.upper() for each in busy)
         _give_back(context, text, active)
         are = "is" if len(busy) == 1 else "are"
-        context.app.notify(f"{letters} {are} still answering: Esc stops it", severity="warning")
+        context.app.notify(f"{letters} {are} still replying. Press Esc to stop", severity="warning")
         return
     try:
         files = attach(text, [*context.program.start.first.piped, *active.files()])
@@ -41,19 +41,19 @@ def _send(context: Context, text: str, active: Conversation, to: Sequence[Conver
     else:
         if files:
             names = ", ".join(f"{each.name} ({size(len(each.text.encode()))})" for each in files)
-            context.app.notify(f"sent along: {one_line(names)}", markup=False)
+            context.app.notify(f"attached: {one_line(names)}", markup=False)
     workspace.keep_drafts()
     workspace.label()
 
 
 async def begin(context: Context, composing: Composing) -> None:
-    """What the command line brought: in a chat where nothing was said or typed, or in a new one."""
+    """Apply the command line's message and settings, in the active chat if it is empty, else in a new one."""
     start, active = context.program.start, context.chats.active
-    first, drawn_so = start.first, (active.chat.params, active.chat.system) == (start.params, start.system)
+    first, matches = start.first, (active.chat.params, active.chat.system) == (start.params, start.system)
     if active.chat.messages or context.workspace.prompt.text:
-        if first.text or (start.named and not drawn_so):
+        if first.text or (start.named and not matches):
             await chats.new(context)
-    elif start.named and not drawn_so:
+    elif start.named and not matches:
         active.tune(start.params)
         active.instruct(start.system)
     if first.text:
@@ -66,7 +66,7 @@ async def begin(context: Context, composing: Composing) -> None:
 
 
 def recall(context: Context, back: int) -> None:
-    """What the person said in this chat so many messages ago, or could say; 0 empties the prompt."""
+    """Recall the user's message from `back` messages ago, or a sample message; 0 empties the prompt."""
     messages = context.chats.active.chat.messages
     own = [message.text for message in messages if message.role == "user"]
     own = own if messages else list(context.workspace.tries)
@@ -75,7 +75,7 @@ def recall(context: Context, back: int) -> None:
 
 
 def _give_back(context: Context, text: str, to: Conversation) -> None:
-    """Into the prompt; or among the drafts, where the person has gone to another chat meanwhile."""
+    """Put the text back into the prompt, or into the chat's draft if another chat is active now."""
     if context.chats.active is to:
         context.workspace.prompt.put(text + context.workspace.prompt.text)
     else:

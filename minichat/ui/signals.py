@@ -1,4 +1,4 @@
-"""What happens on the screen, for the parts that want to know."""
+"""Signals of the screen that its parts can subscribe to."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -9,37 +9,37 @@ from engine.api.snapshot import Snapshot
 from minichat.session.conversation import Conversation
 
 P = ParamSpec("P")
-Contain = Callable[[], AbstractContextManager[None]]  # what one part raises is kept from the others
+Contain = Callable[[], AbstractContextManager[None]]  # keeps an exception of one subscriber from the others
 
 
 class Signal(Generic[P]):
-    """Calls everything that was connected to it, in that order, also after one of them has failed."""
+    """Calls its subscribers in order. One that fails does not stop the others."""
 
     def __init__(self, contain: Contain) -> None:
         self._contain = contain
         self._connected: list[Callable[P, None]] = []
 
-    def connect(self, hear: Callable[P, None]) -> None:
-        self._connected.append(hear)
+    def connect(self, callback: Callable[P, None]) -> None:
+        self._connected.append(callback)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        for hear in self._connected:
+        for callback in self._connected:
             with self._contain():
-                hear(*args, **kwargs)
+                callback(*args, **kwargs)
 
 
 class Signals:
-    """One screen's. A part connects to what it follows when it is made."""
+    """The signals of one screen. A part subscribes when it is created."""
 
     def __init__(self, contain: Contain) -> None:
         self.contain = contain
-        self.snapshot = Signal[Snapshot](contain)  # each one, whether anything of it is seen
+        self.snapshot = Signal[Snapshot](contain)  # each one, also while no panel shows it
         self.events = Signal[Sequence[Event]](contain)
-        self.replaced = Signal[[]](contain)  # another engine: it counts requests anew
-        self.turned = Signal[[]](contain)  # another chat is active
-        self.arranged = Signal[[]](contain)  # another drawer is open, or none
-        self.presets = Signal[[]](contain)  # one was saved or deleted
-        self.changed = Signal[Conversation](contain)  # it began or ended a reply
-        self.broadcast = Signal[Sequence[Conversation]](contain)  # one message went to all these
-        self.selected = Signal[[]](contain)  # other text is selected
-        self.pointed = Signal[Sequence[int]](contain)  # at these blocks of the cache
+        self.replaced = Signal[[]](contain)  # a new engine counts requests from the start
+        self.turned = Signal[[]](contain)  # the active chat changed
+        self.arranged = Signal[[]](contain)  # a panel was opened or closed
+        self.presets = Signal[[]](contain)  # a preset was saved or deleted
+        self.changed = Signal[Conversation](contain)  # a reply started or finished
+        self.broadcast = Signal[Sequence[Conversation]](contain)  # one message was sent to all these
+        self.selected = Signal[[]](contain)  # the selected text changed
+        self.pointed = Signal[Sequence[int]](contain)  # the cursor is on these KV blocks

@@ -1,7 +1,7 @@
-"""CSS is parsed once for the same colors.
+"""A stylesheet that parses each CSS source once per theme.
 
-Textual parses all of it three times before the first frame (for itself, for the theme, for the first widgets
-that bring some), and again at each change of the theme.
+Textual parses all CSS three times before the first frame (for itself, for the theme, for the first widgets
+with CSS), and again at each theme change.
 """
 
 from typing import ClassVar
@@ -13,7 +13,7 @@ from textual.css.types import CSSLocation
 
 
 class CachedStylesheet(Stylesheet):
-    """Rules depend on their source and on the variables alone, so all sheets of the process share them."""
+    """Rules depend only on their source and the variables, so all stylesheets of the process share them."""
 
     _parsed: ClassVar[LRUCache[tuple[object, ...], list[RuleSet]]] = LRUCache(512)
 
@@ -41,5 +41,5 @@ class CachedStylesheet(Stylesheet):
         return rules
 
     def reparse(self) -> None:
-        """Where the CSS is wrong the rules stay as they were."""
+        """Parse again. Invalid CSS leaves the rules as they were."""
         self.parse()

@@ -1,4 +1,4 @@
-"""What a person may turn off and on while the engine runs, in words."""
+"""Labels of the switches that the user can toggle while the engine runs."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ NAMES = {
     "graphs": "graphs",
 }
 MEANING = {
-    "prefix_cache": "what was read before is not computed again",
-    "chunked_prefill": "prompts are cut, so that replies go on",
+    "prefix_cache": "reuses KV blocks of earlier prompts",
+    "chunked_prefill": "splits prompts so replies keep running",
     "overlap": "plans the next step while the device works",
-    "graphs": "the device replays recorded steps",
+    "graphs": "replays captured CUDA graphs",
 }
 
 
@@ -23,5 +23,5 @@ def named(name: str, on: bool) -> str:
 
 
 def turned(switches: Sequence[Switch]) -> tuple[str, ...]:
-    """Those that are not as the engine was started."""
+    """The switches that differ from how the engine was started."""
     return tuple(named(each.name, each.on) for each in switches if each.on is not each.usual)

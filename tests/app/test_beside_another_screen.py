@@ -23,7 +23,7 @@ def writes(other: Store, chat: int) -> None:
 
 
 def comes_back(it: Any) -> None:
-    it.app._looked_around -= 60
+    it.app._checked_at -= 60
 
 
 @run

@@ -186,7 +186,7 @@ async def test_a_prompt_that_comes_too_early_is_kept(bench: Callable[..., Any]) 
         await it.say("hello")
         it.main.prompt.put("more")
         await it.pilot.press("enter")
-        await it.until(lambda: any("still answering" in said for said in it.notices()))
+        await it.until(lambda: any("still replying" in said for said in it.notices()))
         assert it.main.prompt.text == "more"
 
 
@@ -236,10 +236,10 @@ async def test_the_last_line_says_whether_replies_run(bench: Callable[..., Any])
         footer = lambda: it.screen_text().splitlines()[-1]  # noqa: E731
         await it.until(lambda: "ready" in footer())
         first = await it.say("one")
-        await it.until(lambda: "a reply runs" in footer() and "ready" not in footer())
+        await it.until(lambda: "1 running" in footer() and "ready" not in footer())
         await it.pilot.press("ctrl+n")
         second = await it.say("two")
-        await it.until(lambda: "2 replies run" in footer())
+        await it.until(lambda: "2 running" in footer())
         await it.answered(first)
         await it.answered(second)
         await it.until(lambda: "ready" in footer())

@@ -185,9 +185,9 @@ def test_a_path_that_leads_nowhere_is_refused_with_the_nearest_name() -> None:
 async def test_a_mistyped_file_is_told_before_it_is_missed(bench: Callable[..., Any]) -> None:
     async with bench() as it:
         it.main.prompt.put("sum up @note.txt for me")
-        await it.until(lambda: "no file note.txt; did you mean notes.txt?" in it.screen_text())
+        await it.until(lambda: "no such file: note.txt; did you mean notes.txt?" in it.screen_text())
         await it.pilot.press("enter")
-        told = "there is no file note.txt; did you mean notes.txt? Enter again sends the text without it"
+        told = "no such file: note.txt; did you mean notes.txt? Press Enter again to send without it"
         await it.until(lambda: told in it.notices())
         assert (it.main.prompt.text, it.replies) == ("sum up @note.txt for me", [])
         await it.pilot.press("enter")

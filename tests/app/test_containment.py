@@ -133,7 +133,7 @@ async def test_a_drawer_of_another_package_is_held_as_ours_are(bench: Callable[.
         await it.until(lambda: it.main.engine.latest)
         with forgiven(it):
             await it.pilot.press("f12")
-            await it.until(lambda: any("the frail failed and is closed" in each for each in it.notices()))
+            await it.until(lambda: any("the frail failed and was closed" in each for each in it.notices()))
         assert not it.app.context.part(Frail).display and it.main.prompt.has_focus
         await talks(it)
 
@@ -180,10 +180,10 @@ async def test_a_widget_that_cannot_be_drawn_says_so_in_its_place(
         with monkeypatch.context() as patch, forgiven(it):
             patch.setattr(type(it.main.keybar), "render", fails)
             it.main.keybar.refresh()
-            await it.until(lambda: "the key bar cannot be drawn" in it.screen_text())
+            await it.until(lambda: "cannot draw the key bar" in it.screen_text())
             await it.until(lambda: any("the key bar failed" in notice for notice in it.notices()))
         it.main.keybar.refresh()
-        await it.until(lambda: "cannot be drawn" not in it.screen_text())
+        await it.until(lambda: "cannot draw" not in it.screen_text())
         await talks(it)
 
 

@@ -121,8 +121,8 @@ STYLED = f"{OURS}feature('misfit', css={{!r}})"
         (f"{OURS}feature('monitor')", "another feature is named 'monitor'"),
         (f"{OURS}feature(id='chat.new')", "the command 'chat.new' already exists"),
         (f"{OURS}feature(keys='f3')", "its key 'f3' is already bound to view.decoding"),
-        (STYLED.format("Mine { colour: red }"), "the css of the feature misfit is wrong at 'colour:'"),
-        (STYLED.format("Mine { color red"), "the css of the feature misfit cannot be read: Expected"),
+        (STYLED.format("Mine { colour: red }"), "invalid CSS in the feature misfit at 'colour:'"),
+        (STYLED.format("Mine { color red"), "invalid CSS in the feature misfit: Expected"),
     ],
 )
 @run

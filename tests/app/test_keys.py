@@ -171,7 +171,7 @@ async def test_of_many_mistakes_in_the_settings_it_is_said_how_many(
     settings.parent.mkdir(parents=True)
     settings.write_text("[screen]\n" + "".join(f"wrong{n} = 1\n" for n in range(7)))
     async with bench((120, 40)) as it:
-        await it.until(lambda: any("and 3 more like these" in each for each in it.notices()))
+        await it.until(lambda: any("3 more problems" in each for each in it.notices()))
         assert sum("is unknown" in each for each in it.notices()) == 4
 
 
@@ -272,7 +272,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
         await it.pilot.press("j", "down", "j")
         assert schemes.highlighted == before + 2
         await it.pilot.press("escape", "alt+m", "2")
-        assert "Up j choose" in last_line(it)
+        assert "Up j select" in last_line(it)
         await it.pilot.press("f1")
         await it.until(lambda: "In the decoding drawer" in it.screen_text())
         lines = [" ".join(line.strip(" │").split()) for line in it.screen_text().splitlines()]
@@ -292,7 +292,7 @@ async def test_the_arrows_of_drawers_and_monitor_can_be_other_keys(
 async def test_four_arrows_are_called_so(bench: Callable[..., Any]) -> None:
     async with bench((120, 110)) as it:
         await it.pilot.press("alt+m")
-        assert "Arrows point" in last_line(it)
+        assert "Arrows move" in last_line(it)
         await it.pilot.press("f1")
         await it.until(lambda: "Arrows   " in it.screen_text())
 
@@ -311,9 +311,9 @@ async def test_the_last_line_has_the_keys_of_the_place_with_the_focus(
     async with bench((120, 40)) as it:
         assert "order" not in last_line(it)
         await it.pilot.press("alt+m")
-        await it.until(lambda: "^T order" in last_line(it) and "c colour" in last_line(it))
+        await it.until(lambda: "^T order" in last_line(it) and "c color" in last_line(it))
         before = it.monitor.kvmap.tint
-        await it.pilot.click("#keybar", offset=(last_line(it).index("c colour"), 0))
+        await it.pilot.click("#keybar", offset=(last_line(it).index("c color"), 0))
         await it.until(lambda: it.monitor.kvmap.tint != before)
         await it.pilot.press("2")
         await it.until(lambda: "x abort" in last_line(it) and "order" not in last_line(it))

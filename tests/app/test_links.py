@@ -60,7 +60,7 @@ async def test_pointing_lights_the_text(bench: Callable[..., Any]) -> None:
         await it.pilot.press("escape", "right", "right")
         await it.until(lambda: lit(it) == [])
         await it.pilot.press("enter")
-        await it.until(lambda: "text not known" in it.screen_text())
+        await it.until(lambda: "text unknown" in it.screen_text())
         await it.pilot.press("escape", "left", "escape")
         await it.until(lambda: it.main.prompt.has_focus and lit(it) == [])
 

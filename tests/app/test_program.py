@@ -42,12 +42,12 @@ async def test_the_first_start_says_what_was_found(bench: Callable[..., Any]) ->
         said = " ".join(it.screen_text().split())
         assert "Found GPU NVIDIA H200, 3.50 GB of memory free, " in said
         assert "clipboard through tmux. tiny is running, with room for 1,024 tokens. Try one" in said
-        assert "F1 has the keys" in said
+        assert "F1 lists the keys" in said
         await it.answered(await it.say("hello"))
         assert "Found" not in it.screen_text()
     async with bench() as it:
         await it.pilot.press("ctrl+n")
-        await it.until(lambda: "F1 has the keys" in it.screen_text())
+        await it.until(lambda: "F1 lists the keys" in it.screen_text())
         assert "Found" not in it.screen_text()
 
 

@@ -25,7 +25,7 @@ async def test_a_theme_that_is_edited_is_read_again(
         await it.until(lambda: any("own.toml" in said for said in it.notices()))
         assert "own" not in it.app.available_themes
         (themes / "own.toml").write_text(text.replace('name = "minichat-dark"', 'name = "mine"'))
-        it.app._looked_around -= 60
+        it.app._checked_at -= 60
         await it.pilot.press("a")  # where the terminal does not tell that it has the focus again
         assert "mine" in it.app.available_themes
 
@@ -60,7 +60,7 @@ async def test_a_theme_is_copied_and_each_save_of_it_is_seen(bench: Callable[...
         await it.until(lambda: it.app.screen.query("Input"))
         it.app.screen.query_one("Input").value = "my own"
         await it.pilot.press("enter")
-        await it.until(lambda: "there is a theme called 'my own' already" in it.notices())
+        await it.until(lambda: "a theme named 'my own' already exists" in it.notices())
     async with bench() as it:
         assert it.app.theme == "my own", "as at every start from now on"
         assert it.app._themes._timer._active.is_set()

@@ -46,7 +46,7 @@ async def test_it_greets_with_what_can_be_done_here(bench: Callable[..., Any], a
     backend = elsewhere() if attached else FakeBackend([snapshot()])
     async with bench((110, 30), backend=backend) as it:
         await it.until(lambda: "minichat tour" in it.screen_text())
-        assert ("Alt+O takes another model" in " ".join(it.screen_text().split())) is not attached
+        assert ("Alt+O changes the model" in " ".join(it.screen_text().split())) is not attached
 
 
 @run

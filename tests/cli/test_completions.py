@@ -133,8 +133,8 @@ def test_zsh_is_told_of_every_option_of_every_command() -> None:
         specs = shlex.split(block.replace("\\\n", " "))
         told = {found[0] for spec in specs if (found := re.match(r"--[\w-]+", spec.lstrip("*")))}
         assert told == long_options(parsers()[name])
-    assert "'--plot=[the plots as a picture as well]:FILE.svg:_files'" in text
-    assert "'--kv=[keep keys and values in a byte each\\: nearly" in text
+    assert "'--plot=[also save the plots as an SVG]:FILE.svg:_files'" in text
+    assert "'--kv=[quantize the KV cache to one byte per value\\: nearly" in text
 
 
 def test_fish_is_told_of_every_option_of_every_command() -> None:

@@ -85,7 +85,7 @@ def test_a_file_that_is_not_there_is_bad_usage(run: Run) -> None:
 def test_one_word_is_no_question_but_perhaps_a_slip(run: Run, word: str) -> None:
     ran = run(word)
     assert ran.code == 2
-    assert f"minichat: there is no command {word!r}; to ask the model: minichat chat {word!r}" in ran.err
+    assert f"minichat: unknown command {word!r}; to ask the model: minichat chat {word!r}" in ran.err
 
 
 def test_the_program_starts_again_with_its_options_and_without_the_question() -> None:

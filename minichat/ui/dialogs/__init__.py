@@ -1,1 +1,1 @@
-"""What stands over the main screen until it is answered, or left."""
+"""Dialogs over the main screen."""

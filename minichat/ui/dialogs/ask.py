@@ -1,4 +1,4 @@
-"""One question over the chat: a line, or a text of several lines."""
+"""A dialog that asks for one line or several lines of text."""
 
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ from minichat.ui.transcript.glyphs import enterable
 
 
 class AskScreen(Dialog[str]):
-    """Gives the text, or None where the person thought better of it."""
+    """Returns the text, or None if the user cancels."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+s", "take", show=False)]
 
@@ -30,7 +30,7 @@ class AskScreen(Dialog[str]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet") as sheet:
             sheet.border_title = self._question
-            sheet.border_subtitle = "Ctrl+S take  Esc leave" if self._lines else "Enter take  Esc leave"
+            sheet.border_subtitle = "Ctrl+S accept  Esc cancel" if self._lines else "Enter accept  Esc cancel"
             yield self._field
 
     def on_mount(self) -> None:

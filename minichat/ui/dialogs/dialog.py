@@ -1,4 +1,4 @@
-"""What stands over the main screen until it is answered, or left."""
+"""The base class of dialogs over the main screen."""
 
 from collections.abc import Sequence
 from typing import ClassVar, TypeVar
@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 class Dialog(ModalScreen[T | None]):
-    """Esc leaves it without an answer, and so do the key that opened it and a click beside it."""
+    """Esc, the key that opened it, and a click outside close it without an answer."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", show=False)]
-    opened_by: Sequence[str] = ()  # keys, as the person has them
+    opened_by: Sequence[str] = ()  # keys, as the user has bound them
 
     def on_key(self, event: Key) -> None:
         if event.key in self.opened_by:
@@ -26,7 +26,7 @@ class Dialog(ModalScreen[T | None]):
             self.action_leave()
 
     def holds_work(self) -> bool:
-        """Whether a click that went astray would throw away what a person has written."""
+        """Whether a stray click outside would discard what the user has typed."""
         return False
 
     def action_leave(self) -> None:
@@ -34,6 +34,6 @@ class Dialog(ModalScreen[T | None]):
 
 
 def closed_by(screen: Screen[object], keys: Sequence[str]) -> None:
-    """If a dialog has come up for these keys, they take it away again."""
+    """Let the keys that opened a dialog also close it."""
     if isinstance(screen, Dialog):
         screen.opened_by = keys

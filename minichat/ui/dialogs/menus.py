@@ -1,4 +1,4 @@
-"""What can be done with one message, and with a link in it."""
+"""The menus of a message and of a link."""
 
 from collections.abc import Awaitable
 from inspect import isawaitable
@@ -27,11 +27,11 @@ def message_menu(context: Context, message_id: int) -> None:
     choices = [
         Choice(Content(f" {each.title}"), each) for each in sorted(fitting, key=lambda each: each.cuts)
     ]
-    context.app.push_screen(PickScreen("this message", lambda _: choices), take)
+    context.app.push_screen(PickScreen("Message", lambda _: choices), take)
 
 
 def link(context: Context, address: str) -> None:
-    """The address is the model's: it is shown whole before anything is done with it."""
+    """Offer to open or copy a link. The model wrote the address, so all of it is shown first."""
 
     async def take(action: str | None) -> None:
         match action:
@@ -41,8 +41,8 @@ def link(context: Context, address: str) -> None:
                 await context.program.send_to_clipboard(address)
 
     shown = "".join(letter if letter.isprintable() else "�" for letter in address)
-    choices = [("copy", "Send the address to the clipboard")]
+    choices = [("copy", "Copy the address")]
     if address.startswith(("https://", "http://")):
-        choices.append(("open", "Open it in a browser on this machine"))
+        choices.append(("open", "Open in the browser"))
     listed = [Choice(Content(f" {label}"), value) for value, label in choices]
     context.app.push_screen(PickScreen(shown, lambda _: listed), take)

@@ -1,4 +1,4 @@
-"""A list to choose from, narrowed down by typing."""
+"""A list to choose from, filtered by typing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[T]):
-    """One line, and what it stands for."""
+    """A line of the list and its value."""
 
     label: Content
     value: T
 
 
 class PickScreen(Dialog[T], Generic[T]):
-    """`find` gives the choices for what is typed; without a hint nothing can be typed."""
+    """`find` returns the choices for the typed text. Without a `hint` there is no input field."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("down", "move(1)", show=False),
@@ -43,7 +43,7 @@ class PickScreen(Dialog[T], Generic[T]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="sheet") as sheet:
-            sheet.border_title, sheet.border_subtitle = self._title, "Enter take  Esc leave"
+            sheet.border_title, sheet.border_subtitle = self._title, "Enter select  Esc cancel"
             if self._hint:
                 yield Input(placeholder=self._hint, compact=True)
             yield OptionList(compact=True)
@@ -57,11 +57,11 @@ class PickScreen(Dialog[T], Generic[T]):
         self._list("")
 
     def take(self, value: T) -> None:
-        """What comes of a choice."""
+        """Act on a choice; by default, close with its value."""
         self.dismiss(value)
 
     def say(self, words: str) -> None:
-        """Something about the choice, below the list."""
+        """Show a note about the choice below the list."""
         self._note.update(words)
         self._note.display = bool(words)
 
@@ -69,7 +69,7 @@ class PickScreen(Dialog[T], Generic[T]):
         self._list(event.value)
 
     def choice(self, option: Option | None) -> Choice[T] | None:
-        """What a line stands for. None for a line of an older list: what is told of it comes late."""
+        """The choice of a line. None for a line of an earlier list, whose events may arrive late."""
         return self._choices.get(option) if option is not None else None
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:

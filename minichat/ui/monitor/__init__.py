@@ -1,4 +1,4 @@
-"""The engine at work: blocks, queues, rates, latencies, events."""
+"""The monitor's panes: KV blocks, queues, rates, latencies, events."""
 
 from minichat.ui.monitor.engine_line import EngineLine
 from minichat.ui.monitor.events import EventLog

@@ -1,4 +1,4 @@
-"""Where the panes stand in the room there is."""
+"""Where the monitor's panes are placed."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -6,8 +6,8 @@ from functools import partial
 KVMAP, QUEUES, RATES, LATENCY, EVENTS = PANES = (1, 2, 3, 4, 5)
 WIDE = 100  # columns from which there are two columns of panes
 _LEAST = {KVMAP: 5, QUEUES: 4, RATES: 6, LATENCY: 6, EVENTS: 4}
-_SHARE = {KVMAP: 5, QUEUES: 3, RATES: 2, LATENCY: 0, EVENTS: 3}  # of the lines that are left
-_FIRST = (KVMAP, QUEUES, RATES, LATENCY, EVENTS)  # who stays where the room is short
+_SHARE = {KVMAP: 5, QUEUES: 3, RATES: 2, LATENCY: 0, EVENTS: 3}  # weights for the remaining lines
+_FIRST = (KVMAP, QUEUES, RATES, LATENCY, EVENTS)  # priority if not all fit
 
 Place = tuple[int, int, int, int]  # column, line, width, height
 
@@ -15,7 +15,7 @@ Place = tuple[int, int, int, int]  # column, line, width, height
 def arrange(
     width: int, height: int, maximised: int | None = None, wanted: Mapping[int, int] | None = None
 ) -> dict[int, Place]:
-    """The pane's number and its place, for those that are seen. `wanted`: of panes with a use for so many."""
+    """Return the place of each visible pane. `wanted`: the lines that a pane can use, if limited."""
     if maximised is not None:
         return {maximised: (0, 0, width, height)}
     stack = partial(_stack, height=height, wanted=wanted or {})
@@ -31,13 +31,13 @@ def arrange(
 def _stack(
     panes: Sequence[int], column: int, width: int, *, height: int, wanted: Mapping[int, int]
 ) -> dict[int, Place]:
-    """One above the other with a line between; those that do not fit are left out."""
+    """Stack panes with a blank line between them. Panes that do not fit are left out."""
     shown = [pane for pane in _FIRST if pane in panes]
     heights = {pane: min(_LEAST[pane], wanted.get(pane, height), height) for pane in shown}
     while len(shown) > 1 and _needed(heights) > height:
         del heights[shown.pop()]
     least, spare = dict(heights), height - _needed(heights)
-    for _ in range(spare):  # a line goes to the one that has got the least of its share
+    for _ in range(spare):  # each line goes to the pane that has the least of its share
         growing = [pane for pane in shown if _SHARE[pane] and heights[pane] < wanted.get(pane, height)]
         if not growing:
             break

@@ -1,4 +1,4 @@
-"""From blocks to the cells of a map: a few array operations, whatever the number of blocks."""
+"""Turns KV blocks into the cells of the map with a few array operations, for any number of blocks."""
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
@@ -7,23 +7,23 @@ import numpy as np
 
 from engine.api.snapshot import BlockView, Snapshot
 
-BRIGHT = 4  # levels by which an owner's cell tells how full it is
-RAMP = 8  # levels of an age, a count or a share that has the map for itself
-_NOBODY = 256  # in an order by session: after all owners
+BRIGHT = 4  # brightness levels of an owner's cell, by how full it is
+RAMP = 8  # levels of the ramp for an age, a count or a share
+_NO_OWNER = 256  # sorts after all owners
 
 
 class State(IntEnum):
-    """What a block is; of a cell's blocks the greatest counts."""
+    """The state of a block. A cell shows the greatest state of its blocks."""
 
     FREE = 0
-    LEFT = 1  # it left a request's window, and nobody has taken it since
+    LEFT = 1  # slid out of a request's attention window; not reused yet
     CACHED = 2
     USED = 3
     SHARED = 4
 
 
 class Tint(StrEnum):
-    """What the colour says."""
+    """What the color shows."""
 
     OWNER = "owner"
     AGE = "age"
@@ -32,7 +32,7 @@ class Tint(StrEnum):
 
 
 class Order(StrEnum):
-    """Which blocks stand beside each other."""
+    """The order of the blocks on the map."""
 
     PHYSICAL = "physical"
     SESSION = "by session"
@@ -40,12 +40,12 @@ class Order(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """How blocks are spread over characters: several a cell where they are many, broad cells where few."""
+    """How blocks map to characters: several blocks per cell if there are many, wide cells if few."""
 
     columns: int  # of cells
     lines: int  # of cells
-    per: int  # blocks a cell
-    span: int  # characters a cell is broad
+    per: int  # blocks per cell
+    span: int  # characters per cell
 
     @classmethod
     def fit(cls, blocks: int, width: int, lines: int, broadest: int = 4) -> "Grid":
@@ -59,31 +59,31 @@ class Grid:
         return self.columns * self.lines
 
     def blocks(self, cell: int, count: int) -> range:
-        """The places of a cell's blocks in the order that is shown."""
+        """The positions of a cell's blocks in the order shown."""
         return range(min(cell * self.per, count), min((cell + 1) * self.per, count))
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A column a property; as many entries as it takes to hold all blocks."""
+    """One array per property, with one entry per cell."""
 
     state: np.ndarray
-    owner: np.ndarray  # the code of whoever has most of the blocks that count
-    level: np.ndarray  # how bright
+    owner: np.ndarray  # the code of the owner with the most blocks in the state shown
+    level: np.ndarray  # brightness
 
 
 def states(blocks: BlockView) -> np.ndarray:
     held = np.minimum(blocks.refs, 2).astype(np.uint8)
-    nobody = (blocks.owner >= 0).view(np.uint8) * np.uint8(State.CACHED)
+    unheld = (blocks.owner >= 0).view(np.uint8) * np.uint8(State.CACHED)
     if blocks.left.any():
-        nobody[blocks.left] = State.LEFT
-    return np.where(held > 0, held + np.uint8(State.CACHED), nobody)
+        unheld[blocks.left] = State.LEFT
+    return np.where(held > 0, held + np.uint8(State.CACHED), unheld)
 
 
 def session_order(state: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Blocks in use by owner, those not known last; then the cached by owner; then the free."""
-    owner = np.where(codes > 0, codes, _NOBODY - 1).astype(np.uint16)
-    room = np.where(state >= State.USED, 0, np.where(state == State.CACHED, _NOBODY, 2 * _NOBODY))
+    """Sort blocks: used ones by owner (unknown owners last), then cached ones by owner, then free ones."""
+    owner = np.where(codes > 0, codes, _NO_OWNER - 1).astype(np.uint16)
+    room = np.where(state >= State.USED, 0, np.where(state == State.CACHED, _NO_OWNER, 2 * _NO_OWNER))
     rank = np.where(state == State.FREE, 0, owner) + room
     return np.argsort(rank.astype(np.uint16), kind="stable")
 
@@ -96,7 +96,7 @@ def aggregate(
     tint: Tint,
     order: np.ndarray | None = None,
 ) -> Cells:
-    """A cell is what the greatest state of its blocks is, and belongs to whoever has most of those in use."""
+    """Return the cells: the greatest state of their blocks, and the owner of most blocks in that state."""
     blocks, step = shot.blocks, shot.step
     if order is not None:
         state, codes = state[order], codes[order]
@@ -118,7 +118,7 @@ def _sorted(column: np.ndarray, order: np.ndarray | None) -> np.ndarray:
 
 
 def _rows(column: np.ndarray, per: int, fill: int = 0) -> np.ndarray:
-    """A row a cell; the last one is filled up with what counts for nothing."""
+    """Reshape to one row per cell. The last row is padded with `fill`."""
     if per == 1:
         return column[:, None]
     missing = -len(column) % per
@@ -128,14 +128,14 @@ def _rows(column: np.ndarray, per: int, fill: int = 0) -> np.ndarray:
 
 
 def _most(state: np.ndarray, top: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Of each cell the owner with most of the blocks that count; 0 where all are free."""
+    """The owner with the most blocks in each cell's state; 0 if all are free."""
     cells, per = codes.shape
-    # Shared blocks are in use, too: the owner is sought among both.
+    # Shared blocks are in use, too, so they count with the used ones.
     counts = np.minimum(state, State.USED) == np.maximum(np.minimum(top, State.USED), State.CACHED)[:, None]
     if per == 1:
         return np.where(counts, codes, 0)[:, 0].astype(np.uint8)
     kinds = int(codes.max(initial=0)) + 1
-    ballot = np.where(counts, codes, kinds)  # the last box is for those that do not count
+    ballot = np.where(counts, codes, kinds)  # the last bin is for blocks in other states
     votes = np.bincount(
         (ballot + np.arange(cells)[:, None] * (kinds + 1)).ravel(), minlength=cells * (kinds + 1)
     )
@@ -143,6 +143,6 @@ def _most(state: np.ndarray, top: np.ndarray, codes: np.ndarray) -> np.ndarray:
 
 
 def _age(used_at: np.ndarray, step: int) -> np.ndarray:
-    """0 is now; each level is four times as long ago."""
+    """Return the age level: 0 is now; each level is four times older."""
     age = np.maximum(step - used_at, 0) + 1
     return np.minimum(np.log2(age) // 2, RAMP - 1)

@@ -1,4 +1,4 @@
-"""The engine in one line, for terminals that have no room for the monitor."""
+"""The engine in one line, shown while the monitor is hidden."""
 
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -16,12 +16,12 @@ from minichat.ui.monitor.pane import ASCII, UNICODE
 from minichat.ui.switches import turned
 
 _BAR, _GRAPH = 11, 8
-_WIDE, _AIRY = 76, 46  # columns from which there is room for all, and for blanks
+_WIDE, _AIRY = 76, 46  # columns from which all parts fit, and from which counts are spaced
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSummary:
-    """What the line says; nothing is drawn while it stays the same."""
+    """The content of the line, which is drawn only when it changes."""
 
     used: int
     size: int
@@ -33,11 +33,11 @@ class EngineSummary:
     history: tuple[float, ...]
     step: float
     error: str
-    turned: tuple[str, ...] = ()  # what is not as the engine was started
+    turned: tuple[str, ...] = ()  # switches that differ from the engine's start
 
 
 class EngineLine(Widget):
-    """What does not fit is left out, from the end."""
+    """Leaves out what does not fit, from the end."""
 
     DEFAULT_CSS = """
     EngineLine { height: 1; }

@@ -1,4 +1,4 @@
-"""The engine's log: what happened, when, to whom."""
+"""The engine's event log."""
 
 import time
 from collections import deque
@@ -14,23 +14,23 @@ from textual.widgets import Input
 from engine.api.events import Event, Quantizing
 from minichat.ui.monitor.bindings import down, up
 from minichat.ui.monitor.pane import Pane, Row, Span, clip
-from minichat.ui.monitor.words import look, said
+from minichat.ui.monitor.words import described, look
 
 _KEPT = 2000
 _KIND = 9  # cells of the longest kind
 
 
 class EventLine(NamedTuple):
-    """One line, made when the event came."""
+    """One line of the log, made when the event arrives."""
 
     clock: str
-    request: int  # -1: of none
+    request: int  # -1: none
     kind: str
     words: str
 
 
 class EventLog(Pane):
-    """The newest is at the end, and the end is followed until somebody scrolls up."""
+    """Shows the newest event at the end, and follows the end until the user scrolls up."""
 
     DEFAULT_CSS = """
     EventLog > Input, EventLog > Input:focus {
@@ -65,25 +65,25 @@ class EventLog(Pane):
         super().__init__(ascii=ascii, id=id)
         self.pattern = ""
         self._clock = clock
-        self._ahead: float | None = None  # of the engine's clock to ours
+        self._ahead: float | None = None  # from the engine's clock to the local one
         self._entries: deque[EventLine] = deque(maxlen=_KEPT)
-        self._fresh: deque[EventLine] = deque(maxlen=_KEPT)  # not looked at yet
-        self._shown: deque[EventLine] = deque(maxlen=_KEPT)  # those that match
-        self._back = 0  # lines between the view's end and the log's
+        self._fresh: deque[EventLine] = deque(maxlen=_KEPT)  # not filtered yet
+        self._shown: deque[EventLine] = deque(maxlen=_KEPT)  # those that match the filter
+        self._back = 0  # lines scrolled up from the end
         self._woken = False
-        self._finder = Input(placeholder="a letter, or words", compact=True)
+        self._finder = Input(placeholder="chat letter or text", compact=True)
         self._finder.cursor_blink = False
 
     def compose(self) -> ComposeResult:
         yield self._finder
 
     def add(self, event: Event) -> None:
-        if isinstance(event, Quantizing):  # a layer: F4 counts them
+        if isinstance(event, Quantizing):  # one per layer: F4 shows the count
             return
         if self._ahead is None:
             self._ahead = self._clock() - event.at
         at = time.strftime("%H:%M:%S", time.localtime(event.at + self._ahead))
-        kind, words = said(event)
+        kind, words = described(event)
         entry = EventLine(at, getattr(event, "request", -1), kind, self.signs.line(words))
         self._entries.append(entry)
         self._fresh.append(entry)
@@ -107,10 +107,10 @@ class EventLog(Pane):
         last = len(self._shown) - self._back
         shown = [self._shown[place] for place in range(max(0, last - room), last)]
         count = f"{len(self._shown)} of {len(self._entries)}" if self.pattern else f"{len(self._entries)}"
-        facts = (count, f"with {self.pattern!r}" if self.pattern else "")
+        facts = (count, f"matching {self.pattern!r}" if self.pattern else "")
         right = f"{self.signs.below} {self._back} new, End to follow" if self._back else ""
         if not shown:
-            empty = "none like this" if self.pattern else "nothing has happened yet"
+            empty = "no matches" if self.pattern else "no events yet"
             return [self.heading(*facts), ((f" {empty}", "muted"),)]
         return [self.heading(*facts, right=right), *(self._line(entry, width) for entry in shown)]
 
@@ -133,7 +133,7 @@ class EventLog(Pane):
                 self._back += self._back > 0
 
     def _matches(self, entry: EventLine) -> bool:
-        """A word of one or two letters is a chat's; longer ones are looked for in the whole line."""
+        """A term of one or two letters is a chat's letter; longer terms match anywhere in the line."""
         letter = self.owner_of(entry.request).letter.lower()
         line = f"{entry.request} {entry.kind} {entry.words}".lower()
         return all(
@@ -141,10 +141,10 @@ class EventLog(Pane):
             for term in self.pattern.lower().split()
         )
 
-    # What the person does
+    # Actions
 
     def filter(self) -> None:
-        """Opens the line where a filter is written."""
+        """Open the filter's input field."""
         self._finder.display = True
         self._finder.focus()
         self.draw()

@@ -1,4 +1,4 @@
-"""Numbers as the monitor writes them: short, and of a width that does not jump about."""
+"""Number formats of the monitor: short, and of a steady width."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ _SIZES = ("B", "kB", "MB", "GB", "TB")
 
 
 def duration(seconds: float) -> str:
-    """8.1 ms, 92 ms, 1.24 s; a dash where nothing was measured."""
+    """Format a duration: "8.1 ms", "92 ms", "1.24 s"; "-" if nothing was measured."""
     if seconds <= 0:
         return "-"
     if seconds < 0.01:
@@ -16,7 +16,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """5.2 GB."""
+    """Format a size in bytes: "5.2 GB"."""
     unit = 0
     while count >= 999.5 and unit < len(_SIZES) - 1:
         count, unit = count / 1000, unit + 1
@@ -24,12 +24,12 @@ def size(count: float) -> str:
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """0..6, 560..566; of many, the first ones."""
+    """Format numbers as ranges, "0..6, 560..566"; only the first few of many."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
         else:
             runs.append([number])
-    said = [f"{run[0]}..{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_RANGES]]
-    return ", ".join(said + ["..."] * (len(runs) > _RANGES))
+    shown = [f"{run[0]}..{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_RANGES]]
+    return ", ".join(shown + ["..."] * (len(runs) > _RANGES))

@@ -1,4 +1,4 @@
-"""Small graphs of one colour, and the history in them. Braille has two columns and four rows of dots."""
+"""Small one-color graphs and the history they show. A Braille cell has two columns and four rows of dots."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,18 +7,18 @@ from math import floor, log10
 
 WINDOWS = {"30 s": 30.0, "2 min": 120.0, "10 min": 600.0}
 _KEPT = 8192  # samples: ten minutes at 13 a second
-_HOLDS = 2.5  # seconds for which a figure stands where none follows: the slowest look is every two
+_HOLDS = 2.5  # seconds a sample stays valid; the slowest polling is every two
 
-_LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)  # filled from below
+_LEFT = (0x00, 0x40, 0x44, 0x46, 0x47)  # filled from the bottom
 _RIGHT = (0x00, 0x80, 0xA0, 0xB0, 0xB8)
 _ASCII = " _.-^"
-_STEPS = 4  # heights within one line
+_STEPS = 4  # heights in one line
 
 
 def graph(
     values: Sequence[float], width: int, height: int = 1, *, ascii: bool = False, top: float | None = None
 ) -> list[str]:
-    """Lines of text from the top to the bottom; the newest value is at the right."""
+    """Return the graph's lines from top to bottom. The newest value is at the right."""
     columns = width if ascii else 2 * width
     shown = values[-columns:] if columns > 0 else ()
     most = max(top or 0.0, max(shown, default=0.0)) or 1.0
@@ -27,7 +27,7 @@ def graph(
 
 
 def _height(share: float, lines: int) -> int:
-    """In dots; whatever is more than nothing is seen."""
+    """The height in dots: at least one for any positive value."""
     return max(round(share * lines * _STEPS), 1) if share > 0 else 0
 
 
@@ -46,7 +46,7 @@ def bar(share: float, width: int, full: str, rest: str) -> str:
 
 
 def shares(parts: Sequence[float], width: int) -> list[int]:
-    """How many of the cells each part gets; together all of them, and none to a part that is nothing."""
+    """Divide the cells among the parts. All cells are used; a zero part gets none."""
     total = sum(parts)
     if total <= 0:
         return [0] * len(parts)
@@ -58,14 +58,14 @@ def shares(parts: Sequence[float], width: int) -> list[int]:
 
 
 class History:
-    """Samples of some figures, each with its moment in seconds."""
+    """Timestamped samples of several values."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, tuple[float, ...]]] = deque(maxlen=_KEPT)
 
     def add(self, at: float, *figures: float) -> None:
         if self._samples and at < self._samples[-1][0]:
-            self._samples.clear()  # another engine has another clock
+            self._samples.clear()  # a new engine has a new clock
         self._samples.append((at, figures))
 
     @property
@@ -73,12 +73,12 @@ class History:
         return self._samples[-1][0] if self._samples else 0.0
 
     def column(self, at: float, window: float, columns: int) -> int:
-        """Where a moment lies in the window that ends now; below 0: before it."""
+        """The column of a time in the window that ends now; negative if before it."""
         width = window / columns
         return columns - 1 - (floor(self.now / width) - floor(at / width))
 
     def columns(self, figure: int, window: float, columns: int) -> list[float]:
-        """The mean of each; the one before where none was taken; zero where the engine was not looked at."""
+        """The mean of each column. A gap repeats the previous value; after a longer gap it is zero."""
         if columns <= 0:
             return []
         taken: list[list[float]] = [[] for _ in range(columns)]
@@ -96,7 +96,7 @@ class History:
 
 
 def rounded_up(value: float) -> float:
-    """The next of 1, 2, 5, 10, 20, 50 ...: a scale that stays while figures move a little."""
+    """Round up to 1, 2, 5, 10, 20, 50 ..., so that the scale does not change with each value."""
     if value <= 0:
         return 1.0
     power = 10.0 ** floor(log10(value))

@@ -1,4 +1,4 @@
-"""The map of all blocks: whose they are, what state they are in, how full."""
+"""The map of all KV blocks: their owners, states and fill."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ from minichat.ui.monitor.pane import Line, Pane, Row
 from minichat.ui.monitor.shades import CURSOR, GLOW, THERE, Shades, mixes
 from minichat.ui.monitor.zoom import block_rows
 
-_BELOW = 2  # lines under the map
-Turned = TypeVar("Turned", Order, Tint)
+_BELOW = 2  # lines below the map
+Option = TypeVar("Option", Order, Tint)
 
 
 class KVMap(Pane):
-    """Two cells a character where colours can be mixed; letters elsewhere, and wherever they are wanted."""
+    """Draws two cells per character if the terminal can mix colors, else letters (also on request)."""
 
     number, title = 1, "KV map"
     HINTS = (
-        ("monitor.left monitor.right monitor.up monitor.down", "point"),
+        ("monitor.left monitor.right monitor.up monitor.down", "move"),
         ("monitor.zoom", "blocks"),
         ("monitor.order", "order"),
-        ("monitor.colour", "colour"),
+        ("monitor.colour", "color"),
         ("1-5", "pane"),
         ("Esc", "back"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "move(-1, 0)", "To the left on the map", id="monitor.left", show=False),
-        Binding("right", "move(1, 0)", "To the right on the map", id="monitor.right", show=False),
+        Binding("left", "move(-1, 0)", "Move left on the map", id="monitor.left", show=False),
+        Binding("right", "move(1, 0)", "Move right on the map", id="monitor.right", show=False),
         up("move(0, -1)"),
         down("move(0, 1)"),
-        Binding("enter", "zoom", "Which blocks these are, and who holds them", id="monitor.zoom", show=False),
+        Binding("enter", "zoom", "List the blocks and who holds them", id="monitor.zoom", show=False),
         Binding("escape", "leave_zoom", show=False),
     ]
 
     class Pointed(Message):
-        """The cursor stands on these blocks; none when it has gone."""
+        """The cursor is on these blocks; none if the map lost the focus."""
 
         def __init__(self, blocks: tuple[int, ...]) -> None:
             super().__init__()
@@ -58,18 +58,18 @@ class KVMap(Pane):
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
         self.order, self.tint = Order.PHYSICAL, Tint.OWNER
-        self.letters = False  # wanted although there is colour
+        self.letters = False  # the user wants letters instead of colors
         self.zoomed = False
         self._codes = Codes()
-        self._code = np.zeros(0, np.uint8)  # of each block's owner
+        self._code = np.zeros(0, np.uint8)  # the owner code of each block
         self._state = np.zeros(0, np.uint8)
         self._sorted: np.ndarray | None = None
         self._grid = Grid(1, 1, 1, 1)
-        self._cursor = (0, 0)  # column and line of a character cell
-        self._first = 0  # line of the list of blocks that is on top
+        self._cursor = (0, 0)  # column and line, in characters
+        self._first = 0  # the first visible line of the block list
         self._glowing: frozenset[int] = frozenset()
-        self._texts: Mapping[int, str] = {}  # what the blocks under the cursor hold
-        self._said = ""  # about text and blocks, below the map
+        self._texts: Mapping[int, str] = {}  # text of the blocks under the cursor
+        self._message = ""  # shown below the map
         self._shades: Shades | None = None
         self._shades_for: object = None
         self._values = np.zeros((0, 0), np.int64)
@@ -96,7 +96,7 @@ class KVMap(Pane):
 
     @property
     def halves(self) -> bool:
-        """Whether a character holds two cells."""
+        """Whether a character shows two cells."""
         return not (self.signs.ascii or self.letters) and mixes(self.app)
 
     # Drawing
@@ -116,12 +116,12 @@ class KVMap(Pane):
         lines = max(1, height - 1 - _BELOW)
         self._grid = Grid.fit(count, width, lines * (2 if self.halves else 1))
         self._paint(width, lines)
-        scale = f"{plural(self._grid.per, 'block')} a cell"
+        scale = f"{plural(self._grid.per, 'block')}/cell"
         heading = self.heading(f"{use:.0%}", scale, self.tint, self.order, f"{blocks.in_use:,} of {count:,}")
         return [heading, *self._body, *self._legend(width)]
 
     def _paint(self, width: int, lines: int) -> None:
-        """Makes the lines anew whose cells are not as they were."""
+        """Redraw the lines whose cells changed."""
         grid, shades = self._grid, self._current_shades()
         values = self._cells()
         if values.shape == self._values.shape and len(self._body) == lines:
@@ -134,7 +134,7 @@ class KVMap(Pane):
         self._values = values
 
     def _cells(self) -> np.ndarray:
-        """Lines of characters, one or two cells high: each cell one number."""
+        """The cells as numbers, by line of characters, one or two cells high."""
         assert self.snapshot is not None
         grid, shot = self._grid, self.snapshot
         cells = aggregate(shot, self._state, self._code, grid.per, self.tint, self._sorted)
@@ -170,8 +170,8 @@ class KVMap(Pane):
         shot, shades = self.snapshot, self._current_shades()
         owners, halves = self._codes.owners, self.halves
         first = legend(self._state, self._code, owners, self.tint, shades, self.signs, width, halves=halves)
-        if self._said:
-            return [first, ((f" {self._said}", "strong"),)]
+        if self._message:
+            return [first, ((f" {self._message}", "strong"),)]
         if self.has_focus and (blocks := self.pointed()):
             words = f" {plural(len(blocks), 'block')} {ranges(blocks)}: {self._summary(blocks)}"
             text = self.signs.line("".join(self._texts.get(block, "") for block in blocks))
@@ -186,7 +186,7 @@ class KVMap(Pane):
     # The cursor
 
     def _place(self) -> tuple[int, int]:
-        """Where the cursor is, on the map as large as it is now."""
+        """The cursor's position, within the current size of the map."""
         lines = self._grid.lines // (2 if self.halves else 1)
         column, line = self._cursor
         return min(column, self._grid.columns - 1), min(line, max(lines - 1, 0))
@@ -235,21 +235,21 @@ class KVMap(Pane):
         self.post_message(self.Pointed(()))
         super().on_blur()
 
-    # What the person turns
+    # Display options
 
     def glow(self, blocks: Collection[int]) -> None:
-        """Marks these blocks, and no others."""
+        """Highlight these blocks only."""
         self._glowing = frozenset(blocks)
         self.draw()
 
     def tell(self, texts: Mapping[int, str]) -> None:
-        """What the blocks under the cursor hold, as far as that is known."""
+        """Set the text of the blocks under the cursor, as far as it is known."""
         self._texts = texts
         self.draw()
 
     def say(self, sentence: str) -> None:
-        """A line below the map; nothing takes it away."""
-        self._said = self.signs.line(sentence)
+        """Show a message below the map; an empty one removes it."""
+        self._message = self.signs.line(sentence)
         self.draw()
 
     def next_order(self) -> None:
@@ -265,6 +265,6 @@ class KVMap(Pane):
         self.redraw()
 
 
-def _next(present: Turned) -> Turned:
+def _next(present: Option) -> Option:
     every = list(type(present))
     return every[(every.index(present) + 1) % len(every)]

@@ -1,4 +1,4 @@
-"""How long people wait, what a step spends its time on, and whose memory is whose."""
+"""Token latencies, the phases of a step, and the use of memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
@@ -11,12 +11,12 @@ from minichat.ui.monitor.pane import Line, Pane, Row, Span
 
 _PARTS = ("plan", "launch", "wait", "commit")
 _LOOKS = ("graph", "second", "good", "warn")
-_EVERY = 0.9  # seconds, on the engine's clock: figures that jump about cannot be read
+_EVERY = 0.9  # seconds on the engine's clock: faster updates are hard to read
 _MEMORY = {"weights": "weights", "cache": "cache", "host_cache": "host", "device_free": "free"}
 
 
 class Latency(Pane):
-    """First tokens, the tokens after, the step, the memory."""
+    """Time to first token, time between tokens, step time and memory."""
 
     number, title = 4, "latency"
 
@@ -25,7 +25,7 @@ class Latency(Pane):
         return None if self.snapshot is not None and _measured(self.snapshot) else 2
 
     def update_from(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
-        """Once a second while anything runs; at once what is measured for the first time."""
+        """Update once a second while requests run; show a first measurement at once."""
         before = self.snapshot
         soon = before is not None and snapshot.running and 0 <= snapshot.at - before.at < _EVERY
         if before is None or not soon or _measured(snapshot) > _measured(before):
@@ -37,7 +37,7 @@ class Latency(Pane):
         times = shot.step_times
         heading = self.heading(f"step {duration(times.total)}", right=_load(shot.load))
         if not _measured(shot) and height == 2:
-            return (heading, ((" nothing has been measured yet", "muted"),))
+            return (heading, ((" no measurements yet", "muted"),))
         return (
             heading,
             _quantiles("engine TTFT", shot.ttft),
@@ -54,12 +54,12 @@ class Latency(Pane):
 
 
 def _measured(shot: Snapshot) -> int:
-    """How many of the figures are known."""
+    """The number of figures that have been measured."""
     return sum(known > 0 for known in (shot.ttft.count, shot.itl.count, shot.step_times.total))
 
 
 def _load(load: Load | None) -> str:
-    """How hard a GPU works, where its driver says so."""
+    """The GPU's load, if its driver reports it."""
     return f"GPU {load.busy:.0%}  {load.watts:.0f} of {load.limit:.0f} W" if load else ""
 
 
@@ -75,7 +75,7 @@ def _quantiles(name: str, seconds: Quantiles) -> Row:
 
 
 def _parts(times: StepTimes, signs: str, width: int) -> Row:
-    """The bar's legend, with milliseconds; the words are short where they do not fit."""
+    """The bar's legend in milliseconds; words are shortened to fit."""
     for letters in (6, 2, 0):
         spans: list[Span] = [(" ", "")]
         for name, sign, seconds, look in zip(_PARTS, signs, astuple(times), _LOOKS, strict=True):

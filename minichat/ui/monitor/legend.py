@@ -1,4 +1,4 @@
-"""The two lines under the map: what its colours mean, and how many blocks are what."""
+"""The two lines below the map: what its colors mean, and the number of blocks in each state."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def legend(
     *,
     halves: bool,
 ) -> Row:
-    """Owners with the blocks that each holds; or the two ends of a ramp."""
+    """Owners with their block counts; or the two ends of a ramp."""
     if tint is not Tint.OWNER:
         low, high = _ENDS[tint]
         digits = [shades.swatch(State.USED, 0, level) for level in range(RAMP)]
@@ -53,7 +53,7 @@ def totals(
         words = f" {each.name.lower()} {counts[each]:,}  "
         parts.append(((sign, shades.swatch(each)[1]), (words, "value")))
     if counts[State.LEFT]:
-        words = f" left a window {counts[State.LEFT]:,}  "
+        words = f" outside window {counts[State.LEFT]:,}  "
         sign = signs.swatch if halves else "~"
         parts.insert(2, ((sign, shades.swatch(State.LEFT)[1]), (words, "value")))
     if shot.host_size:
@@ -62,12 +62,12 @@ def totals(
 
 
 def _fitting(parts: Sequence[Row], width: int) -> Row:
-    """Those that fit whole."""
+    """The parts that fit completely."""
     row: list[Span] = [(" ", "")]
     used = 1
     for part in parts:
         used += sum(len(text) for text, _ in part)
-        if used > width + 2:  # the last one's own blanks may hang over
+        if used > width + 2:  # its trailing blanks may overflow
             break
         row += part
     return tuple(row)

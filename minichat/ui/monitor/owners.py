@@ -1,11 +1,11 @@
-"""Whose a block is: a letter and a colour for each request, and small numbers for them in arrays."""
+"""Block owners: a letter and a color for each request, and a small code for use in arrays."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-_MOST = 255  # owners that a byte can tell apart
+_MOST = 255  # owner codes that fit into a byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,14 +13,14 @@ class Owner:
     """A chat, as the monitor shows it."""
 
     letter: str
-    index: int  # of its colour in the theme's palette
+    index: int  # of its color in the theme's palette
 
 
-UNKNOWN = Owner("?", -1)  # a request that no chat on this screen made
+UNKNOWN = Owner("?", -1)  # the request was made elsewhere
 
 
 class Codes:
-    """Gives each owner a small number; 0 is whoever is not known."""
+    """Assigns each owner a small code; 0 is the unknown owner."""
 
     def __init__(self) -> None:
         self.owners: list[Owner] = [UNKNOWN]
@@ -28,7 +28,7 @@ class Codes:
         self._table = np.zeros(2, np.uint8)
 
     def of(self, requests: np.ndarray, owners: Mapping[int, Owner], live: Iterable[int]) -> np.ndarray:
-        """The number of each request's owner; -1 is nobody's. Requests new to us are among the `live`."""
+        """Return the owner's code of each request; request -1 has no owner. New requests are in `live`."""
         if len(owners) != len(self._known) or any(owners.get(id) != self._known.get(id) for id in live):
             self._learn(owners)
         return self._table.take(requests + 1, mode="clip")
@@ -37,7 +37,7 @@ class Codes:
         self._known = dict(owners)
         self.owners = [UNKNOWN, *dict.fromkeys(self._known.values())][:_MOST]
         numbers = {owner: number for number, owner in enumerate(self.owners)}
-        # A row for nobody at either end: requests beyond the last are clipped to it.
+        # An unowned row at either end: requests beyond the last are clipped to it.
         self._table = np.zeros(max(self._known, default=-1) + 3, np.uint8)
         for request, owner in self._known.items():
             self._table[request + 1] = numbers.get(owner, 0)

@@ -1,4 +1,4 @@
-"""What the panes of the monitor have in common: rows of text, and only those that changed are repainted."""
+"""The base class of the monitor's panes: rows of text, of which only the changed ones are redrawn."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from minichat.ui.monitor.owners import UNKNOWN, Owner
 from minichat.ui.panes.keybar import Hints
 from minichat.ui.transcript.glyphs import drawable
 
-Span = tuple[str, str | Style]  # text, and how it looks: names of looks, or owner:INDEX, or the style itself
+Span = tuple[str, str | Style]  # text and its look: names from LOOKS, owner:INDEX, or a style
 Row = tuple[Span, ...]
-Line = Row | Strip  # a strip where its maker knows when it has to be another
+Line = Row | Strip  # a strip if the pane caches it itself
 LOOKS = ("title", "muted", "strong", "value", "good", "warn", "fault", "graph", "second", "selected")
 
 
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """What the monitor draws with."""
+    """The characters that the monitor draws with."""
 
     ascii: bool = False
     pointer: str = "▸"
@@ -43,7 +43,7 @@ class Signs:
     axis: str = "▏"
 
     def line(self, text: str) -> str:
-        """Text from outside as one harmless line."""
+        """Turn untrusted text into one line without control characters."""
         line = " ".join(drawable(text).split())
         return line.encode("ascii", "replace").decode() if self.ascii else line
 
@@ -53,7 +53,7 @@ ASCII = Signs(True, ">", "#", "_", "PLWC", "v", "~", "#", "!", "|")
 
 
 class Pane(Widget, can_focus=True):
-    """A subclass says what its rows are; `number` is the key that maximises it."""
+    """A subclass returns its `rows`; `number` is the key that maximizes it."""
 
     DEFAULT_CSS = """
     Pane {
@@ -75,8 +75,8 @@ class Pane(Widget, can_focus=True):
     HINTS: ClassVar[Hints] = (
         ("1-5", "pane"),
         ("monitor.pause", "pause"),
-        ("monitor.faster", "more often"),
-        ("monitor.slower", "less"),
+        ("monitor.faster", "faster"),
+        ("monitor.slower", "slower"),
         ("Esc", "back"),
     )
     number: ClassVar[int]
@@ -85,8 +85,8 @@ class Pane(Widget, can_focus=True):
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
         self.signs = ASCII if ascii else UNICODE
-        self.note = ""  # at the right end of the heading: paused
-        self.flag = ""  # there too: what the engine does without
+        self.note = ""  # at the right end of the heading, such as "paused"
+        self.flag = ""  # also there: switches that differ from the engine's start
         self.snapshot: Snapshot | None = None
         self.owners: Mapping[int, Owner] = {}
         self._rows: list[Line] = []
@@ -99,15 +99,15 @@ class Pane(Widget, can_focus=True):
 
     @property
     def wanted(self) -> int | None:
-        """How many lines it has a use for; None: as many as there are."""
+        """The number of lines it can use; None if any."""
         return None
 
     def rows(self, width: int, height: int) -> Sequence[Line]:
-        """For the present state; what is beyond `height` is not seen."""
+        """Return the rows for the current state; those beyond `height` are cut off."""
         return (self.heading(),)
 
     def draw(self) -> None:
-        """Repaints the rows that are not as they were."""
+        """Redraw the rows that changed."""
         if not self.seen:
             return
         width, height = self.size
@@ -126,11 +126,11 @@ class Pane(Widget, can_focus=True):
 
     @property
     def seen(self) -> bool:
-        """Whether there is a place for it on the screen."""
+        """Whether it is visible on the screen."""
         return self.is_attached and bool(self.size) and all(node.display for node in self.ancestors_with_self)
 
     def redraw(self) -> None:
-        """All of it, as after another size or theme."""
+        """Redraw everything, as after a change of size or theme."""
         self._rows = []
         self.draw()
 
@@ -154,7 +154,7 @@ class Pane(Widget, can_focus=True):
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
-        self.call_next(self._restyle)  # Textual brings the parts of a widget up to date after the widget
+        self.call_next(self._restyle)  # Textual updates component styles after the widget's own
 
     def _restyle(self) -> None:
         self._styles.clear()
@@ -163,7 +163,7 @@ class Pane(Widget, can_focus=True):
     # For subclasses
 
     def heading(self, *facts: str, right: str = "") -> Row:
-        """`1 KV map  61%  ...`; facts that do not fit are left out, the last first."""
+        """The heading, `1 KV map  61%  ...`. Facts that do not fit are left out, the last first."""
         left = f"{self.signs.pointer if self.has_focus else ' '}{self.number} {self.title}"
         urgent = self.note or self.flag
         right = urgent or right
@@ -182,7 +182,7 @@ class Pane(Widget, can_focus=True):
         return self.owners.get(request, UNKNOWN)
 
     def hue(self, index: int) -> Color | None:
-        """The colour of an owner; none for one who is not known."""
+        """An owner's color; None for an unknown owner."""
         if index < 0:
             return None
         variables = self.app.theme_variables
@@ -196,7 +196,7 @@ class Pane(Widget, can_focus=True):
 
     @property
     def plain(self) -> Style:
-        """Text without a look of its own, and the ground where there is none."""
+        """The style of plain text and of empty cells."""
         return self.style("")
 
     def _part(self, name: str) -> Style:
@@ -220,7 +220,7 @@ _OWNERS = [f"owner-{number}" for number in range(1, 65)]
 
 
 def _regions(lines: Sequence[int], width: int) -> list[Region]:
-    """Neighbouring lines as one region."""
+    """Regions of lines; adjacent lines share one."""
     regions: list[Region] = []
     for y in lines:
         if regions and regions[-1].bottom == y:
@@ -232,7 +232,7 @@ def _regions(lines: Sequence[int], width: int) -> list[Region]:
 
 
 def clip(text: str, width: int, cut: str) -> str:
-    """The text in exactly that many cells."""
+    """Cut or pad the text to exactly `width` cells."""
     if cell_len(text) <= width:
         return set_cell_size(text, width)
     return set_cell_size(text, width - 1) + cut if width > 0 else ""

@@ -1,4 +1,4 @@
-"""The monitor: five panes on the engine's snapshots and events."""
+"""The monitor: five panes that show the engine's snapshots and events."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -25,7 +25,7 @@ from minichat.ui.switches import named, turned
 
 
 class _Places(Layout):
-    """Asks `arrange` who stands where."""
+    """A Textual layout that places the panes with `arrange`."""
 
     name = "monitor"
 
@@ -42,7 +42,7 @@ class _Places(Layout):
 
 
 class MonitorPanel(Widget):
-    """Passes on what the engine says; a pane that is not seen is told nothing."""
+    """Passes snapshots and events to its visible panes."""
 
     DEFAULT_CSS = """
     MonitorPanel { width: 1fr; height: 1fr; overflow: hidden; }
@@ -50,14 +50,14 @@ class MonitorPanel(Widget):
     BINDINGS: ClassVar[list[BindingType]] = KEYS
 
     class RateWanted(Message):
-        """Updates should come more often, or less."""
+        """The user wants faster or slower updates."""
 
         def __init__(self, by: int) -> None:
             super().__init__()
             self.by = by
 
     class Left(Message):
-        """Back to the prompt."""
+        """The user leaves the monitor for the prompt."""
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(id=id)
@@ -105,21 +105,21 @@ class MonitorPanel(Widget):
     def _show_latest(self) -> None:
         if self._latest is None or self.paused or not self.display:
             return
-        self._tell_panes(*self._latest)
-        if self.places(self.size) != self._placed:  # one has more to show than it had
+        self._update_panes(*self._latest)
+        if self.places(self.size) != self._placed:  # a pane has more to show now
             self._place_panes()
-            self._tell_panes(*self._latest)
+            self._update_panes(*self._latest)
 
-    def _tell_panes(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
+    def _update_panes(self, snapshot: Snapshot, owners: Mapping[int, Owner]) -> None:
         flag = ", ".join(turned(snapshot.switches))
         for pane in self.panes.values():
             pane.flag = ""
             if pane.display:
-                pane.flag, flag = flag, ""  # the first that is seen says it
+                pane.flag, flag = flag, ""  # shown by the first visible pane only
                 pane.update_from(snapshot, owners)
 
     def maximise(self, pane: int | None) -> None:
-        """That pane alone; None shows all that fit."""
+        """Show one pane only; None shows all that fit."""
         self.maximised = pane
         self._lay_out()
         if pane is not None:
@@ -139,16 +139,16 @@ class MonitorPanel(Widget):
         self._placed = self.places(self.size)
         for number, pane in self.panes.items():
             pane.display = number in self._placed
-        self.kvmap.refresh(layout=True)  # of a child: what a widget's own layout gave is kept
+        self.kvmap.refresh(layout=True)  # on a child, since the panel's own layout is cached
 
     def places(self, size: Size) -> dict[int, Place]:
-        """Who stands where; a pane with little to show leaves its lines to the others."""
+        """Where each pane is. A pane with little to show leaves its lines to the others."""
         wanted = {number: pane.wanted for number, pane in self.panes.items()}
         known = {number: lines for number, lines in wanted.items() if lines is not None}
         return arrange(size.width, size.height, self.maximised, known)
 
     def focus_first(self) -> None:
-        """Where the keys go when somebody comes to the monitor."""
+        """Focus the first pane, when the user goes to the monitor."""
         self.panes[self.maximised or KVMAP].focus()
 
     # Keys

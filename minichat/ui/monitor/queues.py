@@ -1,4 +1,4 @@
-"""Every request that the engine holds: where it is, how far, and why it waits."""
+"""All requests of the engine: their phase, progress, and why they wait."""
 
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
@@ -13,17 +13,17 @@ from minichat.ui.monitor.columns import Column, columns_of, fitted
 from minichat.ui.monitor.owners import Owner
 from minichat.ui.monitor.pane import Line, Pane, Row
 
-_SEEN = 4  # updates for which a change of phase is marked
+_SEEN = 4  # updates that a change of phase stays marked
 _LOOKS = {"decode": "good", "prefill": "second", "waiting": "muted", "preempted": "warn", "swapped": "warn"}
 _HEAD = 5  # cells of the mark and the letter
 
 
 class Queues(Pane):
-    """A line a request; one is selected while there are any."""
+    """One line per request; one of them is selected."""
 
     number, title = 2, "queues"
     HINTS = (
-        ("monitor.up monitor.down", "choose"),
+        ("monitor.up monitor.down", "select"),
         ("monitor.abort", "abort"),
         ("monitor.preempt", "preempt"),
         ("1-5", "pane"),
@@ -39,25 +39,25 @@ class Queues(Pane):
     ]
 
     class OfRequest(Message):
-        """Something is wanted of one request."""
+        """An action on one request."""
 
         def __init__(self, request: int) -> None:
             super().__init__()
             self.request = request
 
     class Abort(OfRequest):
-        """It should end."""
+        """Abort the request."""
 
     class Preempt(OfRequest):
-        """It should give way, and come back."""
+        """Preempt the request; it resumes later."""
 
     def __init__(self, *, ascii: bool = False, id: str | None = None) -> None:
         super().__init__(ascii=ascii, id=id)
-        self._selected: int | None = None  # a request
-        self._place = 0  # where it stood
+        self._selected: int | None = None  # a request id
+        self._place = 0  # its position in the list
         self._top = 0
-        self._phases: dict[int, tuple[str, int]] = {}  # and for how many updates the change is marked yet
-        self._most = 0  # requests at once so far: the panes do not move with each that comes and goes
+        self._phases: dict[int, tuple[str, int]] = {}  # phase, and updates left to mark its change
+        self._most = 0  # most requests so far: keeps the panes from moving with each request
 
     @property
     def selected(self) -> int | None:
@@ -92,9 +92,9 @@ class Queues(Pane):
         facts = (f"{shot.running} running", f"{shot.waiting} waiting")
         rows = [self.heading(*facts, right=f"{hidden} more" if hidden > 0 else "")]
         if not requests:
-            return [*rows, ((" nothing to do", "muted"),)]
-        guesses = any(request.speculation for request in requests)
-        columns = columns_of(width - _HEAD, guesses=guesses)
+            return [*rows, ((" no requests", "muted"),)]
+        drafts = any(request.speculation for request in requests)
+        columns = columns_of(width - _HEAD, drafts=drafts)
         titles = "   " + " ".join(fitted(column, column.title, self.signs) for column in columns)
         return [*rows, ((f"  {titles}", "muted"),), *(self._request(request, columns) for request in shown)]
 
@@ -104,7 +104,7 @@ class Queues(Pane):
         changed = self._phases.get(request.id, ("", 0))[1] > 0
         base = " selected" if selected and self.has_focus else ""
         mark = self.signs.pointer if selected else "*" if changed else " "
-        words = [fitted(column, column.says(request), self.signs) for column in columns]
+        words = [fitted(column, column.text(request), self.signs) for column in columns]
         look = _LOOKS.get(request.phase, "value") + (" strong" if changed else "")
         return (
             (f"{mark} ", f"strong{base}"),
@@ -114,7 +114,7 @@ class Queues(Pane):
             (" ".join(words[2:]), f"value{base}"),
         )
 
-    # What the person does
+    # Actions
 
     def action_select(self, by: int) -> None:
         if self.snapshot and self.snapshot.requests:

@@ -1,4 +1,4 @@
-"""How fast the engine runs, now and in the last minutes."""
+"""The engine's throughput, now and in the last minutes."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ _LABEL = 22  # cells of ` prefill   1,234 tok/s`
 
 
 class RateGraphs(Pane):
-    """Prefill and decode as graphs with their axes, and what a step holds."""
+    """Graphs of prefill and decode rates, and figures of the batch and the cache."""
 
     number, title = 3, "rates"
     HINTS = (("monitor.window", "time window"), *Pane.HINTS)
@@ -23,10 +23,10 @@ class RateGraphs(Pane):
         self.window = next(iter(WINDOWS))
         self._history = History()
         self._ran = False
-        self._marks: deque[tuple[float, str]] = deque(maxlen=_MARKS)  # when, and why
+        self._marks: deque[tuple[float, str]] = deque(maxlen=_MARKS)  # time and label
 
     def remember(self, snapshot: Snapshot) -> None:
-        """Also while nobody looks, so that the graph has no gap."""
+        """Record the rates, also while hidden, so that the graphs have no gap."""
         rates = snapshot.rates
         self._history.add(snapshot.at, rates.prefill, rates.decode)
         self._ran = self._ran or rates.prefill + rates.decode > 0
@@ -41,18 +41,18 @@ class RateGraphs(Pane):
         self.draw()
 
     def mark(self, what: str) -> None:
-        """Something has changed that the rates may show: a line through the graphs, here."""
+        """Draw a labeled line through the graphs at the current time."""
         self._marks.append((self._history.now, what))
         self.draw()
 
     def rows(self, width: int, height: int) -> Sequence[Line]:
         if (shot := self.snapshot) is None:
             return super().rows(width, height)
-        rates, guessed = shot.rates, _guessed(shot.speculation)
+        rates, drafts = shot.rates, _speculation(shot.speculation)
         heading = self.heading(f"{rates.steps:.0f} steps/s", right=self._newest_mark(width))
         if not self._ran and height == 2:
-            return (heading, ((" nothing has run yet", "muted"),))
-        lines = max(1, (height - 4 - len(guessed)) // 2)
+            return (heading, ((" no activity yet", "muted"),))
+        lines = max(1, (height - 4 - len(drafts)) // 2)
         prefill, first = self._graph("prefill", rates.prefill, 0, "second", width, lines)
         decode, second = self._graph("decode", rates.decode, 1, "graph", width, lines)
         tops = f" top {first:,.0f}, {second:,.0f}" if lines == 1 else ""
@@ -76,13 +76,13 @@ class RateGraphs(Pane):
                 (plural(shot.blocks.evictions, "eviction"), "value"),
                 (f"  {shot.finished:,} done", "muted"),
             ),
-            *guessed,
+            *drafts,
         )
 
     def _graph(
         self, name: str, value: float, figure: int, look: str, width: int, lines: int
     ) -> tuple[list[Row], float]:
-        """Its rows, and the figure at their top."""
+        """The rows of a graph, and the value at their top."""
         cells = _cells(width)
         history = self._history.columns(figure, WINDOWS[self.window], self._dots(cells))
         top = rounded_up(max(history, default=0.0))
@@ -99,7 +99,7 @@ class RateGraphs(Pane):
         return rows, top
 
     def _time_axis(self, tops: str, width: int) -> Row:
-        """Where the graphs begin and end in time."""
+        """The time axis below the graphs."""
         ago = f"-{self.window}"
         between = " " * (_cells(width) - len(ago) - len("now"))
         return ((f"{tops:<{_LABEL + 1}.{_LABEL + 1}}", "muted"), (f" {ago}{between}now", "muted"))
@@ -108,7 +108,7 @@ class RateGraphs(Pane):
         return cells if self.signs.ascii else 2 * cells
 
     def _marked(self, cells: int) -> dict[int, str]:
-        """The columns of a graph that have a mark, and what it stands for."""
+        """The graph columns that have a mark, with its label."""
         dots = self._dots(cells)
         if not dots:
             return {}
@@ -124,26 +124,26 @@ class RateGraphs(Pane):
         return [*spans, (line[begin:], look)]
 
     def _newest_mark(self, width: int) -> str:
-        """What the last line through the graphs means, while it is seen."""
+        """The label of the newest visible mark."""
         marked = self._marked(_cells(width))
         return f"{self.signs.mark} {marked[max(marked)]}" if marked else ""
 
 
 def _cells(width: int) -> int:
-    """Of a graph, between its axis and the edge."""
+    """The width of a graph in cells."""
     return max(0, width - _LABEL - 3)
 
 
-def _guessed(told: Speculation) -> tuple[Row, ...]:
-    """What guessing ahead has brought all requests so far, if any did."""
-    if not told.verifications:
+def _speculation(stats: Speculation) -> tuple[Row, ...]:
+    """The results of speculative decoding over all requests so far, if any used it."""
+    if not stats.verifications:
         return ()
-    gain: tuple[Span, ...] = (("  gain ", "muted"), (f"{told.gain:.2f}x", "value")) if told.gain else ()
+    gain: tuple[Span, ...] = (("  gain ", "muted"), (f"{stats.gain:.2f}x", "value")) if stats.gain else ()
     return (
         (
-            (" guesses ", "muted"),
-            (f"{told.acceptance:.0%} stand", "value"),
-            (f"  {told.tokens_a_step:.1f} tok a try", "muted"),
+            (" drafts ", "muted"),
+            (f"{stats.acceptance:.0%} accepted", "value"),
+            (f"  {stats.tokens_a_step:.1f} tok/step", "muted"),
             *gain,
         ),
     )

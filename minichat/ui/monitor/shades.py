@@ -1,4 +1,4 @@
-"""What a cell of the map looks like: a colour where colours can be mixed, a letter everywhere else."""
+"""How a cell of the map is drawn: a color if the terminal can mix colors, else a letter."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -14,24 +14,24 @@ from minichat.shell.themes import MAP
 from minichat.ui.monitor.cells import BRIGHT, RAMP, State, Tint
 from minichat.ui.monitor.owners import Owner
 
-# A cell as one number: nothing is 0.
+# A cell is one number; an empty cell is 0.
 THERE, CURSOR, GLOW = 1 << 24, 1 << 25, 1 << 26
-_BELOW = 32  # bits by which a second cell is moved, where a character has two
-_FAINTEST, _DARKEST = 0.45, 0.3  # of an owner's colour, of the ramp's
-_TRACE = 0.3  # of its owner's colour in a cached block
-_LEFT = 0.3  # of the text's colour, in a block that has left a window
-_SHARED = 0.6  # of the text's colour in a shared block
-_FALLBACK = {"free": "#2b323a", "cached": "#4a5561"}  # for an app without our themes
+_BELOW = 32  # shift of the second cell, if a character has two
+_FAINTEST, _DARKEST = 0.45, 0.3  # share of an owner's color, of the ramp's color
+_TRACE = 0.3  # share of the owner's color in a cached block
+_LEFT = 0.3  # share of the text color in a block outside a window
+_SHARED = 0.6  # share of the text color in a shared block
+_FALLBACK = {"free": "#2b323a", "cached": "#4a5561"}  # for an app without minichat's themes
 
 
 def mixes(app: App[object]) -> bool:
-    """Whether shades of a colour can be told apart on this terminal."""
+    """Whether this terminal can show shades of a color."""
     plain = app.no_color or app.current_theme.ansi
     return not plain and app.console.color_system in ("256", "truecolor")
 
 
 class Segments(dict[tuple[int, int], Segment]):
-    """By a number and a length; made when one is wanted for the first time."""
+    """Segments by cell number and length, made on first use."""
 
     def __init__(self, make: Callable[[int], tuple[str, Style]]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Segments(dict[tuple[int, int], Segment]):
 
 
 class Shades:
-    """Colours of one theme for one meaning of colour."""
+    """The colors of one theme for one `Tint`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Shades:
         self._single, self._double = Segments(self._letter), Segments(self._pair)
 
     def segments(self, cells: np.ndarray, span: int) -> list[Segment]:
-        """A line of characters, of one or two lines of cells; equal neighbours become one segment."""
+        """Draw a line of characters from one or two lines of cells. Equal neighbors share a segment."""
         known, keys = self._single, cells[0]
         if len(cells) == 2:
             known, keys = self._double, cells[0] | cells[1] << _BELOW
@@ -75,12 +75,12 @@ class Shades:
         return [known[run] for run in zip(keys[edges[:-1]].tolist(), lengths, strict=True)]
 
     def swatch(self, state: State, owner: int = 0, level: int = 0) -> tuple[str, Style]:
-        """The letter of such a cell, in its colour."""
+        """The letter of a cell and its style."""
         found = self._single[THERE | state << 16 | level << 8 | owner, 1]
         return found.text, found.style or Style()
 
     def _pair(self, key: int) -> tuple[str, Style]:
-        """The character of two cells, one above the other."""
+        """The character for two cells, one above the other."""
         above, below = key & (1 << _BELOW) - 1, key >> _BELOW
         if not above:
             return " ", self._plain
@@ -95,7 +95,7 @@ class Shades:
         )
 
     def _letter(self, value: int) -> tuple[str, Style]:
-        """The character of one cell where colours say nothing."""
+        """The character for one cell, readable without color."""
         if not value:
             return " ", self._plain
         if value & CURSOR:
@@ -112,7 +112,7 @@ class Shades:
             return "~" if state is State.LEFT else "."
         if self._tint is not Tint.OWNER:
             return f"{level}" if state >= State.USED or self._tint is Tint.AGE else "-"
-        letter = self._owners[owner].letter[-1:]  # of AA, AB ... the one that tells them apart
+        letter = self._owners[owner].letter[-1:]  # the letter that differs in AA, AB ...
         if state is State.SHARED:
             return "+"
         return letter.upper() if state is State.USED else letter.lower() if owner else "-"

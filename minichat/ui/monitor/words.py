@@ -1,4 +1,4 @@
-"""What an event says in a line."""
+"""Events as lines of the log."""
 
 from engine.api.events import (
     Admitted,
@@ -40,8 +40,8 @@ def look(kind: str) -> str:
     return _LOOKS.get(kind, "value")
 
 
-def said(event: Event) -> tuple[str, str]:
-    """The kind in one word, and the rest, in which an error may be anything."""
+def described(event: Event) -> tuple[str, str]:
+    """Return the kind in one word and the details, which may include any error text."""
     match event:
         case Queued(prompt=prompt):
             return "queued", f"prompt of {plural(prompt, 'token')}"
@@ -52,18 +52,18 @@ def said(event: Event) -> tuple[str, str]:
         case Preempted(blocks=blocks):
             return "preempted", f"gave up {plural(blocks, 'block')}"
         case Resumed(swapped=True):
-            return "resumed", "its blocks came back from host memory"
+            return "resumed", "blocks restored from host memory"
         case Resumed(cached=cached):
             return "resumed", f"{plural(cached, 'token')} from the cache"
         case Transferred(tier=tier, blocks=blocks, error=error) if error:
-            return "failed", f"{plural(blocks, 'block')} and the tier {tier}: {error}"
+            return "failed", f"{plural(blocks, 'block')}, tier {tier}: {error}"
         case Transferred(tier=tier, load=load, blocks=blocks, seconds=seconds):
             kind, way = ("loaded", "from") if load else ("stored", "to")
             return kind, f"{plural(blocks, 'block')} {way} {tier} in {duration(seconds)}"
         case Evicted(blocks=blocks):
-            return "evicted", f"{plural(blocks, 'cached block')} made way"
+            return "evicted", f"{plural(blocks, 'cached block')}"
         case Copied(block=block, to=to):
-            return "copied", f"block {block} to {to}: it was shared"
+            return "copied", f"shared block {block} to {to}"
         case Forked(parent=parent, blocks=blocks):
             return "forked", f"from {parent}, shares {plural(blocks, 'block')}"
         case FirstToken(seconds=seconds):
@@ -73,12 +73,12 @@ def said(event: Event) -> tuple[str, str]:
         case Switched(name=name, on=on):
             return "switched", named(name, on)
         case Quantized(scheme=scheme, before=before, error=error) if error:
-            return "failed", f"weights in {scheme}: {error}; {before} stands"
+            return "failed", f"weights to {scheme}: {error}; still {before}"
         case Quantized(scheme=scheme, before=before, blocks=blocks, seconds=seconds):
             room = plural(blocks, "block")
             return "switched", f"weights from {before} to {scheme} in {duration(seconds)}, {room}"
         case Recached(scheme=scheme, blocks=blocks):
-            return "switched", f"cache in {scheme}, {plural(blocks, 'block')}"
+            return "switched", f"cache to {scheme}, {plural(blocks, 'block')}"
         case Finished(finish="failed", tokens=tokens, error=error):
             return "failed", f"after {plural(tokens, 'token')}: {error}"
         case Finished(finish=finish, tokens=tokens):
@@ -88,9 +88,9 @@ def said(event: Event) -> tuple[str, str]:
         case Died(error=error):
             return "died", error
         case LinkLost(why=why):
-            return "cut", f"the link: {why}"
+            return "cut", f"connection lost: {why}"
         case LinkBack(anew=anew, seconds=seconds):
-            return "back", f"{'another engine' if anew else 'the link'}, after {duration(seconds)}"
+            return "back", f"{'another engine' if anew else 'connected'} after {duration(seconds)}"
     return event.kind, ", ".join(f"{k} {v}" for k, v in event.record().items() if k not in _PLAIN)
 
 

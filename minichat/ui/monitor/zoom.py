@@ -1,4 +1,4 @@
-"""A line a block: its number, its state, how full it is, and who holds it."""
+"""One line per block: its number, state, fill and holders."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ def block_rows(
     signs: Signs,
     texts: Mapping[int, str],
 ) -> list[Row]:
-    """`texts`: what blocks hold, where it is known."""
+    """`texts`: the text of each block, if known."""
     holders = _holders(shot, frozenset(wanted))
     digits = len(f"{len(state)}")
     rows = (_row(shot, owners, State(state[block]), block, holders[block], digits) for block in wanted)
@@ -31,9 +31,9 @@ def block_rows(
 
 
 def _text(state: State, text: str | None, signs: Signs) -> Span:
-    if state <= State.LEFT or text is None:  # nobody was asked
+    if state <= State.LEFT or text is None:  # no text was requested
         return ("", "")
-    return (f"  {signs.line(text)}", "strong") if text else ("  text not known", "muted")
+    return (f"  {signs.line(text)}", "strong") if text else ("  text unknown", "muted")
 
 
 def _holders(shot: Snapshot, wanted: frozenset[int]) -> dict[int, list[int]]:

@@ -1,1 +1,1 @@
-"""The chats side by side, and the lines around them."""
+"""The chat panes and the bars around them."""

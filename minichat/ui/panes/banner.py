@@ -1,4 +1,4 @@
-"""A line above everything, only while there is something to say: a model loads, an engine died."""
+"""A banner at the top, shown only when needed: a model is loading, or the engine failed."""
 
 from textual.content import Content
 from textual.reactive import reactive
@@ -11,7 +11,7 @@ _BAR = 12  # cells
 
 
 class Banner(Static):
-    """Hidden without a text. What is wrong may take some lines: somebody has to read all of it."""
+    """Hidden without text. An error may take several lines, so that all of it is readable."""
 
     fault: reactive[bool] = reactive(False)
     marks: Marks = UNICODE

@@ -1,4 +1,4 @@
-"""A few lines above the prompt: the files that the name behind an @ may become."""
+"""File name completion above the prompt, for names after an @."""
 
 from textual.content import Content
 from textual.reactive import reactive
@@ -12,7 +12,7 @@ _ROWS = 6
 
 
 class CompletionList(Widget):
-    """Hidden while there is nothing to offer. The prompt has the keys."""
+    """Hidden while there are no completions. The prompt handles the keys."""
 
     offers: reactive[tuple[Offer, ...]] = reactive((), layout=False)
     chosen: reactive[int] = reactive(0)

@@ -1,4 +1,4 @@
-"""The last line: how the engine is, and the keys that matter most. They can be clicked, too."""
+"""The key bar at the bottom: the engine's state and the main keys, which can be clicked."""
 
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -11,30 +11,32 @@ from textual.widget import Widget
 
 
 class Key(NamedTuple):
-    """How it is written and what it does; what a click on it does: a command, or the key itself."""
+    """A key's name and label. A click runs the command, or presses the key."""
 
     written: str
     label: str
-    command: str = ""  # its id
+    command: str = ""  # a command's id
     pressed: str = ""
 
 
-Hints = tuple[tuple[str, str], ...]  # ids of bindings, or keys in words; and what they do
+Hints = tuple[tuple[str, str], ...]  # binding ids or key names, each with a label
 
 
 @runtime_checkable
 class Hinting(Protocol):
-    """A widget whose keys stand in the last line while it has the focus."""
+    """A widget whose keys are shown in the key bar while it has the focus."""
 
     HINTS: ClassVar[Hints]
 
 
 class KeyBar(Widget):
-    """State at the left, keys at the right; keys that do not fit are left out, the last first."""
+    """State at the left, keys at the right. Keys that do not fit are left out, the last first."""
 
-    trouble: reactive[str] = reactive("", layout=False)  # why nothing can be asked: it loads, or is gone
+    trouble: reactive[str] = reactive("", layout=False)  # why the engine is unavailable: loading, or dead
     work: reactive[str] = reactive("", layout=False)  # what the engine does
-    about: reactive[str] = reactive("", layout=False)  # where it is, and what it lacks
+    about: reactive[str] = reactive(
+        "", layout=False
+    )  # where the engine runs, and switches that differ from its start
     fault: reactive[bool] = reactive(False, layout=False)
     keys: reactive[Sequence[Key]] = reactive((), layout=False)
 
@@ -47,7 +49,7 @@ class KeyBar(Widget):
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._spans: list[tuple[int, int, Key]] = []  # from, to
+        self._spans: list[tuple[int, int, Key]] = []  # start column, end column
 
     def render(self) -> Content:
         words = self.trouble or "  ".join(filter(None, (self.work, self.about)))

@@ -1,4 +1,4 @@
-"""One chat on the screen: a line that says what it is, its transcript, and a line to find in it."""
+"""One chat on the screen: a header, the transcript, and the features' widgets below it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -18,19 +18,19 @@ from minichat.session.decoding import strategy
 from minichat.ui.panes.tabs import titled
 from minichat.ui.transcript import Glyphs, Transcript
 
-_PAGE = 50  # older messages at a time
+_PAGE = 50  # older messages loaded at a time
 _FIGURES_EVERY = 0.5  # seconds
-_TELLING = 0.2  # seconds after the first token: before, a rate says how tokens were bundled on their way
+_RATE_AFTER = 0.2  # seconds from the first token; an earlier rate depends on how tokens arrive
 
 
 class PaneHead(Widget):
-    """Letter, title and decoding at the left; how fast it runs at the right."""
+    """Letter, title and strategy at the left; the reply's rate at the right."""
 
     label: reactive[Content] = reactive(Content(""), layout=False)
     figures: reactive[str] = reactive("", layout=False)
 
     def has_room(self, figures: str) -> bool:
-        """Beside the whole label."""
+        """Whether the figures fit beside the whole label."""
         return self.label.cell_length + len(figures) + 3 <= self.size.width
 
     def render(self) -> Content:
@@ -41,10 +41,10 @@ class PaneHead(Widget):
 
 
 class ChatPane(Vertical):
-    """Draws a conversation; whatever is done to it goes upward as messages of the transcript."""
+    """Shows a conversation. The user's actions go to the screen as messages of the transcript."""
 
     class Touched(TextualMessage):
-        """The person turned to this pane."""
+        """The user clicked or focused this pane."""
 
         def __init__(self, conversation: Conversation) -> None:
             super().__init__()
@@ -56,7 +56,7 @@ class ChatPane(Vertical):
         glyphs: Glyphs,
         below: Sequence[Callable[["ChatPane"], Widget]] = (),
     ) -> None:
-        """`below`: what else has a place in each pane."""
+        """`below`: widgets of features for each pane."""
         super().__init__()
         self.conversation = conversation
         self._figured = 0.0
@@ -80,7 +80,7 @@ class ChatPane(Vertical):
             self.conversation.view = None
 
     def _reach_back(self, top: float) -> None:
-        """The reader is at the top of what was read from the store: more comes from there."""
+        """Load older messages when the user reaches the top."""
         if top <= 0 and not self.transcript.following:
             self.read_older(_PAGE)
 
@@ -88,7 +88,7 @@ class ChatPane(Vertical):
         if older := self.conversation.read_older(count):
             self.transcript.prepend(older)
 
-    # What the conversation tells
+    # Calls from the conversation
 
     def show_messages(self) -> None:
         self.transcript.show(self.conversation.messages, self.conversation.chat.letter.upper())
@@ -103,7 +103,7 @@ class ChatPane(Vertical):
 
     def add_text(self, text: str, tail: str) -> None:
         self.transcript.extend(text, tail)
-        # The head is far from the newest line: both in one frame would have all between drawn again.
+        # The header is far from the newest line: one frame with both would redraw all lines between them.
         if (now := time.monotonic()) - self._figured >= _FIGURES_EVERY:
             self._figured = now
             self.show_figures()
@@ -122,7 +122,7 @@ class ChatPane(Vertical):
         self.set_class(active, "-active")
 
     def show_figures(self) -> None:
-        """How the reply that runs is doing."""
+        """Update the figures of the running reply."""
         self.head.figures = self._figures()
 
     def _figures(self) -> str:
@@ -132,22 +132,22 @@ class ChatPane(Vertical):
         if run.first is None:
             return "waiting"
         stats = run.stats(self.conversation.services.clock(), chat.params)
-        rate = f"{stats.rate:.0f} tok/s" if stats.seconds - stats.ttft >= _TELLING else ""
+        rate = f"{stats.rate:.0f} tok/s" if stats.seconds - stats.ttft >= _RATE_AFTER else ""
         count = f"{stats.tokens} tok" if self.size.width >= 40 or not rate else ""
         figures = "  ".join(filter(None, (rate, count)))
         more = f"{figures}  {stats.blocks:,} blk"
         return more if stats.blocks and self.head.has_room(more) else figures
 
     def say_parting(self, sentence: Content | None) -> None:
-        """Where this reply goes another way than those beside it; none takes it away."""
+        """Show where this reply diverges from those beside it; None hides the line."""
         if sentence is not None or self.parting.display:
             self.parting.display = sentence is not None
             self.parting.update(sentence or "")
 
-    # What the person does
+    # Actions
 
     def scroll(self, pages: int) -> None:
-        """By pages; 0 goes to the end and follows it."""
+        """Scroll by pages; 0 goes to the end and follows it."""
         if not pages:
             self.transcript.follow()
         elif pages < 0 and self.transcript.scroll_y <= 0:

@@ -1,4 +1,4 @@
-"""The chats side by side: a pane for each that is shown, and for those that were shown last."""
+"""The chats side by side: panes for the visible chats and the most recently visible ones."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,29 +10,29 @@ from minichat.session.conversation import Conversation
 from minichat.ui.panes.pane import ChatPane
 from minichat.ui.transcript import Glyphs
 
-_KEPT = 6  # at most: where a terminal tells of its focus, every widget is styled anew
+_KEPT = 6  # most panes kept: a change of the terminal's focus restyles every widget
 
 
 class Panes(Horizontal):
-    """A chat that comes into view gets its pane then; one that was left long ago has lost it."""
+    """Creates a chat's pane when it becomes visible, and removes the least recently visible ones."""
 
     def __init__(
         self, glyphs: Glyphs, below: Sequence[Callable[[ChatPane], Widget]] = (), id: str | None = None
     ) -> None:
         super().__init__(id=id)
         self._glyphs, self._below = glyphs, below
-        self._panes: dict[int, ChatPane] = {}  # by chat, those shown last at the end
+        self._panes: dict[int, ChatPane] = {}  # by chat, most recently shown last
 
     @property
     def all(self) -> list[ChatPane]:
         return list(self._panes.values())
 
     def of(self, conversation: Conversation) -> ChatPane:
-        """Of one that is shown."""
+        """The pane of a visible chat."""
         return self._panes[conversation.chat.id]
 
     def show(self, shown: Sequence[Conversation], order: Sequence[Conversation]) -> None:
-        """These and no others, which stand in this order."""
+        """Show these chats only. `order`: all chats in the order of the tabs."""
         for each in shown:
             known = each.chat.id in self._panes
             pane = self._panes.pop(each.chat.id) if known else self._mounted(each, order)
@@ -44,7 +44,7 @@ class Panes(Horizontal):
             pane.set_class(pane.conversation is not shown[-1], "-divided")
 
     def see_snapshot(self, snapshot: Snapshot) -> None:
-        """How many blocks each reply holds by now, with all that answer the same request."""
+        """Update the number of KV blocks that each reply holds, over all requests of its group."""
         runs = [pane.conversation.run for pane in self.all]
         held: dict[int, set[int]] = {run.reply.id: set() for run in runs if run and run.reply}
         for view in snapshot.requests:
@@ -55,12 +55,12 @@ class Panes(Horizontal):
                 run.blocks = len(held[run.reply.id])
 
     def drop(self, conversation: Conversation) -> None:
-        """Of a chat that is closed."""
+        """Remove the pane of a closed chat."""
         if conversation.chat.id in self._panes:
             self._forget(conversation.chat.id)
 
     def _forget(self, chat_id: int) -> None:
-        """It goes once no layout has it: a dialog draws what is behind it by the last one."""
+        """Remove a pane after the next layout: a dialog draws its background from the last one."""
         pane = self._panes.pop(chat_id)
         pane.display = False
         self.call_after_refresh(pane.remove)

@@ -1,4 +1,4 @@
-"""Where a person types. Every editing key of a text area stays; Enter sends."""
+"""The prompt: a text area with its usual editing keys, in which Enter sends."""
 
 from collections.abc import Sequence
 
@@ -15,28 +15,28 @@ from minichat.ui.transcript.glyphs import enterable, skinless
 
 
 class Prompt(TextArea):
-    """Grows with its text. Up in an empty prompt recalls, again what was said before, Down comes back.
-    The page keys and the last End move the chat.
+    """Grows with its text. In an empty prompt Up recalls earlier messages, and Down returns.
+    The page keys, and End at the end of the text, scroll the chat.
 
-    While a name is typed behind an @, Tab and Enter take what `completion` offers, and Escape leaves it.
+    While a name is typed after an @, Tab and Enter accept the completion, and Escape closes the list.
     """
 
     class Sent(Message):
-        """The person wants this text to go."""
+        """The user sends this text."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class Recall(Message):
-        """Up, with nothing typed, or along what has been recalled."""
+        """The user recalls the message from `back` messages ago."""
 
         def __init__(self, back: int) -> None:
             super().__init__()
             self.back = back
 
     class Scroll(Message):
-        """The chat above is to move: by pages, or to its end with 0."""
+        """Scroll the chat by pages, or to its end with 0."""
 
         def __init__(self, pages: int) -> None:
             super().__init__()
@@ -47,12 +47,12 @@ class Prompt(TextArea):
             id=id, soft_wrap=True, tab_behavior="focus", highlight_cursor_line=False, max_checkpoints=200
         )
         self.completion = CompletionList(id="completion")
-        self._folder: str | None = None  # where the name behind the @ leads, and what is there
+        self._folder: str | None = None  # the folder of the name after the @, and its entries
         self._entries: list[Entry] = []
-        self._recalled, self._back = "", 0  # as it came, and from how many messages ago
-        self._refused: tuple[int, int] | None = None  # the @ whose offers the person has sent away
+        self._recalled, self._back = "", 0  # the recalled text, and from how many messages ago
+        self._refused: tuple[int, int] | None = None  # position of the @ whose list the user has closed
         self._send_keys, self._newline_keys = send_keys, newline_keys
-        self.cursor_blink = False  # a blinking cursor is a timer, and bytes over the network for nothing
+        self.cursor_blink = False  # blinking needs a timer, and sends bytes over SSH
 
     def render_line(self, y: int) -> Strip:
         strip = super().render_line(y)
@@ -61,7 +61,7 @@ class Prompt(TextArea):
         return Strip([Segment(skinless(text), style) for text, style, _ in strip], strip.cell_length)
 
     async def _on_key(self, event: Key) -> None:
-        # Not bindings with priority: those overtake the characters that were typed just before.
+        # Not priority bindings: those overtake characters typed just before.
         if self._completes(event.key):
             pass
         elif event.key in self._send_keys:
@@ -80,15 +80,15 @@ class Prompt(TextArea):
             self.put("")
             self.post_message(self.Sent(text))
 
-    # Names behind an @
+    # Completion of names after an @
 
     def _completes(self, key: str) -> bool:
-        """Whether the key was for the list of names."""
+        """Handle a key of the completion list. Return whether it was one."""
         if not self.completion.offers:
             return False
         match key:
             case "tab" | "enter":
-                self._offer()  # what was typed just before counts
+                self._offer()  # include what was typed just before
                 return self._take_offer()
             case "up" | "down":
                 self.completion.move(1 if key == "down" else -1)
@@ -100,7 +100,7 @@ class Prompt(TextArea):
         return True
 
     def _at(self) -> tuple[int, int] | None:
-        """Where the @ stands of the name that ends at the cursor."""
+        """The position of the @ of the name that ends at the cursor."""
         row, column = self.cursor_location
         found = typing(self.document.get_line(row)[:column])
         return (row, found.start) if found else None
@@ -119,7 +119,7 @@ class Prompt(TextArea):
         self.completion.show(tuple(offers(found.name, self._entries)) if found and wanted else ())
 
     async def _look_into(self, folder: str) -> None:
-        """In a thread: a folder of a network may take its time, or never answer."""
+        """List a folder in a thread: a network folder may be slow or never answer."""
         found = await in_thread(lambda: entries(folder))
         if folder == self._folder:
             self._entries = found
@@ -157,7 +157,7 @@ class Prompt(TextArea):
             super().action_cursor_down(select)
 
     def _recalled_from(self) -> int | None:
-        """From how many messages ago the text is; 0 while there is none, None where anything was typed."""
+        """How many messages ago the text is from; 0 if empty, None if the user typed it."""
         if not self.text:
             return 0
         return self._back if self.text == self._recalled else None
@@ -178,7 +178,7 @@ class Prompt(TextArea):
         self.post_message(self.Scroll(1))
 
     def put(self, text: str) -> None:
-        """Another text, with the cursor at its end."""
+        """Replace the text and move the cursor to its end."""
         self.load_text(enterable(text))
         self.move_cursor(self.document.end)
         self._recalled, self._back = "", 0

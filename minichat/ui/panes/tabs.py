@@ -1,4 +1,4 @@
-"""The open chats on one line, and the model behind them at its right end."""
+"""The tabs of the open chats on one line, with the model at the right."""
 
 from dataclasses import dataclass
 
@@ -11,10 +11,10 @@ from textual.widget import Widget
 from minichat.ui.marks import UNICODE, Marks
 from minichat.ui.transcript.glyphs import one_line
 
-_TITLE = 10  # characters of a title that tell which chat it is
-_OWN = 24  # of the active one's, where those of the others say next to nothing
-_LEAST = 5  # of titles where some chats are left out
-# Of titles; and of the active one's.
+_TITLE = 10  # title characters that tell chats apart
+_OWN = 24  # characters of the active title if the others are very short
+_LEAST = 5  # title characters if some chats are left out
+# Maximum lengths of the titles, and of the active one.
 _LENGTHS = (
     (40, 40),
     (24, 24),
@@ -25,22 +25,22 @@ _LENGTHS = (
     (_LEAST, _LEAST),
     (0, _TITLE),
 )
-_TABS = 32  # cells that are never taken from the chats
-_ROOMY = 120  # columns from which the facts are all there, however many chats are open
+_TABS = 32  # cells reserved for the chats
+_ROOMY = 120  # columns from which all facts are shown, however many chats are open
 
 
 def titled(title: str) -> str:
-    """What a chat is called on the screen, whatever its first message was."""
+    """A chat's title on one line, or "new chat"."""
     return one_line(title) or "new chat"
 
 
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """One chat's label."""
+    """A chat's tab."""
 
     letter: str
     title: str
-    colours: str  # of its letter: "#101010 on #e69f00"
+    colours: str  # style of the letter: "#101010 on #e69f00"
     active: bool = False
     shown: bool = False  # beside the active one
     running: bool = False
@@ -50,7 +50,7 @@ class Tab:
 
 
 class ChatTabs(Widget):
-    """One line, one widget, however many chats there are."""
+    """One widget for all tabs, however many chats there are."""
 
     class Chosen(Message):
         """A chat was clicked."""
@@ -60,12 +60,12 @@ class ChatTabs(Widget):
             self.index = index
 
     tabs: reactive[tuple[Tab, ...]] = reactive(())
-    facts: reactive[str] = reactive("")  # with two blanks between, the most important first
+    facts: reactive[str] = reactive("")  # separated by two spaces, most important first
     marks: Marks = UNICODE
 
     def __init__(self, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._spans: list[tuple[int, int, int]] = []  # from, to, index
+        self._spans: list[tuple[int, int, int]] = []  # start column, end column, index
 
     def render(self) -> Content:
         width = self.size.width
@@ -80,7 +80,7 @@ class ChatTabs(Widget):
         return Content.assemble(*(label for _, label in labels), " " * max(0, room), (facts, "$text-muted"))
 
     def _fitting_facts(self, width: int) -> str:
-        """As many as leave room for all chats, with enough of their titles to tell them apart."""
+        """The facts that fit beside all chats with titles long enough to tell them apart."""
         needed = sum(self._label(*each, _TITLE).cell_length for each in enumerate(self.tabs))
         words = self.facts.split("  ")
         if width >= _ROOMY:
@@ -92,7 +92,7 @@ class ChatTabs(Widget):
         return ""
 
     def _labels(self, room: int) -> list[tuple[int, Content]]:
-        """The labels that fit around the active one, with a mark where some are left out."""
+        """The labels that fit around the active one, with marks if some are left out."""
         for lengths in _LENGTHS:
             labels = self._of_lengths(*lengths)
             if sum(label.cell_length for label in labels) <= room:

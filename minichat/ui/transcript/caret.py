@@ -1,4 +1,4 @@
-"""Selecting with the keys."""
+"""Selecting text with the keyboard."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from minichat.ui.transcript.view import Place, View
 
 
 class Line(NamedTuple):
-    """A line of the column that has text."""
+    """A line of the transcript that has text."""
 
     y: int
     place: Place
@@ -30,7 +30,7 @@ class Line(NamedTuple):
 
 
 class Caret:
-    """The moving end of a selection, and the end that stays."""
+    """The fixed end and the moving end of a selection."""
 
     def __init__(self, view: View) -> None:
         self._view = view
@@ -41,7 +41,7 @@ class Caret:
         self._origin = self._now = None
 
     def begin(self, top: int, bottom: int, up: bool) -> bool:
-        """Start at the edge of what is in view: its end going up, its start going down."""
+        """Start a selection at the edge of the view: the bottom when going up, the top when going down."""
         line = self._line_from(bottom - 1, -1) if up else self._line_from(top, 1)
         if self._now is None and line is not None:
             self._origin = self._now = line.end if up else line.start
@@ -56,12 +56,12 @@ class Caret:
 
     @property
     def y(self) -> int:
-        """The line that it is on."""
+        """The line of the moving end."""
         line = self._line()
         return line.y if line else 0
 
     def lines(self, count: int) -> None:
-        """The same column some lines further up or down."""
+        """Move by lines, keeping the column."""
         line, step = self._line(), 1 if count > 0 else -1
         if line is None or self._now is None:
             return
@@ -75,7 +75,7 @@ class Caret:
         self._now = line.at(nearest(line.row, column) or 0)
 
     def characters(self, step: int) -> None:
-        """One character on or back, into the next leaf where this one ends."""
+        """Move by one character, into the next leaf at the end of this one."""
         place = self._view.place_of(self._now.y) if self._now is not None else None
         if place is None or self._now is None:
             return
@@ -89,7 +89,7 @@ class Caret:
             self._now = further.start if step > 0 else further.end
 
     def edge(self, by: int) -> None:
-        """The start or the end of its line."""
+        """Move to the start or the end of the line."""
         if line := self._line():
             self._now = line.end if by > 0 else line.start
 
@@ -103,7 +103,7 @@ class Caret:
         return Line(self._view.line(place), place, drawn.rows[index])
 
     def _line_from(self, y: int, step: int) -> Line | None:
-        """The first line with text at y or beyond it."""
+        """The first line with text from y on, in the direction of `step`."""
         y = min(y, self._view.total - 1) if step < 0 else y
         while 0 <= y < self._view.total:
             self._view.measure(y, y + 1)

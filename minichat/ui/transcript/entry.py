@@ -1,4 +1,4 @@
-"""One message as it is drawn: its header, its reasoning folded or not, its text, how it ended."""
+"""A message in the transcript: header, reasoning (folded or not), text, and how it ended."""
 
 import time
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _THOUGHT: Look = ("thought",)
 
 
 class EntryPart(IntEnum):
-    """What an entry is made of, from top to bottom."""
+    """The parts of an entry, from top to bottom."""
 
     HEAD = 0
     FOLD = 1
@@ -42,7 +42,7 @@ class Spot(NamedTuple):
 
 @dataclass(slots=True)
 class Thought:
-    """Reasoning that came before the text, and how long it took where somebody saw it."""
+    """Reasoning before the text, and its duration if it was streamed here."""
 
     document: Document
     seconds: float | None = None
@@ -50,9 +50,9 @@ class Thought:
 
 
 class Entry:
-    """Opened when it comes into view: until then it knows only about how tall it is."""
+    """Parsed when it comes into view; until then its height is estimated."""
 
-    marked = False  # the keys act on it
+    marked = False  # keys act on this message
     body: Document | None = None
     thought: Thought | None = None
     _thinking_since: float | None = None
@@ -76,7 +76,7 @@ class Entry:
     # Growing
 
     def open(self, enough: Enough) -> Document:
-        """Its text, cut as far as there is time."""
+        """Parse the text as far as the time budget allows."""
         if self.body is None:
             self.body = Document(self._canvas, plain=self.message.role == "user")
             self.body.feed(self.message.text, enough)
@@ -84,7 +84,7 @@ class Entry:
         return self.body
 
     def extend(self, text: str, tail: str, now: float, enough: Enough) -> int:
-        """Streamed text. Returns the first line of the entry that looks different now."""
+        """Add streamed text. Return the first line of the entry that changed."""
         body = self.open(lambda: False)
         body.growing = True
         if tail and not text and not body.text and self._thinking_since is None:
@@ -97,7 +97,7 @@ class Entry:
         return 0 if begins else self.part_top(EntryPart.BODY) + line
 
     def settle(self, message: Message, enough: Enough) -> bool:
-        """The finished message. True where its text is what had come already."""
+        """Take over the finished message. Return whether its text equals the streamed text."""
         same = self.body is not None and self.body.text == message.text
         self.message, self._note = message, None
         self._lines = message.text.count("\n")
@@ -119,7 +119,7 @@ class Entry:
 
     @property
     def behind(self) -> int:
-        """Characters that are not cut yet."""
+        """The number of characters not parsed yet."""
         thought = self.thought.document.behind if self.thought and self.thought.unfolded else 0
         return thought + (self.body.behind if self.body is not None else 0)
 
@@ -135,14 +135,14 @@ class Entry:
 
     @property
     def height(self) -> int:
-        if self.body is None:  # thousands are asked at once
+        if self.body is None:  # called for thousands of entries at once
             message = self.message
             lines = estimate(len(message.text), self._lines, self._canvas.width) if message.text else 0
             return 2 + lines + bool(message.reasoning) + (message.state in ("failed", "stopped"))
         return sum(height for _, height in self.parts())
 
     def parts(self) -> Iterator[tuple[EntryPart, int]]:
-        """The parts that there are, with their heights."""
+        """The parts that are present, with their heights."""
         yield EntryPart.HEAD, 1
         if self.thought is not None or self.message.reasoning:
             yield EntryPart.FOLD, 1
@@ -176,7 +176,7 @@ class Entry:
             self.thought.document.resize()
 
     def measure(self, top: int, bottom: int) -> None:
-        """Know the exact heights of what lies between two of its lines."""
+        """Measure the exact heights between two lines of the entry."""
         for part, document in self.documents():
             above = self.part_top(part)
             document.measure(top - above, bottom - above)
@@ -189,7 +189,7 @@ class Entry:
         return next((document for each, document in self.documents() if each == part), None)
 
     def spot(self, y: int) -> Spot:
-        """What is on its line y."""
+        """The spot at line y of the entry."""
         for part, height in self.parts():
             if y < height:
                 document = self.document(part)
@@ -198,7 +198,7 @@ class Entry:
         return Spot(EntryPart.SPACE, 0, 0)
 
     def line(self, spot: Spot) -> int:
-        """The line on which a spot is now."""
+        """The line of a spot."""
         top = self.part_top(spot.part)
         document = self.document(spot.part)
         if document is None or not document.leaves:
@@ -209,7 +209,7 @@ class Entry:
     # Drawing
 
     def drawn(self, spot: Spot) -> RenderedLeaf:
-        """All rows of the leaf that a spot is in; spot.row counts in these."""
+        """The rows of the leaf that contains a spot; spot.row is an index into them."""
         document = self.document(spot.part)
         if document is not None and document.leaves:
             return document.sheet(min(spot.leaf, len(document.leaves) - 1)).drawn
@@ -221,7 +221,7 @@ class Entry:
             case EntryPart.TAIL:
                 return self._tail_drawn()
             case EntryPart.COMING:
-                text = f"{self._canvas.glyphs.cut} {self.behind:,} characters are being read"
+                text = f"{self._canvas.glyphs.cut} loading {self.behind:,} characters"
                 return RenderedLeaf("", (Row((Fragment(text, ("note",)),)),))
             case EntryPart.NOTE:
                 return self.note()
@@ -237,11 +237,11 @@ class Entry:
         )
 
     def note(self) -> RenderedLeaf:
-        """How it ended, where it did not end well."""
+        """The note of a failed or stopped reply."""
         canvas = self._canvas
         if self._note is None or self._note_width != canvas.width:
             if self.message.state == "failed":
-                reason = self.message.error or "no reason was given"
+                reason = self.message.error or "unknown reason"
                 retry = f"  {RETRY}" if self.message.retriable else ""
                 source = f"{canvas.glyphs.fault} failed: {reason}{retry}"
                 look: Look = ("fault",)
@@ -254,7 +254,7 @@ class Entry:
         return self._note
 
     def _head(self) -> Row:
-        """Role, time, and what the reply cost: `| assistant a  12:01  greedy  38 tok/s ...`."""
+        """Role, time and statistics: `| assistant a  12:01  greedy  38 tok/s ...`."""
         message, glyphs, width = self.message, self._canvas.glyphs, self._canvas.width
         names = {
             "user": "you",
@@ -266,7 +266,7 @@ class Entry:
             details += [
                 f"from message {stats.left_out + 1}" if stats.left_out else "",
                 one_line(stats.strategy),
-                f"{stats.rate:.0f} tok/s" if stats.rate else "",  # of one token there is none
+                f"{stats.rate:.0f} tok/s" if stats.rate else "",  # one token has no rate
                 f"waited {stats.ttft * 1000:.0f} ms",
             ]
             details += [f"{stats.tokens} tok", f"{stats.blocks:,} blk" if stats.blocks else ""]
@@ -275,14 +275,14 @@ class Entry:
         bar = ">" if self.marked else glyphs.bar
         name = clip(f"{bar} {names[message.role]}", width, glyphs.cut)
         rest = ""
-        for detail in filter(None, details):  # whole, or not at all
+        for detail in filter(None, details):  # complete or left out
             if len(name) + len(rest) + 2 + cell_width(detail) <= width:
                 rest += f"  {detail}"
         look = ("head", message.role, "marked") if self.marked else ("head", message.role)
         return Row(tuple(each for each in (Fragment(name, look), Fragment(rest, ("note",))) if each.text))
 
     def _fold(self) -> Row:
-        """The one line that reasoning is folded to."""
+        """The line that reasoning is folded to."""
         glyphs, thought = self._canvas.glyphs, self.thought
         unfolded = thought is not None and thought.unfolded
         parts = [f"{glyphs.open if unfolded else glyphs.folded} thought"]
@@ -290,5 +290,5 @@ class Entry:
             parts.append(f"for {thought.seconds:.0f} s,")
         words = len(self.message.reasoning.split()) if len(self.message.reasoning) < 50_000 else 0
         parts.append(f"{words} words" if words else f"{len(self.message.reasoning):,} characters")
-        parts.append(" Enter hides it" if unfolded else " Enter shows it")
+        parts.append(" Enter to hide" if unfolded else " Enter to show")
         return Row((Fragment(clip(" ".join(parts), self._canvas.width, glyphs.cut), _THOUGHT),))

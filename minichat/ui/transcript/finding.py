@@ -1,4 +1,4 @@
-"""Where a text occurs in the messages, searched only as far as somebody wants to go."""
+"""Text search in the messages, only as far as needed."""
 
 import re
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from minichat.ui.transcript.view import Place, View
 
 
 class Hit(NamedTuple):
-    entry: int  # its serial
+    entry: int  # the entry's serial
     offset: int  # in the message's text
 
 
 class Find:
-    """A search in the text of messages, in which case makes no difference."""
+    """A case-insensitive search in the text of messages."""
 
     def __init__(self, view: View, wanted: str) -> None:
         self._view = view
@@ -25,11 +25,11 @@ class Find:
         self.current: Hit | None = None
 
     def ranges(self, drawn: RenderedLeaf) -> list[tuple[int, int]]:
-        """Where it occurs in what a leaf shows."""
+        """The matches in the visible text of a leaf."""
         return [found.span() for found in self._pattern.finditer(drawn.plain)]
 
     def step(self, by: int) -> bool:
-        """Go to the next hit, or the one before; around the end. False where there is none."""
+        """Go to the next or previous hit, wrapping around. Return False if there is none."""
         entries = self._view.entries
         if not entries:
             return False
@@ -48,7 +48,7 @@ class Find:
         return False
 
     def start(self, entry: int, offset: int) -> bool:
-        """Go to the first hit at or after a place of the text, or else to the last before it."""
+        """Go to the first hit from an offset on, wrapping around. Return False if there is none."""
         serial = self._view.entries[entry].serial
         here = [each for each in self._offsets(entry) if each >= offset]
         if here:
@@ -61,7 +61,7 @@ class Find:
         return False
 
     def count(self, enough: Enough) -> tuple[int, int, bool]:
-        """Which hit this is, of how many, and whether there was time to count them all."""
+        """Return the current hit's number, the total, and whether the time allowed counting all."""
         before = total = 0
         for entry in self._view.entries:
             if enough():
@@ -73,7 +73,7 @@ class Find:
         return before, total, True
 
     def place(self) -> tuple[Place, int] | None:
-        """The line of the present hit, and which of its leaf's ranges it is."""
+        """The line of the current hit, and its index among the leaf's ranges."""
         if self.current is None or (entry := self._view.by_serial(self.current.entry)) is None:
             return None
         document = entry.open(lambda: False)
@@ -93,7 +93,7 @@ class Find:
         lower = text.lower()
         if self._needle not in lower:
             return []
-        if len(lower) != len(text):  # a letter whose small form is two
+        if len(lower) != len(text):  # a letter whose lower case has two characters
             return [found.start() for found in self._pattern.finditer(text)]
         offsets, at = [], lower.find(self._needle)
         while at >= 0:

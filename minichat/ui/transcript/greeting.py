@@ -1,4 +1,4 @@
-"""What stands in a chat until anything is said there."""
+"""The greeting of an empty chat."""
 
 import textwrap
 from collections.abc import Iterator
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from minichat.ui.transcript.markdown.cells import clip
 from minichat.ui.transcript.markdown.rows import Fragment, Look, Row
 
-_EASY = 76  # columns in which a paragraph reads well
+_EASY = 76  # columns for a readable paragraph
 _INDENT = "   "
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Paragraphs, and between them messages to try: a click takes one."""
+    """Paragraphs around sample messages, which can be clicked."""
 
     above: tuple[str, ...] = ()
     tries: tuple[str, ...] = ()
     below: tuple[str, ...] = ()
 
     def row(self, y: int, width: int, cut: str) -> Row:
-        """One of its lines; there are blank ones around the paragraphs."""
+        """Line y of the greeting; paragraphs are separated by blank lines."""
         lines = list(self._lines(width, cut))
         text, look, _ = lines[y] if y < len(lines) else ("", (), "")
         return Row((Fragment(text, look),)) if text else Row()
 
     def tried(self, y: int, width: int, cut: str) -> str:
-        """The message to try on that line; nothing on any other."""
+        """The sample message on line y; empty on other lines."""
         lines = list(self._lines(width, cut))
         return lines[y][2] if 0 <= y < len(lines) else ""
 

@@ -1,4 +1,4 @@
-"""Characters of messages picked out from outside: which of a drawn leaf's characters they are, and back."""
+"""Highlights in messages: maps offsets in a message's source to characters of its drawn text, and back."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
@@ -12,24 +12,24 @@ from minichat.ui.transcript.markdown.document import Document
 from minichat.ui.transcript.marks import row_of
 from minichat.ui.transcript.view import Place, View
 
-Spans = Mapping[int, Sequence[Span]]  # by message: characters of its text, from and to
-Way = Literal["lit", "parted", "picked"]  # pointed at on the map; where replies part; a token looked at
+Spans = Mapping[int, Sequence[Span]]  # by message: (start, end) offsets in its text
+Way = Literal["lit", "parted", "picked"]  # on the map; where replies diverge; the inspected token
 WAYS: tuple[Way, ...] = get_args(Way)
-_REACH = 80  # characters of markup that may lie between two that are seen
-_NEAR = 4  # the same, for one character alone
+_REACH = 80  # most characters of markup between two visible ones
+_NEAR = 4  # the same, for a single character
 _BLANK = str.maketrans("\n\t", "  ")
 
 
 class Lit:
-    """What is lit in one way. Leaves are found by their place in a message's text."""
+    """Highlights of one kind."""
 
     def __init__(self, view: View, look: str) -> None:
         self._view, self.look = view, look
         self.spans: Spans = {}
-        self._kept: dict[int, tuple[object, list[Span]]] = {}  # by a leaf's key: how it was drawn, its ranges
+        self._kept: dict[int, tuple[object, list[Span]]] = {}  # by leaf key: the drawn leaf and its ranges
 
     def set(self, spans: Spans) -> bool:
-        """True where they are other ones than before."""
+        """Set the highlights. Return whether they changed."""
         if spans == self.spans:
             return False
         self.spans = spans
@@ -37,7 +37,7 @@ class Lit:
         return True
 
     def ranges(self, place: Place) -> list[Span]:
-        """The characters to light of the leaf that this line is of."""
+        """The highlighted characters of the leaf at a place."""
         wanted = self.spans.get(place.entry.message.id)
         document = place.entry.body
         if not wanted or document is None or place.spot.part != EntryPart.BODY or not document.leaves:
@@ -49,7 +49,7 @@ class Lit:
         return kept[1]
 
     def first(self) -> Place | None:
-        """The first line of what is lit."""
+        """The first highlighted line."""
         for entry in self._view.entries:
             for start, _ in self.spans.get(entry.message.id, ()):
                 document = entry.open(lambda: False)
@@ -64,7 +64,7 @@ class Lit:
 
 
 def chosen_spans(view: View, selection: Selection) -> dict[int, list[Span]]:
-    """The characters of messages' texts that a selection covers."""
+    """The source offsets of the messages that a selection covers."""
     start, end = selection
     found: dict[int, list[Span]] = {}
     for entry in view.entries:
@@ -94,7 +94,7 @@ def _of_entry(entry: Entry, start: Offset | None, end: Offset | None) -> Span | 
 
 
 def _source(document: Document, leaf: int, character: int) -> int:
-    """The place in the text of a character that is seen, or of the next one whose place is known."""
+    """The source offset of a visible character, or of the next one whose offset is known."""
     begin, stop = document.leaves[leaf].start, document.leaves[leaf].end
     places = aligned(document.text[begin:stop], document.sheet(leaf).drawn.plain)
     after = next((at for at in places[character:] if at >= 0), None)
@@ -105,7 +105,7 @@ def _source(document: Document, leaf: int, character: int) -> int:
 
 
 def _found(document: Document, index: int, wanted: Sequence[Span]) -> list[Span]:
-    """Ranges of what is seen of a leaf; neighbours are one."""
+    """The ranges of visible characters of a leaf; adjacent ones are merged."""
     leaf = document.leaves[index]
     inside = [
         (start - leaf.start, end - leaf.start)
@@ -126,9 +126,9 @@ def _found(document: Document, index: int, wanted: Sequence[Span]) -> list[Span]
 
 
 def aligned(source: str, plain: str) -> list[int]:
-    """Where in the source each character that is seen comes from; -1: that cannot be said.
+    """The source offset of each visible character; -1 if unknown.
 
-    What is seen is the source without its markup: each character is sought where the one before it was found.
+    The visible text is the source without markup, so each character is searched after the previous one.
     """
     source, plain = source.translate(_BLANK), plain.translate(_BLANK)
     places, at = [], 0

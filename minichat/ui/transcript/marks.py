@@ -1,4 +1,4 @@
-"""Stretches of a drawn row picked out: what is selected, what was found."""
+"""Ranges of a drawn row, for selections and search hits."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _WORD = re.compile(r"[\w./~-]*\w")
 
 
 def marked(row: Row, start: int, end: int, name: str) -> Row:
-    """The row with the characters from start to end of its leaf in one more look."""
+    """Add a look to the characters from start to end of the row's leaf."""
     fragments: list[Fragment] = []
     for fragment in row.fragments:
         text, look, at = fragment
@@ -27,7 +27,7 @@ def marked(row: Row, start: int, end: int, name: str) -> Row:
 
 
 def character_at(row: Row, x: int) -> int | None:
-    """The character of the leaf in column x; None on decoration and beyond the end."""
+    """The leaf's character in column x; None on decoration or beyond the end."""
     for text, _, at in row.fragments:
         width = cell_width(text)
         if x < width:
@@ -37,7 +37,7 @@ def character_at(row: Row, x: int) -> int | None:
 
 
 def nearest(row: Row, x: int) -> int | None:
-    """The character in column x, or else the nearest one; None where the row has no text."""
+    """The character in column x, or the nearest one; None if the row has no text."""
     here, column = None, 0
     for text, _, at in row.fragments:
         if at >= 0:
@@ -49,7 +49,7 @@ def nearest(row: Row, x: int) -> int | None:
 
 
 def column_of(row: Row, character: int) -> int:
-    """The column where a character is drawn."""
+    """The column of a character."""
     column = 0
     for text, _, at in row.fragments:
         if at >= 0 and at <= character <= at + len(text):
@@ -59,7 +59,7 @@ def column_of(row: Row, character: int) -> int:
 
 
 def row_of(drawn: RenderedLeaf, character: int) -> int:
-    """The row that shows a character; the last one that begins before it, where white space is not drawn."""
+    """The row that shows a character, or the last one before it if it is undrawn white space."""
     found = 0
     for index, row in enumerate(drawn.rows):
         for text, _, at in row.fragments:
@@ -73,19 +73,19 @@ def row_of(drawn: RenderedLeaf, character: int) -> int:
 
 
 def ends(row: Row) -> tuple[int, int] | None:
-    """The first character of a row and the one after its last; None where it has no text."""
+    """The first character of a row and the end of its last; None if it has no text."""
     spans: Sequence[tuple[int, int]] = [(at, at + len(text)) for text, _, at in row.fragments if at >= 0]
     return (min(span[0] for span in spans), max(span[1] for span in spans)) if spans else None
 
 
 def word_at(text: str, at: int) -> tuple[int, int]:
-    """The word that this character is in; where it is in none, the character alone."""
+    """The word that contains a character, or the character alone."""
     found = next((word for word in _WORD.finditer(text) if word.start() <= at < word.end()), None)
     return found.span() if found else (at, at + 1)
 
 
 def _characters(text: str, cells: int) -> int:
-    """How many characters begin in fewer cells than these."""
+    """The number of characters that start before this many cells."""
     if text.isascii():
         return min(len(text), max(0, cells))
     width = 0

@@ -1,4 +1,4 @@
-"""Lines of the column as strips: from the cache, or made for the moment where something is picked out."""
+"""Draws lines of the transcript as strips: cached ones, or new ones if something is highlighted."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from minichat.ui.transcript.view import Place, View
 
 
 class PaintContext(NamedTuple):
-    """What is the same for all lines that are drawn in one go."""
+    """What all lines of one rendering share."""
 
     top: int
     last: int
@@ -27,14 +27,14 @@ class PaintContext(NamedTuple):
 
 
 class Painter:
-    """Draws what is in view."""
+    """Draws the visible lines."""
 
     def __init__(self, view: View, missing: Callable[[str], None]) -> None:
         self._view = view
-        self._missing = missing  # told of a language whose code cannot be coloured yet
+        self._missing = missing  # called for a language whose lexer is not loaded yet
         self._canvas = view.canvas
         self.find: Find | None = None
-        self.current: tuple[int, int] | None = None  # the leaf with the present hit, and which it is
+        self.current: tuple[int, int] | None = None  # the leaf key of the current hit, and its index there
         self.lit = {way: Lit(view, way) for way in WAYS}
 
     def row(self, place: Place) -> tuple[Row, RenderedLeaf]:
@@ -46,7 +46,7 @@ class Painter:
         return document.leaves[place.spot.leaf] if document is not None and document.leaves else None
 
     def strip(self, y: int, selection: Selection | None) -> Strip:
-        """Line y as it is seen."""
+        """Draw line y."""
         if y >= self._view.total:
             return self._canvas.paint(Row())
         place = self._view.place(y)
@@ -76,14 +76,14 @@ class Painter:
         return self._canvas.paint(row)
 
     def placed(self, y: int) -> Strip:
-        """Line y with the places of its characters, for a pointer."""
+        """Draw line y with the offsets of its characters, for the mouse."""
         if y >= self._view.total:
             y = self._view.total - 1
         place = self._view.place(y)
         return self._canvas.paint_placed(self.row(place)[0], place.key)
 
     def notice(self, text: str) -> Strip:
-        """A line laid over the last one in view."""
+        """Draw the notice that covers the last visible line."""
         width, glyphs = self._canvas.width, self._canvas.glyphs
         text = clip(f" {text} ", width, glyphs.cut)
         blank = Fragment(" " * max(0, width - len(text)))

@@ -1,4 +1,4 @@
-"""Looks as styles of the present theme. Each is a component class, which a stylesheet can change."""
+"""Looks as styles of the current theme. Each is a component class that a stylesheet can change."""
 
 from rich.color import ColorType
 from rich.style import Style
@@ -83,7 +83,7 @@ def component(look: str) -> str:
 
 
 def colour(widget: Widget, look: Look) -> Style:
-    """The style of a look: what its names say, one over the other."""
+    """The style of a look: the styles of its names combined."""
     style = widget.rich_style
     for name in look:
         if name == "selected":
@@ -95,7 +95,7 @@ def colour(widget: Widget, look: Look) -> Style:
 
 
 def _chosen(screen: Screen[object]) -> Style:
-    """Textual's style of a selection, in which text is transparent: then it is drawn in black or white."""
+    """Textual's selection style. Its text color is transparent, so use black or white."""
     name = "screen--selection"
     style, own = screen.get_component_rich_style(name), screen.get_component_rich_style(name, partial=True)
     if own.color is None and style.bgcolor is not None:
@@ -104,7 +104,7 @@ def _chosen(screen: Screen[object]) -> Style:
 
 
 def _faded(style: Style) -> Style:
-    """Dim as a colour between text and background, where both are known: terminals' own dim differs."""
+    """Replace dim by a color between text and background if both are known: terminals dim differently."""
     text, ground = style.color, style.bgcolor
     if not style.dim or text is None or ground is None:
         return style

@@ -1,4 +1,4 @@
-"""What a click means, and what it selects."""
+"""What a click in the transcript does or selects."""
 
 from textual.geometry import Offset
 from textual.message import Message
@@ -11,8 +11,8 @@ from minichat.ui.transcript.requests import LinkClicked, MessageMenu, RetryReque
 from minichat.ui.transcript.view import Place
 
 
-def asked_at(painter: Painter, place: Place, x: int) -> Message | None:
-    """What somebody wants who clicks there."""
+def click_message(painter: Painter, place: Place, x: int) -> Message | None:
+    """The message to post for a click at a place."""
     message = place.entry.message
     match place.spot.part:
         case EntryPart.HEAD:

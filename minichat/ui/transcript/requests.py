@@ -1,10 +1,10 @@
-"""What a reader asks of whoever has the transcript."""
+"""The messages that a transcript posts to its owner."""
 
 from textual.message import Message
 
 
 class LinkClicked(Message, namespace="transcript"):
-    """Somebody wants to go there. The address is the model's: show it before opening it."""
+    """The user clicked a link. The model wrote the address: show it before opening it."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -12,7 +12,7 @@ class LinkClicked(Message, namespace="transcript"):
 
 
 class OfMessage(Message, namespace="transcript"):
-    """Something is wanted for one message."""
+    """An action on one message."""
 
     def __init__(self, message_id: int) -> None:
         super().__init__()
@@ -20,19 +20,19 @@ class OfMessage(Message, namespace="transcript"):
 
 
 class RetryRequested(OfMessage, namespace="transcript"):
-    """A reply that failed is wanted again."""
+    """Retry a failed reply."""
 
 
 class MessageMenu(OfMessage, namespace="transcript"):
-    """What can be done with a message is asked for."""
+    """Open the menu of a message."""
 
 
 class SelectionChanged(Message, namespace="transcript"):
-    """Another text is selected, or none."""
+    """The selected text changed."""
 
 
 class CopyRequested(Message, namespace="transcript"):
-    """This text is wanted on the clipboard."""
+    """Copy a text to the clipboard."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class CopyRequested(Message, namespace="transcript"):
 
 
 class TryChosen(Message, namespace="transcript"):
-    """One of the messages to try is wanted in the prompt."""
+    """Put a sample message into the prompt."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

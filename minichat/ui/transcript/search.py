@@ -1,4 +1,4 @@
-"""Going from one place where a text occurs to the next."""
+"""Searching in the transcript."""
 
 from minichat.ui.transcript.entry import EntryPart
 from minichat.ui.transcript.finding import Find
@@ -8,13 +8,13 @@ from minichat.ui.transcript.window import Viewport, budget
 
 
 class Search:
-    """Highlights what it finds, and brings one hit after the other into view."""
+    """Highlights the hits of a search and scrolls to one of them."""
 
     def __init__(self, view: View, painter: Painter, window: Viewport) -> None:
         self._view, self._painter, self._window = view, painter, window
 
     def begin(self, text: str) -> bool:
-        """Go to the first place from the first line in view on. False: nowhere."""
+        """Start a search from the first visible line. Return False if there is no hit."""
         if not text or not self._view.entries:
             self.end()
             return False
@@ -27,14 +27,14 @@ class Search:
         return found
 
     def step(self, by: int) -> bool:
-        """To the next place, or with -1 the one before."""
+        """Go to the next hit, or with -1 to the previous one."""
         if self._painter.find is None or not self._painter.find.step(by):
             return False
         self._show()
         return True
 
     def restart(self) -> None:
-        """The messages are others now."""
+        """Forget the current hit, as the messages have changed."""
         if self._painter.find is not None:
             self._painter.find.current = self._painter.current = None
 
@@ -43,11 +43,11 @@ class Search:
 
     @property
     def count(self) -> tuple[int, int, bool]:
-        """Which place this is, of how many, and whether there was time to count them all."""
+        """The current hit's number, the total, and whether the time allowed counting all."""
         return self._painter.find.count(budget()) if self._painter.find is not None else (0, 0, True)
 
     def _show(self) -> None:
-        """Bring the present hit into view, near the middle where it is not."""
+        """Scroll the current hit near the middle if it is not in view."""
         hit = self._painter.find.place() if self._painter.find is not None else None
         self._painter.current = None
         if hit is None:

@@ -1,4 +1,4 @@
-"""What a selection means: whole leaves as they were written, parts of them as they are read."""
+"""The text of a selection: whole leaves as Markdown source, partial ones as displayed."""
 
 from textwrap import dedent
 
@@ -39,7 +39,7 @@ def _documents(entry: Entry) -> list[tuple[EntryPart, Document]]:
 def _of_document(
     entry: Entry, part: EntryPart, document: Document, start: Offset | None, end: Offset | None
 ) -> str:
-    """What of one text lies between two places."""
+    """The part of a document between two positions."""
     leaves = document.leaves
     if not leaves:
         return ""
@@ -73,7 +73,7 @@ def _covers(document: Document, leaf: int, head: int, tail: int | None) -> bool:
 
 
 def _of_leaf(document: Document, index: int, head: int, tail: int | None, alone: bool = False) -> str:
-    """A part of a leaf as it is read; the whole as it was written, but for the fences of code."""
+    """Part of a leaf as displayed, or the whole leaf as source without code fences."""
     leaf = document.leaves[index]
     if alone and _covers(document, index, head, tail):
         if leaf.kind == "code":

@@ -1,4 +1,4 @@
-"""All messages of a chat in one tall column, of which only what is looked at is measured and drawn."""
+"""All messages of a chat in one tall column, of which only the visible part is measured and drawn."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.markdown.document import Enough
 from minichat.ui.transcript.markdown.heights import Heights
 
-_MIDDLE = 1 << 30  # the first entry's serial: older ones count down from it
+_MIDDLE = 1 << 30  # the first entry's serial; older entries have lower ones
 _BITS_PART, _BITS_LEAF = 3, 24
 
 
@@ -18,20 +18,20 @@ def never() -> bool:
 
 
 class Place(NamedTuple):
-    """A line of the column that stays the same while heights above it change."""
+    """A line of the column, independent of the heights above it."""
 
     entry: Entry
     spot: Spot
 
     @property
     def key(self) -> int:
-        """A number for the leaf, larger further down. Selections count in these, so they outlive a resize."""
+        """The leaf's number, increasing downwards. Selections use it, so they survive a resize."""
         part = (self.entry.serial << _BITS_PART) | self.spot.part
         return (part << _BITS_LEAF) | self.spot.leaf
 
 
 class View:
-    """The column. It knows nothing of scrolling."""
+    """The column of entries, without scrolling."""
 
     def __init__(self, canvas: Canvas) -> None:
         self.canvas = canvas
@@ -68,7 +68,7 @@ class View:
 
     @property
     def streaming(self) -> bool:
-        """Whether more of the last message is to come."""
+        """Whether the last message is still streaming."""
         return bool(self.entries) and self.entries[-1].message.state == "streaming"
 
     # Heights
@@ -84,11 +84,11 @@ class View:
         return entry.serial - self.entries[0].serial
 
     def changed(self, entry: Entry) -> None:
-        """An entry's height may have changed."""
+        """Update the height of an entry."""
         self._heights[self.index(entry)] = entry.height
 
     def measure(self, top: int, bottom: int, enough: Enough = never) -> None:
-        """Know the exact heights between two lines, as they are once all above them is known."""
+        """Measure the exact heights between two lines."""
         if not self.entries:
             return
         index, _ = self._heights.find(top)
@@ -100,7 +100,7 @@ class View:
             index += 1
 
     def measure_end(self, lines: int, enough: Enough = never) -> None:
-        """Know the exact heights of the last lines."""
+        """Measure the exact heights of the last lines."""
         before = -1
         while before != self.total:
             before = self.total
@@ -126,7 +126,7 @@ class View:
         return self.entries[index] if 0 <= index < len(self.entries) else None
 
     def between(self, top: int, bottom: int) -> Iterable[Entry]:
-        """The entries that these lines show."""
+        """The entries between two lines."""
         if not self.entries:
             return []
         return self.entries[self._heights.find(top)[0] : self._heights.find(bottom - 1)[0] + 1]

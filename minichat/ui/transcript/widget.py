@@ -1,4 +1,4 @@
-"""One chat as a widget that draws line by line: it follows the end of a reply until the reader scrolls up."""
+"""A chat's messages as a widget. It draws by line and follows the end until the user scrolls up."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,17 +25,17 @@ from minichat.ui.transcript.markdown import highlight
 from minichat.ui.transcript.markdown.canvas import Canvas
 from minichat.ui.transcript.painter import PaintContext, Painter
 from minichat.ui.transcript.palette import CSS, LOOKS, colour, component
-from minichat.ui.transcript.pointer import asked_at, word_at_pointer
+from minichat.ui.transcript.pointer import click_message, word_at_pointer
 from minichat.ui.transcript.search import Search
 from minichat.ui.transcript.selecting import selected
 from minichat.ui.transcript.view import Place, View
 from minichat.ui.transcript.window import Viewport, budget
 
-_WIDTH = 80  # until the screen has given one
+_WIDTH = 80  # until the first layout
 
 
 class Transcript(ScrollView, can_focus=True):
-    """Messages from top to bottom. Selections count in characters of leaves, so they outlive a resize."""
+    """Messages from top to bottom. Selections are offsets in leaves, so they survive a resize."""
 
     DEFAULT_CSS = CSS
     COMPONENT_CLASSES: ClassVar[set[str]] = set(map(component, LOOKS))
@@ -60,8 +60,8 @@ class Transcript(ScrollView, can_focus=True):
     ) -> None:
         super().__init__(name=name, id=id, classes=classes)
         if glyphs.ascii:
-            self.styles.scrollbar_size_vertical = 0  # its ends are drawn with blocks
-        self.auto_links = False  # no line has actions in it to look for
+            self.styles.scrollbar_size_vertical = 0  # its ends use block characters
+        self.auto_links = False  # lines contain no Textual actions
         self._clock = clock
         self._canvas = Canvas(_WIDTH, glyphs, partial(colour, self))
         self._view = View(self._canvas)
@@ -69,15 +69,15 @@ class Transcript(ScrollView, can_focus=True):
         self._caret = Caret(self._view)
         self._window = Viewport(self, self._view)
         self._search = Search(self._view, self._painter, self._window)
-        self._frame: PaintContext | None = None  # while it is drawn
-        self._cursor: Entry | None = None  # the message that keys act on, where the reader chose one
-        self._languages: set[str] = set()  # whose lexers were asked for
+        self._frame: PaintContext | None = None  # only during rendering
+        self._cursor: Entry | None = None  # the message chosen with the keys
+        self._languages: set[str] = set()  # whose lexers were requested
         self._greeting = Greeting()
 
-    # What a chat tells
+    # Calls from the chat
 
     def show(self, messages: Sequence[Message], letter: str) -> None:
-        """These messages and no others."""
+        """Replace all messages."""
         self._select(None)
         self._cursor = None
         self._view.show(messages, letter)
@@ -85,19 +85,19 @@ class Transcript(ScrollView, can_focus=True):
         self.follow()
 
     def greet(self, greeting: Greeting) -> None:
-        """What stands here until anything is said."""
+        """Set the greeting that is shown while there are no messages."""
         if greeting != self._greeting:
             self._greeting = greeting
             self.refresh()
 
     def prepend(self, messages: Sequence[Message]) -> None:
-        """Older messages, above those that are shown; what is in view stays where it is."""
+        """Insert older messages at the top; the view does not move."""
         before = self._view.total
         self._view.prepend(messages)
         self._window.lower(self._view.total - before)
 
     def append(self, message: Message) -> None:
-        """A new message at the end. A person's own is followed, wherever they were reading."""
+        """Add a message at the end. A user's message makes the view follow the end."""
         self._view.append(message)
         if message.role == "user":
             self.follow()
@@ -105,48 +105,48 @@ class Transcript(ScrollView, can_focus=True):
             self._window.arrange(self._view.top(self._view.entries[-1]))
 
     def extend(self, text: str, tail: str = "") -> None:
-        """More of the last message. The tail may still change: it is dim, and the next call replaces it."""
+        """Extend the last message. The tail is provisional: it is dim, and the next call replaces it."""
         entry = self._last("extend")
         line = self._view.top(entry) + entry.extend(text, tail, self._clock(), budget())
         self._view.changed(entry)
         self._window.arrange(line)
 
     def settle(self, message: Message) -> None:
-        """The last message is finished, or failed, or was stopped."""
+        """Update the last message: it has finished, failed or been stopped."""
         entry = self._last("settle")
         entry.settle(message, budget())
         self._view.changed(entry)
         self._window.arrange(self._view.top(entry))
 
     def last_reply(self) -> str:
-        """The newest reply that has any text, as the model wrote it."""
+        """The source text of the last reply that has any."""
         replies = (entry for entry in reversed(self._view.entries) if entry.message.role == "assistant")
         return next((entry.text for entry in replies if entry.text), "")
 
     @property
     def chosen(self) -> Message | None:
-        """The message that the reader has gone to."""
+        """The message chosen with the keys."""
         return self._cursor.message if self._cursor is not None else None
 
     @property
     def busy(self) -> bool:
-        """Whether text is still being read in slices."""
+        """Whether text is still being parsed in slices."""
         return self._window.busy
 
     @property
     def following(self) -> bool:
-        """Whether the end is in view and stays so."""
+        """Whether the view follows the end."""
         return self._window.following
 
-    def _last(self, wanted: str) -> Entry:
+    def _last(self, caller: str) -> Entry:
         if not self._view.entries:
-            raise ValueError(f"{wanted}() needs a message to work on: append() one first")
+            raise ValueError(f"{caller}() needs a message: append() one first")
         return self._view.entries[-1]
 
-    # Where the view is
+    # Scrolling
 
     def follow(self) -> None:
-        """Go to the end and stay there."""
+        """Scroll to the end and follow it."""
         self._window.following = True
         self._cursor_to(None)
         self._window.arrange(0)
@@ -157,7 +157,7 @@ class Transcript(ScrollView, can_focus=True):
             self._window.scrolled(round(new_value))
 
     def _scroll_to(self, x: float | None = None, y: float | None = None, **options: Any) -> bool:
-        """Text moves by exactly what was asked for: what comes into view is measured before it does."""
+        """Measure lines before they come into view, so that the text moves by the exact distance."""
         if y is not None and self._view.entries:
             y += self._window.prepare(y)
         return super()._scroll_to(x, y, **{**options, "animate": False})
@@ -189,20 +189,20 @@ class Transcript(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         if not self._view.entries:
             return self._canvas.paint(self._greeting.row(y, self.size.width, self._canvas.glyphs.cut))
-        if (frame := self._frame) is None:  # the pointer asks which character is there
+        if (frame := self._frame) is None:  # the mouse asks for the character
             return self._painter.placed(self._window.top + y)
         if frame.notice and y == frame.last:
             return self._painter.notice(frame.notice)
         return self._painter.strip(frame.top + y, frame.selection)
 
     def _notice(self) -> str:
-        """What the reader should know who does not see the end."""
+        """The notice of unseen lines while the end is not in view."""
         new = self._window.unseen
         lines = f"{new:,} new line{'s' * (new != 1)}"
         return f"-- {self._canvas.glyphs.below} {lines}, End to follow --" if new else ""
 
     def _want(self, language: str) -> None:
-        """Have a language's lexer loaded by a thread, and the code in its colours once it is there."""
+        """Load a language's lexer in a thread, then redraw its code."""
         if language not in self._languages:
             self._languages.add(language)
             self.run_worker(partial(self._load, language), thread=True, group="lexers")
@@ -235,14 +235,14 @@ class Transcript(ScrollView, can_focus=True):
         self.post_message(self.SelectionChanged())
 
     def selected_spans(self) -> dict[int, list[tuple[int, int]]]:
-        """By message: the characters of its text that are selected."""
+        """The selected source offsets, by message."""
         selection = self.text_selection
         return chosen_spans(self._view, selection) if selection is not None and self._view.entries else {}
 
-    # What is picked out from outside
+    # Highlights
 
     def light(self, spans: Spans, way: Way = "lit", *, show: bool = False) -> None:
-        """Light these characters and no others in a way; `show` brings the first of them into view."""
+        """Set the highlights of one kind; `show` scrolls to the first of them."""
         lit = self._painter.lit[way]
         if lit.set(spans):
             self.refresh()
@@ -286,7 +286,7 @@ class Transcript(ScrollView, can_focus=True):
             self._select(Selection(Offset(0, first), Offset(0, last)))
 
     def action_copy(self) -> None:
-        """The selection; without one, the last reply."""
+        """Copy the selection, or the last reply if nothing is selected."""
         chosen = self.text_selection
         if text := selected(self._view, chosen) if chosen is not None else self.last_reply():
             self.post_message(self.CopyRequested(text))
@@ -294,7 +294,7 @@ class Transcript(ScrollView, can_focus=True):
     # Acting on messages
 
     def _current(self, fits: Callable[[Entry], bool] = lambda _: True) -> Entry | None:
-        """The message that a key means: the chosen one, else the last in view that it can be done to."""
+        """The message a key acts on: the chosen one, else the last visible one that fits."""
         if self._cursor is not None and fits(self._cursor):
             return self._cursor
         top = self._window.top
@@ -311,7 +311,7 @@ class Transcript(ScrollView, can_focus=True):
         self.follow()
 
     def action_go(self, by: int) -> None:
-        """To the next message, or the one before: it is marked, and keys act on it."""
+        """Choose the next or previous message, which keys then act on."""
         if not self._view.entries:
             return
         index = self._view.index(self._cursor) + by if self._cursor else self._first_choice(by)
@@ -322,7 +322,7 @@ class Transcript(ScrollView, can_focus=True):
         self.scroll_to(y=y)
 
     def _first_choice(self, by: int) -> int:
-        """The message at the top of the view; where that is cut off, going up means its own beginning."""
+        """The message to choose first: next to the top one, or the top one itself if its start is cut off."""
         entry = self._view.place(self._window.top).entry
         whole = self._view.top(entry) == self._window.top
         return self._view.index(entry) + (by if whole or by > 0 else 0)
@@ -340,7 +340,7 @@ class Transcript(ScrollView, can_focus=True):
             self.post_message(self.MessageMenu(entry.message.id))
 
     def _toggle(self, entry: Entry) -> None:
-        """Show or hide a message's reasoning; the line with its length stays where it is."""
+        """Show or hide a message's reasoning without moving its fold line."""
         entry.open(budget())
         y = self._view.top(entry) + entry.part_top(EntryPart.FOLD)
         if self._window.top <= y:
@@ -358,7 +358,7 @@ class Transcript(ScrollView, can_focus=True):
                 self.post_message(self.TryChosen(text))
             return
         if event.chain > 1:
-            event.prevent_default()  # which would select all there is
+            event.prevent_default()  # Textual would select everything
         y = self._window.top + offset.y
         if offset.y == self._window.height - 1 and self._notice():
             self.follow()
@@ -369,19 +369,19 @@ class Transcript(ScrollView, can_focus=True):
                     self._select(word)
             elif place.spot.part == EntryPart.FOLD:
                 self._toggle(place.entry)
-            elif (wanted := asked_at(self._painter, place, offset.x)) is not None:
-                self.post_message(wanted)
+            elif (message := click_message(self._painter, place, offset.x)) is not None:
+                self.post_message(message)
 
-    # Finding
+    # Search
 
     def find(self, text: str) -> bool:
-        """Highlight a text everywhere and go to it, onward from the first line in view. False: nowhere."""
+        """Highlight a text and go to the first hit from the top line on. Return False if there is none."""
         found = self._search.begin(text)
         self.refresh()
         return found
 
     def find_next(self, by: int = 1) -> bool:
-        """To the next place, or with -1 the one before."""
+        """Go to the next hit, or with -1 to the previous one."""
         found = self._search.step(by)
         self.refresh()
         return found
@@ -392,7 +392,7 @@ class Transcript(ScrollView, can_focus=True):
 
     @property
     def find_count(self) -> tuple[int, int, bool]:
-        """Which place this is, of how many, and whether there was time to count them all."""
+        """The current hit's number, the total, and whether the time allowed counting all."""
         return self._search.count
 
     def action_find_next(self, by: int) -> None:

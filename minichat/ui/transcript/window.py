@@ -1,4 +1,4 @@
-"""Which lines of the column are in view: the end while it is followed, else where the reader is."""
+"""The visible lines of the column: the end while it is followed, else where the user scrolled to."""
 
 import time
 
@@ -12,27 +12,27 @@ from minichat.ui.transcript.markdown.document import Enough
 from minichat.ui.transcript.marks import ends, row_of
 from minichat.ui.transcript.view import Place, View
 
-_SLICE = 0.006  # seconds that work which can wait takes at a time
-_STEPS = 8  # a reply moves up by so much of the height at a time
-_PAUSE = 0.01  # seconds between two such slices: keys come first
+_SLICE = 0.006  # seconds per slice of deferred work
+_STEPS = 8  # a growing reply scrolls by this fraction of the height at once
+_PAUSE = 0.01  # seconds between slices, for key presses
 
 
 def budget() -> Enough:
-    """Says when a slice of work has taken long enough."""
+    """Return a function that reports when a slice of work should end."""
     end = time.perf_counter() + _SLICE
     return lambda: time.perf_counter() >= end
 
 
 class Viewport:
-    """Measures what comes into view, and keeps it still while heights around it become known."""
+    """Measures what comes into view, and keeps it in place while heights around it are measured."""
 
     def __init__(self, widget: ScrollView, view: View) -> None:
         self._widget = widget
         self._view = view
         self.following = True
-        self.placing = False  # the program scrolls, not the reader
-        self._left_at = 0  # the column's height when the reader left the end
-        self._shown = 0  # lines at the last look
+        self.placing = False  # the program is scrolling, not the user
+        self._left_at = 0  # the column's height when the user left the end
+        self._shown = 0  # the column's height at the last update
         self._reading: Timer | None = None
 
     @property
@@ -49,7 +49,7 @@ class Viewport:
 
     @property
     def unseen(self) -> int:
-        """Lines that have come since the reader left the end."""
+        """The number of lines added since the user left the end."""
         return 0 if self.following else max(0, self._view.total - self._left_at)
 
     @property
@@ -58,7 +58,7 @@ class Viewport:
         return self._reading is not None
 
     def arrange(self, changed: int) -> None:
-        """Bring view and scroll bar up to date after lines from this one on have changed."""
+        """Update the view and the scroll bar after lines from `changed` on have changed."""
         top, height, before = self.top, self.height, self._shown
         if not height:
             return
@@ -78,7 +78,7 @@ class Viewport:
         self._keep_reading()
 
     def stay(self, y: int) -> None:
-        """Show the line that is at y now, wherever measuring its surroundings moves it."""
+        """Keep the line at y at the top while its surroundings are measured."""
         if self.following or not self._view.entries:
             self.arrange(0)
             return
@@ -90,17 +90,17 @@ class Viewport:
         self._keep_reading()
 
     def lower(self, lines: int) -> None:
-        """So many lines came in above."""
+        """Move the view down by the lines inserted above it."""
         self._left_at += lines
         self.stay(self.top + lines)
 
     def leave(self) -> None:
-        """The reader stays where they are, whatever comes."""
+        """Stop following the end."""
         if self.following:
             self.following, self._left_at = False, self._view.total
 
     def reveal(self, place: Place) -> None:
-        """Bring a line near the middle, where it is not in view."""
+        """Scroll a line near the middle if it is not in view."""
         if self.top <= self._view.line(place) < self.top + self.height - 1:
             return
         self._measure_around(place, self.height, self.height)
@@ -110,7 +110,7 @@ class Viewport:
         self.stay(self.top)
 
     def _measure_around(self, place: Place, above: int, below: int) -> None:
-        """Know the heights of so many lines around this one; what shrinks brings more of them."""
+        """Measure the lines around this one until its position is stable."""
         line = -1
         while line != self._view.line(place):
             line = self._view.line(place)
@@ -118,7 +118,7 @@ class Viewport:
         self._resize_column()
 
     def scrolled(self, y: int) -> None:
-        """The reader has scrolled."""
+        """Update after the user has scrolled."""
         if y >= self._widget.max_scroll_y:
             self.following = True
         else:
@@ -126,7 +126,7 @@ class Viewport:
         self.stay(y)
 
     def prepare(self, y: float) -> int:
-        """Measure what will come into view above. Returns by how much that moves everything down."""
+        """Measure what will come into view above. Return how many lines that moves everything down."""
         top = self.top
         if not top - 2 * self.height <= y < top:
             return 0
@@ -138,7 +138,7 @@ class Viewport:
         return moved
 
     def resized(self) -> None:
-        """Another width: the text at the top stays at the top."""
+        """Adapt to a new width. The text at the top stays there."""
         width, filled = self.width, self._widget.size.width
         if not width:
             return
@@ -157,7 +157,7 @@ class Viewport:
         self.stay(self._view.line(place))
 
     def _resize_column(self) -> None:
-        """Tell the scroll bar. Setting virtual_size would lay out the whole screen for each new line."""
+        """Update the scroll bar. Setting virtual_size would lay out the whole screen for each new line."""
         widget, size = self._widget, Size(self.width, self._view.total + self._spare)
         if widget.virtual_size != size:
             widget.set_reactive(Widget.virtual_size, size)
@@ -167,7 +167,7 @@ class Viewport:
 
     @property
     def _spare(self) -> int:
-        """Empty lines after a reply that is being written: all lines move up by some at once, not by each."""
+        """Empty lines after a streaming reply, so that the view scrolls by several lines at once."""
         step = max(1, self.height // _STEPS)
         over = self._view.total - self.height
         return -over % step if over > 0 and self._view.streaming else 0
@@ -177,7 +177,7 @@ class Viewport:
         self._widget.scroll_target_y = self._widget.scroll_y = y
         self.placing = False
 
-    # Reading what is too long for one go
+    # Parsing long text in slices
 
     def _keep_reading(self) -> None:
         if self._reading is None and self._unread():

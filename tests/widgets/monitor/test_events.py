@@ -6,7 +6,7 @@ from textual.widgets import Input
 from engine.api import events
 from engine.api.events import Event
 from minichat.ui.monitor import EventLog
-from minichat.ui.monitor.words import said
+from minichat.ui.monitor.words import described
 from tests.widgets.monitor.snapshots import OWNERS, snapshot
 from tests.widgets.monitor.stage import lines, staged
 
@@ -23,15 +23,15 @@ def log() -> EventLog:
         (events.Admitted(1, 0, 3, 0), ("admitted", "nothing cached")),
         (events.Preempted(1, 0, 3, False, 12), ("preempted", "gave up 12 blocks")),
         (events.Preempted(1, 0, 3, True, 1), ("swapped", "1 block to host memory")),
-        (events.Resumed(1, 0, 3, True, 0), ("resumed", "its blocks came back from host memory")),
+        (events.Resumed(1, 0, 3, True, 0), ("resumed", "blocks restored from host memory")),
         (events.Resumed(1, 0, 3, False, 64), ("resumed", "64 tokens from the cache")),
         (events.Transferred(1, 0, 3, "host", False, 4, 0.002, ""), ("stored", "4 blocks to host in 2.0 ms")),
         (events.Transferred(1, 0, 3, "host", True, 1, 0.002, ""), ("loaded", "1 block from host in 2.0 ms")),
         (
             events.Transferred(1, 0, 3, "disk", True, 4, 0.0, "OSError: gone"),
-            ("failed", "4 blocks and the tier disk: OSError: gone"),
+            ("failed", "4 blocks, tier disk: OSError: gone"),
         ),
-        (events.Copied(1, 0, 3, 12, 31), ("copied", "block 12 to 31: it was shared")),
+        (events.Copied(1, 0, 3, 12, 31), ("copied", "shared block 12 to 31")),
         (events.Forked(1, 0, 3, 2, 9), ("forked", "from 2, shares 9 blocks")),
         (events.FirstToken(1, 0, 3, 0.092), ("first", "token after 92 ms")),
         (events.Updated(1, 0, 3, ("top_p", "seed")), ("changed", "top_p, seed")),
@@ -42,20 +42,20 @@ def log() -> EventLog:
         ),
         (events.StepBroke(1, 0, "bad", (1, 2)), ("failed", "a step with 2 requests: bad")),
         (events.Died(1, 0, "gone"), ("died", "gone")),
-        (events.Evicted(1, 0, 12), ("evicted", "12 cached blocks made way")),
+        (events.Evicted(1, 0, 12), ("evicted", "12 cached blocks")),
         (
             events.Quantized(1, 0, "int4", "none", 64, 1.25, ""),
             ("switched", "weights from none to int4 in 1.25 s, 64 blocks"),
         ),
         (
             events.Quantized(1, 0, "int4", "none", 64, 1.25, "it was cancelled"),
-            ("failed", "weights in int4: it was cancelled; none stands"),
+            ("failed", "weights to int4: it was cancelled; still none"),
         ),
-        (events.Recached(1, 0, "int8", 128), ("switched", "cache in int8, 128 blocks")),
+        (events.Recached(1, 0, "int8", 128), ("switched", "cache to int8, 128 blocks")),
     ],
 )
 def test_every_event_in_words(event: Event, words: tuple[str, str]) -> None:
-    assert said(event) == words
+    assert described(event) == words
 
 
 async def test_a_switch_of_the_weights_is_one_line() -> None:
@@ -73,7 +73,7 @@ async def test_the_newest_is_at_the_end() -> None:
     pane = log()
     async with staged(pane, (60, 4), focus=False) as pilot:
         pane.update_from(snapshot(64), OWNERS)
-        assert "nothing has happened yet" in lines(pane)[1]
+        assert "no events yet" in lines(pane)[1]
         for number in range(5):
             pane.add(events.Admitted(number, 12.0, number, 32))
         pane.add(events.Died(6, 13.5, "gone"))

@@ -84,9 +84,9 @@ async def test_rates_tell_what_guessing_ahead_has_brought() -> None:
     rates = RateGraphs(ascii=True)
     async with staged(rates, (50, 8), focus=False):
         rates.update_from(snapshot(8, speculation=Speculation("", True, 10, 40, 30, 1.52)), {})
-        assert " guesses 75% stand  4.0 tok a try  gain 1.52x" in [line.rstrip() for line in lines(rates)]
+        assert " drafts 75% accepted  4.0 tok/step  gain 1.52x" in [line.rstrip() for line in lines(rates)]
         rates.update_from(snapshot(8), {})
-        assert not any("guesses" in line for line in lines(rates))
+        assert not any("drafts" in line for line in lines(rates))
 
 
 async def test_graphs_grow_with_the_pane() -> None:

@@ -33,7 +33,7 @@ async def test_letters_say_whose_and_what_without_colour() -> None:
     async with staged(kvmap, (47, 8), focus=False):
         kvmap.update_from(small(), OWNERS)
         heading, first, *_ = lines(kvmap)
-        assert heading.split() == ["1", "KV", "map", "62%", "1", "block", "a", "cell", "owner"]
+        assert heading.split() == ["1", "KV", "map", "62%", "1", "block/cell", "owner", "physical"]
         assert first.rstrip() == "++++++++AAAAAAAABBBBcccc........"
         assert lines(kvmap)[-2:] == [
             " # A 4  # B 1".ljust(47),

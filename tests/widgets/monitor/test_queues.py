@@ -51,9 +51,9 @@ async def test_what_guessing_ahead_brings_each() -> None:
     async with staged(queues, (70, 6), focus=False):
         queues.update_from(snapshot(64, several), OWNERS)
         assert [line.rstrip() for line in lines(queues)][1:5] == [
-            "       id phase           done  blk   guesses cached why",
+            "       id phase           done  blk     draft cached why",
             "> A     0 decode        30/512    3  75% 1.8x     32",
-            "* B     1 prefill       64/120    2     rests      0",
+            "* B     1 prefill       64/120    2       off      0",
             "* M    12 waiting        0/120    0                0 needs 9 blocks, ~",
         ]
 
@@ -85,7 +85,7 @@ async def test_the_selection_follows_its_request() -> None:
         assert queues.selected == 0
         queues.update_from(snapshot(64), OWNERS)
         assert queues.selected is None
-        assert "nothing to do" in lines(queues)[1]
+        assert "no requests" in lines(queues)[1]
         queues.abort_selected()
         await pilot.pause()
         assert heard(pilot, Queues.Abort) == []

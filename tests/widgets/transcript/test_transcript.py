@@ -124,10 +124,10 @@ async def test_reasoning_shows_while_it_comes_then_folds_to_a_line() -> None:
         reader.transcript.extend("Four.")
         reader.transcript.settle(reply("Four.", reasoning="let me think\n\nabout *it*"))
         await reader.settled()
-        assert reader.lines()[1:3] == ["▸ thought for 12 s, 5 words  Enter shows it", "Four."]
+        assert reader.lines()[1:3] == ["▸ thought for 12 s, 5 words  Enter to show", "Four."]
         await reader.press("enter")
         assert reader.lines()[1:6] == [
-            "▾ thought for 12 s, 5 words  Enter hides it",
+            "▾ thought for 12 s, 5 words  Enter to hide",
             "let me think",
             "",
             "about it",

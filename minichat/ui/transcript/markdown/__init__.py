@@ -1,1 +1,1 @@
-"""A message's text as lines of cells: split into pieces, parsed, laid out and highlighted."""
+"""Markdown as lines of cells: split into leaves, parsed, laid out and highlighted."""

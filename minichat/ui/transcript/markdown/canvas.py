@@ -1,4 +1,4 @@
-"""Rows in the colours of the theme, kept while they are likely to be shown again."""
+"""Rows in the theme's colors, with a cache of recent ones."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from minichat.ui.transcript.markdown.draw import draw
 from minichat.ui.transcript.markdown.leaves import Leaf
 from minichat.ui.transcript.markdown.rows import Fragment, Look, RenderedLeaf, Row
 
-MAX_ROWS = 400  # that are kept: some screens of them
+MAX_ROWS = 400  # cached rows: a few screens
 
 Coloured = Callable[[Look], Style]
 
 
 @dataclass(slots=True)
 class Sheet:
-    """A drawn leaf and those of its rows that were shown."""
+    """A drawn leaf with the strips of its rows that were shown."""
 
     leaf: Leaf
     tail: str
@@ -31,11 +31,11 @@ class Sheet:
 
 
 class Canvas:
-    """Draws leaves at the present width. `colour` gives a look's style in the present theme."""
+    """Draws leaves at the current width. `colour` returns a look's style in the current theme."""
 
     def __init__(self, width: int, glyphs: Glyphs, colour: Coloured) -> None:
         self.width = width
-        self.filled = width  # with the scroll bar's column, which lies over the rows
+        self.filled = width  # including the scroll bar's column, which covers the rows
         self.glyphs = glyphs
         self._colour = colour
         self._styles: dict[Look, Style] = {}
@@ -47,7 +47,7 @@ class Canvas:
         self.forget()
 
     def forget(self) -> None:
-        """Draw everything anew: the width, the theme or a lexer has changed."""
+        """Clear the cache: the width, the theme or a lexer has changed."""
         self._styles.clear()
         self._sheets.clear()
         self._rows = 0
@@ -68,7 +68,7 @@ class Canvas:
         return sheet
 
     def drop(self, leaf: Leaf) -> None:
-        """The leaf is about to change."""
+        """Drop a leaf that is about to change from the cache."""
         sheet = self._sheets.pop(id(leaf), None)
         if sheet is not None:
             self._rows -= len(sheet.drawn.rows)
@@ -80,7 +80,7 @@ class Canvas:
         return strip
 
     def paint(self, row: Row) -> Strip:
-        """A row with its colours, filled up to the width."""
+        """Draw a row in its colors, padded to the width."""
         segments, cells = [], 0
         for text, look, _ in filter(_shows, row.fragments):
             segments.append(Segment(self.glyphs.writable(text), self.style(look)))
@@ -91,9 +91,9 @@ class Canvas:
         return Strip(segments, cells)
 
     def paint_placed(self, row: Row, line: int) -> Strip:
-        """The same, each segment with the place in the text that a pointer on it means.
+        """Draw a row whose segments carry their text offsets, for the mouse.
 
-        Decoration means the text that follows it. It goes in single cells, as places are counted on.
+        Decoration carries the offset of the text after it, one segment per cell: Textual adds the column.
         """
         placed: list[Segment] = []
         at = max(

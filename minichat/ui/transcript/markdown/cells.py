@@ -1,4 +1,4 @@
-"""How wide characters are, and where lines break."""
+"""Character widths and line breaks."""
 
 from bisect import bisect_right
 from itertools import accumulate
@@ -6,16 +6,16 @@ from itertools import accumulate
 from rich.cells import get_character_cell_size
 
 Span = tuple[int, int]
-_MARKS_A_CELL = 6  # text that has no width at all must break somewhere too
+_MARKS_A_CELL = 6  # text of zero width must break somewhere, too
 
 
 def cell_width(text: str) -> int:
-    """Cells of text that went through drawable()."""
+    """The width in cells of text returned by drawable()."""
     return len(text) if text.isascii() else sum(map(get_character_cell_size, text))
 
 
 def clip(text: str, width: int, sign: str) -> str:
-    """The text, or its beginning and a sign that some is missing."""
+    """Cut the text to the width, ending with a sign if some is missing."""
     if cell_width(text) <= width:
         return text
     (_, end), *_ = break_line(text, 0, len(text), max(1, width - cell_width(sign)), words=False)
@@ -23,7 +23,7 @@ def clip(text: str, width: int, sign: str) -> str:
 
 
 def wrap(text: str, width: int, start: int = 0, end: int | None = None) -> list[Span]:
-    """The lines of text[start:end] at a width: each a range of it, without the white space between two."""
+    """Wrap text[start:end] to a width. Return the lines as ranges, without the white space between them."""
     width = max(1, width)
     end = len(text) if end is None else end
     lines: list[Span] = []
@@ -37,7 +37,7 @@ def wrap(text: str, width: int, start: int = 0, end: int | None = None) -> list[
 
 
 def break_line(text: str, start: int, end: int, width: int, words: bool = True) -> list[Span]:
-    """One line of text folded at spaces, or at any character where there is none."""
+    """Fold one line of text at spaces, or at any character if there are none."""
     if end - start <= width and (text.isascii() or cell_width(text[start:end]) <= width):
         return [(start, end)]
     if text.isascii():
@@ -49,7 +49,7 @@ def break_line(text: str, start: int, end: int, width: int, words: bool = True) 
 
 
 def _fold_plain(text: str, start: int, end: int, width: int, words: bool) -> list[Span]:
-    """Every character is one cell wide."""
+    """Fold text whose characters are all one cell wide."""
     lines = []
     while end - start > width:
         cut = text.rfind(" ", start + 1, start + width + 1) if words else -1
@@ -63,9 +63,9 @@ def _fold_plain(text: str, start: int, end: int, width: int, words: bool) -> lis
 
 
 def _fold_wide(text: str, start: int, end: int, width: int, words: bool, widths: list[int]) -> list[Span]:
-    """Ideographs may part anywhere, a mark never leaves its letter."""
+    """Fold text with wide characters: ideographs break anywhere, a combining mark stays with its letter."""
     origin = start
-    ends = list(accumulate(widths))  # cells up to and with each character
+    ends = list(accumulate(widths))  # cells up to and including each character
     lines = []
     while start < end:
         before = ends[start - origin - 1] if start > origin else 0

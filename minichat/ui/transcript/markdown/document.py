@@ -1,4 +1,4 @@
-"""A text's leaves with their heights: measured where somebody looked, estimated elsewhere."""
+"""A text's leaves with their heights: measured where shown, estimated elsewhere."""
 
 from collections.abc import Callable
 
@@ -13,12 +13,12 @@ Enough = Callable[[], bool]
 
 
 def estimate(length: int, newlines: int, width: int) -> int:
-    """Lines that a text of this length will roughly need."""
+    """Estimate the number of lines of a text."""
     return 1 + newlines + length // (width + 1)
 
 
 class Document:
-    """Grows at its end only."""
+    """The leaves of a text that can grow at its end."""
 
     def __init__(self, canvas: Canvas, base: Look = (), *, plain: bool = False) -> None:
         self._canvas = canvas
@@ -27,7 +27,7 @@ class Document:
         self._heights = Heights()
         self._measured: list[bool] = []
         self._tail = ""
-        self.growing = False  # more is to come
+        self.growing = False  # the text is still streaming
 
     @property
     def text(self) -> str:
@@ -43,13 +43,13 @@ class Document:
 
     @property
     def height(self) -> int:
-        """Lines, with a guess for what is not cut yet."""
+        """Height in lines, including an estimate for text not split yet."""
         behind = self._splitter.behind
         return self._heights.total + (estimate(behind, 0, self._canvas.width) if behind else 0)
 
     @property
     def known(self) -> int:
-        """Lines of what is cut."""
+        """Height in lines of the text that has been split."""
         return self._heights.total
 
     def feed(self, text: str, enough: Enough) -> None:
@@ -57,7 +57,7 @@ class Document:
         self.catch_up(enough)
 
     def extend(self, text: str, tail: str, enough: Enough) -> tuple[int, Leaf | None]:
-        """Add streamed text and a tail. The first line that changed, and a leaf if the tail needs one."""
+        """Add streamed text and a tail. Return the first changed line, and a leaf for the tail if needed."""
         first = self._splitter.firm
         before = self.sheet(first).drawn.rows if first < len(self.leaves) else ()
         if text:
@@ -70,7 +70,7 @@ class Document:
         return self._heights.top(first) + (min(len(before), len(after)) if same is None else same), leaf
 
     def catch_up(self, enough: Enough = lambda: False) -> bool:
-        """Cut more of what has come; True when nothing is left."""
+        """Split more of the text. Return whether all of it is split."""
         if not self._splitter.behind:
             return True
         first = self._splitter.firm
@@ -81,7 +81,7 @@ class Document:
         return done
 
     def _guess(self, first: int) -> None:
-        """Estimate the heights from this leaf on."""
+        """Estimate the heights from leaf `first` on."""
         self._heights.truncate(first)
         del self._measured[first:]
         width = self._canvas.width
@@ -90,8 +90,8 @@ class Document:
             self._measured.append(False)
 
     def resize(self) -> None:
-        """The canvas has another width."""
-        if self._splitter.parted:
+        """Estimate again after the canvas's width has changed."""
+        if self._splitter.split_at_row:
             before = self._splitter
             self._splitter = Splitter(before.text, plain=before.plain, row_begins=self._row_begins)
             self._splitter.advance()
@@ -107,26 +107,26 @@ class Document:
         return self._canvas.sheet(leaf, self._base)
 
     def set_tail(self, tail: str) -> Leaf | None:
-        """Show text after the end that may still be taken back. A leaf, where it goes on none of these."""
+        """Show provisional text after the end. Return a leaf for it if it cannot extend the last one."""
         leaf = self._splitter.open
-        goes_on = leaf is not None and leaf.kind in ("text", "code")
+        extends = leaf is not None and leaf.kind in ("text", "code")
         ended = self.text[-1:]
-        if goes_on and tail and ended in ("\n", " "):
+        if extends and tail and ended in ("\n", " "):
             joint = "\n" if leaf is not None and leaf.kind == "code" and ended == "\n" else " "
             tail = joint + tail.lstrip(" ")
-        inline = tail if goes_on else ""
+        inline = tail if extends else ""
         if inline != self._tail:
             self._tail = inline
             if self._measured:
                 self._measured[-1] = False
-        if not tail or goes_on:
+        if not tail or extends:
             return None
         return Leaf(
             "text", len(self.text), len(self.text), gap=bool(self.leaves) and self.text.endswith("\n\n")
         )
 
     def measure(self, top: int, bottom: int) -> None:
-        """Know the exact heights of the leaves between two lines."""
+        """Measure the exact heights of the leaves between two lines."""
         if not self._measured or bottom <= 0:
             return
         index = self._heights.find(top)[0]
@@ -149,7 +149,7 @@ class Document:
         return self._heights[index]
 
     def leaf_at(self, offset: int) -> int:
-        """The leaf that this place of the text lies in, or the one before it."""
+        """The leaf that contains an offset of the text, or the one before it."""
         low, high = 0, len(self.leaves)
         while low < high:
             middle = (low + high) // 2

@@ -1,4 +1,4 @@
-"""Leaves drawn as rows at a width."""
+"""Draws leaves as rows of a given width."""
 
 from bisect import bisect_left
 from dataclasses import replace
@@ -13,13 +13,13 @@ from minichat.ui.transcript.markdown.table import draw_table
 
 _TAB = 4
 _NARROW = 8  # cells
-_MARKED = 8  # widths that the source of a row with markup may have
+_MARKED = 8  # longest source of a row with markup, in widths
 
 
 def draw(
     leaf: Leaf, width: int, glyphs: Glyphs, base: Look = (), tail: str = "", growing: bool = False
 ) -> RenderedLeaf:
-    """A leaf's rows, none wider than the width. The tail may be taken back; what grows goes on."""
+    """Draw a leaf as rows no wider than the width. `tail` is provisional text; `growing` means it streams."""
     first, others = margins(leaf, width, glyphs)
     room = max(1, width - cell_width(others))
     if any(container.quotes for container in leaf.containers):
@@ -45,13 +45,13 @@ def draw(
 
 
 def last_row_at(leaf: Leaf, width: int, glyphs: Glyphs) -> int:
-    """Where in the source of running text its last row begins; 0 where it has but one."""
+    """The offset in a text leaf's source where its last row begins; 0 if it has only one row."""
     rows, begins = _rows_and_last(leaf, leaf.text, width, glyphs)
     if rows < 2:
         return 0
     if begins >= 0:
         return begins
-    # Markup in the row: the shortest beginning that has as many rows ends behind where the row begins.
+    # The row has markup: find the shortest prefix with as many rows. It ends just after the row's start.
     lengths = range(max(len(leaf.text) - _MARKED * width, 0), len(leaf.text))
     length = lengths[
         bisect_left(lengths, rows, key=lambda end: _rows_and_last(leaf, leaf.text[:end], width, glyphs)[0])
@@ -61,7 +61,7 @@ def last_row_at(leaf: Leaf, width: int, glyphs: Glyphs) -> int:
 
 
 def _rows_and_last(leaf: Leaf, source: str, width: int, glyphs: Glyphs) -> tuple[int, int]:
-    """Rows of a beginning of its source, and where the last one begins; -1: markup is in it."""
+    """The number of rows of a source prefix, and the offset of the last one; -1 if it has markup."""
     drawn = draw(replace(leaf, text=source, gap=False), width, glyphs)
     at = next((fragment.at for fragment in drawn.rows[-1].fragments if fragment.at >= 0), len(drawn.plain))
     rest = drawn.plain[at:]
@@ -69,7 +69,7 @@ def _rows_and_last(leaf: Leaf, source: str, width: int, glyphs: Glyphs) -> tuple
 
 
 def margins(leaf: Leaf, width: int, glyphs: Glyphs) -> tuple[str, str]:
-    """What stands before the first row and before the others; never more than half of the width."""
+    """The margins of the first row and of the others; at most half of the width."""
     first = others = ""
     depth = -1
     begins = len(leaf.containers) - leaf.fresh
@@ -87,7 +87,7 @@ def margins(leaf: Leaf, width: int, glyphs: Glyphs) -> tuple[str, str]:
 
 
 def _gap(leaf: Leaf, glyphs: Glyphs, base: Look) -> Row:
-    """The empty line before a leaf; a quote that goes on keeps its bar."""
+    """The empty line before a leaf, with the bars of quotes that continue."""
     before = leaf.containers[: len(leaf.containers) - leaf.fresh]
     quotes = sum(1 for container in before if container.quotes)
     return Row((Fragment(glyphs.quote * quotes, (*base, "mark")),)) if quotes else Row()
@@ -109,15 +109,15 @@ def _folded(runs: tuple[Run, ...], width: int, base: Look) -> RenderedLeaf:
 
 
 def _code(leaf: Leaf, width: int, glyphs: Glyphs, base: Look, tail: str, growing: bool) -> RenderedLeaf:
-    """Code never loses a space: lines that are too long go on after a sign."""
+    """Draw code. It keeps all spaces; long lines are folded with a sign."""
     look = (*base, "block")
     plain = drawable(leaf.text.removesuffix("\n"))
     runs: tuple[Run, ...] = highlight.runs_of(plain, leaf.info, growing)
     if tail:
-        # What is certain of an open line has lost its newline above, so the tail follows it directly.
+        # The open line has lost its newline above, so the tail follows it directly.
         runs += (Run(drawable(tail), ("tail",)),)
         plain += drawable(tail)
-    # Where there is next to no room, all of it is for the code.
+    # A very narrow screen has no room for the bar and the sign.
     bar = Fragment(glyphs.code if width >= _NARROW else "", (*look, "mark"))
     turn = Fragment(glyphs.turn if width >= _NARROW else "", (*look, "mark"))
     most = width - cell_width(bar.text)
@@ -142,9 +142,9 @@ def _code(leaf: Leaf, width: int, glyphs: Glyphs, base: Look, tail: str, growing
 
 
 def _fold(text: str, start: int, end: int, width: int, most: int) -> list[Span]:
-    """The pieces of one line of code; a tab is as wide as it can be."""
+    """Fold one line of code. A tab counts as its maximum width."""
     if "\t" not in text[start:end]:
-        # The sign of a folded line needs room, but a line that just fits needs none.
+        # A folded line needs room for the sign; a line that just fits does not.
         whole = end - start <= most and cell_width(text[start:end]) <= most
         return [(start, end)] if whole else break_line(text, start, end, width, words=False)
     pieces, begin, cells = [], start, 0
@@ -158,7 +158,7 @@ def _fold(text: str, start: int, end: int, width: int, most: int) -> list[Span]:
 
 
 def _untabbed(fragments: list[Fragment]) -> list[Fragment]:
-    """Tabs as spaces, which stand for no character of their own."""
+    """Replace tabs with spaces, which are decoration."""
     untabbed, column = [], 0
     for text, look, at in fragments:
         for index, part in enumerate(text.split("\t")):

@@ -1,15 +1,15 @@
-"""Heights of a long column of things, with quick answers to "what is at line y"."""
+"""Heights of the items of a long column, with fast lookup by line."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
 
 
 class Heights:
-    """A list of heights and their running sums, brought up to date from the first change on."""
+    """A list of heights and their prefix sums, updated lazily from the first change on."""
 
     def __init__(self, heights: Iterable[int] = ()) -> None:
         self._heights = list(heights)
-        self._tops = [0]  # tops[i] is the sum of the first i; shorter while changes wait
+        self._tops = [0]  # tops[i] is the sum of the first i; truncated at the first change
 
     def __len__(self) -> int:
         return len(self._heights)
@@ -38,7 +38,7 @@ class Heights:
         return self.top(len(self._heights))
 
     def top(self, index: int) -> int:
-        """The line on which this one begins."""
+        """The first line of an item."""
         tops = self._tops
         if index >= len(tops):
             running = tops[-1]
@@ -48,7 +48,7 @@ class Heights:
         return tops[index]
 
     def find(self, y: int) -> tuple[int, int]:
-        """The thing at line y, and y within it. Beyond the ends: the first or the last."""
+        """The item at line y, and the line within it. Beyond the ends: the first or the last."""
         if y < 0 or not self._heights:
             return 0, 0
         if y >= self.total:

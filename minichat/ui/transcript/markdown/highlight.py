@@ -1,4 +1,4 @@
-"""Colours for code. A language's lexer loads in a thread; until it has, its code is plain."""
+"""Syntax highlighting. A lexer is loaded in a thread; until then its code is plain."""
 
 from functools import lru_cache
 from threading import Lock
@@ -9,7 +9,7 @@ from minichat.ui.transcript.markdown.inline import Run
 if TYPE_CHECKING:
     from pygments.lexer import Lexer  # type: ignore[import-untyped]
 
-# The first that a token's type lies in decides.
+# The first matching prefix of a token type decides.
 _LOOKS = (
     ("Comment", "comment"),
     ("Keyword", "keyword"),
@@ -34,12 +34,12 @@ _lock = Lock()
 
 
 def known(language: str) -> bool:
-    """Whether the language needs no loading: it is there, or there is none of that name."""
+    """Whether the language needs no loading: its lexer is loaded or does not exist."""
     return not language or language in _lexers
 
 
 def load(language: str) -> None:
-    """Find a language's lexer. Takes up to 100 ms, so not on the screen's thread."""
+    """Load a language's lexer. This takes up to 100 ms, so do not call it on the screen's thread."""
     from pygments.lexers import get_lexer_by_name  # type: ignore[import-untyped]
     from pygments.util import ClassNotFound  # type: ignore[import-untyped]
 
@@ -53,7 +53,7 @@ def load(language: str) -> None:
 
 
 def runs_of(code: str, language: str, growing: bool) -> tuple[Run, ...]:
-    """The code in colours. While it grows its last line is plain: so they are found once a line."""
+    """Highlight code. While it grows its last line stays plain, so that the lexer runs once per line."""
     if not growing:
         return highlighted(code, language)
     if _lexers.get(language) is None:
@@ -75,7 +75,7 @@ def highlighted(code: str, language: str) -> tuple[Run, ...]:
             runs[-1] = Run(runs[-1].text + text, look)
         elif text:
             runs.append(Run(text, look))
-    # A lexer that changes the text would shift everything that is counted in characters.
+    # A lexer that changes the text would shift all character offsets.
     return tuple(runs) if "".join(run.text for run in runs) == code else (Run(code),)
 
 

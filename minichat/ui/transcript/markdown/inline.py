@@ -1,4 +1,4 @@
-"""Emphasis, code, links: a paragraph's marks turned into runs of styled text."""
+"""Inline markup: turns a paragraph's emphasis, code and links into runs of styled text."""
 
 import re
 from functools import lru_cache
@@ -9,7 +9,7 @@ from markdown_it.rules_inline import StateInline
 
 from minichat.ui.transcript.glyphs import drawable
 
-MAX_BRACKETS = 40  # beyond these a piece is noise, which would take the parser long
+MAX_BRACKETS = 40  # text with more is not parsed: it is noise that would be slow
 MAX_MARKS = 250
 _MARK = re.compile(r"[*_`\[<&\\~]")
 _ADDRESS = re.compile(r"\bhttps?://[^\s<>\"'`]*[^\s<>\"'`.,;:!?)\]}*_]")
@@ -17,7 +17,7 @@ _OPENS = {"strong_open": "strong", "em_open": "em", "s_open": "strike"}
 _CLOSES = {"strong_close", "em_close", "s_close"}
 
 
-# Between \( and \), \[ and \], $$ and $$, or two single $ as pandoc has them: the price of $5 is none.
+# Between \( and \), \[ and \], $$ and $$, or single $ by pandoc's rules, so that "$5" is not a formula.
 _FORMULA = re.compile(
     r"\\\(.{1,999}?\\\)|\\\[.{1,999}?\\\]|\$\$.{1,999}?\$\$|\$(?![\s$])[^$\n]{0,999}(?<![\s\\])\$(?!\d)",
     re.DOTALL,
@@ -25,7 +25,7 @@ _FORMULA = re.compile(
 
 
 def _formula(state: StateInline, silent: bool) -> bool:
-    """A formula stays as it was written: in it \\, and _ are no marks."""
+    """A markdown-it rule that keeps a formula as written: in it \\, and _ are not markup."""
     if (found := _FORMULA.match(state.src, state.pos, state.posMax)) is None:
         return False
     if not silent:
@@ -34,7 +34,7 @@ def _formula(state: StateInline, silent: bool) -> bool:
     return True
 
 
-# Loading it takes 40 ms: before the program runs, not at the first mark that it meets.
+# Creating it takes 40 ms, so do it at import rather than at the first use.
 _parser = MarkdownIt("commonmark", {"html": False}).enable("strikethrough")
 _parser.inline.ruler.before("escape", "formula", _formula)
 
@@ -49,7 +49,7 @@ class Run(NamedTuple):
 
 @lru_cache(maxsize=2048)
 def parse(source: str) -> tuple[Run, ...]:
-    """The runs of a paragraph's source. A line break becomes a space; what is no mark stays as it is."""
+    """Parse a paragraph's source into runs. A line break becomes a space; invalid markup stays as text."""
     source = source.replace("\t", " ")
     if not _MARK.search(source):
         return tuple(_with_addresses(_unfold(source), (), None))
@@ -82,12 +82,12 @@ def parse(source: str) -> tuple[Run, ...]:
 
 
 def as_written(source: str) -> tuple[Run, ...]:
-    """The runs of text without marks: its lines and spaces stay, addresses are links."""
+    """The runs of text without markup: lines and spaces are kept, URLs are links."""
     return tuple(_with_addresses(drawable(source.expandtabs(4)), (), None))
 
 
 def _unfold(source: str) -> str:
-    """Plain lines as one; two spaces at an end keep the break."""
+    """Join plain lines; two trailing spaces keep a break."""
     lines = source.split("\n")
     return "".join(
         drawable(line.strip(" ")) + ("\n" if line.endswith("  ") else " ") for line in lines[:-1]
@@ -95,7 +95,7 @@ def _unfold(source: str) -> str:
 
 
 def _with_addresses(text: str, looks: tuple[str, ...], link: str | None) -> list[Run]:
-    """A bare address is a link of its own."""
+    """Split text into runs in which bare URLs are links."""
     if link is not None or "://" not in text:
         return [Run(text, looks, link)] if text else []
     runs, at = [], 0

@@ -1,17 +1,17 @@
-"""What a message is made of: leaves, each small enough to be read and drawn at once."""
+"""Leaves: the pieces of a message, each small enough to be parsed and drawn at once."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Kind = Literal["text", "heading", "code", "table", "rule", "plain"]  # plain: as it was written
+Kind = Literal["text", "heading", "code", "table", "rule", "plain"]  # plain: without markup
 
-MAX_TEXT = 2000  # characters of a leaf; a longer paragraph goes on in the next one
-MAX_PLAIN = 16_000  # of a line as it was written, which costs no parsing
-MAX_CODE = 1600  # characters; highlighting is the slowest thing done to a leaf
+MAX_TEXT = 2000  # characters per leaf; a longer paragraph continues in the next
+MAX_PLAIN = 16_000  # characters of a plain line, which needs no parsing
+MAX_CODE = 1600  # characters per code leaf: highlighting is the slowest operation
 
 
 class Container(NamedTuple):
-    """What a leaf stands in: a quote, or an item of a list with the mark that the source gave it."""
+    """What contains a leaf: a quote, or a list item with its mark from the source."""
 
     mark: str
     indent: int = 0
@@ -21,7 +21,7 @@ class Container(NamedTuple):
         return self.mark == ">"
 
     def within(self, line: str) -> str | None:
-        """The line without this container's margin; None where the line has left it."""
+        """The line without this container's margin; None if the line is outside of it."""
         if self.quotes:
             body = line.lstrip(" ")
             if len(line) - len(body) > 3 or not body.startswith(">"):
@@ -42,9 +42,9 @@ class Leaf:
     text: str = ""
     info: str = ""  # a heading's level, code's language, a table's columns as l, c, r
     containers: tuple[Container, ...] = ()
-    fresh: int = 0  # so many of the last containers begin here, and show their marks
-    gap: bool = False  # an empty line comes before it
-    joined: bool = False  # goes on with what the leaf before began
+    fresh: int = 0  # the number of innermost containers that begin here and show their marks
+    gap: bool = False  # preceded by an empty line
+    joined: bool = False  # continues the previous leaf
 
 
 class Fence(NamedTuple):

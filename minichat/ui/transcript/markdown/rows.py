@@ -1,4 +1,4 @@
-"""Drawn lines before they have colours: fragments that know which text they show."""
+"""Drawn lines without colors: fragments with the offsets of their text."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ Look = tuple[str, ...]
 
 
 class Fragment(NamedTuple):
-    """A piece of a drawn line. `at` is where its text is in the leaf's plain text; -1: it is decoration."""
+    """A piece of a drawn line. `at` is its offset in the leaf's plain text; -1 for decoration."""
 
     text: str
     look: Look = ()
@@ -18,7 +18,7 @@ class Fragment(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One drawn line, and the look of the empty rest of it."""
+    """One drawn line; `fill` is the look of its empty end."""
 
     fragments: tuple[Fragment, ...] = ()
     fill: Look = ()
@@ -39,7 +39,7 @@ class Hyperlink(NamedTuple):
 
 
 class RenderedLeaf(NamedTuple):
-    """A leaf at one width. `plain` is what a reader sees of it, free of line breaks that the width made."""
+    """A leaf drawn at one width. `plain` is its visible text without the line breaks of wrapping."""
 
     plain: str
     rows: tuple[Row, ...]
@@ -58,9 +58,9 @@ def links_in(runs: Iterable[Run], at: int = 0) -> tuple[Hyperlink, ...]:
 def fragments_of(
     runs: Sequence[Run], lines: Sequence[Span], base: Look = (), at: int = 0
 ) -> list[list[Fragment]]:
-    """The runs cut at line ends: `lines` are ranges of their joined text, which is at `at` in the leaf's."""
+    """Cut runs into lines. `lines` are ranges of the joined text, which begins at `at` in the leaf's text."""
     cut: list[list[Fragment]] = []
-    index, begin = 0, 0  # the run that holds the line's start, and where it begins
+    index, begin = 0, 0  # the run that contains the line's start, and its offset
     for start, end in lines:
         line: list[Fragment] = []
         while index < len(runs) and begin + len(runs[index].text) <= start:

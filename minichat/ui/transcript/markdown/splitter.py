@@ -1,7 +1,7 @@
-"""Markdown source cut into leaves, line by line, as it comes in.
+"""Splits Markdown source into leaves, line by line, as it streams in.
 
-What lines make of each other depends on whole lines only, so the leaves of a text do not depend on the pieces
-in which it came. The last line counts as whole for as long as nothing follows; then it is read again.
+Decisions depend on whole lines only, so the leaves of a text do not depend on the pieces in which it arrived.
+The last line is treated as complete until more text arrives; then it is parsed again.
 """
 
 import re
@@ -18,21 +18,21 @@ _RULE = re.compile(r"([-*_])[ \t]*(?:\1[ \t]*){2,}$")
 _UNDERLINE = re.compile(r"(={2,}|-{3,})[ \t]*$")
 _ITEM = re.compile(r"([-+*]|\d{1,9}[.)])(?: {1,4}(?=[^ ])| (?= )|[ \t]*$)")
 _DELIMITER = re.compile(r":?-+:?")
-_PLAIN = re.compile(r"[^#>\-+*_`~0-9|=:\s]")  # no block but a paragraph begins so
+_PLAIN = re.compile(r"[^#>\-+*_`~0-9|=:\s]")  # only a paragraph begins like this
 _CELL = re.compile(r"(?<!\\)\|")
-_DEEPEST = 8  # containers; what nests deeper is shown as it stands
-_LINES_A_LOOK = 32  # lines between two looks at the clock
+_DEEPEST = 8  # containers; deeper nesting is shown as source
+_LINES_A_LOOK = 32  # lines between checks of the time budget
 
 
 @dataclass(slots=True)
 class _State:
     containers: tuple[Container, ...] = ()
-    shown: int = 0  # containers whose mark a leaf has shown
-    gap: int = 0  # empty lines behind the last leaf
-    open: bool = False  # the last leaf may go on
+    shown: int = 0  # containers whose marks have been shown
+    gap: int = 0  # empty lines after the last leaf
+    open: bool = False  # the last leaf may be extended
     fence: Fence | None = None
-    midline: bool = False  # the next piece goes on in a line that was too long
-    line_at: int = 0  # where the open paragraph's last line begins in its text
+    midline: bool = False  # the next piece continues a line that was too long
+    line_at: int = 0  # offset of the open paragraph's last line in its text
 
 
 def cells_of(row: str) -> list[str]:
@@ -44,28 +44,28 @@ def cells_of(row: str) -> list[str]:
 
 
 def _fence(body: str) -> str:
-    """The mark of a fence that opens here; empty where none does."""
+    """The mark of a fence that opens here; empty if none does."""
     found = _FENCE.match(body)
     return found[0] if found and (found[0][0] == "~" or "`" not in body[found.end() :]) else ""
 
 
 def _title(text: str) -> str:
-    """A heading's text without the marks that may close it."""
+    """A heading's text without closing marks."""
     text = text.strip(" \t")
     bare = text.rstrip("#")
     return bare.rstrip(" \t") if not bare or bare[-1] in " \t" else text
 
 
 class Splitter:
-    """The leaves of a text that may still grow. What a person wrote has no markup but the fences of code."""
+    """The leaves of a text that may still grow. `plain`: a user's text, in which only code fences count."""
 
     def __init__(
         self, text: str = "", *, plain: bool = False, row_begins: Callable[[Leaf], int] | None = None
     ) -> None:
-        """`row_begins`: where in a leaf's text its last row begins, at the present width."""
+        """`row_begins` returns the offset of the last row in a leaf's text, at the current width."""
         self.text = text
         self.plain = plain
-        self.parted = False  # a line was parted where a row ends: at another width it is to be done anew
+        self.split_at_row = False  # a long line was split at the end of a row: split again after a resize
         self._row_begins = row_begins
         self.leaves: list[Leaf] = []
         self._at = 0
@@ -74,12 +74,12 @@ class Splitter:
 
     @property
     def behind(self) -> int:
-        """Characters that are not cut yet."""
+        """The number of characters not split yet."""
         return 0 if self._undo is not None else len(self.text) - self._at
 
     @property
     def firm(self) -> int:
-        """How many leaves no further text will change."""
+        """The number of leaves that more text cannot change."""
         if self._undo is not None:
             count, leaf, _ = self._undo
             return count - (leaf is not None)
@@ -87,7 +87,7 @@ class Splitter:
 
     @property
     def open(self) -> Leaf | None:
-        """The leaf that the next text may go on."""
+        """The leaf that more text may extend."""
         return self.leaves[-1] if self._state.open else None
 
     def feed(self, text: str) -> None:
@@ -100,7 +100,7 @@ class Splitter:
                 self.leaves[-1] = leaf
 
     def advance(self, enough: Callable[[], bool] = lambda: False) -> bool:
-        """Cut what has come, until `enough` says so. True when nothing is left."""
+        """Split the text until `enough` returns true. Return whether all of it is split."""
         if self._undo is not None:
             return True
         text, count = self.text, 0
@@ -117,7 +117,7 @@ class Splitter:
                 self._state.midline = True
             else:
                 break
-            count = count + 1 if newline >= 0 else _LINES_A_LOOK  # a piece of a long line takes its time
+            count = count + 1 if newline >= 0 else _LINES_A_LOOK  # a piece of a long line is slow
             if count >= _LINES_A_LOOK:
                 count = 0
                 if enough():
@@ -130,11 +130,11 @@ class Splitter:
 
     @property
     def _longest(self) -> int:
-        """A piece of a line, in characters."""
+        """The longest piece of a line, in characters."""
         return MAX_PLAIN if self.plain and self._state.fence is None else MAX_TEXT
 
     def _cut(self) -> int:
-        """Where to part a line that is too long: after a space, and never between a letter and its mark."""
+        """Where to split a long line: after a space, never between a letter and its combining mark."""
         text, end = self.text, self._at + self._longest
         if space := text.rfind(" ", self._at + 1, end) + 1:
             return space
@@ -144,7 +144,7 @@ class Splitter:
         return end
 
     def _last_row_off(self, cut: int) -> int:
-        """The piece ends with a whole row, so that the line wraps as one. How much is left for the next."""
+        """Cut the piece at a whole row, so that the line wraps as one. Return the characters left over."""
         leaf = self.leaves[-1]
         if self._row_begins is None or leaf.kind not in ("text", "plain"):
             return 0
@@ -152,15 +152,15 @@ class Splitter:
         rest = leaf.text[begins:]
         if not begins or self.text[cut - len(rest) : cut] != rest:
             return 0
-        leaf.text, leaf.end, self.parted = leaf.text[:begins], leaf.end - len(rest), True
+        leaf.text, leaf.end, self.split_at_row = leaf.text[:begins], leaf.end - len(rest), True
         return len(rest)
 
     def _take(self, line: str, at: int, whole: bool = True) -> None:
-        """One line, or a piece of one that is too long."""
+        """Handle one line, or a piece of a long one."""
         state, end = self._state, at + len(line)
         line = line.removesuffix("\r")
         if state.midline:
-            self._go_on(line, at, end, whole)
+            self._continue_line(line, at, end, whole)
             return
         if self.plain and state.fence is None:
             self._as_written(line, at, end)
@@ -180,7 +180,7 @@ class Splitter:
             self._leave(inside)
             state.gap += 1
         elif inside < len(state.containers) and self._opens("text") and not self._begins(rest):
-            self._text(rest.lstrip(" "), at, end)  # a paragraph may go on without its margin
+            self._text(rest.lstrip(" "), at, end)  # a paragraph may continue without its margin
         else:
             if inside < len(state.containers):
                 self._leave(inside)
@@ -188,7 +188,7 @@ class Splitter:
             self._block(rest, at, end, whole)
 
     def _enter(self, line: str) -> tuple[str, int]:
-        """The line inside the containers that it stays in, and how many these are."""
+        """The line inside the open containers that it continues, and their number."""
         for count, container in enumerate(self._state.containers):
             rest = container.within(line)
             if rest is None:
@@ -204,14 +204,14 @@ class Splitter:
         return self._state.open and self.leaves[-1].kind == kind
 
     def _outlasts_gaps(self) -> bool:
-        """Whether the last leaf is indented code, which may go on behind empty lines, with room for them."""
+        """Whether the last leaf is indented code with room for more after empty lines."""
         return self._opens("code") and len(self.leaves[-1].text) + self._state.gap < MAX_CODE
 
     @staticmethod
     def _begins(rest: str) -> bool:
-        """Whether a block begins on a line that has left what the paragraph is in.
+        """Whether a block begins on a line that has left the paragraph's container.
 
-        Every item does, whatever its number: it is the list's next one, and not running text.
+        A list item always does, whatever its number: it is the list's next item, not text.
         """
         body = rest.lstrip(" ")
         if len(rest) - len(body) > 3 or _PLAIN.match(body):
@@ -225,12 +225,12 @@ class Splitter:
         )
 
     @staticmethod
-    def _interrupts(item: re.Match[str], body: str) -> bool:
-        """A number in running text is no list, but for the one that starts it."""
+    def _may_interrupt(item: re.Match[str], body: str) -> bool:
+        """Whether a list item may interrupt a paragraph: a number may only if it is 1."""
         return item.end() < len(body) and (not item[1][0].isdigit() or item[1][:-1] == "1")
 
     def _block(self, rest: str, at: int, end: int, whole: bool) -> None:
-        """A line, free of the margins of what it is in: what begins here, or goes on?"""
+        """Handle a line without its containers' margins: it begins or continues a block."""
         state = self._state
         body = rest.lstrip(" ")
         paragraph = self._opens("text")
@@ -258,7 +258,7 @@ class Splitter:
         elif _RULE.match(body):
             self._start("rule", at, end)
             state.open = False
-        elif (item := _ITEM.match(body)) and not (paragraph and not self._interrupts(item, body)):
+        elif (item := _ITEM.match(body)) and not (paragraph and not self._may_interrupt(item, body)):
             indent = len(rest) - len(body) + max(item.end(), len(item[1]) + 1)
             state.containers += (Container(item[1], indent),)
             state.open = False
@@ -273,7 +273,7 @@ class Splitter:
         self._start("code", at, end, info=language)
 
     def _as_written(self, line: str, at: int, end: int) -> None:
-        """Every line is a line, and its spaces stay: it may be code, or a log."""
+        """Handle a plain line. Line breaks and spaces are kept: it may be code or a log."""
         if mark := _fence(line.lstrip(" ")):
             self._open_fence(mark, line, at, end)
         elif self._opens("plain") and len(self.leaves[-1].text) + len(line) <= MAX_TEXT:
@@ -289,7 +289,7 @@ class Splitter:
             self._start("text", at, end)
 
     def _running(self, body: str, at: int, end: int) -> None:
-        """A row of the open table, or a line of text."""
+        """Handle a row of the open table, or a line of text."""
         if self._opens("table"):
             leaf = self.leaves[-1]
             if len(leaf.text) + len(body) > MAX_TEXT:
@@ -314,7 +314,7 @@ class Splitter:
         leaf.end = end
 
     def _table(self, body: str, at: int, end: int) -> bool:
-        """Make the paragraph's last line a table's head, if this line delimits as many columns."""
+        """Turn the paragraph's last line into a table's header if this delimiter row has as many columns."""
         leaf, line_at = self.leaves[-1], self._state.line_at
         head, columns = leaf.text[line_at:], cells_of(body)
         if len(columns) != len(cells_of(head)) or not all(map(_DELIMITER.fullmatch, columns)):
@@ -333,7 +333,7 @@ class Splitter:
 
     def _indented(self, code: str, at: int, end: int, whole: bool) -> None:
         if self._opens("code"):
-            self.leaves[-1].text += "\n" * self._state.gap  # what is between code is code, too
+            self.leaves[-1].text += "\n" * self._state.gap  # empty lines between code are code
             self._state.gap = 0
             self._add_code(code, at, end, whole)
         else:
@@ -353,7 +353,7 @@ class Splitter:
     def _add_code(self, code: str, at: int, end: int, whole: bool) -> None:
         leaf = self.leaves[-1]
         full = len(leaf.text) + len(code) > MAX_CODE
-        # Better to part code where nothing is open: before a line at the margin, after an empty one.
+        # Prefer to split code between top-level statements: after an empty line, before an unindented one.
         if len(leaf.text) * 2 > MAX_CODE and leaf.text.endswith("\n\n") and code[:1].strip(" \t)]}"):
             full = True
         if full and leaf.text:
@@ -362,8 +362,8 @@ class Splitter:
             leaf.text += code + "\n" * whole
             leaf.end = end
 
-    def _go_on(self, piece: str, at: int, end: int, whole: bool) -> None:
-        """More of a line that was too long for one leaf."""
+    def _continue_line(self, piece: str, at: int, end: int, whole: bool) -> None:
+        """Continue a line that was too long for one leaf."""
         last = self.leaves[-1] if self.leaves else None
         if last is not None and last.kind == "code" and self._state.open:
             self._start("code", at, end, piece + "\n" * whole, last.info, joined=True)

@@ -1,4 +1,4 @@
-"""Tables: columns aligned, and folded where the screen is narrow."""
+"""Draws tables: columns are aligned, and folded on a narrow screen."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,13 @@ from minichat.ui.transcript.markdown.leaves import Leaf
 from minichat.ui.transcript.markdown.rows import Fragment, Look, RenderedLeaf, Row, fragments_of, links_in
 from minichat.ui.transcript.markdown.splitter import cells_of
 
-_NARROWEST = 4  # a column that has less is no column
+_NARROWEST = 4  # cells of the narrowest column
 
 Cell = tuple[Run, ...]
 
 
 def draw_table(leaf: Leaf, width: int, glyphs: Glyphs, base: Look) -> RenderedLeaf:
-    """`plain` has a tab between cells and a newline between rows, whatever the width."""
+    """Draw a table. `plain` has tabs between cells and newlines between rows at any width."""
     count = len(leaf.info)
     table = []
     for line in leaf.text.split("\n"):
@@ -45,7 +45,7 @@ def _plain(cell: Cell) -> str:
 
 
 def fitted(natural: Sequence[int], room: int) -> list[int]:
-    """Widths that fit: the widest columns give first, and all of them down to the same width."""
+    """Shrink columns to fit: the widest ones first, all of them to the same width."""
     if sum(natural) <= room:
         return list(natural)
     left, widths = room, list(natural)
@@ -60,7 +60,7 @@ def fitted(natural: Sequence[int], room: int) -> list[int]:
 def _table_row(
     cells: Sequence[Cell], widths: Sequence[int], aligns: str, glyphs: Glyphs, look: Look, at: int
 ) -> list[Row]:
-    """One row of the table: as many drawn rows as its tallest cell needs."""
+    """Draw one row of the table, in as many rows as its tallest cell needs."""
     columns: list[list[list[Fragment]]] = []
     for cell, width in zip(cells, widths, strict=True):
         columns.append(fragments_of(cell, wrap(_plain(cell), width), look, at))
@@ -80,7 +80,7 @@ def _table_row(
 
 
 def _as_lines(table: Sequence[Sequence[Cell]], width: int, look: Look) -> tuple[Row, ...]:
-    """Too many columns for the screen: each row as running text."""
+    """Draw each row as running text, if the table has too many columns for the screen."""
     rows: list[Row] = []
     at = 0
     for cells in table:
