@@ -268,7 +268,7 @@ class TestWebSocket:
             self.say(socket, "generate", prompt="x", params=LONG)
             self.told(socket, "started")
             self.say(socket, "generate", prompt="x", params=LONG)
-            assert "runs already" in self.told(socket, "error")["error"]["message"]
+            assert "already in use by a running reply" in self.told(socket, "error")["error"]["message"]
         assert slow.becomes_idle()
 
     @pytest.mark.parametrize("path", ["/ws", "/ws/events", "/ws/none"])

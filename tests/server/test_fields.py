@@ -122,7 +122,7 @@ def test_a_completion_field_is_refused_by_its_name(
         ({"prompt": [[1, -5]]}, "prompt[0][1]: input should be greater than or equal to 0"),
         ({"stop": ["a"] * 17}, "stop: list should have at most 16 items after validation, not 17"),
         ({"stop": ""}, "stop: string should have at least 1 character"),
-        ({"suffix": "x"}, "suffix is not known or not supported here"),
+        ({"suffix": "x"}, "suffix is not a known or supported field"),
     ],
 )
 def test_what_may_be_of_several_kinds_is_refused_as_the_kind_it_is(

@@ -87,7 +87,7 @@ def test_health_may_be_asked_for_its_head_alone(served: Served) -> None:
         ("/ws/events?snapshots=0", KEY, 400, "snapshots: "),
         ("/ws/nothing", KEY, 404, "'/ws/nothing'"),
         ("/v1/models", KEY, 404, "'/v1/models'"),
-        ("/ws", "sk-of-a-stranger", 401, "opens nothing"),
+        ("/ws", "sk-of-a-stranger", 401, "invalid API key"),
     ],
 )
 def test_a_socket_that_cannot_be_had_says_why(

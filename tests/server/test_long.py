@@ -99,5 +99,5 @@ def test_json_of_a_million_parts_is_refused_without_a_look_at_each(served: Serve
 def test_how_long_one_may_be_is_a_choice(served: Served) -> None:
     with serving(dry(max_context=2**16), max_body=len(LONG)) as small, small.client() as client:
         error = refused(client.post(TEXT, json={"prompt": LONG}), 413)
-        assert f"more than {len(LONG)} bytes; --max-body" in error["message"]
+        assert f"at most {len(LONG)} bytes; start the server with a larger --max-body" in error["message"]
         assert client.post(TEXT, json={"prompt": LONG[: 2**16], "max_tokens": 1}).status_code == 200

@@ -151,14 +151,14 @@ class TestOverHttp:
             ({"num_beams": 4, "guided_regex": "a+"}, "guided_regex", "cannot be had with beams"),
             ({"speculate": "ngram", "guided_regex": "a+"}, "guided_regex", "cannot be had with speculate"),
             ({"use_beam_search": True}, "use_beam_search", "width above 1"),
-            ({"use_beam_search": False, "num_beams": 4}, "use_beam_search", "which?"),
+            ({"use_beam_search": False, "num_beams": 4}, "use_beam_search", "cannot be false"),
             ({"early_stopping": "sometimes"}, "early_stopping", ""),
             ({"length_penalty": 11}, "length_penalty", ""),
             ({"speculate": "hope"}, "speculate", "must be one of ngram"),
             ({"speculate": "draft"}, "speculate", "cannot be had"),
             ({"draft_tokens": 17}, "draft_tokens", ""),
             ({"said": [-1]}, "said[0]", ""),
-            ({"beams": 4}, "beams", "not known"),
+            ({"beams": 4}, "beams", "not a known"),
         ],
     )
     @pytest.mark.parametrize("path", [CHAT, TEXT])
