@@ -305,7 +305,7 @@ class TestWhenTheChildDies:
             os.kill(host.pid, signal.SIGKILL)
             errors = [each.exception() for each in asked]
         reason = (
-            f"the engine's process was ended by SIGKILL (perhaps because memory ran out); its log is {log}"
+            f"the engine's process was killed by SIGKILL (possibly out of memory); its log is {log}"
         )
         assert {(type(error), str(error)) for error in errors} == {(EngineDead, reason)}
         for stream in streams:
@@ -329,11 +329,11 @@ class TestWhenTheChildDies:
     @pytest.mark.parametrize(
         ("code", "words"),
         [
-            (-signal.SIGSEGV, "was ended by SIGSEGV"),
-            (-signal.SIGTERM, "was ended by SIGTERM"),
-            (-60, "was ended by signal 60"),
+            (-signal.SIGSEGV, "was killed by SIGSEGV"),
+            (-signal.SIGTERM, "was killed by SIGTERM"),
+            (-60, "was killed by signal 60"),
             (70, "ended with exit code 70"),
-            (None, "said no more, and was ended"),
+            (None, "stopped responding and was killed"),
         ],
     )
     def test_the_ending_is_named(self, code: int | None, words: str) -> None:
