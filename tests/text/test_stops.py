@@ -50,7 +50,7 @@ def test_a_stop_may_begin_in_what_is_shown_already(
     said: str, pieces: list[str], stops: list[str], include: bool
 ) -> None:
     finder = StopFinder(stops, include=include)
-    finder.stands(said)
+    finder.prime(said)
     texts = [finder.push(piece)[0] for piece in pieces]
     begin = 0  # behind the stops that end in what was said: nobody asked for them
     while (found := naive(said[begin:], stops, include=True))[1]:
