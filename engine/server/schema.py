@@ -35,10 +35,10 @@ def parsed(kind: type[M], value: Any) -> M:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False, include_context=False)
+        found = error.errors(include_url=False, include_context=False)
         same = (each for each in found if each["loc"][:1] == found[0]["loc"][:1])
         worst = max(same, key=lambda each: _nearness(each["type"], each["loc"]))
-        raise _refusal(kind, worst["type"], worst["loc"], worst["msg"], value) from None
+        raise _refusal(kind, worst["type"], worst["loc"], worst["msg"], worst["input"]) from None
 
 
 def _nearness(problem: str, loc: tuple[int | str, ...]) -> tuple[bool, int, list[int]]:
@@ -64,7 +64,11 @@ def _refusal(
         )
     if problem == "missing":
         return ApiError(400, f"{place} is missing", param=place)
-    return ApiError(400, f"{place}: {message[0].lower()}{message[1:]}", param=place)
+    problem = f"{place}: {message[0].lower()}{message[1:]}"
+    if isinstance(value, str | int | float | None):
+        value = value[:60] if isinstance(value, str) else value
+        problem += f", got {value!r}"
+    return ApiError(400, problem, param=place)
 
 
 def _steps(loc: tuple[int | str, ...]) -> Iterator[str]:

@@ -118,7 +118,7 @@ class TestCommands:
         with pytest.raises(BadInput, match=r"must hold only integers, got 1\.5"):
             host.submit([1, 1.5], params()).result()  # type: ignore[list-item]
         for bad_prompt in (7, b"text"):
-            with pytest.raises(BadInput, match=f"not {type(bad_prompt).__name__}"):
+            with pytest.raises(BadInput, match=f"got {type(bad_prompt).__name__}"):
                 host.submit(bad_prompt, params()).result()  # type: ignore[arg-type]
         assert host.snapshot().running == host.snapshot().waiting == 0
 

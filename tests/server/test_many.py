@@ -221,7 +221,7 @@ class TestGoingOn:
             [choice] = going_on(said).json()["choices"]
             assert choice["text"] in texts and choice["finish_reason"] == "stop"
         error = refused(going_on("b"))
-        assert error["param"] == "said" and "does not keep" in error["message"]
+        assert error["param"] == "said" and "does not match" in error["message"]
 
     def test_there_must_be_room_for_more(self, client: httpx.Client) -> None:
         error = refused(client.post(TEXT, json={"prompt": "x", "said": [5] * 9, "max_tokens": 9}))

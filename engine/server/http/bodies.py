@@ -23,13 +23,13 @@ _BODY_SECONDS = 60.0
 async def read_as(request: Request, kind: type[M]) -> M:
     """Return the body as a `kind`, after checking its size and depth."""
     body = await _read(request)
-    return await beside(request, lambda: parsed(kind, parse_json(_text(body))), len(body))
+    return await off_loop(request, lambda: parsed(kind, parse_json(_text(body))), len(body))
 
 
 async def read_json(request: Request) -> Any:
     """Return the body as parsed JSON, after the same checks."""
     body = await _read(request)
-    return await beside(request, lambda: parse_json(_text(body)), len(body))
+    return await off_loop(request, lambda: parse_json(_text(body)), len(body))
 
 
 async def _read(request: Request) -> bytes:
@@ -43,7 +43,7 @@ async def _read(request: Request) -> bytes:
     return await _body(request, state_of(request).config.max_body)
 
 
-async def beside(client: HTTPConnection, work: Callable[[], T], size: int | None = None) -> T:
+async def off_loop(client: HTTPConnection, work: Callable[[], T], size: int | None = None) -> T:
     """Run work on what a client sent, in a thread if that is long. `size`: bytes of a new message."""
     if size is not None:
         client.state.sends_long = size > _LONG

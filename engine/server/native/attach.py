@@ -12,7 +12,7 @@ from engine.api.events import Delta
 from engine.api.params import SamplingParams
 from engine.api.wire import VERSION, encode_delta, params_from_json, params_to_json
 from engine.host.prompts import Prompt
-from engine.server.http.bodies import beside, read_as
+from engine.server.http.bodies import off_loop, read_as
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import PULSE, EventStream, event
@@ -53,7 +53,7 @@ class ReplyRequest(ForkRequest):
 async def begin(request: Request) -> Response:
     """Submit a prompt. The reply also runs without a reader, as long as `grace` or `keep` allow."""
     asked = await read_as(request, ReplyRequest)
-    params = await beside(request, lambda: params_from_json(asked.params))
+    params = await off_loop(request, lambda: params_from_json(asked.params))
     return await _begun(request, asked, asked.prompt, params, reply_prefix=asked.said)
 
 
@@ -62,7 +62,7 @@ async def fork(request: Request, id: str) -> Response:
     """Fork a running reply. All tokens before the fork count as the new reply's prompt."""
     parent = state_of(request).replies.find(id, key_of(request))
     asked = await read_as(request, ForkRequest)
-    params = await beside(request, lambda: params_from_json(asked.params, parent.params))
+    params = await off_loop(request, lambda: params_from_json(asked.params, parent.params))
     return await _begun(request, asked, parent.prompt, params, parent=parent)
 
 

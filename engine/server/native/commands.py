@@ -12,7 +12,7 @@ from engine.api import commands
 from engine.api.codec import field_types
 from engine.api.commands import Command, Sender, command_of, encode_result, known_command, result_of
 from engine.api.wire import VERSION
-from engine.server.http.bodies import beside, read_json
+from engine.server.http.bodies import off_loop, read_json
 from engine.server.http.connection import state_of
 
 router = APIRouter()
@@ -51,7 +51,7 @@ async def command(request: Request, verb: str) -> JSONResponse:
 
 
 async def _send(request: Request, kind: type[Command[Any]], fields: Any) -> Any:
-    asked = await beside(request, lambda: command_of(kind.verb, fields, Sender.KEY))
+    asked = await off_loop(request, lambda: command_of(kind.verb, fields, Sender.KEY))
     return encode_result(kind, await state_of(request).engine.send(asked))
 
 

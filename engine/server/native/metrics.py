@@ -44,7 +44,7 @@ class Metrics:
 
     def __init__(self, host: EngineHost, model: str) -> None:
         self._labels = f'model_name="{_quoted(model)}"'
-        self._born: dict[int, tuple[float, int]] = {}  # arrival time and prompt tokens
+        self._arrivals: dict[int, tuple[float, int]] = {}  # arrival time and prompt tokens
         self._admitted: dict[int, float] = {}
         self._first: dict[int, float] = {}
         self._counts: Counter[str] = Counter()
@@ -71,10 +71,10 @@ class Metrics:
         """Runs on the engine's thread, so it only counts."""
         match event:
             case Queued():
-                self._born[event.request] = event.at, event.prompt
+                self._arrivals[event.request] = event.at, event.prompt
                 self._prompt.observe(event.prompt)
-            case Admitted() if event.request in self._born:  # else it is a sample of another request
-                arrived, prompt = self._born[event.request]
+            case Admitted() if event.request in self._arrivals:  # else it is a sample of another request
+                arrived, prompt = self._arrivals[event.request]
                 self._admitted[event.request] = event.at
                 self._queue.observe(event.at - arrived)
                 self._counts["prompt_tokens_total"] += prompt
@@ -82,7 +82,7 @@ class Metrics:
                 self._counts["prefix_cache_hits_total"] += event.cached
             case FirstToken():
                 self._first[event.request] = event.at
-                self._born.setdefault(event.request, (event.at - event.seconds, 0))
+                self._arrivals.setdefault(event.request, (event.at - event.seconds, 0))
                 self.ttft.observe(event.seconds)
                 if (admitted := self._admitted.pop(event.request, None)) is not None:
                     self._prefill.observe(event.at - admitted)
@@ -91,16 +91,16 @@ class Metrics:
             case Finished():
                 self._end(event)
             case Died():  # a lost process has not reported these ends
-                self._finished[Finish.FAILED.value] += len(self._born)
-                for still in (self._born, self._admitted, self._first):
-                    still.clear()
+                self._finished[Finish.FAILED.value] += len(self._arrivals)
+                for pending in (self._arrivals, self._admitted, self._first):
+                    pending.clear()
 
     def _end(self, event: Finished) -> None:
         self._admitted.pop(event.request, None)
         if (first := self._first.pop(event.request, None)) is not None:
             self._decode.observe(event.at - first)
-        if (born := self._born.pop(event.request, None)) is not None:
-            self._e2e.observe(event.at - born[0])
+        if (arrival := self._arrivals.pop(event.request, None)) is not None:
+            self._e2e.observe(event.at - arrival[0])
         self._generated.observe(event.tokens)
         self._finished[event.finish] += 1
 

@@ -12,7 +12,7 @@ from engine.api.errors import EngineError
 from engine.api.wire import VERSION, changes_from_json, encode_delta, params_from_json
 from engine.server.config import MAX_CHOICES
 from engine.server.generation import Generation
-from engine.server.http.bodies import beside, parse_json
+from engine.server.http.bodies import off_loop, parse_json
 from engine.server.http.connection import key_of, state_of
 from engine.server.http.errors import ApiError, from_engine
 from engine.server.http.sockets import first_of
@@ -74,7 +74,7 @@ class GenerationSocket:
             name = None
             try:
                 text = message.get("text") or ""
-                value = await beside(self._socket, partial(parse_json, text), len(text))
+                value = await off_loop(self._socket, partial(parse_json, text), len(text))
                 if isinstance(value, dict) and isinstance(value.get("id"), str):
                     name = value["id"][:64]
                 await self._handle(value)
@@ -99,13 +99,13 @@ class GenerationSocket:
         kind = value.get("type") if isinstance(value, dict) else None
         if not isinstance(kind, str) or kind not in _KINDS:
             raise ApiError(400, f"type must be one of {', '.join(_KINDS)}, got {kind!r:.80}", param="type")
-        asked = await beside(self._socket, lambda: parsed(_KINDS[kind], value))
+        asked = await off_loop(self._socket, lambda: parsed(_KINDS[kind], value))
         state = self._state
         match asked:
             case GenerateMessage():
                 await self._generate(asked)
             case UpdateMessage():
-                changes = await beside(self._socket, lambda: changes_from_json(asked.changes))
+                changes = await off_loop(self._socket, lambda: changes_from_json(asked.changes))
                 request = self._running(asked.id)
                 await state.engine.send(commands.Update(request, changes))
                 await self._send("updated", asked.id, changes=sorted(changes))
@@ -119,7 +119,7 @@ class GenerationSocket:
             raise ApiError(
                 429, f"a socket may run at most {MAX_CHOICES} replies at once", code="rate_limit_exceeded"
             )
-        params = await beside(self._socket, lambda: params_from_json(asked.params))
+        params = await off_loop(self._socket, lambda: params_from_json(asked.params))
         run = self._state.run(
             key_of(self._socket), [asked.prompt], params, priority=asked.priority, reply_prefix=asked.said
         )

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from engine.api.events import Delta, TokenLogprob
 from engine.host.prompts import ChatPrompt
-from engine.server.http.bodies import beside
+from engine.server.http.bodies import off_loop
 from engine.server.http.errors import ApiError
 from engine.server.http.sse import encoded, quoted
 from engine.server.openai.errors import OpenAIRoute
@@ -41,9 +41,9 @@ async def chat(request: Request) -> Response:
     logprobs = _logprobs(asked)
     if asked.max_tokens is not None and asked.max_completion_tokens is not None:
         raise ApiError(400, "max_tokens and max_completion_tokens cannot both be set", param="max_tokens")
-    conversation, mode = await beside(request, lambda: _conversation(state, asked))
+    conversation, mode = await off_loop(request, lambda: _conversation(state, asked))
     opened = await state.opens_thinking(mode, conversation.options)
-    form, wanted = await beside(request, lambda: _form(state, asked, conversation, opened))
+    form, wanted = await off_loop(request, lambda: _form(state, asked, conversation, opened))
     return await answer(
         request,
         asked,

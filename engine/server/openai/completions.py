@@ -10,7 +10,7 @@ from fastapi.responses import Response
 
 from engine.api.events import Delta, TokenLogprob
 from engine.host.prompts import Prompt
-from engine.server.http.bodies import beside
+from engine.server.http.bodies import off_loop
 from engine.server.http.sse import encoded, quoted
 from engine.server.openai.errors import OpenAIRoute
 from engine.server.openai.logprobs import CompletionLogprobs, Pieces
@@ -38,7 +38,7 @@ async def complete(request: Request) -> Response:
         asked,
         _prompts(asked.prompt),
         form,
-        await beside(request, asked.grammar),
+        await off_loop(request, asked.grammar),
         logprobs=asked.logprobs,
         max_tokens=asked.max_tokens or _USUAL_TOKENS,
     )
