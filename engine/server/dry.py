@@ -48,9 +48,7 @@ _TAIL = 16  # last tokens of a prompt, which may open a <think> section
 _CONTEXT = 32_768
 _QUICK = '"}]1:,{['  # the characters that finish JSON soonest, most preferred first
 
-Script = Callable[
-    [Sequence[int], SamplingParams], list[int]
-]  # returns the tokens of a reply, without the stop token
+Script = Callable[[Sequence[int], SamplingParams], list[int]]  # the reply's tokens without the stop token
 
 
 class DryRunner:

@@ -9,12 +9,7 @@ from engine.text.chat import RESERVED
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _FIELDS = {"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content"}
 _TEXTS = ("name", "tool_call_id", "reasoning_content")
-_EMPTY = {
-    "refusal",
-    "audio",
-    "function_call",
-    "annotations",
-}  # empty in replies that clients send back
+_EMPTY = {"refusal", "audio", "function_call", "annotations"}  # empty in replies that clients send back
 
 
 def template_messages(
